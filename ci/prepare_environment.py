@@ -1,0 +1,197 @@
+"""Makes the environment that the nox sessions share, or brings an existing one up to date.
+
+Run by `noxfile.py`; on its own: `python ci/prepare_environment.py --directory DIR`.
+Real torch, torch_npu and vLLM come from the package index, compiled packages from the wheel
+cache, pure Python packages editable from this checkout. A second run that finds nothing changed
+installs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import wheel_cache
+from progress import StepFailedError, Steps
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = wheel_cache.ROOT
+INSTALL_LIMIT_S = 1800.0
+# In order of dependence: what a package needs stands before it.
+PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta")
+SUPPORTED_PYTHONS = ((3, 10), (3, 13))
+
+
+def present_packages() -> list[Path]:
+    """The packages of this checkout, in order of dependence."""
+    found = (ROOT / "packages" / name for name in PACKAGES)
+    return [package for package in found if (package / "pyproject.toml").is_file()]
+
+
+def is_compiled(package: Path) -> bool:
+    return (package / "CMakeLists.txt").is_file()
+
+
+def third_party_requirements(groups: list[str]) -> list[str]:
+    """The root's dependency groups, as pip takes them."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        known = tomllib.load(file)["dependency-groups"]
+    return [requirement for group in groups for requirement in known[group]]
+
+
+def requirements_fingerprint(groups: list[str]) -> str:
+    """Hash of everything whose change means a new environment."""
+    digest = hashlib.sha256()
+    for fact in (
+        sys.version,
+        wheel_cache.TORCH_VERSION,
+        wheel_cache.TORCH_NPU_VERSION,
+        wheel_cache.VLLM_VERSION,
+        *wheel_cache.BUILD_REQUIREMENTS,
+        *third_party_requirements(groups),
+    ):
+        digest.update(f"{fact}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def package_fingerprint(package: Path, editable: bool) -> str:
+    """Hash of everything whose change means installing this package again."""
+    if is_compiled(package):
+        return f"{'editable' if editable else 'wheel'}-{wheel_cache.compiled_package_key(package)}"
+    metadata = hashlib.sha256((package / "pyproject.toml").read_bytes())
+    for path in sorted(package.glob("src/*.pth")):
+        metadata.update(path.read_bytes())
+    return metadata.hexdigest()[:16]
+
+
+def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
+    """Bring the environment in `directory` up to date with this checkout.
+
+    groups: the root's dependency groups to install beside the packages
+    editable: install the compiled packages editable too, for those who change them
+    """
+    python = directory / "bin" / "python"
+    stamp_path = directory / "installed.json"
+    wanted = requirements_fingerprint(groups)
+    fingerprints = {
+        package.name: package_fingerprint(package, editable) for package in present_packages()
+    }
+    installed = _read_stamp(stamp_path) if python.exists() else {}
+    is_new = installed.get("requirements") != wanted
+    if is_new:
+        installed = {}
+    stale = [
+        package
+        for package in present_packages()
+        if installed.get(package.name) != fingerprints[package.name]
+    ]
+    if not stale and not is_new:
+        return
+
+    steps = Steps((4 if is_new else 0) + len(stale), directory.parent / f"{directory.name}-logs")
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
+    if is_new:
+        _create(directory, python, pip, groups, steps)
+        installed["requirements"] = wanted
+    for package in stale:
+        _install(package, python, pip, editable, steps)
+        installed[package.name] = fingerprints[package.name]
+        stamp_path.write_text(json.dumps(installed, indent=2) + "\n", encoding="utf-8")
+    print(f"environment ready: source {directory}/bin/activate", flush=True)
+
+
+def _create(
+    directory: Path, python: Path, pip: list[str | Path], groups: list[str], steps: Steps
+) -> None:
+    steps.start(f"new environment in {directory}")
+    if directory.exists():
+        shutil.rmtree(directory)
+    steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
+
+    steps.start(f"torch {wheel_cache.TORCH_VERSION} and the build tools")
+    steps.run(
+        [*pip, "install", f"torch=={wheel_cache.TORCH_VERSION}", *wheel_cache.BUILD_REQUIREMENTS],
+        limit_s=INSTALL_LIMIT_S,
+    )
+
+    steps.start(f"vLLM {wheel_cache.VLLM_VERSION} for the target `empty`")
+    vllm_wheel = wheel_cache.vllm_wheel(python, steps)
+
+    steps.start(f"vLLM, torch_npu {wheel_cache.TORCH_NPU_VERSION}, their requirements, test tools")
+    steps.run(
+        [
+            *pip,
+            "install",
+            vllm_wheel,
+            f"torch=={wheel_cache.TORCH_VERSION}",
+            f"torch-npu=={wheel_cache.TORCH_NPU_VERSION}",
+            *third_party_requirements(groups),
+        ],
+        limit_s=INSTALL_LIMIT_S,
+    )
+
+
+def _install(
+    package: Path, python: Path, pip: list[str | Path], editable: bool, steps: Steps
+) -> None:
+    steps.start(f"packages/{package.name}")
+    if not is_compiled(package):
+        steps.run([*pip, "install", "--no-build-isolation", "-e", package], limit_s=INSTALL_LIMIT_S)
+    elif editable:
+        build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
+        steps.run(
+            [*pip, "install", "-v", "--no-build-isolation", f"-Cbuild-dir={build_directory}",
+             "-e", package],
+            limit_s=INSTALL_LIMIT_S,
+            environment=wheel_cache.build_environment(python),
+        )  # fmt: skip
+    else:
+        wheel = wheel_cache.compiled_wheel(package, python, steps)
+        steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
+        steps.run([*pip, "install", wheel], limit_s=INSTALL_LIMIT_S)
+
+
+def _read_stamp(path: Path) -> dict[str, str]:
+    """Fingerprint of the requirements and of each installed package, by name."""
+    try:
+        stamp: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return stamp
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--group", action="append", default=[], help="dependency group to add")
+    parser.add_argument("--editable", action="store_true", help="compiled packages editable too")
+    arguments = parser.parse_args()
+    if not SUPPORTED_PYTHONS[0] <= sys.version_info[:2] <= SUPPORTED_PYTHONS[1]:
+        print(
+            f"Python {sys.version.split()[0]} at {sys.executable} is not supported: torch_npu "
+            f"{wheel_cache.TORCH_NPU_VERSION} has wheels for Python 3.10 to 3.13. Run nox with one "
+            "of those, for example: python3.11 -m nox",
+            file=sys.stderr,
+        )
+        return 1
+    directory = arguments.directory.resolve()
+    lock = directory.parent / f"{directory.name}.lock"
+    try:
+        with wheel_cache.locked(lock, f"another session that prepares {directory}"):
+            prepare(directory, groups=arguments.group, editable=arguments.editable)
+    except StepFailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Numbered steps on the terminal: what runs, for how long, and where its full output is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+# A silent build looks like a hang: without a terminal, say something this often.
+HEARTBEAT_S = 15.0
+LINES_SHOWN_ON_FAILURE = 40
+_COUNTED = re.compile(r"\[(\d+)/(\d+)\]")
+
+
+class StepFailedError(Exception):
+    """A step's command failed or ran past its limit."""
+
+
+class Steps:
+    """Prints `step n/N` lines and runs the commands of each step with a time limit.
+
+    total: how many steps are announced; `start` counts up to it
+    log_directory: where each command's full output goes, one file per step
+    """
+
+    def __init__(self, total: int, log_directory: Path) -> None:
+        self.total = total
+        self.log_directory = log_directory
+        self.number = 0
+        self.began_s = time.monotonic()
+        log_directory.mkdir(parents=True, exist_ok=True)
+
+    def start(self, title: str) -> None:
+        self.number += 1
+        elapsed_s = time.monotonic() - self.began_s
+        print(f"step {self.number}/{self.total}  {title}  ({elapsed_s:.0f} s so far)", flush=True)
+
+    def note(self, text: str) -> None:
+        print(f"          {text}", flush=True)
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        limit_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run one command, showing its latest line; raise StepFailedError with its last lines."""
+        log_path = self.log_directory / f"step-{self.number}.log"
+        began_s = time.monotonic()
+        with log_path.open("a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(map(str, command))}\n")
+            log.flush()
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                env={**os.environ, **(environment or {})},
+            )
+            display = _Display(began_s)
+            reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
+            reader.start()
+            try:
+                status = process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = None
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait(timeout=10)
+                raise
+            finally:
+                reader.join(timeout=5)
+                display.close()
+        if status == 0:
+            return
+        tail = log_path.read_text(encoding="utf-8").splitlines()[-LINES_SHOWN_ON_FAILURE:]
+        what = f"ended with status {status}" if status is not None else f"ran past {limit_s:.0f} s"
+        raise StepFailedError(
+            "\n".join(tail)
+            + f"\n\n{' '.join(map(str, command))}\n{what}. The whole output is in {log_path}."
+        )
+
+
+class _Display:
+    """The latest line of a running command: in place on a terminal, now and then elsewhere."""
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.last_shown_s = began_s
+        self.on_terminal = sys.stdout.isatty()
+
+    def show(self, line: str) -> None:
+        now_s = time.monotonic()
+        if self.on_terminal:
+            width = shutil.get_terminal_size().columns
+            print(f"\r\033[K          {line[: max(width - 12, 20)]}", end="", flush=True)
+        elif now_s - self.last_shown_s >= HEARTBEAT_S:
+            self.last_shown_s = now_s
+            print(f"          {now_s - self.began_s:4.0f} s  {line[:100]}", flush=True)
+
+    def close(self) -> None:
+        if self.on_terminal:
+            print("\r\033[K", end="", flush=True)
+
+
+def _copy(process: subprocess.Popen[str], log: TextIO, display: _Display) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.write(line)
+        if text := line.strip():
+            counted = _COUNTED.search(text)
+            display.show(f"{counted[0]} {text.rsplit(' ', 1)[-1]}" if counted else text)

@@ -1,0 +1,160 @@
+"""Wheels that take long to build, kept once per machine.
+
+vLLM has no wheel for machines without its built-in devices, so it is built from its sdist for the
+target `empty`; our compiled packages are built from this checkout. Each wheel lies in a folder
+named after everything that went into it, so a second environment only copies it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from progress import StepFailedError, Steps
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH_VERSION = "2.13.0"
+TORCH_NPU_VERSION = "2.13.0"
+VLLM_VERSION = "0.29.0"
+
+# What vLLM 0.29.0's and our own builds import, installed beforehand because an isolated build
+# would download torch a second time.
+BUILD_REQUIREMENTS = (
+    "cmake>=3.26",
+    "editables>=0.5",
+    "hatchling>=1.27",
+    "jinja2",
+    "ninja>=1.11",
+    "packaging>=24.2",
+    "pybind11>=3.0",
+    "scikit-build-core>=1.1",
+    "setuptools>=77,<81",
+    "setuptools-rust>=1.9",
+    "setuptools-scm>=8",
+    "wheel",
+)
+LOCK_LIMIT_S = 1800.0
+BUILD_LIMIT_S = 1800.0
+# Compiling against torch's headers takes up to this much per translation unit (seen with g++ 12).
+BYTES_PER_COMPILER = 2 << 30
+_SOURCE_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".inc", ".py", ".pyi", ".toml"}
+_SOURCE_NAMES = {"CMakeLists.txt", "README.md", "py.typed", "exports.map"}
+
+
+def cache_directory() -> Path:
+    """DAVINCI_WHEEL_CACHE, or ~/.cache/vllm-davinci/wheels."""
+    chosen = os.environ.get("DAVINCI_WHEEL_CACHE")
+    path = Path(chosen) if chosen else Path.home() / ".cache" / "vllm-davinci" / "wheels"
+    path.mkdir(parents=True, exist_ok=True)
+    return path.resolve()
+
+
+def compiled_package_key(package: Path) -> str:
+    """Hash of a compiled package's sources, of what it is compiled against, and of the Python."""
+    digest = hashlib.sha256()
+    for fact in (
+        TORCH_VERSION,
+        TORCH_NPU_VERSION,
+        sys.implementation.cache_tag,
+        platform.machine(),
+    ):
+        digest.update(f"{fact}\0".encode())
+    for path in sorted(package.rglob("*")):
+        relative = path.relative_to(package)
+        if relative.parts[0] in {"tests", "build", "dist"} or not path.is_file():
+            continue
+        if path.suffix in _SOURCE_SUFFIXES or path.name in _SOURCE_NAMES:
+            digest.update(f"{relative.as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def vllm_wheel(python: Path, steps: Steps) -> Path:
+    """vLLM's wheel for the target `empty`, from the cache or built with `python`."""
+    key = f"vllm-{VLLM_VERSION}-{sys.implementation.cache_tag}-{platform.machine()}"
+    return _cached(
+        key,
+        [python, "-m", "pip", "wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation",
+         "--no-binary", "vllm", f"vllm=={VLLM_VERSION}"],
+        {
+            "VLLM_TARGET_DEVICE": "empty",
+            "VLLM_VERSION_OVERRIDE": VLLM_VERSION,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        },
+        steps,
+    )  # fmt: skip
+
+
+def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
+    """A compiled package's wheel, from the cache or built with `python`."""
+    build_directory = ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
+    return _cached(
+        f"{package.name}-{compiled_package_key(package)}",
+        [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation",
+         f"-Cbuild-dir={build_directory}", package],
+        build_environment(python),
+        steps,
+    )  # fmt: skip
+
+
+def build_environment(python: Path) -> dict[str, str]:
+    """Environment variables for a C++ build with the tools installed beside `python`."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    jobs = max(1, min(os.cpu_count() or 1, memory_bytes // BYTES_PER_COMPILER))
+    variables = {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs)),
+    }
+    if ccache := shutil.which("ccache"):
+        variables["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
+    return variables
+
+
+def _cached(key: str, command: list[str | Path], environment: dict[str, str], steps: Steps) -> Path:
+    directory = cache_directory() / key
+    with locked(directory.with_suffix(".lock"), f"another build of {key}"):
+        if found := sorted(directory.glob("*.whl")):
+            steps.note(f"from the wheel cache: {found[0].name}")
+            return found[0]
+        with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
+            steps.run(
+                [*command, "--wheel-dir", scratch], limit_s=BUILD_LIMIT_S, environment=environment
+            )
+            built = sorted(Path(scratch).glob("*.whl"))
+            if len(built) != 1:
+                raise StepFailedError(f"expected one wheel for {key}, the build left {built}")
+            directory.mkdir(exist_ok=True)
+            return Path(shutil.move(built[0], directory / built[0].name))
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; wait up to LOCK_LIMIT_S for `what` to finish."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        deadline_s = time.monotonic() + LOCK_LIMIT_S
+        told = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise StepFailedError(
+                        f"waited {LOCK_LIMIT_S:.0f} s for {what} (lock file {path})"
+                    ) from None
+                if not told:
+                    print(f"          waiting for {what}", flush=True)
+                    told = True
+                time.sleep(0.5)
+        yield

@@ -1,0 +1,146 @@
+"""The list of tasks. `nox --list` shows it; plain `nox` is what to run before a commit.
+
+The sessions that need vLLM share one environment, `.nox/serving`, which
+`ci/prepare_environment.py` makes and brings up to date; only `lint` and `isolated` have their own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).resolve().parent
+SERVING = ROOT / ".nox" / "serving"
+CHECKPOINT = "checkpoints/tiny_llama"
+DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+CPP_SUFFIXES = (".h", ".hpp", ".cpp")
+
+
+def prepare(session: nox.Session, directory: Path = SERVING, *options: str) -> Path:
+    """Bring the shared environment up to date; its folder of commands."""
+    groups = [f"--group={group}" for group in ("build", "test", "typecheck", "lint")]
+    session.run(
+        sys.executable, "ci/prepare_environment.py", f"--directory={directory}", *groups, *options,
+        external=True,
+    )  # fmt: skip
+    return directory / "bin"
+
+
+def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> None:
+    """Run a command of the shared environment over the virtual NPU."""
+    session.run(
+        str(commands / "vnpu"), "run", "--", str(commands / command[0]), *map(str, command[1:]),
+        external=True,
+        env={"PATH": f"{commands}:{session.env.get('PATH') or ''}", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style: ruff for Python, clang-format for C++. `-- fix` rewrites the files."""
+    session.install("-q", *DEPENDENCY_GROUPS["lint"])
+    fix = "fix" in session.posargs
+    session.run("ruff", "check", *(["--fix"] if fix else []), ".")
+    session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+    sources = [
+        str(path)
+        for package in (ROOT / "packages").iterdir()
+        for path in sorted(package.glob("**/*"))
+        if path.suffix in CPP_SUFFIXES and "build" not in path.relative_to(package).parts
+    ]
+    if sources:
+        session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
+
+
+@nox.session(venv_backend="none")
+def typecheck(session: nox.Session) -> None:
+    """Check types: mypy, strict, over the sources of every package and the tools."""
+    commands = prepare(session)
+    sources = sorted(str(path) for path in (ROOT / "packages").glob("*/src"))
+    session.run(str(commands / "mypy"), *sources, external=True)
+    session.run(
+        str(commands / "mypy"), "ci", "benchmarks/run.py", "benchmarks/compare.py",
+        external=True, env={"MYPYPATH": "ci:benchmarks"},
+    )  # fmt: skip
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run every test: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows it."""
+    commands = prepare(session)
+    run_on_vnpu(session, commands, "python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def isolated(session: nox.Session) -> None:
+    """Run each package's tests with only that package and what it declares. `-- NAMES` narrows."""
+    prepare(session)
+    session.run(
+        str(SERVING / "bin" / "python"), "ci/isolated_tests.py", *session.posargs, external=True
+    )
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Build everything, then complete prompts from the shipped checkpoint on device `npu`."""
+    commands = prepare(session)
+    run_on_vnpu(session, commands, "vllm-davinci", "doctor")
+    run_on_vnpu(session, commands, "python", "examples/generate.py", CHECKPOINT, *session.posargs)
+    session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
+    session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
+    session.log("or start the OpenAI server: python3 -m nox -s serve")
+
+
+@nox.session(venv_backend="none")
+def serve(session: nox.Session) -> None:
+    """Start the OpenAI server on the shipped checkpoint. `-- VLLM ARGUMENTS` are added."""
+    commands = prepare(session)
+    run_on_vnpu(
+        session, commands, "vllm", "serve", CHECKPOINT, "--served-model-name=tiny_llama",
+        *session.posargs,
+    )  # fmt: skip
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make `.venv` in the repository root with every package installed editable."""
+    prepare(session, ROOT / ".venv", "--editable")
+    session.log("source .venv/bin/activate, then: vnpu run -- python -m pytest packages/core")
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Write the generated pages under docs/reference. `-- check` fails when one is stale."""
+    commands = prepare(session)
+    options = ["--check"] if "check" in session.posargs else []
+    run_on_vnpu(session, commands, "python", "ci/generate_reference.py", *options)
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Run a benchmark: `-- GROUP/NAME [options] [--json FILE]`; `-- --list` names them."""
+    commands = prepare(session)
+    run_on_vnpu(session, commands, "python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def build(session: nox.Session) -> None:
+    """Build the wheel and sdist of every package into dist/ and check what they hold."""
+    commands = prepare(session)
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    session.run(str(commands / "python"), "ci/build_wheels.py", *session.posargs, external=True)
+    session.run(str(commands / "python"), "ci/verify_wheels.py", "dist", external=True)
+
+
+@nox.session(venv_backend="none")
+def release_check(session: nox.Session) -> None:
+    """Fail when a package's sources changed and its version or changelog did not."""
+    session.run(sys.executable, "ci/release_check.py", *session.posargs, external=True)

@@ -1,0 +1,81 @@
+"""Whether the dynamic loader finds CANN, and what to tell someone for whom it does not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from vllm_davinci.meta.errors import DeviceLibraryError, MetaError, UnsupportedVersionError
+from vllm_davinci.meta.supported_versions import TORCH, TORCH_NPU, problem_with
+
+# The runtime: every other CANN library, and torch_npu itself, needs it.
+RUNTIME_LIBRARY = "libascendcl.so"
+
+
+def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
+    """Load a shared library by name; the loader's message when it cannot, else None.
+
+    torch_npu loads the same library a moment later, so this starts nothing that would not start.
+    """
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def require() -> None:
+    """Raise, or leave the process, with an explanation when torch_npu cannot be imported here.
+
+    A script or a server ends with the explanation as its last words: torch turns every exception
+    into one that advises to switch the device off. An interactive session gets the exception.
+    """
+    problems = [problem for problem in map(problem_with, (TORCH_NPU, TORCH)) if problem]
+    error: MetaError
+    if problems:
+        error = UnsupportedVersionError("\n".join(problems))
+    elif (message := loader_error()) is not None:
+        error = DeviceLibraryError(explanation(message))
+    else:
+        return
+    if _is_interactive():
+        raise error
+    raise SystemExit(f"vllm-davinci: {error}")
+
+
+def explanation(message: str) -> str:
+    """What to do about a runtime library that did not load with the loader's `message`."""
+    command = _command()
+    if not message.startswith(RUNTIME_LIBRARY):
+        return (
+            f"CANN's {RUNTIME_LIBRARY} was found and does not load: {message}.\n"
+            "Its driver is incomplete or not on the loader path. Check that `npu-smi info` works, "
+            "and that\nset_env.sh of the CANN installation and of the driver are both sourced."
+        )
+    return (
+        f"torch_npu cannot start because CANN's {RUNTIME_LIBRARY} is not on the loader path "
+        f"({message}).\n"
+        "With an NPU:    source /usr/local/Ascend/ascend-toolkit/set_env.sh "
+        "(where CANN is installed), then run it again.\n"
+        f"Without an NPU: vnpu run -- {command} (pip install vllm-davinci-vnpu).\n"
+        "What is missing here: vllm-davinci doctor"
+    )
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+
+
+def _command() -> str:
+    """The command that is running, as the user would type it."""
+    arguments = sys.orig_argv
+    script = Path(arguments[1]) if len(arguments) > 1 else None
+    if script and script.parent == Path(sys.executable).parent and os.access(script, os.X_OK):
+        words = [script.name, *arguments[2:]]
+    else:
+        words = ["python", *arguments[1:]]
+    command = shlex.join(words)
+    return command if len(command) <= 80 and "\n" not in command else "COMMAND"

@@ -1,0 +1,90 @@
+"""Tries CANN's libraries, one operator and vLLM's platform, one JSON line per stage.
+
+`python -m vllm_davinci.meta.device_probe STAGE` is a process of its own because each stage may
+fail in ways that end the process: the doctor reads what was printed until then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+from vllm_davinci.meta.device_library import loader_error
+
+# What torch_npu 2.13.0 asks the dynamic loader for, by when it does.
+LIBRARIES_AT_IMPORT = (
+    "libascendcl.so",
+    "libhccl.so",
+    "libacl_op_compiler.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
+LIBRARIES_AT_FIRST_OPERATOR = ("libopapi.so",)
+LIBRARIES_AT_GRAPH_CAPTURE = ("libnnopbase.so",)
+REQUIRED_LIBRARIES = LIBRARIES_AT_IMPORT + LIBRARIES_AT_FIRST_OPERATOR + LIBRARIES_AT_GRAPH_CAPTURE
+
+
+def probe_libraries() -> dict[str, dict[str, str]]:
+    """For each library where the loader found it (`path`) or why not (`error`)."""
+    found: dict[str, dict[str, str]] = {}
+    for library in REQUIRED_LIBRARIES:
+        error = loader_error(library)
+        found[library] = {"path": _mapped_path(library)} if error is None else {"error": error}
+    return found
+
+
+def probe_device() -> dict[str, object]:
+    """Number, name and memory of the devices, and whether one small computation is right."""
+    import torch  # the stage is about whether this works
+    import torch_npu
+
+    values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    expected = torch.nn.functional.silu(values) @ values.T
+    on_device = values.to("npu")
+    computed = (torch.nn.functional.silu(on_device) @ on_device.T).cpu()
+    free_bytes, total_bytes = torch_npu.npu.mem_get_info()
+    return {
+        "torch": torch.__version__,
+        "torch_npu": torch_npu.__version__,
+        "devices": torch_npu.npu.device_count(),
+        "name": torch_npu.npu.get_device_name(0),
+        "free_bytes": free_bytes,
+        "total_bytes": total_bytes,
+        "equal": bool(torch.allclose(computed, expected, rtol=1e-3, atol=1e-3)),
+    }
+
+
+def probe_platform() -> dict[str, object]:
+    """Which platform class vLLM chose, and the device it stands for."""
+    from vllm.platforms import current_platform  # the stage is about whether this works
+
+    chosen = type(current_platform)
+    return {
+        "class": f"{chosen.__module__}.{chosen.__qualname__}",
+        "device": current_platform.device_type,
+    }
+
+
+STAGES = {"libraries": probe_libraries, "device": probe_device, "platform": probe_platform}
+
+
+def _mapped_path(library: str) -> str:
+    """Path of a loaded library in this process's memory map."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5]).name.startswith(library):
+            return fields[5]
+    return str(getattr(ctypes.CDLL(library), "_name", library))
+
+
+def main() -> int:
+    for stage in sys.argv[1:]:
+        print(json.dumps({stage: STAGES[stage]()}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""Can a model run here, and if not, what to do: packages, libraries, device, entry points.
+
+Nothing here imports torch: with no CANN on the loader path that import does not return. What has
+to be tried is tried by `device_probe` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from vllm_davinci.meta import device_library, supported_versions
+from vllm_davinci.meta.device_probe import REQUIRED_LIBRARIES
+from vllm_davinci.meta.registration import PLATFORM_CLASS
+
+# Importing torch and vLLM takes about 15 s on two busy cores; a device that does not answer
+# within this does not answer.
+PROBE_LIMIT_S = 120.0
+DISTRIBUTION = "vllm-davinci"
+# Role that core looks up -> the package that fills it, and what works without it.
+OPTIONAL_COMPONENTS = {
+    "kernels": ("vllm_davinci.op_providers", "torch_npu's operators are used"),
+    "models": ("vllm_davinci.model_providers", "vLLM's own model definitions are used"),
+    "multistream": ("vllm_davinci.stream_schedulers", "everything runs on one stream"),
+}
+CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+CANN_DIRECTORIES = (
+    "/usr/local/Ascend/ascend-toolkit/latest",
+    "/usr/local/Ascend/cann",
+    "~/Ascend/ascend-toolkit/latest",
+)
+
+
+class Status(str, Enum):
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. A `problem` means that no model can run."""
+
+    area: str
+    subject: str
+    status: Status
+    seen: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: list[Finding]
+
+    @property
+    def can_run(self) -> bool:
+        return all(finding.status is not Status.PROBLEM for finding in self.findings)
+
+    def to_json(self) -> str:
+        findings = [
+            {**asdict(finding), "status": finding.status.value} for finding in self.findings
+        ]
+        return json.dumps({"can_run": self.can_run, "findings": findings}, indent=2)
+
+
+def examine() -> Report:
+    """Look at everything, in the order in which one thing needs the other."""
+    findings = [*_packages(), *_components(), *_entry_points(), *_installations()]
+    libraries = _probe("libraries")
+    findings += _libraries(libraries)
+    if all("path" in found for found in libraries.answers.get("libraries", {"": {}}).values()):
+        findings += _device(_probe("device", "platform"))
+    return Report(findings)
+
+
+def _packages() -> Iterator[Finding]:
+    area = "packages"
+    python = ".".join(map(str, sys.version_info[:3]))
+    problem = supported_versions.problem_with_python()
+    yield Finding(area, "python", _status(problem), python, problem or "")
+    for requirement in supported_versions.REQUIREMENTS:
+        problem = supported_versions.problem_with(requirement)
+        seen = supported_versions.installed_version(requirement.distribution) or "not installed"
+        yield Finding(area, requirement.distribution, _status(problem), seen, problem or "")
+
+
+def _components() -> Iterator[Finding]:
+    area = "components"
+    for text in importlib.metadata.requires(DISTRIBUTION) or []:
+        requirement = Requirement(text)
+        if requirement.marker or not requirement.name.startswith(DISTRIBUTION):
+            continue
+        seen = supported_versions.installed_version(requirement.name)
+        if seen is None or not requirement.specifier.contains(seen, prereleases=True):
+            remedy = f'pip install "{requirement}"'
+            yield Finding(area, requirement.name, Status.PROBLEM, seen or "not installed", remedy)
+        else:
+            yield Finding(area, requirement.name, Status.OK, seen)
+    for name, (group, without) in OPTIONAL_COMPONENTS.items():
+        distribution = f"{DISTRIBUTION}-{name}"
+        seen = supported_versions.installed_version(distribution)
+        providers = importlib.metadata.entry_points(group=group)
+        if seen is None and not providers:
+            remedy = f"optional: pip install {distribution}; without it {without}"
+            yield Finding(area, distribution, Status.NOTE, "not installed", remedy)
+        elif seen is not None and not providers:
+            remedy = (
+                f"its metadata names no provider in {group}: pip install --force-reinstall "
+                f"{distribution}"
+            )
+            yield Finding(area, distribution, Status.NOTE, seen, remedy)
+        else:
+            names = ", ".join(sorted(provider.name for provider in providers))
+            yield Finding(area, distribution, Status.OK, f"{seen or 'another package'} ({names})")
+
+
+def _entry_points() -> Iterator[Finding]:
+    area = "vLLM plugins"
+    for group in ("vllm.platform_plugins", "vllm.general_plugins"):
+        found = {
+            entry.name: entry.value
+            for entry in importlib.metadata.entry_points(group=group)
+            if entry.dist is None or entry.dist.name != "vllm"
+        }
+        ours = found.pop("davinci", None)
+        if ours is None:
+            remedy = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+            yield Finding(area, group, Status.PROBLEM, "no entry `davinci`", remedy)
+        else:
+            yield Finding(area, group, Status.OK, f"davinci = {ours}")
+        for name, value in sorted(found.items()):
+            remedy = (
+                f"vLLM takes one platform: uninstall the package of `{name}` if it claims too"
+                if group == "vllm.platform_plugins"
+                else ""
+            )
+            yield Finding(area, group, Status.NOTE, f"{name} = {value}", remedy)
+    if (chosen := os.environ.get("VLLM_PLUGINS")) is not None:
+        names = chosen.split(",")
+        status = Status.OK if "davinci" in names else Status.PROBLEM
+        remedy = (
+            ""
+            if status is Status.OK
+            else f"export VLLM_PLUGINS={chosen + ',' if chosen else ''}davinci"
+        )
+        yield Finding(area, "VLLM_PLUGINS", status, chosen or "(empty)", remedy)
+
+
+def _installations() -> Iterator[Finding]:
+    """Which CANN installations and which virtual NPU this machine has, active or not."""
+    area = "device"
+    cann = _cann_directories()
+    chips = sorted(Path("/dev").glob("davinci[0-9]*"))
+    vnpu_version = supported_versions.installed_version(f"{DISTRIBUTION}-vnpu")
+    yield Finding(area, "chips in /dev", Status.NOTE if not chips else Status.OK, str(len(chips)))
+    yield Finding(
+        area,
+        "CANN",
+        Status.OK if cann else Status.NOTE,
+        ", ".join(map(str, cann)) or "not found",
+    )
+    if vnpu_version is None:
+        remedy = "" if cann else f"no NPU here? pip install {DISTRIBUTION}-vnpu"
+        yield Finding(area, "virtual NPU", Status.NOTE, "not installed", remedy)
+    else:
+        active = os.environ.get("VNPU_ACTIVE") == "1"
+        state = "active" if active else "installed, not active"
+        remedy = "" if active or cann else "start commands with: vnpu run -- COMMAND"
+        yield Finding(area, "virtual NPU", Status.OK, f"{vnpu_version}, {state}", remedy)
+    if cann and vnpu_version is not None:
+        wins = "the virtual NPU" if os.environ.get("VNPU_ACTIVE") == "1" else "CANN"
+        yield Finding(
+            area, "both present", Status.NOTE, f"{wins} wins in this process",
+            "the paths under `libraries` are what the loader takes",
+        )  # fmt: skip
+
+
+def _libraries(probe: _Probe) -> Iterator[Finding]:
+    area = "libraries"
+    found = probe.answers.get("libraries")
+    if found is None:
+        yield Finding(area, "dynamic loader", Status.PROBLEM, "failed", probe.failure)
+        return
+    virtual = _vnpu_library_directory()
+    for library in REQUIRED_LIBRARIES:
+        where = found[library]
+        if "path" in where:
+            path = Path(where["path"])
+            origin = "vnpu" if virtual and path.is_relative_to(virtual) else "CANN"
+            yield Finding(area, library, Status.OK, f"{origin}: {path}")
+        else:
+            is_missing = where["error"].startswith(library)
+            seen = "not on the loader path" if is_missing else where["error"]
+            yield Finding(area, library, Status.PROBLEM, seen, _library_remedy())
+
+
+def _device(probe: _Probe) -> Iterator[Finding]:
+    area = "run"
+    device = probe.answers.get("device")
+    if device is None:
+        yield Finding(area, "one operator", Status.PROBLEM, "failed", probe.failure)
+        return
+    gib = device["total_bytes"] / 2**30
+    yield Finding(
+        area, "device", Status.OK if device["devices"] else Status.PROBLEM,
+        f"{device['devices']} x {device['name']}, {gib:.0f} GiB",
+    )  # fmt: skip
+    yield Finding(
+        area, "one operator", Status.OK if device["equal"] else Status.PROBLEM,
+        "equal to the CPU's result" if device["equal"] else "differs from the CPU's result",
+        "" if device["equal"] else "the device computes wrong values: do not use it",
+    )  # fmt: skip
+    platform = probe.answers.get("platform")
+    if platform is None:
+        yield Finding(area, "vLLM's platform", Status.PROBLEM, "failed", probe.failure)
+    elif platform["class"] != PLATFORM_CLASS:
+        yield Finding(
+            area, "vLLM's platform", Status.PROBLEM, platform["class"],
+            "vLLM chose another platform; see `vLLM plugins` above and VLLM_TARGET_DEVICE",
+        )  # fmt: skip
+    else:
+        yield Finding(area, "vLLM's platform", Status.OK, platform["class"])
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What `device_probe` printed, and how it ended."""
+
+    answers: dict[str, Any]
+    failure: str
+
+
+def _probe(*stages: str) -> _Probe:
+    command = [sys.executable, "-m", "vllm_davinci.meta.device_probe", *stages]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
+        )
+        output, status, errors = done.stdout, done.returncode, done.stderr
+    except subprocess.TimeoutExpired as expired:
+        partial = expired.stdout or b""
+        output = partial.decode() if isinstance(partial, bytes) else partial
+        status, errors = -1, f"no answer within {PROBE_LIMIT_S:.0f} s"
+    answers: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith('{"'):
+            answers.update(json.loads(line))
+    return _Probe(answers, "" if status == 0 else _last_words(errors, status))
+
+
+def _last_words(errors: str, status: int) -> str:
+    """The message at the end of a traceback, or of a program that left with an explanation."""
+    words: list[str] = []
+    for line in reversed(errors.rstrip().splitlines()):
+        if line.startswith((" ", "Traceback")) or len(words) == 8:
+            break
+        words.insert(0, line)
+    return "\n".join(words) or f"the probe ended with status {status} and no message"
+
+
+def _cann_directories() -> list[Path]:
+    """Directories of real CANN installations: named by the environment or in the usual places."""
+    named = [os.environ[name] for name in CANN_VARIABLES if os.environ.get(name)]
+    virtual = _vnpu_library_directory()
+    found: list[Path] = []
+    for candidate in (*named, *CANN_DIRECTORIES):
+        directory = Path(candidate).expanduser().resolve()
+        library = directory / "lib64" / device_library.RUNTIME_LIBRARY
+        if not library.exists() or directory in found:
+            continue
+        if virtual and library.resolve().is_relative_to(virtual):
+            continue
+        found.append(directory)
+    return found
+
+
+def _vnpu_library_directory() -> Path | None:
+    """Where the virtual NPU's libraries are, or None when it is not installed."""
+    if supported_versions.installed_version(f"{DISTRIBUTION}-vnpu") is None:
+        return None
+    return Path(import_module("vllm_davinci.vnpu").library_directory()).resolve()
+
+
+def _library_remedy() -> str:
+    if cann := _cann_directories():
+        return f"source {cann[0]}/set_env.sh (or its parent's), then run the command again"
+    if supported_versions.installed_version(f"{DISTRIBUTION}-vnpu") is not None:
+        return "vnpu run -- vllm-davinci doctor"
+    return (
+        "install CANN and source its set_env.sh, or: pip install vllm-davinci-vnpu and start "
+        "commands with `vnpu run --`"
+    )
+
+
+def _status(problem: str | None) -> Status:
+    return Status.OK if problem is None else Status.PROBLEM

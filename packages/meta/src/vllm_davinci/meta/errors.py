@@ -1,0 +1,15 @@
+"""What this package raises."""
+
+from __future__ import annotations
+
+
+class MetaError(Exception):
+    """Base class of this package's errors."""
+
+
+class UnsupportedVersionError(MetaError):
+    """torch, torch_npu, vLLM or Python has a version that this release was not made for."""
+
+
+class DeviceLibraryError(MetaError, ImportError):
+    """torch_npu is about to be imported and the dynamic loader finds no CANN."""

@@ -1,0 +1,59 @@
+"""The doctor's report as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import PurePath
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vllm_davinci.meta.doctor import Finding, Report, Status
+
+_STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """One row per finding, grouped by area, then the verdict and what to do."""
+    table = Table(title="vllm-davinci doctor", title_justify="left")
+    for column in ("area", "subject", "status", "seen"):
+        table.add_column(column, overflow="fold")
+    for area, findings in groupby(report.findings, key=lambda finding: finding.area):
+        table.add_section()
+        rows = _libraries_by_directory(findings) if area == "libraries" else findings
+        for number, row in enumerate(rows):
+            status = Text(row.status.value, style=_STYLES[row.status])
+            table.add_row("" if number else area, row.subject, status, Text(row.seen))
+    console.print(table)
+    for kind in (Status.PROBLEM, Status.NOTE):
+        for subjects, remedy in _remedies(report, kind):
+            line = Text(f"{kind.value}: ", style=_STYLES[kind])
+            console.print(line.append(f"{subjects}: {remedy}", style="default"), soft_wrap=True)
+    if report.can_run:
+        console.print("A model can run here.", style="bold green")
+    else:
+        console.print("No model can run here until the problems are solved.", style="bold red")
+
+
+def _libraries_by_directory(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The libraries that the loader takes from one directory, or does not find, as one row."""
+
+    def place(finding: Finding) -> tuple[Status, str]:
+        is_found = finding.status is Status.OK
+        return finding.status, str(PurePath(finding.seen).parent) if is_found else finding.seen
+
+    for (status, seen), group in groupby(sorted(findings, key=place), key=place):
+        names = "\n".join(finding.subject for finding in group)
+        yield Finding("libraries", names, status, seen)
+
+
+def _remedies(report: Report, kind: Status) -> Iterator[tuple[str, str]]:
+    """Each thing to do once, with the subjects it helps."""
+    subjects: dict[str, list[str]] = {}
+    for finding in report.findings:
+        if finding.status is kind and finding.remedy:
+            subjects.setdefault(finding.remedy, []).append(finding.subject)
+    for remedy, names in subjects.items():
+        yield ", ".join(names), remedy
