@@ -20,8 +20,9 @@ def print_report(report: Report, console: Console) -> None:
     table = Table(title="vllm-davinci doctor", title_justify="left")
     for column in ("area", "subject", "status", "seen"):
         table.add_column(column, overflow="fold")
-    for area, findings in groupby(report.findings, key=lambda finding: finding.area):
+    for area, group in groupby(report.findings, key=lambda finding: finding.area):
         table.add_section()
+        findings = list(group)
         rows = _libraries_by_directory(findings) if area == "libraries" else findings
         for number, row in enumerate(rows):
             status = Text(row.status.value, style=_STYLES[row.status])

@@ -1,0 +1,93 @@
+"""`vllm-davinci doctor` in environments that work and that do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vllm_davinci.meta.doctor import Finding, Report, Status
+from vllm_davinci.meta.report_table import print_report
+
+DOCTOR = ("-m", "vllm_davinci.meta", "doctor")
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    report = json.loads(done.stdout)
+    return {finding["subject"]: finding for finding in report["findings"]}
+
+
+def test_without_a_device_it_exits_non_zero_and_says_how_to_get_one(run_without_device):
+    done = run_without_device(*DOCTOR, "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["can_run"] is False
+    found = findings(done)
+    assert found["libascendcl.so"]["status"] == "problem"
+    assert "vnpu run -- vllm-davinci doctor" in found["libascendcl.so"]["remedy"]
+    assert found["virtual NPU"]["seen"].endswith("installed, not active")
+
+
+@pytest.mark.vnpu
+def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_on_vnpu):
+    done = run_on_vnpu(*DOCTOR, "--json")
+    found = findings(done)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["libopapi.so"]["seen"].startswith("vnpu: ")
+    assert found["one operator"]["seen"] == "equal to the CPU's result"
+    assert found["vLLM's platform"]["seen"] == "vllm_davinci.core.platform.NPUPlatform"
+    assert found["virtual NPU"]["seen"].endswith(", active")
+
+
+@pytest.mark.vnpu
+def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
+    run_on_vnpu, tmp_path: Path
+):
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libascendcl.so").write_bytes(b"")
+    program = (
+        "import os; os.environ['ASCEND_HOME_PATH'] = os.environ['FOUND_CANN']\n"
+        "from vllm_davinci.meta.__main__ import main; main(['doctor', '--json'])"
+    )
+    found = findings(run_on_vnpu("-c", program, FOUND_CANN=str(tmp_path)))
+    assert found["CANN"]["seen"] == str(tmp_path)
+    assert found["both present"]["seen"].startswith("the virtual NPU wins")
+
+
+@pytest.mark.vnpu
+@pytest.mark.parametrize("distribution", ["vllm", "torch"])
+def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
+    run_on_vnpu, pretend_version, distribution: str
+):
+    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=pretend_version(distribution, "0.1.2"))
+    assert done.returncode == 1
+    finding = findings(done)[distribution]
+    assert finding["status"] == "problem"
+    assert finding["seen"] == "0.1.2"
+    assert "pip install" in finding["remedy"]
+
+
+@pytest.mark.vnpu
+def test_plugins_that_leave_ours_out_are_a_problem(run_on_vnpu):
+    done = run_on_vnpu(*DOCTOR, "--json", VLLM_PLUGINS="other")
+    assert done.returncode == 1
+    assert findings(done)["VLLM_PLUGINS"]["remedy"] == "export VLLM_PLUGINS=other,davinci"
+
+
+def test_the_table_shows_each_remedy_once_and_the_verdict():
+    report = Report(
+        [
+            Finding("libraries", "libone.so", Status.PROBLEM, "not found", "source set_env.sh"),
+            Finding("libraries", "libtwo.so", Status.PROBLEM, "not found", "source set_env.sh"),
+            Finding("packages", "torch", Status.OK, "2.13.0"),
+        ]
+    )
+    console = Console(record=True, width=120)
+    print_report(report, console)
+    shown = console.export_text()
+    assert shown.count("source set_env.sh") == 1
+    assert "libone.so, libtwo.so" in shown
+    assert "No model can run here" in shown
+    assert not report.can_run

@@ -1,0 +1,66 @@
+"""The functions that vLLM calls."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+PRINT_PLATFORM = (
+    "from vllm_davinci.meta import register_platform as r; import sys\n"
+    "print(r(), r(), 'torch' in sys.modules)"
+)
+
+
+def test_vllm_sees_one_platform_and_one_general_plugin_of_one_name():
+    for group, function in (
+        ("vllm.platform_plugins", "register_platform"),
+        ("vllm.general_plugins", "register_components"),
+    ):
+        (entry,) = importlib.metadata.entry_points(group=group, name="davinci")
+        assert entry.value == f"vllm_davinci.meta.registration:{function}"
+        assert callable(entry.load())
+
+
+def test_without_a_device_the_platform_is_none_and_components_stay_out(run_without_device):
+    done = run_without_device("-c", PRINT_PLATFORM)
+    assert done.stdout.split() == ["None", "None", "False"], done.stderr
+    done = run_without_device(
+        "-c", "from vllm_davinci.meta import register_components as r; r(); print('returned')"
+    )
+    assert done.stdout.strip() == "returned", done.stderr
+
+
+@pytest.mark.vnpu
+def test_with_a_device_the_platform_is_cores_and_torch_stays_unimported(run_on_vnpu):
+    done = run_on_vnpu("-c", PRINT_PLATFORM)
+    name = "vllm_davinci.core.platform.NPUPlatform"
+    assert done.stdout.split() == [name, name, "False"], done.stderr
+
+
+@pytest.mark.vnpu
+def test_vllm_chooses_the_npu_platform(run_on_vnpu):
+    done = run_on_vnpu(
+        "-c", "from vllm.platforms import current_platform as p; print('type', p.device_type)"
+    )
+    assert "type npu" in done.stdout, done.stderr
+
+
+@pytest.mark.vnpu
+def test_another_vllm_ends_the_process_with_both_versions(run_on_vnpu, pretend_version):
+    done = run_on_vnpu(
+        "-c",
+        "from vllm.platforms import current_platform; print(current_platform)",
+        PYTHONPATH=pretend_version("vllm", "0.28.1"),
+    )
+    assert done.returncode == 1
+    assert "vllm 0.28.1 is installed" in done.stderr
+    assert "supports 0.29.x" in done.stderr
+
+
+@pytest.mark.vnpu
+def test_registering_components_twice_is_harmless(run_on_vnpu):
+    done = run_on_vnpu(
+        "-c", "from vllm_davinci.meta import register_components as r; r(); r(); print('done')"
+    )
+    assert "done" in done.stdout, done.stderr
