@@ -28,19 +28,27 @@ def prepare(session: nox.Session, directory: Path = SERVING, *options: str) -> P
     """Bring the shared environment up to date; its folder of commands."""
     groups = [f"--group={group}" for group in ("build", "test", "typecheck", "lint")]
     session.run(
-        sys.executable, "ci/prepare_environment.py", f"--directory={directory}", *groups, *options,
+        sys.executable,
+        "ci/prepare_environment.py",
+        f"--directory={directory}",
+        *groups,
+        *options,
         external=True,
-    )  # fmt: skip
+    )
     return directory / "bin"
 
 
 def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> None:
     """Run a command of the shared environment over the virtual NPU."""
     session.run(
-        str(commands / "vnpu"), "run", "--", str(commands / command[0]), *map(str, command[1:]),
+        str(commands / "vnpu"),
+        "run",
+        "--",
+        str(commands / command[0]),
+        *map(str, command[1:]),
         external=True,
         env={"PATH": f"{commands}:{session.env.get('PATH') or ''}", "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    )
 
 
 @nox.session
@@ -67,9 +75,13 @@ def typecheck(session: nox.Session) -> None:
     sources = sorted(str(path) for path in (ROOT / "packages").glob("*/src"))
     session.run(str(commands / "mypy"), *sources, external=True)
     session.run(
-        str(commands / "mypy"), "ci", "benchmarks/run.py", "benchmarks/compare.py",
-        external=True, env={"MYPYPATH": "ci:benchmarks"},
-    )  # fmt: skip
+        str(commands / "mypy"),
+        "ci",
+        "benchmarks/run.py",
+        "benchmarks/compare.py",
+        external=True,
+        env={"MYPYPATH": "ci:benchmarks"},
+    )
 
 
 @nox.session(venv_backend="none")
@@ -104,9 +116,14 @@ def serve(session: nox.Session) -> None:
     """Start the OpenAI server on the shipped checkpoint. `-- VLLM ARGUMENTS` are added."""
     commands = prepare(session)
     run_on_vnpu(
-        session, commands, "vllm", "serve", CHECKPOINT, "--served-model-name=tiny_llama",
+        session,
+        commands,
+        "vllm",
+        "serve",
+        CHECKPOINT,
+        "--served-model-name=tiny_llama",
         *session.posargs,
-    )  # fmt: skip
+    )
 
 
 @nox.session(venv_backend="none")

@@ -101,10 +101,11 @@ def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
     if is_new:
         _create(directory, python, pip, groups, steps)
         installed["requirements"] = wanted
+        _write_stamp(stamp_path, installed)
     for package in stale:
         _install(package, python, pip, editable, steps)
         installed[package.name] = fingerprints[package.name]
-        stamp_path.write_text(json.dumps(installed, indent=2) + "\n", encoding="utf-8")
+        _write_stamp(stamp_path, installed)
     print(f"environment ready: source {directory}/bin/activate", flush=True)
 
 
@@ -148,11 +149,18 @@ def _install(
     elif editable:
         build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
         steps.run(
-            [*pip, "install", "-v", "--no-build-isolation", f"-Cbuild-dir={build_directory}",
-             "-e", package],
+            [
+                *pip,
+                "install",
+                "-v",
+                "--no-build-isolation",
+                f"-Cbuild-dir={build_directory}",
+                "-e",
+                package,
+            ],
             limit_s=INSTALL_LIMIT_S,
             environment=wheel_cache.build_environment(python),
-        )  # fmt: skip
+        )
     else:
         wheel = wheel_cache.compiled_wheel(package, python, steps)
         steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
@@ -166,6 +174,10 @@ def _read_stamp(path: Path) -> dict[str, str]:
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return stamp
+
+
+def _write_stamp(path: Path, installed: dict[str, str]) -> None:
+    path.write_text(json.dumps(installed, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:

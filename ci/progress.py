@@ -119,6 +119,7 @@ def _copy(process: subprocess.Popen[str], log: TextIO, display: _Display) -> Non
     assert process.stdout is not None
     for line in process.stdout:
         log.write(line)
-        if text := line.strip():
+        text = line.strip()
+        if text and not text.startswith("Successfully installed"):
             counted = _COUNTED.search(text)
             display.show(f"{counted[0]} {text.rsplit(' ', 1)[-1]}" if counted else text)

@@ -83,15 +83,25 @@ def vllm_wheel(python: Path, steps: Steps) -> Path:
     key = f"vllm-{VLLM_VERSION}-{sys.implementation.cache_tag}-{platform.machine()}"
     return _cached(
         key,
-        [python, "-m", "pip", "wheel", "--no-cache-dir", "--no-deps", "--no-build-isolation",
-         "--no-binary", "vllm", f"vllm=={VLLM_VERSION}"],
+        [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-cache-dir",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-binary",
+            "vllm",
+            f"vllm=={VLLM_VERSION}",
+        ],
         {
             "VLLM_TARGET_DEVICE": "empty",
             "VLLM_VERSION_OVERRIDE": VLLM_VERSION,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         },
         steps,
-    )  # fmt: skip
+    )
 
 
 def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
@@ -99,11 +109,20 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     build_directory = ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
     return _cached(
         f"{package.name}-{compiled_package_key(package)}",
-        [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation",
-         f"-Cbuild-dir={build_directory}", package],
+        [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "-v",
+            "--no-deps",
+            "--no-build-isolation",
+            f"-Cbuild-dir={build_directory}",
+            package,
+        ],
         build_environment(python),
         steps,
-    )  # fmt: skip
+    )
 
 
 def build_environment(python: Path) -> dict[str, str]:

@@ -181,9 +181,12 @@ def _installations() -> Iterator[Finding]:
     if cann and vnpu_version is not None:
         wins = "the virtual NPU" if os.environ.get("VNPU_ACTIVE") == "1" else "CANN"
         yield Finding(
-            area, "both present", Status.NOTE, f"{wins} wins in this process",
+            area,
+            "both present",
+            Status.NOTE,
+            f"{wins} wins in this process",
             "the paths under `libraries` are what the loader takes",
-        )  # fmt: skip
+        )
 
 
 def _libraries(probe: _Probe) -> Iterator[Finding]:
@@ -213,22 +216,29 @@ def _device(probe: _Probe) -> Iterator[Finding]:
         return
     gib = device["total_bytes"] / 2**30
     yield Finding(
-        area, "device", Status.OK if device["devices"] else Status.PROBLEM,
+        area,
+        "device",
+        Status.OK if device["devices"] else Status.PROBLEM,
         f"{device['devices']} x {device['name']}, {gib:.0f} GiB",
-    )  # fmt: skip
+    )
     yield Finding(
-        area, "one operator", Status.OK if device["equal"] else Status.PROBLEM,
+        area,
+        "one operator",
+        Status.OK if device["equal"] else Status.PROBLEM,
         "equal to the CPU's result" if device["equal"] else "differs from the CPU's result",
         "" if device["equal"] else "the device computes wrong values: do not use it",
-    )  # fmt: skip
+    )
     platform = probe.answers.get("platform")
     if platform is None:
         yield Finding(area, "vLLM's platform", Status.PROBLEM, "failed", probe.failure)
     elif platform["class"] != PLATFORM_CLASS:
         yield Finding(
-            area, "vLLM's platform", Status.PROBLEM, platform["class"],
+            area,
+            "vLLM's platform",
+            Status.PROBLEM,
+            platform["class"],
             "vLLM chose another platform; see `vLLM plugins` above and VLLM_TARGET_DEVICE",
-        )  # fmt: skip
+        )
     else:
         yield Finding(area, "vLLM's platform", Status.OK, platform["class"])
 

@@ -1,0 +1,38 @@
+"""Builds the sdist and, from it, the wheel of each package into dist/. Run by `nox -s build`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import wheel_cache
+from prepare_environment import present_packages
+from progress import StepFailedError, Steps
+
+DIST = wheel_cache.ROOT / "dist"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="packages to build; default: all")
+    names = parser.parse_args().names
+    packages = [package for package in present_packages() if not names or package.name in names]
+    steps = Steps(len(packages), DIST / "logs")
+    python = Path(sys.executable)
+    try:
+        for package in packages:
+            steps.start(f"packages/{package.name}")
+            steps.run(
+                [python, "-m", "build", "--no-isolation", "--outdir", DIST, package],
+                limit_s=wheel_cache.BUILD_LIMIT_S,
+                environment=wheel_cache.build_environment(python),
+            )
+    except StepFailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

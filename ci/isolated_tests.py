@@ -1,0 +1,134 @@
+"""Runs each package's tests in an environment with that package and what it declares.
+
+Run by `nox -s isolated`. A package's own requirements come from its metadata, its tests' from the
+dependency group `test` of its pyproject.toml; nothing else is installed, and the package comes
+from its wheel, so a missing declaration or a file left out of the wheel shows here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import wheel_cache
+from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages, tomllib
+from progress import StepFailedError, Steps
+
+ROOT = wheel_cache.ROOT
+SCRATCH = ROOT / ".nox" / "isolated"
+TESTS_LIMIT_S = 3600.0
+
+
+def build_own_wheels(directory: Path, steps: Steps) -> None:
+    """A wheel of every package of this checkout, in `directory`."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    python = Path(sys.executable)
+    for package in present_packages():
+        if is_compiled(package):
+            shutil.copy(wheel_cache.compiled_wheel(package, python, steps), directory)
+        else:
+            steps.run(
+                [
+                    python,
+                    "-m",
+                    "pip",
+                    "wheel",
+                    "--no-deps",
+                    "--no-build-isolation",
+                    "-w",
+                    directory,
+                    package,
+                ],
+                limit_s=INSTALL_LIMIT_S,
+            )
+
+
+def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
+    with (package / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    return project["project"]["name"], project.get("dependency-groups", {}).get("test", [])
+
+
+def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> bool:
+    """Install one package with what it declares and run its tests; whether they passed."""
+    directory = SCRATCH / package.name
+    shutil.rmtree(directory, ignore_errors=True)
+    steps.start(f"packages/{package.name}: install")
+    steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
+    distribution, test_requirements = distribution_and_test_requirements(package)
+    steps.run(
+        [
+            directory / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--find-links",
+            wheels,
+            "--constraint",
+            constraints,
+            distribution,
+            *test_requirements,
+        ],
+        limit_s=INSTALL_LIMIT_S,
+    )
+    steps.start(f"packages/{package.name}: tests")
+    command = [
+        directory / "bin" / "python",
+        "-m",
+        "pytest",
+        "-c",
+        ROOT / "pyproject.toml",
+        f"--rootdir={ROOT}",
+        "-p",
+        "no:cacheprovider",
+        package / "tests",
+    ]
+    vnpu = directory / "bin" / "vnpu"
+    # Outside the checkout, so that nothing is imported from it.
+    done = subprocess.run(
+        [*([vnpu, "run", "--"] if vnpu.exists() else []), *command],
+        cwd=directory,
+        timeout=TESTS_LIMIT_S,
+        check=False,
+    )
+    shutil.rmtree(directory)
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="packages to test; default: all")
+    names = parser.parse_args().names
+    packages = [package for package in present_packages() if not names or package.name in names]
+    if unknown := set(names) - {package.name for package in packages}:
+        print(f"no such package: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 1
+    steps = Steps(1 + 2 * len(packages), SCRATCH / "logs")
+    try:
+        steps.start("wheels of every package")
+        wheels = SCRATCH / "wheels"
+        build_own_wheels(wheels, steps)
+        vllm_wheel = wheel_cache.vllm_wheel(Path(sys.executable), steps)
+        constraints = SCRATCH / "constraints.txt"
+        # Without this, pip would take vLLM's wheel for CUDA.
+        constraints.write_text(f"vllm @ {vllm_wheel.as_uri()}\n", encoding="utf-8")
+        passed = {
+            package.name: run_tests(package, wheels, constraints, steps) for package in packages
+        }
+    except StepFailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except subprocess.TimeoutExpired as expired:
+        print(f"\nthe tests did not end within {expired.timeout:.0f} s", file=sys.stderr)
+        return 1
+    for name, has_passed in passed.items():
+        print(f"{name}: {'passed' if has_passed else 'FAILED'}")
+    return 0 if all(passed.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Fails when a package's sources changed and its version or changelog did not.
+
+A release is the tag NAME-vVERSION. Sources that differ from the tag of their own version need a
+new version; every version needs its heading in the package's CHANGELOG.md. Run by
+`nox -s release_check`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from prepare_environment import present_packages, tomllib
+
+SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
+
+
+def package_problems(package: Path) -> list[str]:
+    """What keeps one package from being released as it is."""
+    with (package / "pyproject.toml").open("rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    found: list[str] = []
+    changelog = package / "CHANGELOG.md"
+    if not changelog.is_file() or f"## {version}" not in changelog.read_text(encoding="utf-8"):
+        found.append(f"{package.name}: CHANGELOG.md has no heading `## {version}`")
+    tag = f"{package.name}-v{version}"
+    if _git(package, "tag", "--list", tag) and _git(package, "diff", "--stat", tag, "--", *SOURCES):
+        found.append(
+            f"{package.name}: the sources differ from tag {tag}; raise `version` in pyproject.toml "
+            "and describe the change in CHANGELOG.md"
+        )
+    return found
+
+
+def _git(package: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=package, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+def main() -> int:
+    packages = present_packages()
+    found = [problem for package in packages for problem in package_problems(package)]
+    for problem in found:
+        print(problem, file=sys.stderr)
+    print(f"{len(packages)} packages, {len(found)} problems")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Checks what our wheels hold: the namespace stays open, and no file has two owners."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+NAMESPACE_INIT = "vllm_davinci/__init__.py"
+
+
+def wheel_files(wheel: Path) -> list[str]:
+    """Names of the files a wheel installs, without its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return installed_files(archive.namelist())
+
+
+def installed_files(names: Iterable[str]) -> list[str]:
+    return [name for name in names if ".dist-info/" not in name and not name.endswith("/")]
+
+
+def problems(files: Mapping[str, list[str]]) -> list[str]:
+    """What is wrong with a set of distributions, given the files of each by name."""
+    found: list[str] = []
+    owners: dict[str, list[str]] = {}
+    for distribution, names in files.items():
+        for name in names:
+            owners.setdefault(name, []).append(distribution)
+        if NAMESPACE_INIT in names:
+            found.append(
+                f"{distribution} holds {NAMESPACE_INIT}, which hides every other package: remove it"
+            )
+        if not any(name.endswith("/py.typed") for name in names):
+            found.append(f"{distribution} has no py.typed: add one beside __init__.py")
+    for name, distributions in owners.items():
+        if len(distributions) > 1:
+            found.append(f"{name} is owned by {' and '.join(sorted(distributions))}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="where the wheels are")
+    wheels = sorted(parser.parse_args().directory.glob("*.whl"))
+    if not wheels:
+        print("no wheels found: run `nox -s build`", file=sys.stderr)
+        return 1
+    found = problems({wheel.name: wheel_files(wheel) for wheel in wheels})
+    for problem in found:
+        print(problem, file=sys.stderr)
+    print(f"{len(wheels)} wheels, {len(found)} problems")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
