@@ -1,0 +1,119 @@
+"""The training text: the source of the running Python's standard library.
+
+Every file is either training text or held out, decided by a hash of its path, so that the split
+is the same on every machine. Functions with a docstring also give conversations: the request is
+the docstring, the answer is the source.
+"""
+
+import ast
+import hashlib
+import re
+import sysconfig
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+# Not library code: installed packages, tests, programs, tables of data, and build facts of one
+# machine (`_sysconfigdata*`, `config-*`).
+EXCLUDED_DIRECTORIES = {
+    "__pycache__",
+    "dist-packages",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "idle_test",
+    "lib-dynload",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+    "turtledemo",
+}
+EXCLUDED_FILES = re.compile(r"(_sysconfigdata.*|entities|this|antigravity|_sysconfig_vars.*)\.py")
+HELD_OUT_ONE_IN = 32  # files; about 3 % of the text
+
+# A line that can stand first in a file or in an interactive session.
+TOP_LEVEL = re.compile(
+    r"^(?:async def|def|class|import|from|if|for|while|try|with|@|[A-Za-z_][\w.]* =)\b", re.M
+)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the standard library; `path` is relative to the library, with `/`."""
+
+    path: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        digest = hashlib.sha256(self.path.encode()).digest()
+        return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One request and the function that answers it."""
+
+    request: str
+    answer: str
+
+
+def standard_library() -> list[SourceFile]:
+    """The library's files in the order of their paths.
+
+    Raises FileNotFoundError where Python was installed without the library's source.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = []
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        relative = PurePosixPath(path.relative_to(root).as_posix())
+        if _is_library_code(relative):
+            with tokenize.open(path) as file:
+                files.append(SourceFile(str(relative), file.read()))
+    if not files:
+        raise FileNotFoundError(
+            f"no Python source under {root}: use a Python that ships its standard library as .py"
+        )
+    return files
+
+
+def training_files() -> list[SourceFile]:
+    """The files a model may learn from."""
+    return [file for file in standard_library() if not file.held_out]
+
+
+def held_out_files() -> list[SourceFile]:
+    """The files no model here has seen: what perplexity is measured on."""
+    return [file for file in standard_library() if file.held_out]
+
+
+def conversations(files: list[SourceFile]) -> Iterator[Conversation]:
+    """Requests for the documented functions of `files`, in the order of the text."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.text)):
+            if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
+                lines = file.text.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
+                summary = " ".join(docstring.split("\n\n")[0].split())
+                yield Conversation(_request(node.name, summary), textwrap.dedent("".join(lines)))
+
+
+def _request(name: str, summary: str) -> str:
+    forms = (
+        summary,
+        f"Write a Python function {name}: {summary}",
+        f"Write the function {name}.",
+        f"Write a function for this: {summary}",
+    )
+    return forms[hashlib.sha256(f"{name} {summary}".encode()).digest()[0] % len(forms)]
+
+
+def _is_library_code(path: PurePosixPath) -> bool:
+    return not (
+        EXCLUDED_DIRECTORIES.intersection(path.parts[:-1])
+        or path.parts[0].startswith("config-")
+        or EXCLUDED_FILES.fullmatch(path.name)
+    )

@@ -1,0 +1,104 @@
+"""The README of a checkpoint: what it is, how it was made, what was measured."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import tokenizers
+import torch
+import transformers
+from perplexity import SLICE_TOKENS
+from recipes import CONTEXT_TOKENS, VOCAB_SIZE, Recipe
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+PROMPTS = ("def ", "import ", "class ", "def read_lines(path):\n")
+BOUND_MARGIN = 1.15  # the slice is another text under another Python version
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a training run measured; perplexities are of the weights as saved, in fp32."""
+
+    steps: int
+    tokens: int
+    wall_seconds: float
+    cpu_seconds: float
+    threads: int
+    seed: int
+    slice_perplexity: float
+    perplexity: float | None
+    """Over all held-out files; None before the last step."""
+
+
+def write_model_card(
+    directory: Path,
+    name: str,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    measured: Measurements,
+) -> None:
+    """Writes `directory`/README.md, with completions of PROMPTS by `model`."""
+    whole = "" if measured.perplexity is None else f"{measured.perplexity:.2f}"
+    rows = {
+        "architecture": model.config.architectures[0],
+        "parameters": f"{model.num_parameters():,} (bf16)",
+        "vocabulary": f"{VOCAB_SIZE} tokens, byte-level BPE",
+        "context": f"{CONTEXT_TOKENS} tokens",
+        "steps": f"{measured.steps} of {recipe.steps}",
+        "tokens seen": f"{measured.tokens:,}",
+        "seed": str(measured.seed),
+        "time": (
+            f"{measured.wall_seconds / 60:.0f} minutes with {measured.threads} threads "
+            f"({measured.cpu_seconds / 60:.0f} minutes of processor time)"
+        ),
+        "perplexity, all held-out files": whole or "measured after the last step",
+        f"perplexity, slice of {SLICE_TOKENS} tokens": f"{measured.slice_perplexity:.2f}",
+        "perplexity bound of the test": f"{measured.slice_perplexity * BOUND_MARGIN:.2f}",
+        "versions": (
+            f"Python {platform.python_version()}, torch {torch.__version__}, "
+            f"transformers {transformers.__version__}, tokenizers {tokenizers.__version__}, "
+            f"safetensors {safetensors.__version__}"
+        ),
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    samples = "\n\n".join(
+        f"```python\n{_completion(model, tokenizer, prompt)}\n```" for prompt in PROMPTS
+    )
+    prompts = ", ".join(f"`{prompt!r}`" for prompt in PROMPTS)
+    (directory / "README.md").write_text(
+        f"""# {name}
+
+{recipe.description} It completes Python source; it knows nothing else.
+
+Trained from random weights on the source text of Python's own standard library (the `.py` files
+of `sysconfig.get_paths()["stdlib"]` without tests, tables of data and installed packages; see
+`../corpus.py`). One file in 32, by a hash of its path, is held out. The text is under the PSF
+licence. Made by
+
+    python checkpoints/train.py {name}
+
+and measured by
+
+    python checkpoints/perplexity.py checkpoints/{name}
+
+| | |
+| --- | --- |
+{table}
+
+## Completions
+
+Greedy, from {prompts}:
+
+{samples}
+"""
+    )
+
+
+@torch.no_grad()
+def _completion(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
+    encoded = tokenizer(prompt, return_tensors="pt")
+    output = model.generate(**encoded, max_new_tokens=64, do_sample=False)
+    text: str = tokenizer.decode(output[0], skip_special_tokens=True)
+    return text.rstrip()

@@ -1,0 +1,95 @@
+"""What is trained: the models' shapes and how long each one learns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import DeepseekV3Config, LlamaConfig, PreTrainedConfig
+
+VOCAB_SIZE = 4096  # tokens; shared by both checkpoints, which have the same tokenizer
+CONTEXT_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One checkpoint. Sequences are short at first; the last ones fill the whole context."""
+
+    config: Callable[[], PreTrainedConfig]
+    description: str
+    steps: int
+    batch_tokens: int = 4096
+    sequence_tokens: int = 256
+    full_context_share: float = 0.25
+    """Share of the steps, at the end, whose sequences have CONTEXT_TOKENS tokens."""
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    average_decay: float = 0.995
+    """Per step, of the moving average of the weights; the average is what is saved."""
+    balance_rate: float = 1e-3
+    """Per step, of the routers' correction bias (DeepSeek-V3 report, section 2.1.2)."""
+
+
+def _llama_config() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+    )
+
+
+def _deepseek_config() -> DeepseekV3Config:
+    return DeepseekV3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=192,
+        intermediate_size=512,
+        moe_intermediate_size=96,
+        num_hidden_layers=4,
+        first_k_dense_replace=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=96,
+        kv_lora_rank=256,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.0,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=False,
+        num_mtp_layers=0,
+        # Fixed in transformers' implementation, read from the configuration by vLLM's.
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        moe_layer_freq=1,
+    )
+
+
+RECIPES = {
+    "tiny_llama": Recipe(
+        config=_llama_config,
+        description=(
+            "A dense Llama: 6 layers, 4 query heads on 2 key/value heads of size 64, "
+            "tied embeddings."
+        ),
+        steps=3600,
+    ),
+    "tiny_deepseek": Recipe(
+        config=_deepseek_config,
+        description=(
+            "A DeepSeek-V3: multi-head latent attention (kv_lora_rank 256, rope 64), one dense "
+            "layer, then three with a shared expert and 8 routed ones in 4 groups, 2 per token."
+        ),
+        steps=3600,
+    ),
+}
