@@ -1,0 +1,78 @@
+// libacl_op_compiler: compile options, system parameters, and the older way to run an operator.
+
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "abi/ascendcl/declarations.h"
+#include "acl/acl_op_compiler.h"
+
+using vnpu::FailureKind;
+
+namespace {
+
+constexpr size_t kOptionBytes = 64;
+std::atomic<int64_t> parameters[8];
+
+const char* option(aclCompileOpt opt) {
+  // "disable" sends every operator through aclnn; anything else would compile it just in time.
+  return opt == ACL_OP_JIT_COMPILE ? "disable" : "";
+}
+
+aclError no_such_operator(const char* type) {
+  return vnpu::abi::report(
+      FailureKind::kNotSupported,
+      std::string("vnpu: operator '") + type +
+          "' has no aclnn implementation here, so torch_npu took its older route (aclop), which a "
+          "virtual NPU does not have. `vnpu coverage " +
+          type + "` says what is missing; docs/guides/add_an_operator.md how to add it.");
+}
+
+aclError parameter(aclSysParamOpt opt, const int64_t* write, int64_t* read) {
+  const auto index = static_cast<size_t>(opt);
+  if (index >= std::size(parameters)) {
+    return vnpu::abi::report(FailureKind::kInvalidArgument, "vnpu: no such system parameter.");
+  }
+  if (write != nullptr) parameters[index].store(*write, std::memory_order_relaxed);
+  if (read != nullptr) *read = parameters[index].load(std::memory_order_relaxed);
+  return 0;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) size_t aclGetCompileoptSize(aclCompileOpt) {
+  return kOptionBytes;
+}
+VNPU_ACL(aclGetCompileopt, (aclCompileOpt opt, char* value, size_t bytes)) {
+  std::memset(value, 0, bytes);
+  std::strncpy(value, option(opt), bytes - 1);
+  return 0;
+}
+VNPU_ACL(aclSetCompileopt, (aclCompileOpt opt, const char* value)) {
+  if (opt == ACL_OP_JIT_COMPILE && std::strcmp(value, "disable") != 0) {
+    return vnpu::abi::report(FailureKind::kNotSupported,
+                             "vnpu: just-in-time compilation of operators is not available; leave "
+                             "jit_compile off (torch.npu.set_compile_mode(jit_compile=False)).");
+  }
+  return 0;
+}
+VNPU_ACL(aclrtGetSysParamOpt, (aclSysParamOpt opt, int64_t* value)) {
+  return parameter(opt, nullptr, value);
+}
+VNPU_ACL(aclrtSetSysParamOpt, (aclSysParamOpt opt, int64_t value)) {
+  return parameter(opt, &value, nullptr);
+}
+VNPU_ACL(aclrtCtxSetSysParamOpt, (aclSysParamOpt opt, int64_t value)) {
+  return parameter(opt, &value, nullptr);
+}
+VNPU_ACL(aclopCompileAndExecute,
+         (const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
+          const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
+          aclopCompileType, const char*, aclrtStream)) {
+  return no_such_operator(type);
+}
+VNPU_ACL(aclopCompileAndExecuteV2,
+         (const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[],
+          aclDataBuffer*[], aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream)) {
+  return no_such_operator(type);
+}

@@ -1,0 +1,89 @@
+// Events: records, waits, timing.
+
+#include "abi/ascendcl/declarations.h"
+#include "abi/handles.h"
+#include "device/system.h"
+
+using namespace vnpu;
+using abi::guarded;
+
+namespace {
+
+Executor& executor() { return System::instance().executor(); }
+
+}  // namespace
+
+VNPU_ACL(aclrtCreateEventExWithFlag, (aclrtEvent * event, uint32_t flags)) {
+  return guarded("aclrtCreateEventExWithFlag",
+                 [&] { *event = abi::make_handle(std::make_shared<Event>(flags)); });
+}
+VNPU_ACL(aclrtCreateEventWithFlag, (aclrtEvent * event, uint32_t flags)) {
+  return aclrtCreateEventExWithFlag(event, flags);
+}
+VNPU_ACL(aclrtCreateEvent, (aclrtEvent * event)) { return aclrtCreateEventExWithFlag(event, 0); }
+VNPU_ACL(aclrtDestroyEvent, (aclrtEvent event)) {
+  return guarded("aclrtDestroyEvent", [&] {
+    abi::event_of(event);
+    abi::drop_event_handle(event);
+  });
+}
+VNPU_ACL(aclrtRecordEvent, (aclrtEvent handle, aclrtStream stream)) {
+  return guarded("aclrtRecordEvent", [&] {
+    executor().record(abi::stream_of(stream), abi::event_of(handle));
+  });
+}
+VNPU_ACL(aclrtStreamWaitEvent, (aclrtStream stream, aclrtEvent handle)) {
+  return guarded("aclrtStreamWaitEvent", [&] {
+    executor().wait(abi::stream_of(stream), abi::event_of(handle));
+  });
+}
+VNPU_ACL(aclrtResetEvent, (aclrtEvent handle, aclrtStream stream)) {
+  // A wait refers to the record before it, so there is nothing to take back.
+  return guarded("aclrtResetEvent", [&] {
+    abi::event_of(handle);
+    abi::stream_of(stream);
+  });
+}
+VNPU_ACL(aclrtSynchronizeEvent, (aclrtEvent handle)) {
+  return guarded("aclrtSynchronizeEvent",
+                 [&] { executor().synchronize(abi::event_of(handle), std::nullopt); });
+}
+VNPU_ACL(aclrtSynchronizeEventWithTimeout, (aclrtEvent handle, int32_t timeout_ms)) {
+  return guarded("aclrtSynchronizeEventWithTimeout", [&] {
+    Executor::Limit limit;
+    if (timeout_ms >= 0) limit = std::chrono::milliseconds(timeout_ms);
+    executor().synchronize(abi::event_of(handle), limit);
+  });
+}
+VNPU_ACL(aclrtQueryEventStatus, (aclrtEvent handle, aclrtEventRecordedStatus* status)) {
+  return guarded("aclrtQueryEventStatus", [&] {
+    *status = executor().query(abi::event_of(handle)) ? ACL_EVENT_RECORDED_STATUS_COMPLETE
+                                                      : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+  });
+}
+VNPU_ACL(aclrtQueryEventWaitStatus, (aclrtEvent handle, aclrtEventWaitStatus* status)) {
+  return guarded("aclrtQueryEventWaitStatus", [&] {
+    *status = executor().query(abi::event_of(handle)) ? ACL_EVENT_WAIT_STATUS_COMPLETE
+                                                      : ACL_EVENT_WAIT_STATUS_NOT_READY;
+  });
+}
+VNPU_ACL(aclrtEventElapsedTime, (float* ms, aclrtEvent start, aclrtEvent end)) {
+  return guarded("aclrtEventElapsedTime", [&] {
+    const EventPtr& from = abi::event_of(start);
+    const EventPtr& to = abi::event_of(end);
+    if (from->recorded.load() == 0 || to->recorded.load() == 0) {
+      throw Failure(FailureKind::kInvalidHandle,
+                    "vnpu: elapsed time needs two recorded events; record them first.");
+    }
+    executor().synchronize(from, std::nullopt);
+    executor().synchronize(to, std::nullopt);
+    *ms = static_cast<float>(to->time_ns.load() - from->time_ns.load()) * 1e-6f;
+  });
+}
+VNPU_ACL(aclrtEventGetTimestamp, (aclrtEvent handle, uint64_t* microseconds)) {
+  return guarded("aclrtEventGetTimestamp", [&] {
+    const EventPtr& event = abi::event_of(handle);
+    executor().synchronize(event, std::nullopt);
+    *microseconds = static_cast<uint64_t>(event->time_ns.load() / 1000);
+  });
+}

@@ -1,0 +1,144 @@
+// libopapi: creation and destruction of what the operators take.
+
+#include <algorithm>
+#include <cstring>
+
+#include "abi/status.h"
+#include "ops/handles.h"
+
+using namespace vnpu;
+
+#define VNPU_C(TYPE) extern "C" __attribute__((visibility("default"))) TYPE
+
+namespace {
+
+template <class Make>
+auto created(const char* function, Make&& make) -> decltype(make()) {
+  try {
+    return make();
+  } catch (...) {
+    abi::report_exception(function);
+    return nullptr;  // torch_npu turns a null handle into an error with the recent text
+  }
+}
+
+}  // namespace
+
+VNPU_C(aclTensor*)
+aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t* strides,
+                int64_t offset, int32_t format, const int64_t* storage_sizes,
+                uint64_t storage_dims, void* data) {
+  return created("aclCreateTensor", [&] {
+    if (dims > ops::kMaxDims || storage_dims > ops::kMaxDims) {
+      throw Failure(FailureKind::kOperatorInvalid,
+                    "vnpu: a tensor of " + std::to_string(std::max(dims, storage_dims)) +
+                        " dimensions; at most " + std::to_string(ops::kMaxDims) + " are possible.");
+    }
+    auto tensor = std::make_unique<aclTensor>();
+    ops::TensorView& view = tensor->view;
+    view.storage = data;
+    view.offset = offset;
+    view.dims = static_cast<int8_t>(dims);
+    std::copy_n(sizes, dims, view.sizes);
+    if (strides != nullptr) {
+      std::copy_n(strides, dims, view.strides);
+    } else {
+      int64_t step = 1;
+      for (int i = static_cast<int>(dims) - 1; i >= 0; --i) {
+        view.strides[i] = step;
+        step *= sizes[i];
+      }
+    }
+    view.dtype = ops::read_dtype(type);
+    view.format = format;
+    view.storage_dims = static_cast<int8_t>(storage_dims);
+    if (storage_sizes != nullptr) std::copy_n(storage_sizes, storage_dims, view.storage_sizes);
+    return tensor.release();
+  });
+}
+VNPU_C(aclScalar*) aclCreateScalar(void* value, int32_t type) {
+  return created("aclCreateScalar", [&] {
+    switch (ops::read_dtype(type)) {
+      case at::kFloat: return new aclScalar{at::Scalar(*static_cast<float*>(value))};
+      case at::kDouble: return new aclScalar{at::Scalar(*static_cast<double*>(value))};
+      case at::kInt: return new aclScalar{at::Scalar(*static_cast<int32_t*>(value))};
+      case at::kLong: return new aclScalar{at::Scalar(*static_cast<int64_t*>(value))};
+      case at::kBool: return new aclScalar{at::Scalar(*static_cast<bool*>(value))};
+      case at::kHalf: return new aclScalar{at::Scalar(*static_cast<at::Half*>(value))};
+      case at::kBFloat16: return new aclScalar{at::Scalar(*static_cast<at::BFloat16*>(value))};
+      case at::kComplexFloat:
+        return new aclScalar{at::Scalar(*static_cast<c10::complex<float>*>(value))};
+      case at::kComplexDouble:
+        return new aclScalar{at::Scalar(*static_cast<c10::complex<double>*>(value))};
+      default:
+        throw Failure(FailureKind::kOperatorInvalid,
+                      "vnpu: a scalar of aclDataType " + std::to_string(type) + " is not known.");
+    }
+  });
+}
+VNPU_C(aclIntArray*) aclCreateIntArray(const int64_t* values, uint64_t count) {
+  return new aclIntArray{{values, values + count}};
+}
+VNPU_C(aclFloatArray*) aclCreateFloatArray(const float* values, uint64_t count) {
+  return new aclFloatArray{{values, values + count}};
+}
+VNPU_C(aclBoolArray*) aclCreateBoolArray(const bool* values, uint64_t count) {
+  auto* array = new aclBoolArray();
+  array->values.assign(values, values + count);
+  return array;
+}
+VNPU_C(aclTensorList*) aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
+  return new aclTensorList{{tensors, tensors + count}};
+}
+VNPU_C(aclScalarList*) aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
+  return new aclScalarList{{scalars, scalars + count}};
+}
+
+VNPU_C(int) aclDestroyTensor(const aclTensor* tensor) {
+  delete tensor;
+  return 0;
+}
+VNPU_C(int) aclDestroyScalar(const aclScalar* scalar) {
+  delete scalar;
+  return 0;
+}
+VNPU_C(int) aclDestroyIntArray(const aclIntArray* array) {
+  delete array;
+  return 0;
+}
+VNPU_C(int) aclDestroyFloatArray(const aclFloatArray* array) {
+  delete array;
+  return 0;
+}
+VNPU_C(int) aclDestroyBoolArray(const aclBoolArray* array) {
+  delete array;
+  return 0;
+}
+VNPU_C(int) aclDestroyTensorList(const aclTensorList* list) {
+  for (const aclTensor* tensor : list->tensors) delete tensor;
+  delete list;
+  return 0;
+}
+VNPU_C(int) aclDestroyScalarList(const aclScalarList* list) {
+  for (const aclScalar* scalar : list->scalars) delete scalar;
+  delete list;
+  return 0;
+}
+
+VNPU_C(int) aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* dims) {
+  const ops::TensorView& view = tensor->view;
+  *dims = static_cast<uint64_t>(view.dims);
+  *sizes = new int64_t[static_cast<size_t>(view.dims)];  // the caller uses delete[]
+  std::copy_n(view.sizes, view.dims, *sizes);
+  return 0;
+}
+VNPU_C(int) aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
+  executor->repeatable = true;
+  return 0;
+}
+
+// Called by libnnopbase's aclDestroyAclOpExecutor.
+VNPU_C(int) vnpuDestroyExecutor(aclOpExecutor* executor) {
+  delete executor;
+  return 0;
+}

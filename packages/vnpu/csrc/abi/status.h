@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+
+#include "device/failure.h"
+#include "device/stream.h"
+
+// Between the device and the C interfaces: exceptions become status codes and the recent error text.
+namespace vnpu::abi {
+
+// The aclError of a kind of failure.
+int status_of(FailureKind kind);
+// Keeps the text for aclGetRecentErrMsg of this thread; returns the status.
+int report(FailureKind kind, const std::string& message);
+// For catch (...): reports the exception in flight. `where` is the C function's name.
+int report_exception(const char* where);
+// The text that aclGetRecentErrMsg returns; never null.
+const char* recent_error();
+
+// Runs a C function's body.
+template <class Body>
+int guarded(const char* where, Body&& body) {
+  try {
+    body();
+    return 0;
+  } catch (...) {
+    return report_exception(where);
+  }
+}
+
+// The stream behind an aclrtStream; null is the current device's default stream. Throws
+// kInvalidHandle for a handle that is not a live stream.
+const StreamPtr& stream_of(void* handle);
+const EventPtr& event_of(void* handle);
+
+}  // namespace vnpu::abi

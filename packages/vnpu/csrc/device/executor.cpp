@@ -1,0 +1,469 @@
+#include "device/executor.h"
+
+#include <algorithm>
+
+namespace vnpu {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr size_t kQueueDepth = 4096;            // tasks of one stream; the host waits beyond
+constexpr microseconds kOutsideWait{500};       // one sleep inside a task that waits outside
+constexpr milliseconds kIdleHost{20};           // fuzz: when the host is away, work goes on
+
+}  // namespace
+
+Executor::Executor(const Configuration& configuration)
+    : policy_(configuration.schedule),
+      wait_limit_(static_cast<int64_t>(configuration.wait_limit_seconds * 1000)),
+      random_(configuration.seed),
+      last_host_call_(steady_clock::now()) {}
+
+StreamPtr Executor::create_stream(int device, uint32_t priority) {
+  Lock lock(mutex_);
+  auto stream = std::make_shared<Stream>(device, next_stream_id_++, priority);
+  streams_.push_back(stream);
+  if (policy_ == SchedulePolicy::kThreads) {
+    std::thread(&Executor::stream_worker, this, stream).detach();
+  }
+  return stream;
+}
+
+void Executor::destroy_stream(const StreamPtr& stream) {
+  synchronize(stream, std::nullopt);
+  Lock lock(mutex_);
+  stream->destroyed = true;
+  streams_.erase(std::remove(streams_.begin(), streams_.end(), stream), streams_.end());
+  changed_.notify_all();
+}
+
+void Executor::submit(const StreamPtr& stream, TaskPtr task) {
+  Lock lock(mutex_);
+  if (stream->destroyed) {
+    throw Failure(FailureKind::kInvalidHandle,
+                  std::string("vnpu: ") + task->name + " was launched on a destroyed stream.");
+  }
+  if (stream->update != nullptr) {
+    const GraphPtr graph = stream->update->graph.lock();
+    if (graph == nullptr || stream->update_next >= stream->update->end) {
+      throw Failure(FailureKind::kCaptureConflict,
+                    std::string("vnpu: ") + task->name +
+                        " does not fit into the task group under update: the group holds " +
+                        std::to_string(stream->update->end - stream->update->begin) + " tasks.");
+    }
+    graph->replace(stream->update_next++, std::move(task));
+    return;
+  }
+  if (stream->capture != nullptr) {
+    stream->capture->append(std::move(task));
+    return;
+  }
+  switch (policy_) {
+    case SchedulePolicy::kEager:
+      submit_eager(stream, std::move(task), lock);
+      return;
+    case SchedulePolicy::kThreads:
+      break;
+    case SchedulePolicy::kFuzz:
+      last_host_call_ = steady_clock::now();
+      start_background();
+      break;
+  }
+  if (stream->queue.size() >= kQueueDepth) {
+    wait_until([&] { return stream->queue.size() < kQueueDepth; }, std::nullopt,
+               "room in a stream's queue", lock);
+  }
+  stream->queue.push_back(std::move(task));
+  ++pending_;
+  changed_.notify_all();
+  if (policy_ == SchedulePolicy::kFuzz && random_() % 8 == 0) pump_fuzz(lock, random_() % 4);
+}
+
+// --- events and capture ------------------------------------------------------------------------
+
+void Executor::record(const StreamPtr& stream, const EventPtr& event) {
+  uint64_t version = 0;
+  {
+    Lock lock(mutex_);
+    event->captured_in = stream->capture;
+    if (stream->capture != nullptr) return;
+    version = event->recorded.fetch_add(1) + 1;
+  }
+  submit(stream, std::make_shared<EventRecord>(event, version));
+}
+
+void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
+  uint64_t version = 0;
+  {
+    Lock lock(mutex_);
+    const GraphPtr graph = event->captured_in.lock();
+    if (graph != nullptr && graph->state == CaptureState::kActive) {
+      if (stream->capture != nullptr && stream->capture != graph) {
+        throw Failure(FailureKind::kCaptureConflict,
+                      "vnpu: a stream that captures one graph waits for an event of another.");
+      }
+      stream->capture = graph;
+      return;
+    }
+    version = event->recorded.load();
+    if (event->completed.load() >= version) return;
+  }
+  submit(stream, std::make_shared<EventWait>(event, version));
+}
+
+GraphPtr Executor::begin_capture(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->capture != nullptr) {
+    throw Failure(FailureKind::kCaptureConflict, "vnpu: this stream captures already.");
+  }
+  stream->capture = std::make_shared<Graph>();
+  stream->capture_origin = true;
+  return stream->capture;
+}
+
+GraphPtr Executor::capture_of(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  return stream->capture;
+}
+
+GraphPtr Executor::end_capture(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->capture == nullptr || !stream->capture_origin) {
+    throw Failure(FailureKind::kCaptureConflict,
+                  "vnpu: a capture must end on the stream on which it began.");
+  }
+  const GraphPtr graph = stream->capture;
+  graph->state = CaptureState::kReady;
+  for (const StreamPtr& each : streams_) {
+    if (each->capture == graph) {
+      each->capture = nullptr;
+      each->capture_origin = false;
+    }
+  }
+  return graph;
+}
+
+void Executor::begin_group(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->capture == nullptr) {
+    throw Failure(FailureKind::kCaptureConflict, "vnpu: a task group needs a capturing stream.");
+  }
+  stream->capture->open_group_begin = stream->capture->size();
+}
+
+std::shared_ptr<Graph::TaskGroup> Executor::end_group(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->capture == nullptr) {
+    throw Failure(FailureKind::kCaptureConflict, "vnpu: a task group needs a capturing stream.");
+  }
+  const GraphPtr& graph = stream->capture;
+  return std::make_shared<Graph::TaskGroup>(
+      Graph::TaskGroup{graph, graph->open_group_begin, graph->size()});
+}
+
+void Executor::begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group) {
+  Lock lock(mutex_);
+  if (stream->update != nullptr || stream->capture != nullptr) {
+    throw Failure(FailureKind::kCaptureConflict,
+                  "vnpu: this stream captures or updates a task group already.");
+  }
+  stream->update_next = group->begin;
+  stream->update = std::move(group);
+}
+
+void Executor::end_update(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->update == nullptr) {
+    throw Failure(FailureKind::kCaptureConflict, "vnpu: this stream updates no task group.");
+  }
+  stream->update = nullptr;
+}
+
+void Executor::submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock) {
+  if (stream->idle()) {
+    stream->running = true;
+    lock.unlock();
+    Progress progress;
+    try {
+      progress = task->advance();
+    } catch (...) {
+      lock.lock();
+      stream->running = false;
+      changed_.notify_all();
+      throw;
+    }
+    lock.lock();
+    stream->running = false;
+    if (progress == Progress::kDone) {
+      if (pending_ > 0) {
+        changed_.notify_all();
+        pump(lock);
+      }
+      return;
+    }
+    stream->blocked = true;
+    stream->queue.push_front(std::move(task));
+    ++pending_;
+    start_background();
+    changed_.notify_all();
+    return;
+  }
+  if (stream->queue.size() >= kQueueDepth) {
+    wait_until([&] { return stream->queue.size() < kQueueDepth; }, std::nullopt,
+               "room in a stream's queue", lock);
+  }
+  stream->queue.push_back(std::move(task));
+  ++pending_;
+  pump(lock);
+}
+
+void Executor::run_head(Stream& stream, Lock& lock) {
+  const TaskPtr task = stream.queue.front();
+  stream.running = true;
+  lock.unlock();
+  Progress progress = Progress::kDone;
+  std::optional<Failure> failure;
+  try {
+    progress = task->advance();
+  } catch (const Failure& f) {
+    failure = f;
+  } catch (const std::exception& e) {
+    failure = Failure(FailureKind::kInternal, std::string("vnpu: ") + task->name + ": " + e.what());
+  }
+  lock.lock();
+  stream.running = false;
+  stream.blocked = progress == Progress::kBlocked;
+  if (failure.has_value()) {
+    if (!stream.failure.has_value()) stream.failure = failure;
+    // What was queued behind a failed task would compute on what it did not produce. Event records
+    // still happen, so that other streams do not wait for ever.
+    std::deque<TaskPtr> kept;
+    for (size_t i = 1; i < stream.queue.size(); ++i) {
+      if (dynamic_cast<EventRecord*>(stream.queue[i].get()) != nullptr) {
+        kept.push_back(std::move(stream.queue[i]));
+      }
+    }
+    pending_ -= stream.queue.size() - kept.size();
+    stream.queue = std::move(kept);
+    stream.blocked = false;
+  } else if (progress == Progress::kDone) {
+    stream.queue.pop_front();
+    --pending_;
+  }
+  changed_.notify_all();
+}
+
+bool Executor::pump(Lock& lock) {
+  bool any = false;
+  for (bool again = true; again && pending_ > 0;) {
+    again = false;
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      const StreamPtr stream = streams_[i];
+      while (!stream->queue.empty() && !stream->running) {
+        run_head(*stream, lock);
+        if (stream->blocked) break;
+        again = any = true;
+      }
+    }
+  }
+  return any;
+}
+
+bool Executor::pump_fuzz(Lock& lock, size_t most) {
+  bool any = false;
+  for (size_t n = 0; n < most && pending_ > 0;) {
+    std::vector<StreamPtr> candidates;
+    for (const StreamPtr& stream : streams_) {
+      if (!stream->queue.empty() && !stream->running) candidates.push_back(stream);
+    }
+    bool ran = false;
+    while (!candidates.empty() && !ran) {
+      const size_t pick = random_() % candidates.size();
+      const StreamPtr stream = candidates[pick];
+      candidates.erase(candidates.begin() + static_cast<ptrdiff_t>(pick));
+      if (stream->queue.empty() || stream->running) continue;
+      run_head(*stream, lock);
+      ran = !stream->blocked;
+    }
+    if (!ran) break;
+    any = true;
+    ++n;
+  }
+  return any;
+}
+
+bool Executor::wait_outside(Lock& lock) {
+  for (const StreamPtr& stream : streams_) {
+    if (stream->queue.empty() || stream->running || !stream->blocked) continue;
+    const TaskPtr task = stream->queue.front();
+    if (!task->waits_outside()) continue;
+    const StreamPtr held = stream;
+    held->running = true;
+    lock.unlock();
+    task->wait(kOutsideWait);
+    lock.lock();
+    held->running = false;
+    changed_.notify_all();
+    return true;
+  }
+  return false;
+}
+
+void Executor::wait_until(const std::function<bool()>& done, Limit limit, const char* what,
+                          Lock& lock) {
+  const auto begin = steady_clock::now();
+  const milliseconds most = limit.has_value() ? std::min(*limit, wait_limit_) : wait_limit_;
+  const auto deadline = begin + most;
+  while (!done()) {
+    bool worked = false;
+    if (policy_ == SchedulePolicy::kEager) worked = pump(lock);
+    if (policy_ == SchedulePolicy::kFuzz) worked = pump_fuzz(lock, 1);
+    last_host_call_ = steady_clock::now();
+    if (worked || done()) continue;
+    if (last_host_call_ >= deadline) {
+      throw Failure(FailureKind::kWaitTimeout,
+                    std::string("vnpu: waited ") + std::to_string(most.count()) + " ms for " +
+                        what + ". Pending: " + describe_pending() +
+                        ". A longer wait: VNPU_WAIT_LIMIT=SECONDS.");
+    }
+    if (policy_ != SchedulePolicy::kThreads && wait_outside(lock)) continue;
+    changed_.wait_until(lock, std::min(deadline, last_host_call_ + milliseconds(5)));
+  }
+}
+
+std::string Executor::describe_pending() const {
+  std::string text;
+  for (const StreamPtr& stream : streams_) {
+    if (stream->queue.empty()) continue;
+    if (!text.empty()) text += "; ";
+    const Task& head = *stream->queue.front();
+    text += "stream " + std::to_string(stream->id) + " of device " +
+            std::to_string(stream->device) + ": " + std::to_string(stream->queue.size()) +
+            " tasks, the first (" + head.name + ") waits for " + head.waiting_for();
+  }
+  return text.empty() ? "nothing is queued" : text;
+}
+
+void Executor::throw_failure(Stream& stream) {
+  if (!stream.failure.has_value()) return;
+  const Failure failure = *stream.failure;
+  stream.failure.reset();
+  throw failure;
+}
+
+void Executor::synchronize(const StreamPtr& stream, Limit limit) {
+  Lock lock(mutex_);
+  if (stream->capture != nullptr) {
+    throw Failure(FailureKind::kCaptureConflict,
+                  "vnpu: a capturing stream cannot be synchronised; end the capture first.");
+  }
+  if (!stream->idle()) {
+    wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
+  }
+  throw_failure(*stream);
+}
+
+void Executor::synchronize(const EventPtr& event, Limit limit) {
+  if (event->complete()) return;
+  Lock lock(mutex_);
+  const uint64_t version = event->recorded.load();
+  wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
+}
+
+void Executor::synchronize_device(int device, Limit limit) {
+  Lock lock(mutex_);
+  for (const StreamPtr& stream : streams_) {
+    if (stream->device == device && stream->capture != nullptr) {
+      throw Failure(FailureKind::kCaptureConflict,
+                    "vnpu: the device cannot be synchronised while a stream captures.");
+    }
+  }
+  if (!device_idle(device)) wait_until([&] { return device_idle(device); }, limit, "a device", lock);
+  for (const StreamPtr& stream : streams_) {
+    if (stream->device == device) throw_failure(*stream);
+  }
+}
+
+bool Executor::device_idle(int device) const {
+  return std::all_of(streams_.begin(), streams_.end(), [&](const StreamPtr& stream) {
+    return stream->device != device || stream->idle();
+  });
+}
+
+void Executor::drain_device(int device) {
+  Lock lock(mutex_);
+  if (!device_idle(device)) {
+    wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
+  }
+}
+
+bool Executor::query(const StreamPtr& stream) {
+  Lock lock(mutex_);
+  if (stream->idle()) return true;
+  if (policy_ == SchedulePolicy::kEager) pump(lock);
+  if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
+  return stream->idle();
+}
+
+bool Executor::query(const EventPtr& event) {
+  if (event->complete()) return true;
+  Lock lock(mutex_);
+  if (policy_ == SchedulePolicy::kEager) pump(lock);
+  if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
+  return event->complete();
+}
+
+// --- threads of the executor -----------------------------------------------------------------
+
+void Executor::start_background() {
+  if (background_started_) return;
+  background_started_ = true;
+  std::thread(&Executor::background, this).detach();
+}
+
+void Executor::background() {
+  Lock lock(mutex_);
+  for (;;) {
+    if (pending_ == 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (policy_ == SchedulePolicy::kFuzz) {
+      // The order stays the seed's as long as the host keeps calling.
+      if (steady_clock::now() - last_host_call_ < kIdleHost) {
+        changed_.wait_for(lock, kIdleHost);
+        continue;
+      }
+      if (pump_fuzz(lock, 1)) continue;
+    } else if (pump(lock)) {
+      continue;
+    }
+    if (!wait_outside(lock)) changed_.wait_for(lock, milliseconds(5));
+  }
+}
+
+void Executor::stream_worker(StreamPtr stream) {
+  Lock lock(mutex_);
+  while (!stream->destroyed) {
+    if (stream->queue.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    run_head(*stream, lock);
+    if (!stream->blocked) continue;
+    const TaskPtr task = stream->queue.front();
+    if (task->waits_outside()) {
+      stream->running = true;
+      lock.unlock();
+      task->wait(kOutsideWait);
+      lock.lock();
+      stream->running = false;
+    } else {
+      changed_.wait_for(lock, milliseconds(5));
+    }
+  }
+}
+
+}  // namespace vnpu

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace vnpu {
+
+// What went wrong, in the device's own terms. The CANN layer maps each kind to a status code.
+enum class FailureKind {
+  kInvalidArgument,
+  kInvalidHandle,
+  kNoSuchDevice,
+  kDeviceNotSet,
+  kOutOfMemory,
+  kIllegalAddress,       // address outside every live allocation, or a range that leaves it
+  kOperatorInvalid,      // an operator refused its arguments
+  kOperatorFailed,       // an operator failed while it ran
+  kWaitTimeout,
+  kCaptureConflict,      // a call that a capturing stream does not allow
+  kRemoteLost,           // another rank died
+  kRemoteTimeout,        // another rank did not arrive in time
+  kNotSupported,
+  kInternal,
+};
+
+// An error of the virtual NPU. what() says what failed, the value seen and what to do next.
+class Failure : public std::runtime_error {
+ public:
+  Failure(FailureKind kind, const std::string& message) : std::runtime_error(message), kind(kind) {}
+  FailureKind kind;
+};
+
+}  // namespace vnpu

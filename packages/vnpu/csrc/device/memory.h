@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+namespace vnpu {
+
+// Device memory has two faces. Programs hold *device addresses*: a reserved range without any
+// access rights, so that host code which follows one stops at once. Operators work on the same
+// bytes through the *backing*, a second range at a constant distance. Chip-sized reservations cost
+// nothing; pages come into being when they are first written.
+//
+// Layout of the one reservation: devices' memory (device_count x memory_bytes), then the range for
+// addresses that programs reserve themselves (virtual memory management).
+class Memory {
+ public:
+  static constexpr size_t kAlignment = 512;              // bytes, as the runtime guarantees
+  static constexpr size_t kPage = size_t{2} << 20;       // granularity of physical handles
+
+  struct Allocation {
+    uintptr_t begin;
+    size_t bytes;
+    int device;
+    uint64_t number;       // counts allocations of the process, from 1
+  };
+
+  static Memory& instance();
+
+  // --- allocations -------------------------------------------------------------------------
+  // Returns a device address; throws kOutOfMemory when the device's memory is used up.
+  void* allocate(int device, size_t bytes);
+  void release(void* address);
+  size_t free_bytes(int device) const;
+  size_t total_bytes(int device) const;
+
+  // --- programs' own address ranges (expandable segments, sleep mode) ------------------------
+  struct Physical;  // memory without an address
+  void* reserve(size_t bytes, void* hint);
+  void unreserve(void* address);
+  std::shared_ptr<Physical> create_physical(int device, size_t bytes);
+  std::shared_ptr<Physical> import_physical(int pid, int file, size_t bytes, int device);
+  void map(void* address, size_t bytes, size_t offset, const std::shared_ptr<Physical>& physical);
+  void unmap(void* address);
+
+  // --- access ------------------------------------------------------------------------------
+  bool is_device_address(const void* address) const {
+    const auto a = reinterpret_cast<uintptr_t>(address);
+    return a >= begin_ && a < end_;
+  }
+  // The bytes behind an address: a device address's backing, or the host address itself.
+  template <class T>
+  T* backing(T* address) const {
+    return is_device_address(address)
+               ? reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(address) + distance_)
+               : address;
+  }
+  // Throws kIllegalAddress, with the history of the address, unless [address, address + bytes)
+  // lies within one live allocation. `what` names the user: "aclnnAdd argument 2 (other)".
+  void check(const void* address, size_t bytes, const char* what) const;
+  // True if the range lies within one live allocation.
+  bool is_live(const void* address, size_t bytes) const;
+  // Fills with zero bytes; large private ranges give their pages back instead.
+  void zero(void* address, size_t bytes);
+  // "allocation #12 of device 0, 2097152 bytes, freed" ...
+  std::string describe(const void* address) const;
+
+ private:
+  Memory();
+  struct Device {
+    uintptr_t begin = 0;
+    uintptr_t next = 0;                       // where the search for room starts: freed room rests
+    size_t used = 0;
+    std::map<uintptr_t, size_t> gaps;         // begin -> bytes
+  };
+  struct Mapping {
+    size_t bytes;
+    std::shared_ptr<Physical> physical;
+  };
+
+  void remember_freed(const Allocation& allocation);
+  std::string describe_locked(uintptr_t address) const;
+  void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes);
+  static void give_back(std::map<uintptr_t, size_t>& gaps, uintptr_t begin, size_t bytes);
+
+  uintptr_t begin_ = 0;
+  uintptr_t end_ = 0;
+  uintptr_t distance_ = 0;
+  uintptr_t reservable_begin_ = 0;
+  mutable std::shared_mutex mutex_;
+  std::vector<Device> devices_;
+  std::map<uintptr_t, Allocation> live_;          // by begin, mapped ranges included
+  std::map<uintptr_t, Allocation> freed_;         // by begin, the newest of each address
+  std::deque<uintptr_t> freed_order_;             // oldest first
+  std::map<uintptr_t, size_t> reserved_gaps_;
+  std::map<uintptr_t, size_t> reserved_;
+  std::map<uintptr_t, Mapping> mapped_;
+  uint64_t allocations_ = 0;
+};
+
+// Memory without an address: a sparse file, so that it can be mapped anywhere and shared.
+struct Memory::Physical {
+  Physical(int file, size_t bytes, int device, bool owner);
+  ~Physical();
+  Physical(const Physical&) = delete;
+  Physical& operator=(const Physical&) = delete;
+  int file;
+  size_t bytes;
+  int device;
+  bool owner;  // counts against the device's memory
+};
+
+}  // namespace vnpu

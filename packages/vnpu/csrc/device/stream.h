@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "device/event.h"
+#include "device/failure.h"
+#include "device/graph.h"
+#include "device/task.h"
+
+namespace vnpu {
+
+// An in-order queue of one device. All members below are guarded by the executor's lock.
+class Stream {
+ public:
+  Stream(int device, int id, uint32_t priority) : device(device), id(id), priority(priority) {}
+
+  bool idle() const { return queue.empty() && !running; }
+
+  const int device;
+  const int id;
+  const uint32_t priority;
+
+  std::deque<TaskPtr> queue;       // the head may be running
+  bool running = false;            // one thread is inside advance() or wait() of the head
+  bool blocked = false;            // the head's last advance() returned kBlocked
+  bool destroyed = false;
+  std::optional<Failure> failure;  // the first error since it was last reported
+
+  GraphPtr capture;                // not null while capturing
+  bool capture_origin = false;     // began the capture (others joined by events)
+  std::shared_ptr<Graph::TaskGroup> update;  // launches replace this group's nodes
+  size_t update_next = 0;
+};
+
+using StreamPtr = std::shared_ptr<Stream>;
+
+}  // namespace vnpu

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/executor.h"
+#include "device/memory.h"
+
+namespace vnpu {
+
+// The virtual devices of this process. Program-visible device numbers are positions in
+// ASCEND_RT_VISIBLE_DEVICES when it is set, else the devices' own numbers.
+class System {
+ public:
+  static System& instance();
+
+  uint32_t device_count() const { return static_cast<uint32_t>(visible_.size()); }
+  // The device's own number; throws kNoSuchDevice with the valid range.
+  int physical(int visible_device) const;
+
+  // The calling thread's device (visible number), -1 if none was set.
+  static int& current_device();
+  int require_current_device() const;
+
+  Executor& executor() { return *executor_; }
+  // The stream that a null handle stands for.
+  const StreamPtr& default_stream(int visible_device);
+
+ private:
+  System();
+  std::vector<int> visible_;
+  Executor* executor_;
+  std::vector<StreamPtr> default_streams_;
+  std::mutex mutex_;
+};
+
+}  // namespace vnpu

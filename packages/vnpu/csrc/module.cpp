@@ -1,0 +1,16 @@
+// The Python view of the device: settings and state of this process.
+
+#include <pybind11/pybind11.h>
+
+#include "device/configuration.h"
+#include "device/memory.h"
+#include "device/system.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "State of this process's virtual NPUs.";
+  m.def("device_count", [] { return vnpu::System::instance().device_count(); });
+  m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
+  m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
+}

@@ -1,0 +1,34 @@
+#pragma once
+
+// The opaque handles of the aclnn interface.
+
+#include <memory>
+#include <vector>
+
+#include "ops/operator.h"
+
+struct aclTensor {
+  vnpu::ops::TensorView view;
+};
+struct aclScalar {
+  at::Scalar value;
+};
+struct aclIntArray {
+  std::vector<int64_t> values;
+};
+struct aclFloatArray {
+  std::vector<float> values;
+};
+struct aclBoolArray {
+  vnpu::ops::BoolArray values;
+};
+struct aclTensorList {  // owns its elements
+  std::vector<const aclTensor*> tensors;
+};
+struct aclScalarList {  // owns its elements
+  std::vector<const aclScalar*> scalars;
+};
+struct aclOpExecutor {
+  std::shared_ptr<vnpu::ops::OperatorTask> task;
+  bool repeatable = false;
+};

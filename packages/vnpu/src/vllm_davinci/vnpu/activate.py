@@ -1,0 +1,102 @@
+"""Puts vnpu's libraries in place of CANN's, for this process and its children."""
+
+import ctypes
+import os
+import pathlib
+import sys
+from collections.abc import MutableMapping
+
+from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu import environment_variables as env
+from vllm_davinci.vnpu.config import VirtualDeviceConfig
+from vllm_davinci.vnpu.errors import ActivationError
+
+# In the order of their dependencies. libopapi.so follows at the device's first use: it needs
+# libtorch_cpu.so, which is not in the process before torch is.
+_PRELOADED = (
+    "libvnpu.so",
+    "libascendcl.so",
+    "libacl_op_compiler.so",
+    "libhccl.so",
+    "libge_runner.so",
+    "libgraph.so",
+    "libacl_tdt_channel.so",
+)
+
+_active = False
+
+
+def library_directory() -> pathlib.Path:
+    """The directory that holds vnpu's shared libraries under CANN's names."""
+    return pathlib.Path(_C.__file__).parent / "lib"
+
+
+def is_active() -> bool:
+    """Whether vnpu supplies the CANN libraries of this process."""
+    return _active or str(library_directory()) in _search_path(os.environ)
+
+
+def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
+    """The directory of a real libascendcl.so that this environment would load, or None."""
+    home = environment.get(env.ASCEND_HOME_PATH)
+    candidates = [pathlib.Path(home) / "lib64"] if home else []
+    candidates += [pathlib.Path(entry) for entry in _search_path(environment)]
+    own = library_directory().resolve()
+    for directory in candidates:
+        if (directory / "libascendcl.so").exists() and directory.resolve() != own:
+            return directory
+    return None
+
+
+def prepare_environment(
+    environment: MutableMapping[str, str],
+    config: VirtualDeviceConfig | None = None,
+    *,
+    takeover: bool = False,
+) -> None:
+    """Changes `environment` so that processes started with it use virtual NPUs.
+
+    Raises ActivationError when it would hide a real CANN and `takeover` is false.
+    """
+    real = find_real_cann(environment)
+    if real is not None and not takeover:
+        raise ActivationError(
+            f"A real CANN is present ({real}): vnpu does not hide it by itself. Start the command "
+            "without `vnpu run` to use the NPU, or say `vnpu run --takeover` "
+            "(activate(takeover=True)) to use virtual devices all the same."
+        )
+    own = str(library_directory())
+    path = [entry for entry in _search_path(environment) if entry != own]
+    environment[env.LD_LIBRARY_PATH] = os.pathsep.join([own, *path])
+    if takeover:
+        environment.pop(env.ASCEND_HOME_PATH, None)
+    environment[env.VNPU_ACTIVE] = "1"
+    environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
+    environment.update((config or VirtualDeviceConfig()).environment())
+
+
+def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = False) -> None:
+    """Makes this process, and the processes it starts, use virtual NPUs.
+
+    Call it before `import torch` (which loads torch_npu). Calling it again changes nothing. Raises
+    ActivationError when torch_npu is loaded already, or a real CANN is present and `takeover` is
+    false.
+    """
+    global _active
+    if is_active():
+        _active = True
+        return
+    if "torch_npu" in sys.modules:
+        raise ActivationError(
+            "torch_npu is loaded already: call vllm_davinci.vnpu.activate() before `import torch`, "
+            "or start the program with `vnpu run -- COMMAND`."
+        )
+    prepare_environment(os.environ, config, takeover=takeover)
+    for name in _PRELOADED:
+        # A library that is loaded under its SONAME satisfies every later request for that name.
+        ctypes.CDLL(str(library_directory() / name), mode=ctypes.RTLD_GLOBAL)
+    _active = True
+
+
+def _search_path(environment: MutableMapping[str, str]) -> list[str]:
+    return [e for e in environment.get(env.LD_LIBRARY_PATH, "").split(os.pathsep) if e]

@@ -1,0 +1,56 @@
+"""Settings of virtual devices, as the environment variables that the libraries read."""
+
+import dataclasses
+import re
+
+from vllm_davinci.vnpu import environment_variables as env
+from vllm_davinci.vnpu.errors import VirtualDeviceError
+
+_SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
+_SIZE = re.compile(r"\d+(KiB|MiB|GiB)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualDeviceConfig:
+    """What the virtual devices are. None leaves the environment's value, or the default.
+
+    devices:    number of devices, 1 to 64
+    soc:        SoC name, "Ascend910B3"
+    memory:     memory of each device, "64GiB"
+    schedule:   "eager", "threads" or "fuzz:SEED"
+    compute:    False: operators are launched but do no arithmetic
+    wait_limit: longest wait of the host for the device, in seconds
+    """
+
+    devices: int | None = None
+    soc: str | None = None
+    memory: str | None = None
+    schedule: str | None = None
+    compute: bool | None = None
+    wait_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not 1 <= self.devices <= 64:
+            raise VirtualDeviceError(f"devices={self.devices}: expected 1 to 64.")
+        if self.schedule is not None and not _SCHEDULE.fullmatch(self.schedule):
+            raise VirtualDeviceError(
+                f"schedule={self.schedule!r}: expected 'eager', 'threads' or 'fuzz:SEED'."
+            )
+        if self.memory is not None and not _SIZE.fullmatch(self.memory):
+            raise VirtualDeviceError(
+                f"memory={self.memory!r}: expected a size such as '64GiB' or '512MiB'."
+            )
+        if self.wait_limit is not None and not self.wait_limit > 0:
+            raise VirtualDeviceError(f"wait_limit={self.wait_limit}: expected seconds above 0.")
+
+    def environment(self) -> dict[str, str]:
+        """The variables that state these settings; unset fields are left out."""
+        values = {
+            env.VNPU_DEVICES: self.devices,
+            env.VNPU_SOC: self.soc,
+            env.VNPU_MEMORY: self.memory,
+            env.VNPU_SCHEDULE: self.schedule,
+            env.VNPU_COMPUTE: None if self.compute is None else int(self.compute),
+            env.VNPU_WAIT_LIMIT: self.wait_limit,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,32 @@
+"""Every environment variable that vnpu reads or sets."""
+
+VNPU_ACTIVE = "VNPU_ACTIVE"
+"""Set to 1 in processes (and their children) in which vnpu supplies the CANN libraries."""
+
+VNPU_DEVICES = "VNPU_DEVICES"
+"""Number of virtual devices, 1 to 64. Default 8."""
+
+VNPU_SOC = "VNPU_SOC"
+"""SoC name that the runtime reports. Default Ascend910B3."""
+
+VNPU_MEMORY = "VNPU_MEMORY"
+"""Memory of each device: bytes, or with KiB, MiB, GiB. Default 64GiB."""
+
+VNPU_SCHEDULE = "VNPU_SCHEDULE"
+"""Execution policy: eager, threads or fuzz:SEED. Default eager."""
+
+VNPU_COMPUTE = "VNPU_COMPUTE"
+"""0: operators are launched but do no arithmetic. Default 1."""
+
+VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
+"""Longest wait of the host for the device, in seconds. Default 600."""
+
+ASCEND_HOME_PATH = "ASCEND_HOME_PATH"
+"""Where a real CANN is installed (set by its set_env.sh)."""
+
+LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
+"""The loader's search path; vnpu's library directory goes in front."""
+
+TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
+"""torch_npu's launch queue. vnpu sets 0 unless the user chose: its launches do not block, so a second
+thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""

@@ -1,0 +1,9 @@
+"""Errors that the Python side of vnpu raises."""
+
+
+class VirtualDeviceError(RuntimeError):
+    """Base class of vnpu's errors."""
+
+
+class ActivationError(VirtualDeviceError):
+    """The virtual NPU cannot be put in place in this process or environment."""
