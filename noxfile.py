@@ -6,6 +6,7 @@ The sessions that need vLLM share one environment, `.nox/serving`, which
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> N
         str(commands / command[0]),
         *map(str, command[1:]),
         external=True,
-        env={"PATH": f"{commands}:{session.env.get('PATH') or ''}", "HF_HUB_OFFLINE": "1"},
+        env={"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"},
     )
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages, tomllib
+from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages, read_toml
 from progress import StepFailedError, Steps
 
 ROOT = wheel_cache.ROOT
@@ -48,8 +48,7 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
 
 
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
-    with (package / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)
+    project = read_toml(package / "pyproject.toml")
     return project["project"]["name"], project.get("dependency-groups", {}).get("test", [])
 
 
@@ -88,9 +87,10 @@ def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> b
         package / "tests",
     ]
     vnpu = directory / "bin" / "vnpu"
+    launcher = [vnpu, "run", "--"] if vnpu.exists() else []
     # Outside the checkout, so that nothing is imported from it.
     done = subprocess.run(
-        [*([vnpu, "run", "--"] if vnpu.exists() else []), *command],
+        [str(part) for part in (*launcher, *command)],
         cwd=directory,
         timeout=TESTS_LIMIT_S,
         check=False,

@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import wheel_cache
 from progress import StepFailedError, Steps
@@ -36,14 +37,19 @@ def present_packages() -> list[Path]:
     return [package for package in found if (package / "pyproject.toml").is_file()]
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        content: dict[str, Any] = tomllib.load(file)
+    return content
+
+
 def is_compiled(package: Path) -> bool:
     return (package / "CMakeLists.txt").is_file()
 
 
 def third_party_requirements(groups: list[str]) -> list[str]:
     """The root's dependency groups, as pip takes them."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        known = tomllib.load(file)["dependency-groups"]
+    known = read_toml(ROOT / "pyproject.toml")["dependency-groups"]
     return [requirement for group in groups for requirement in known[group]]
 
 

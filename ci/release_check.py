@@ -11,15 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prepare_environment import present_packages, tomllib
+from prepare_environment import present_packages, read_toml
 
 SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
 
 
 def package_problems(package: Path) -> list[str]:
     """What keeps one package from being released as it is."""
-    with (package / "pyproject.toml").open("rb") as file:
-        version = tomllib.load(file)["project"]["version"]
+    version = read_toml(package / "pyproject.toml")["project"]["version"]
     found: list[str] = []
     changelog = package / "CHANGELOG.md"
     if not changelog.is_file() or f"## {version}" not in changelog.read_text(encoding="utf-8"):

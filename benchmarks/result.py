@@ -1,0 +1,135 @@
+"""The record a benchmark returns: two sides of one comparison, and how each figure came about.
+
+from result import Result, Row
+
+def add_arguments(parser): ...
+def run(args) -> Result: ...
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+# Written into every result; readers refuse what they do not know.
+FORMAT = 1
+DISTRIBUTIONS = (
+    "torch",
+    "torch_npu",
+    "vllm",
+    "transformers",
+    "vllm-davinci",
+    "vllm-davinci-core",
+    "vllm-davinci-kernels",
+    "vllm-davinci-models",
+    "vllm-davinci-multistream",
+    "vllm-davinci-vnpu",
+)
+
+
+class Kind(str, Enum):
+    """Where a figure comes from. Figures of different kinds are never compared."""
+
+    MEASURED = "measured"  # this host's clock, or its memory
+    MODELLED = "modelled"  # the virtual NPU's timing model
+    COUNTED = "counted"  # exact: launches, copies, bytes, tokens
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both sides.
+
+    ours, baseline: the two sides in `unit`, from the same run; baseline is None when there is none
+    bound: the best value possible in this run, in `unit`; None when there is no such thing
+    at_least, at_most: the goal for `ratio`, or for `ours` when there is no baseline
+    quartiles: of ours, when it is a median of repetitions
+    """
+
+    name: str
+    unit: str
+    ours: float
+    kind: Kind
+    baseline: float | None = None
+    bound: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    quartiles: tuple[float, float] | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """ours / baseline."""
+        return None if not self.baseline else self.ours / self.baseline
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the goal is reached; None when the row has no goal."""
+        if self.at_least is None and self.at_most is None:
+            return None
+        value = self.ours if self.ratio is None else self.ratio
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of one benchmark found.
+
+    ours, baseline: what the two sides are, for the table's head
+    device: the device under test and, on the virtual NPU, its execution policy
+    settings: every option that changes the figures
+    """
+
+    benchmark: str
+    ours: str
+    baseline: str
+    rows: list[Row]
+    settings: dict[str, Any]
+    seed: int
+    device: str
+    bounded_by: str = ""
+    versions: dict[str, str] = field(default_factory=lambda: installed_versions())
+    host: dict[str, Any] = field(default_factory=lambda: host_facts())
+    finished_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {**asdict(row), "ratio": row.ratio, "is_met": row.is_met, "kind": row.kind.value}
+            for row in self.rows
+        ]
+        return {"format": FORMAT, **asdict(self), "rows": rows}
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what takes part, read from installed metadata."""
+    found = {"python": platform.python_version()}
+    for distribution in DISTRIBUTIONS:
+        try:
+            found[distribution] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def host_facts() -> dict[str, Any]:
+    """Processor, cores and threads that the measured figures depend on."""
+    model = platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+        model = names[0] if names else model
+    except OSError:
+        pass
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
+    }

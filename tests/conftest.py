@@ -1,0 +1,18 @@
+"""What tests of several packages together share: the repository's root and its packages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def packages(repository: Path) -> list[Path]:
+    """The directories under packages/ that hold a package."""
+    return sorted(path.parent for path in repository.glob("packages/*/pyproject.toml"))

@@ -1,0 +1,84 @@
+"""The benchmark harness: records, files and the comparison of two of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def write(path: Path, tokens_per_second: float, seed: int = 0) -> Path:
+    result = import_module("result")
+    row = result.Row(
+        "throughput", "tokens/s", tokens_per_second, result.Kind.MEASURED, baseline=1000.0
+    )
+    record = result.Result("serving/x", "npu", "cpu", [row], {"batch": 4}, seed, "virtual NPU")
+    path.write_text(json.dumps(record.to_json()))
+    return path
+
+
+def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_record_holds_both_sides_their_ratio_versions_settings_and_seed(tmp_path: Path):
+    record = json.loads(write(tmp_path / "a.json", 1500.0, seed=7).read_text())
+    (row,) = record["rows"]
+    assert (row["ours"], row["baseline"], row["ratio"]) == (1500.0, 1000.0, 1.5)
+    assert row["kind"] == "measured"
+    assert record["seed"] == 7
+    assert record["settings"] == {"batch": 4}
+    assert record["versions"]["torch"].startswith("2.13.0")
+
+
+def test_a_goal_is_for_the_ratio_and_without_a_baseline_for_the_value():
+    result = import_module("result")
+    fast = result.Row("rate", "1/s", 50.0, result.Kind.MEASURED, baseline=40.0, at_least=1.5)
+    assert fast.is_met is False
+    low = result.Row("peak", "bytes", 50, result.Kind.MEASURED, at_most=60)
+    assert low.is_met is True
+    assert result.Row("count", "launches", 3, result.Kind.COUNTED).is_met is None
+
+
+def test_two_results_are_compared_row_by_row(tmp_path: Path):
+    done = run("compare.py", write(tmp_path / "a.json", 1000.0), write(tmp_path / "b.json", 1250.0))
+    assert done.returncode == 0, done.stderr
+    assert "+25.0%" in done.stdout
+
+
+def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "b.json").write_text("{}")
+    done = run("compare.py", write(tmp_path / "a.json", 1.0), tmp_path / "b.json")
+    assert done.returncode == 2
+    assert "b.json is not a result" in done.stderr
+
+
+def test_an_unknown_benchmark_is_an_error_that_says_where_the_names_are():
+    done = run("run.py", "no_group/no_benchmark")
+    assert done.returncode == 2
+    assert "no benchmark 'no_group/no_benchmark'" in done.stderr
+
+
+def test_every_benchmark_has_arguments_and_a_docstring():
+    for path in sorted(BENCHMARKS.glob("*/[!_]*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\ndef run(" in text:
+            assert "\ndef add_arguments(" in text, path
+            assert text.startswith('"""'), path
