@@ -1,0 +1,63 @@
+"""What the pages point at exists: files, nox sessions, and the names of packages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Directories that hold what was built or installed.
+BUILT = {".nox", ".venv", "build", "dist"}
+PAGES = sorted(path for path in ROOT.rglob("*.md") if not BUILT & set(path.relative_to(ROOT).parts))
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SESSION = re.compile(r"nox -s ([a-z_]+)")
+
+
+def page_name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_relative_links_lead_to_files(page: Path):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    broken = [
+        target
+        for target in LINK.findall(text)
+        if not re.match(r"[a-z]+:|#", target) and not (page.parent / target.split("#")[0]).exists()
+    ]
+    assert not broken
+
+
+def test_sessions_that_pages_name_exist():
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    sessions = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("session" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    named = {
+        (page_name(page), session)
+        for page in PAGES
+        for session in SESSION.findall(page.read_text(encoding="utf-8"))
+    }
+    assert named, "the pages name no session: has the way to call nox changed?"
+    assert not {(page, session) for page, session in named if session not in sessions}
+
+
+def test_every_session_says_what_it_does():
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            assert ast.get_docstring(node), node.name
+
+
+def test_every_package_is_in_the_readme_and_has_readme_and_changelog(packages: list[Path]):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for package in packages:
+        assert f"packages/{package.name}" in readme
+        for name in ("README.md", "CHANGELOG.md"):
+            assert (package / name).is_file(), f"packages/{package.name}/{name}"
