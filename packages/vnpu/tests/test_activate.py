@@ -1,0 +1,130 @@
+"""Putting vnpu in place: in this process, in children, and when it must refuse."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from program import output_of, run_program
+
+from vllm_davinci import vnpu
+from vllm_davinci.vnpu.activate import prepare_environment
+
+PLAIN = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "VNPU_ACTIVE")}
+
+
+def python(source: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_activate_before_torch_makes_devices_appear() -> None:
+    done = python(
+        "from vllm_davinci import vnpu; vnpu.activate(); vnpu.activate()\n"
+        "import torch; print(torch.npu.device_count(), vnpu.is_active())",
+        PLAIN,
+    )
+    assert done.stdout.split() == ["8", "True"], done.stderr
+
+
+def test_children_of_an_activated_process_are_active() -> None:
+    done = python(
+        "from vllm_davinci import vnpu; vnpu.activate()\n"
+        "import subprocess, sys\n"
+        "code = 'import torch; print((torch.ones(1).npu() + 1).item())'\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)",
+        PLAIN,
+    )
+    assert done.stdout.split() == ["2.0"], done.stderr
+
+
+def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
+    done = python(
+        "import sys, types; sys.modules['torch_npu'] = types.ModuleType('torch_npu')\n"
+        "from vllm_davinci import vnpu; vnpu.activate()",
+        PLAIN,
+    )
+    assert done.returncode != 0 and "before `import torch`" in done.stderr
+
+
+def test_a_real_cann_is_not_hidden_unless_asked(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "libascendcl.so").touch()
+    environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path)}
+    with pytest.raises(vnpu.ActivationError, match="--takeover"):
+        prepare_environment(environment)
+    prepare_environment(environment, takeover=True)
+    first = environment["LD_LIBRARY_PATH"].split(os.pathsep)[0]
+    assert first == str(vnpu.library_directory())
+
+
+def test_run_starts_a_command_and_passes_its_exit_status() -> None:
+    command = [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--devices", "3", "--"]
+    code = "import sys, torch; print(torch.npu.device_count()); sys.exit(7)"
+    done = subprocess.run(
+        [*command, sys.executable, "-c", code],
+        env=PLAIN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (7, ["3"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["run"], 2, "name a command"),
+        (["run", "--", "no-such-command-here"], 127, "no such command"),
+        (["run", "--devices", "0", "--", "true"], 1, "1 to 64"),
+        (["run", "--schedule", "lazy", "--", "true"], 1, "fuzz:SEED"),
+    ],
+)
+def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_davinci.vnpu", *arguments],
+        env=PLAIN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == status and message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VNPU_DEVICES", "many"),
+        ("VNPU_MEMORY", "64GB"),
+        ("VNPU_SCHEDULE", "fuzz:"),
+        ("VNPU_COMPUTE", "yes"),
+        ("VNPU_WAIT_LIMIT", "-1"),
+    ],
+)
+def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> None:
+    done = run_program("import torch; torch.ones(1).npu()", **{name: value})
+    assert done.returncode != 0
+    assert f"{name}='{value}'" in done.stderr and "Expected" in done.stderr
+
+
+def test_visible_devices_are_selected_and_renumbered() -> None:
+    lines = output_of(
+        "import torch; print(torch.npu.device_count(), torch.ones(1, device='npu:1').device)",
+        ASCEND_RT_VISIBLE_DEVICES="5,2",
+    )
+    assert lines == ["2 npu:1"]
+
+
+def test_a_device_that_does_not_exist_is_an_error_with_the_number_there_are() -> None:
+    done = run_program(
+        "import torch; torch.ones(1, device='npu:2')", ASCEND_RT_VISIBLE_DEVICES="0,1"
+    )
+    assert done.returncode != 0 and "2" in done.stderr.splitlines()[-1]
