@@ -68,6 +68,9 @@ Configuration read() {
       c.schedule = SchedulePolicy::kThreads;
     } else if (v->rfind("fuzz:", 0) == 0) {
       c.schedule = SchedulePolicy::kFuzz;
+      if (v->find_first_not_of("0123456789", 5) != std::string::npos || v->size() == 5) {
+        refuse("VNPU_SCHEDULE", *v, "eager, threads or fuzz:SEED");
+      }
       c.seed = parse_unsigned("VNPU_SCHEDULE", v->substr(5), "eager, threads or fuzz:SEED");
     } else {
       refuse("VNPU_SCHEDULE", *v, "eager, threads or fuzz:SEED");

@@ -28,7 +28,7 @@ _active = False
 
 def library_directory() -> pathlib.Path:
     """The directory that holds vnpu's shared libraries under CANN's names."""
-    return pathlib.Path(_C.__file__).parent / "lib"
+    return pathlib.Path(_C.__file__).parent / "cann" / "lib64"
 
 
 def is_active() -> bool:
@@ -68,8 +68,10 @@ def prepare_environment(
     own = str(library_directory())
     path = [entry for entry in _search_path(environment) if entry != own]
     environment[env.LD_LIBRARY_PATH] = os.pathsep.join([own, *path])
-    if takeover:
-        environment.pop(env.ASCEND_HOME_PATH, None)
+    # Without these torch_npu prints a warning to stdout, into programs' own output.
+    home = library_directory().parent
+    environment[env.ASCEND_HOME_PATH] = str(home)
+    environment[env.ASCEND_OPP_PATH] = str(home / "opp")
     environment[env.VNPU_ACTIVE] = "1"
     environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
     environment.update((config or VirtualDeviceConfig()).environment())

@@ -22,7 +22,10 @@ VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""
 
 ASCEND_HOME_PATH = "ASCEND_HOME_PATH"
-"""Where a real CANN is installed (set by its set_env.sh)."""
+"""Where CANN is installed: set by its set_env.sh, or by vnpu to its own directory."""
+
+ASCEND_OPP_PATH = "ASCEND_OPP_PATH"
+"""Where CANN's operator packages are; torch_npu insists on it beside ASCEND_HOME_PATH."""
 
 LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The loader's search path; vnpu's library directory goes in front."""
