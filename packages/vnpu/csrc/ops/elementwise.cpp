@@ -1,17 +1,192 @@
-// Element-wise arithmetic: binary operators in tensor-tensor, tensor-scalar and in-place forms.
+// Element-wise arithmetic of two or three operands: tensor-tensor, tensor-scalar and in-place forms.
+// Each computes in the promoted dtype of its inputs and casts on writing, as ATen's iterator does.
+
+#include <string_view>
 
 #include "ops/operator.h"
 
 namespace vnpu::ops {
+namespace {
+
+std::optional<std::string_view> rounding_mode(int32_t mode) {
+  switch (mode) {
+    case 0: return std::nullopt;
+    case 1: return "trunc";
+    case 2: return "floor";
+    default:
+      refuse("mode is " + std::to_string(mode) +
+             "; it must be 0 (true division), 1 (towards zero) or 2 (towards minus infinity).");
+  }
+}
+
+}  // namespace
+
+// --- sums and differences ---------------------------------------------------------------------
 
 VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
-  store(out, at::add(self, other, alpha));
+  at::add_out(out.tensor, self, other, alpha);
 }
 VNPU_OPERATOR(Adds, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
-  store(out, at::add(self, other, alpha));
+  at::add_out(out.tensor, self, number(other), alpha);
+}
+VNPU_OPERATOR(AddV3, (const Scalar& self, const Tensor& other, const Scalar& alpha, Out out)) {
+  at::add_out(out.tensor, number(self), other, alpha);
 }
 VNPU_OPERATOR(InplaceAdd, (InOut self, const Tensor& other, const Scalar& alpha)) {
-  store(self, at::add(self.tensor, other, alpha));
+  self.tensor.add_(other, alpha);
+}
+VNPU_OPERATOR(InplaceAdds, (InOut self, const Scalar& other, const Scalar& alpha)) {
+  self.tensor.add_(number(other), alpha);
+}
+VNPU_OPERATOR(Sub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
+  at::sub_out(out.tensor, self, other, alpha);
+}
+VNPU_OPERATOR(Subs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
+  at::sub_out(out.tensor, self, number(other), alpha);
+}
+VNPU_OPERATOR(InplaceSub, (InOut self, const Tensor& other, const Scalar& alpha)) {
+  self.tensor.sub_(other, alpha);
+}
+VNPU_OPERATOR(InplaceSubs, (InOut self, const Scalar& other, const Scalar& alpha)) {
+  self.tensor.sub_(number(other), alpha);
+}
+VNPU_OPERATOR(Rsub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
+  at::sub_out(out.tensor, other, self, alpha);
+}
+VNPU_OPERATOR(Rsubs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
+  at::sub_out(out.tensor, number(other), self, alpha);
+}
+
+// --- products and quotients -------------------------------------------------------------------
+
+VNPU_OPERATOR(Mul, (const Tensor& self, const Tensor& other, Out out)) {
+  at::mul_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(Muls, (const Tensor& self, const Scalar& other, Out out)) {
+  at::mul_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceMul, (InOut self, const Tensor& other)) { self.tensor.mul_(other); }
+VNPU_OPERATOR(InplaceMuls, (InOut self, const Scalar& other)) { self.tensor.mul_(number(other)); }
+
+VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out)) {
+  at::div_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out)) {
+  at::div_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other)) { self.tensor.div_(other); }
+VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other)) { self.tensor.div_(number(other)); }
+VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out)) {
+  at::div_out(out.tensor, self, other, rounding_mode(mode));
+}
+VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out)) {
+  at::div_out(out.tensor, self, number(other), rounding_mode(mode));
+}
+VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode)) {
+  self.tensor.div_(other, rounding_mode(mode));
+}
+VNPU_OPERATOR(InplaceDivMods, (InOut self, const Scalar& other, int32_t mode)) {
+  self.tensor.div_(number(other), rounding_mode(mode));
+}
+
+// Python's // and %, and C's fmod.
+VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out)) {
+  at::floor_divide_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out)) {
+  at::floor_divide_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other)) {
+  self.tensor.floor_divide_(other);
+}
+VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other)) {
+  self.tensor.floor_divide_(number(other));
+}
+VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out)) {
+  at::remainder_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out)) {
+  at::remainder_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out)) {
+  at::remainder_out(out.tensor, number(self), other);
+}
+VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other)) {
+  self.tensor.remainder_(other);
+}
+VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other)) {
+  self.tensor.remainder_(number(other));
+}
+VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out)) {
+  at::fmod_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out)) {
+  at::fmod_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other)) { self.tensor.fmod_(other); }
+VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other)) {
+  self.tensor.fmod_(number(other));
+}
+
+// --- powers -----------------------------------------------------------------------------------
+
+VNPU_OPERATOR(PowTensorTensor, (const Tensor& self, const Tensor& exponent, Out out)) {
+  at::pow_out(out.tensor, self, exponent);
+}
+VNPU_OPERATOR(PowTensorScalar, (const Tensor& self, const Scalar& exponent, Out out)) {
+  at::pow_out(out.tensor, self, exponent);
+}
+VNPU_OPERATOR(PowScalarTensor, (const Scalar& self, const Tensor& exponent, Out out)) {
+  at::pow_out(out.tensor, self, exponent);
+}
+VNPU_OPERATOR(InplacePowTensorTensor, (InOut self, const Tensor& exponent)) {
+  self.tensor.pow_(exponent);
+}
+VNPU_OPERATOR(InplacePowTensorScalar, (InOut self, const Scalar& exponent)) {
+  self.tensor.pow_(exponent);
+}
+
+// --- selection and fused forms ----------------------------------------------------------------
+
+// NaN in either operand gives NaN.
+VNPU_OPERATOR(Maximum, (const Tensor& self, const Tensor& other, Out out)) {
+  at::maximum_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(Minimum, (const Tensor& self, const Tensor& other, Out out)) {
+  at::minimum_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(Atan2, (const Tensor& self, const Tensor& other, Out out)) {
+  at::atan2_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other)) { self.tensor.atan2_(other); }
+
+VNPU_OPERATOR(Addcmul, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
+                        const Scalar& value, Out out)) {
+  at::addcmul_out(out.tensor, self, tensor1, tensor2, value);
+}
+VNPU_OPERATOR(InplaceAddcmul,
+              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
+  self.tensor.addcmul_(tensor1, tensor2, value);
+}
+VNPU_OPERATOR(Addcdiv, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
+                        const Scalar& value, Out out)) {
+  at::addcdiv_out(out.tensor, self, tensor1, tensor2, value);
+}
+VNPU_OPERATOR(InplaceAddcdiv,
+              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
+  self.tensor.addcdiv_(tensor1, tensor2, value);
+}
+VNPU_OPERATOR(Lerp, (const Tensor& self, const Tensor& end, const Tensor& weight, Out out)) {
+  at::lerp_out(out.tensor, self, end, weight);
+}
+VNPU_OPERATOR(Lerps, (const Tensor& self, const Tensor& end, const Scalar& weight, Out out)) {
+  at::lerp_out(out.tensor, self, end, weight);
+}
+VNPU_OPERATOR(InplaceLerp, (InOut self, const Tensor& end, const Tensor& weight)) {
+  self.tensor.lerp_(end, weight);
+}
+VNPU_OPERATOR(InplaceLerps, (InOut self, const Tensor& end, const Scalar& weight)) {
+  self.tensor.lerp_(end, weight);
 }
 
 }  // namespace vnpu::ops

@@ -1,5 +1,6 @@
 #include "ops/operator.h"
 
+#include <ATen/ScalarOps.h>
 #include <c10/core/InferenceMode.h>
 
 #include "abi/status.h"
@@ -42,6 +43,8 @@ Tensor widen(const Tensor& tensor) {
   const ScalarType type = tensor.scalar_type();
   return type == at::kHalf || type == at::kBFloat16 ? tensor.to(at::kFloat) : tensor;
 }
+
+Tensor number(const Scalar& scalar) { return at::native::wrapped_scalar_tensor(scalar); }
 
 void DynamicOut::set(const Tensor& result) const {
   const Tensor dense = result.to(tensor.scalar_type()).contiguous();

@@ -49,6 +49,7 @@ using at::Tensor;
 //   OptionalOut                      aclTensor*, written, may be null
 //   InOut                            aclTensor*, read and written, required
 //   OptionalInOut                    aclTensor*, read and written, may be null
+//   WholeOut                         aclTensor*, written, required; also says where it lies
 //   DynamicOut                       aclTensor*, written, its shape is decided by the operator
 //   const TensorList&, const OptionalTensorList&   aclTensorList*, read (null = empty)
 //   const OutList&, const OptionalOutList&         aclTensorList*, written (null = empty)
@@ -66,6 +67,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 struct Out { Tensor tensor; };
 struct InOut { Tensor tensor; };
+struct WholeOut { Tensor tensor; TensorView view; };
 struct OptionalOut { std::optional<Tensor> tensor; explicit operator bool() const { return tensor.has_value(); } };
 struct OptionalInOut { std::optional<Tensor> tensor; explicit operator bool() const { return tensor.has_value(); } };
 struct DynamicOut {
@@ -104,6 +106,8 @@ inline void require(bool condition, const char* message) {
 // fp32 for 16-bit floats, the tensor's own dtype otherwise: the accumulator of reductions, norms and
 // matrix products.
 Tensor widen(const Tensor& tensor);
+// A scalar as an operand that promotes like a Python number: by its category only.
+Tensor number(const Scalar& scalar);
 
 // --- machinery: crossing from C arguments to the body -----------------------------------------
 // Collects what a launch needs while its C arguments are read.
@@ -191,6 +195,12 @@ struct OptionalWrittenArgument {
 };
 template <> struct Argument<Out> : WrittenArgument<Out, false> {};
 template <> struct Argument<InOut> : WrittenArgument<InOut, true> {};
+template <>
+struct Argument<WholeOut> : WrittenArgument<WholeOut, false> {
+  static WholeOut value(const Kept& kept, Tensors& tensors) {
+    return WholeOut{tensors.make(kept), kept};
+  }
+};
 template <> struct Argument<OptionalOut> : OptionalWrittenArgument<OptionalOut, false> {};
 template <> struct Argument<OptionalInOut> : OptionalWrittenArgument<OptionalInOut, true> {};
 template <>

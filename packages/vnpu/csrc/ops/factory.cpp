@@ -1,0 +1,76 @@
+// Tensors made from numbers: fills, ranges, identity and one-hot.
+
+#include <cmath>
+
+#include "device/memory.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+// Zero bytes, not just a zero value: -0.0 has its sign bit.
+bool is_zero_bytes(const Scalar& value) {
+  if (value.isComplex()) return false;
+  return value.isFloatingPoint() ? value.toDouble() == 0.0 && !std::signbit(value.toDouble())
+                                 : value.equal(0);
+}
+
+void fill(const WholeOut& out, const Scalar& value) {
+  if (is_zero_bytes(value) && out.tensor.is_non_overlapping_and_dense()) {
+    // The memory decides how: large ranges give their pages back instead of being written.
+    const auto [begin, end] = out.view.extent();
+    if (begin != end) Memory::instance().zero(reinterpret_cast<void*>(begin), end - begin);
+    return;
+  }
+  out.tensor.fill_(value);
+}
+
+// `made` has as many elements as the caller computed from the same numbers.
+void store_counted(const Out& out, const Tensor& made) {
+  if (made.numel() != out.tensor.numel()) {
+    refuse("the range has " + std::to_string(made.numel()) + " elements but the output has room for " +
+           std::to_string(out.tensor.numel()) + ".");
+  }
+  store(out, made.reshape(out.tensor.sizes()));
+}
+
+}  // namespace
+
+VNPU_OPERATOR(InplaceZero, (WholeOut self)) { fill(self, 0); }
+VNPU_OPERATOR(InplaceOne, (WholeOut self)) { fill(self, 1); }
+VNPU_OPERATOR(InplaceFillScalar, (WholeOut self, const Scalar& value)) { fill(self, value); }
+VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value)) {
+  require(value.numel() == 1, "value must have one element.");
+  store(self, value.reshape({}));
+}
+
+VNPU_OPERATOR(Arange,
+              (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
+  store_counted(out, at::arange(start, end, step, out.tensor.options()));
+}
+// Like Arange with `end` included.
+VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
+  store_counted(out, at::range(start, end, step, out.tensor.options()));
+}
+VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out)) {
+  store_counted(out, at::linspace(start, end, steps, out.tensor.options()));
+}
+VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out)) {
+  store(out, at::eye(rows, columns, out.tensor.options()));
+}
+// A class outside [0, num_classes) has `off` everywhere.
+VNPU_OPERATOR(OneHot, (const Tensor& self, int32_t num_classes, const Tensor& on,
+                       const Tensor& off, int64_t axis, Out out)) {
+  require(num_classes >= 0, "numClasses must not be negative.");
+  if (axis < -1 || axis > self.dim()) {
+    refuse("axis is " + std::to_string(axis) + "; it must lie in [-1, " +
+           std::to_string(self.dim()) + "].");
+  }
+  const int64_t at_dim = axis == -1 ? self.dim() : axis;
+  std::vector<int64_t> along(static_cast<size_t>(self.dim()) + 1, 1);
+  along[static_cast<size_t>(at_dim)] = num_classes;
+  const Tensor classes = at::arange(num_classes, self.options()).reshape(along);
+  store(out, at::where(self.unsqueeze(at_dim) == classes, on.reshape({}), off.reshape({})));
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,143 @@
+// Reductions and scans. An empty list of dims means all of them. 16-bit floats accumulate in fp32,
+// as ATen's own kernels do.
+
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+at::OptionalIntArrayRef all_if_empty(const IntArray& dims) {
+  if (dims.empty()) return std::nullopt;
+  return at::IntArrayRef(dims);
+}
+
+void store_pair(const Out& first, const Out& second, const std::tuple<Tensor, Tensor>& result) {
+  store(first, std::get<0>(result));
+  store(second, std::get<1>(result));
+}
+
+}  // namespace
+
+// --- sums, means, products ----------------------------------------------------------------------
+
+VNPU_OPERATOR(ReduceSum,
+              (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out)) {
+  at::sum_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
+}
+VNPU_OPERATOR(Mean,
+              (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out)) {
+  at::mean_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
+}
+VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out)) {
+  store(out, at::prod(self, dtype.type));
+}
+VNPU_OPERATOR(ProdDim, (const Tensor& self, int64_t dim, bool keep_dim, DType dtype, Out out)) {
+  at::prod_out(out.tensor, self, dim, keep_dim, dtype.type);
+}
+VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
+  store(out, at::logsumexp(self, dims, keep_dim));
+}
+
+// --- extremes -----------------------------------------------------------------------------------
+
+VNPU_OPERATOR(Max, (const Tensor& self, Out out)) { store(out, at::max(self)); }
+VNPU_OPERATOR(Min, (const Tensor& self, Out out)) { store(out, at::min(self)); }
+VNPU_OPERATOR(MaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices)) {
+  store_pair(out, indices, at::max(self, dim, keep_dim));
+}
+VNPU_OPERATOR(MinDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices)) {
+  store_pair(out, indices, at::min(self, dim, keep_dim));
+}
+VNPU_OPERATOR(Amax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
+  at::amax_out(out.tensor, self, dims, keep_dim);
+}
+VNPU_OPERATOR(Amin, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
+  at::amin_out(out.tensor, self, dims, keep_dim);
+}
+VNPU_OPERATOR(Aminmax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out min, Out max)) {
+  store(min, at::amin(self, dims, keep_dim));
+  store(max, at::amax(self, dims, keep_dim));
+}
+VNPU_OPERATOR(AminmaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out min, Out max)) {
+  store_pair(min, max, at::aminmax(self, dim, keep_dim));
+}
+VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max)) {
+  store_pair(min, max, at::aminmax(self));
+}
+// The first of equal extremes; torch_npu flattens the input itself when no dim is given.
+VNPU_OPERATOR(ArgMax, (const Tensor& self, int64_t dim, bool keep_dim, Out out)) {
+  at::argmax_out(out.tensor, self, dim, keep_dim);
+}
+VNPU_OPERATOR(ArgMin, (const Tensor& self, int64_t dim, bool keep_dim, Out out)) {
+  at::argmin_out(out.tensor, self, dim, keep_dim);
+}
+
+// --- logic --------------------------------------------------------------------------------------
+
+VNPU_OPERATOR(All, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
+  store(out, at::all(self, all_if_empty(dims), keep_dim));
+}
+VNPU_OPERATOR(Any, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
+  store(out, at::any(self, all_if_empty(dims), keep_dim));
+}
+
+// --- scans --------------------------------------------------------------------------------------
+
+VNPU_OPERATOR(Cumsum, (const Tensor& self, int64_t dim, DType dtype, Out out)) {
+  at::cumsum_out(out.tensor, self, dim, dtype.type);
+}
+VNPU_OPERATOR(Cumprod, (const Tensor& input, const Scalar& dim, DType dtype, Out out)) {
+  at::cumprod_out(out.tensor, input, dim.toLong(), dtype.type);
+}
+VNPU_OPERATOR(Cummax, (const Tensor& self, int64_t dim, Out values, Out indices)) {
+  store_pair(values, indices, at::cummax(self, dim));
+}
+VNPU_OPERATOR(Cummin, (const Tensor& self, int64_t dim, Out values, Out indices)) {
+  store_pair(values, indices, at::cummin(self, dim));
+}
+
+// --- statistics ---------------------------------------------------------------------------------
+
+// `correction` is subtracted from the number of elements.
+VNPU_OPERATOR(VarCorrection, (const Tensor& self, const IntArray& dims, int64_t correction,
+                              bool keep_dim, Out out)) {
+  store(out, at::var(self, all_if_empty(dims), Scalar(correction), keep_dim));
+}
+VNPU_OPERATOR(VarMean, (const Tensor& self, const IntArray& dims, int64_t correction,
+                        bool keep_dim, Out var, Out mean)) {
+  store_pair(var, mean, at::var_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
+}
+VNPU_OPERATOR(Std, (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim,
+                    Out out)) {
+  store(out, at::std(self, all_if_empty(dims), Scalar(correction), keep_dim));
+}
+VNPU_OPERATOR(StdMeanCorrection, (const Tensor& self, const IntArray& dims, int64_t correction,
+                                  bool keep_dim, Out std, Out mean)) {
+  store_pair(std, mean, at::std_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
+}
+VNPU_OPERATOR(Norm, (const Tensor& self, const Scalar& p, const IntArray& dims, bool keep_dim,
+                     Out out)) {
+  store(out, at::norm(self, p, dims, keep_dim));
+}
+VNPU_OPERATOR(LinalgVectorNorm, (const Tensor& self, const Scalar& ord, const IntArray& dims,
+                                 bool keep_dims, DType dtype, Out out)) {
+  store(out, at::linalg_vector_norm(self, ord, all_if_empty(dims), keep_dims, dtype.type));
+}
+// The lower of the two middle elements.
+VNPU_OPERATOR(Median, (const Tensor& self, Out out)) { store(out, at::median(self)); }
+VNPU_OPERATOR(MedianDim,
+              (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices)) {
+  store_pair(values, indices, at::median(self, dim, keep_dim));
+}
+// The device also takes integers, which ATen's kernel does not.
+VNPU_OPERATOR(Histc,
+              (const Tensor& self, int64_t bins, const Scalar& min, const Scalar& max, Out out)) {
+  const Tensor input = at::isFloatingType(self.scalar_type()) ? self : self.to(at::kDouble);
+  store(out, at::histc(input, bins, min, max));
+}
+VNPU_OPERATOR(Bincount, (const Tensor& self, const OptionalTensor& weights, int64_t minlength,
+                         Out out)) {
+  store(out, at::bincount(self, weights, minlength));
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,132 @@
+// Element-wise functions of one tensor: mathematics, rounding, tests and activations.
+
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// One row each for the out-of-place and the in-place form of an ATen function `f_out(out, self)`.
+#define VNPU_UNARY(NAME, FUNCTION_OUT) \
+  VNPU_OPERATOR(NAME, (const Tensor& self, Out out)) { FUNCTION_OUT(out.tensor, self); }
+#define VNPU_UNARY_INPLACE(NAME, FUNCTION_OUT) \
+  VNPU_OPERATOR(NAME, (InOut self)) { FUNCTION_OUT(self.tensor, self.tensor); }
+
+// --- mathematics --------------------------------------------------------------------------------
+
+VNPU_UNARY(Abs, at::abs_out)
+VNPU_UNARY(Neg, at::neg_out)
+VNPU_UNARY(Exp, at::exp_out)
+VNPU_UNARY(Exp2, at::exp2_out)
+VNPU_UNARY(Expm1, at::expm1_out)
+VNPU_UNARY(Log, at::log_out)
+VNPU_UNARY(Log2, at::log2_out)
+VNPU_UNARY(Log10, at::log10_out)
+VNPU_UNARY(Log1p, at::log1p_out)
+VNPU_UNARY(Sqrt, at::sqrt_out)
+VNPU_UNARY(Rsqrt, at::rsqrt_out)
+VNPU_UNARY(Reciprocal, at::reciprocal_out)
+VNPU_UNARY(Sin, at::sin_out)
+VNPU_UNARY(Cos, at::cos_out)
+VNPU_UNARY(Tan, at::tan_out)
+VNPU_UNARY(Erf, at::erf_out)
+VNPU_UNARY_INPLACE(InplaceExp, at::exp_out)
+VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out)
+VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out)
+VNPU_UNARY_INPLACE(InplaceLog, at::log_out)
+VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out)
+VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out)
+VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out)
+VNPU_UNARY_INPLACE(InplaceSqrt, at::sqrt_out)
+VNPU_UNARY_INPLACE(InplaceRsqrt, at::rsqrt_out)
+VNPU_UNARY_INPLACE(InplaceReciprocal, at::reciprocal_out)
+VNPU_UNARY_INPLACE(InplaceSin, at::sin_out)
+VNPU_UNARY_INPLACE(InplaceCos, at::cos_out)
+VNPU_UNARY_INPLACE(InplaceErf, at::erf_out)
+
+// --- rounding and sign --------------------------------------------------------------------------
+
+VNPU_UNARY(Floor, at::floor_out)
+VNPU_UNARY(Ceil, at::ceil_out)
+VNPU_UNARY(Round, at::round_out)  // half to even
+VNPU_UNARY(Trunc, at::trunc_out)
+VNPU_UNARY(Sign, at::sign_out)
+VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out)
+VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out)
+
+VNPU_OPERATOR(RoundDecimals, (const Tensor& self, int64_t decimals, Out out)) {
+  at::round_out(out.tensor, self, decimals);
+}
+VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals)) {
+  self.tensor.round_(decimals);
+}
+
+// --- special values -----------------------------------------------------------------------------
+
+VNPU_UNARY(IsNegInf, at::isneginf_out)
+VNPU_UNARY(IsPosInf, at::isposinf_out)
+VNPU_OPERATOR(IsFinite, (const Tensor& self, Out out)) { store(out, at::isfinite(self)); }
+VNPU_OPERATOR(NanToNum, (const Tensor& self, float nan, float posinf, float neginf, Out out)) {
+  at::nan_to_num_out(out.tensor, self, nan, posinf, neginf);
+}
+VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float neginf)) {
+  self.tensor.nan_to_num_(nan, posinf, neginf);
+}
+
+// --- activations --------------------------------------------------------------------------------
+
+VNPU_UNARY(Sigmoid, at::sigmoid_out)
+VNPU_UNARY(Tanh, at::tanh_out)
+VNPU_UNARY(Silu, at::silu_out)
+VNPU_UNARY(Mish, at::mish_out)
+VNPU_UNARY(Hardswish, at::hardswish_out)
+VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out)
+VNPU_UNARY_INPLACE(InplaceSigmoid, at::sigmoid_out)
+VNPU_UNARY_INPLACE(InplaceTanh, at::tanh_out)
+VNPU_UNARY_INPLACE(InplaceMish, at::mish_out)
+VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out)
+VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out)
+
+VNPU_OPERATOR(Relu, (const Tensor& self, Out out)) { at::clamp_min_out(out.tensor, self, 0); }
+VNPU_OPERATOR(InplaceRelu, (InOut self)) { self.tensor.relu_(); }
+VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out)) {
+  at::leaky_relu_out(out.tensor, self, negative_slope);
+}
+VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope)) {
+  at::leaky_relu_(self.tensor, negative_slope);
+}
+VNPU_OPERATOR(Gelu, (const Tensor& self, Out out)) { at::gelu_out(out.tensor, self, "none"); }
+VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out)) {
+  require(approximate == 0 || approximate == 1, "approximate must be 0 (erf) or 1 (tanh).");
+  at::gelu_out(out.tensor, x, approximate == 1 ? "tanh" : "none");
+}
+VNPU_OPERATOR(Elu, (const Tensor& self, const Scalar& alpha, const Scalar& scale,
+                    const Scalar& input_scale, Out out)) {
+  at::elu_out(out.tensor, self, alpha, scale, input_scale);
+}
+VNPU_OPERATOR(InplaceElu, (InOut self, const Scalar& alpha, const Scalar& scale,
+                           const Scalar& input_scale)) {
+  at::elu_(self.tensor, alpha, scale, input_scale);
+}
+VNPU_OPERATOR(Softplus,
+              (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out)) {
+  at::softplus_out(out.tensor, self, beta, threshold);
+}
+VNPU_OPERATOR(Hardtanh,
+              (const Tensor& self, const Scalar& clip_min, const Scalar& clip_max, Out out)) {
+  at::hardtanh_out(out.tensor, self, clip_min, clip_max);
+}
+VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max)) {
+  at::hardtanh_(self.tensor, clip_min, clip_max);
+}
+VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out)) {
+  store(out, at::log_sigmoid(self));
+}
+// `buffer` is for the gradient, which recomputes it.
+VNPU_OPERATOR(LogSigmoidForward, (const Tensor& self, Out out, OptionalOut)) {
+  store(out, at::log_sigmoid(self));
+}
+// Halves of `dim`: first * sigmoid(second).
+VNPU_OPERATOR(Glu, (const Tensor& self, int64_t dim, Out out)) {
+  at::glu_out(out.tensor, self, dim);
+}
+
+}  // namespace vnpu::ops
