@@ -52,9 +52,9 @@ def configuration_page(config: Any) -> str:
         source="packages/core/src/vllm_davinci/core/config.py"
     )
     text += (
-        "`additional_config` of vLLM, as JSON on the command line "
-        "(`--additional-config '{\"key\": value}'`) or as a dictionary in Python. An unknown key is "
-        "an error that names the nearest valid one. The same as a JSON schema: "
+        "vLLM's `additional_config`: JSON on the command line "
+        "(`--additional-config '{\"key\": value}'`), a dictionary in Python. An unknown key is an "
+        "error that names the nearest valid one. The same as a JSON schema: "
         "[configuration.schema.json](configuration.schema.json).\n\n"
     )
     return text + "\n".join(_model_sections(config, "")).rstrip() + "\n"
