@@ -82,6 +82,8 @@ class Steps:
                 raise
             finally:
                 reader.join(timeout=5)
+                if process.stdout is not None:
+                    process.stdout.close()
                 display.close()
         if status == 0:
             return

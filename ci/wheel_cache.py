@@ -46,8 +46,8 @@ LOCK_LIMIT_S = 1800.0
 BUILD_LIMIT_S = 1800.0
 # Compiling against torch's headers takes up to this much per translation unit (seen with g++ 12).
 BYTES_PER_COMPILER = 2 << 30
-_SOURCE_SUFFIXES = {".c", ".cc", ".cmake", ".cpp", ".h", ".hpp", ".inc", ".py", ".pyi", ".toml"}
-_SOURCE_NAMES = {"CMakeLists.txt", "README.md", "py.typed", "exports.map"}
+# Neither goes into a wheel's code.
+_NOT_SOURCES = {"tests", "build", "dist", "__pycache__", "CHANGELOG.md", "README.md"}
 
 
 def cache_directory() -> Path:
@@ -70,9 +70,7 @@ def compiled_package_key(package: Path) -> str:
         digest.update(f"{fact}\0".encode())
     for path in sorted(package.rglob("*")):
         relative = path.relative_to(package)
-        if relative.parts[0] in {"tests", "build", "dist"} or not path.is_file():
-            continue
-        if path.suffix in _SOURCE_SUFFIXES or path.name in _SOURCE_NAMES:
+        if path.is_file() and not _NOT_SOURCES & set(relative.parts):
             digest.update(f"{relative.as_posix()}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,0 +1,124 @@
+"""The scripts behind the tasks: what makes a wheel or an environment stale, and what fails how."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _scripts_on_the_path(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repository / "ci"))
+
+
+@pytest.fixture
+def wheel_cache() -> ModuleType:
+    return import_module("wheel_cache")
+
+
+@pytest.fixture
+def progress() -> ModuleType:
+    return import_module("progress")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    directory = tmp_path / "kernel_package"
+    for name in ("csrc/add.cpp", "src/package/__init__.py", "tests/test_add.py", "pyproject.toml"):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return directory
+
+
+@pytest.mark.parametrize("name", ["csrc/add.cpp", "src/package/__init__.py", "pyproject.toml"])
+def test_a_changed_source_asks_for_another_wheel(wheel_cache, package: Path, name: str):
+    before = wheel_cache.compiled_package_key(package)
+    (package / name).write_text("changed")
+    assert wheel_cache.compiled_package_key(package) != before
+
+
+def test_tests_and_build_output_do_not_ask_for_another_wheel(wheel_cache, package: Path):
+    before = wheel_cache.compiled_package_key(package)
+    (package / "tests" / "test_add.py").write_text("changed")
+    (package / "build").mkdir()
+    (package / "build" / "add.cpp").write_text("generated")
+    assert wheel_cache.compiled_package_key(package) == before
+
+
+def test_the_cache_is_where_the_variable_says(wheel_cache, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("DAVINCI_WHEEL_CACHE", str(tmp_path / "wheels"))
+    assert wheel_cache.cache_directory() == (tmp_path / "wheels").resolve()
+
+
+def test_a_lock_that_stays_taken_is_an_error_that_names_what_it_waited_for(
+    wheel_cache, progress, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(wheel_cache, "LOCK_LIMIT_S", 0.2)
+    failures: list[str] = []
+
+    def second() -> None:
+        try:
+            with wheel_cache.locked(tmp_path / "lock", "another build of vnpu"):
+                failures.append("taken twice")
+        except progress.StepFailedError as error:
+            failures.append(str(error))
+
+    with wheel_cache.locked(tmp_path / "lock", "nobody"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(timeout=30)
+    (message,) = failures
+    assert "another build of vnpu" in message
+    assert str(tmp_path / "lock") in message
+
+
+def test_a_failing_step_shows_its_last_lines_and_where_the_rest_is(progress, tmp_path: Path):
+    steps = progress.Steps(1, tmp_path)
+    steps.start("a step")
+    program = "import sys; print('the cause'); sys.exit(3)"
+    with pytest.raises(progress.StepFailedError, match="the cause") as caught:
+        steps.run([sys.executable, "-c", program], limit_s=60)
+    assert "status 3" in str(caught.value)
+    assert str(tmp_path / "step-1.log") in str(caught.value)
+
+
+def test_a_step_past_its_limit_is_ended(progress, tmp_path: Path):
+    steps = progress.Steps(1, tmp_path)
+    steps.start("a step")
+    with pytest.raises(progress.StepFailedError, match="ran past 1 s"):
+        steps.run([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=1)
+
+
+def test_every_package_of_the_checkout_is_known_to_the_tasks(packages: list[Path]):
+    known = import_module("prepare_environment").PACKAGES
+    assert {package.name for package in packages} <= set(known)
+
+
+def test_a_release_needs_a_heading_and_sources_need_a_new_version(tmp_path: Path):
+    release_check = import_module("release_check")
+    package = tmp_path / "core"
+    (package / "src").mkdir(parents=True)
+    (package / "src" / "module.py").write_text("VALUE = 1\n")
+    (package / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "0.2.0"\n')
+    (package / "CHANGELOG.md").write_text("## 0.1.0\n")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-C", str(tmp_path)]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *arguments], check=True, timeout=60)
+
+    (problem,) = release_check.package_problems(package)
+    assert "no heading `## 0.2.0`" in problem
+
+    (package / "CHANGELOG.md").write_text("## 0.2.0\n\n- x\n")
+    subprocess.run([*git, "tag", "core-v0.2.0"], check=True, timeout=60)
+    assert release_check.package_problems(package) == []
+
+    (package / "src" / "module.py").write_text("VALUE = 2\n")
+    (problem,) = release_check.package_problems(package)
+    assert "raise `version`" in problem
