@@ -26,6 +26,8 @@ else:
 
 ROOT = wheel_cache.ROOT
 INSTALL_LIMIT_S = 1800.0
+# In the environment's directory: what was installed, and that the directory is ours to replace.
+STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
 PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta")
 SUPPORTED_PYTHONS = ((3, 10), (3, 13))
@@ -85,7 +87,12 @@ def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
     editable: install the compiled packages editable too, for those who change them
     """
     python = directory / "bin" / "python"
-    stamp_path = directory / "installed.json"
+    stamp_path = directory / STAMP
+    if directory.exists() and not stamp_path.exists():
+        raise StepFailedError(
+            f"{directory} exists and was not made by this task, so it is left alone: rename or "
+            "remove it, then run the task again."
+        )
     wanted = requirements_fingerprint(groups)
     fingerprints = {
         package.name: package_fingerprint(package, editable) for package in present_packages()
@@ -122,6 +129,7 @@ def _create(
     if directory.exists():
         shutil.rmtree(directory)
     steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
+    _write_stamp(directory / STAMP, {})
 
     steps.start(f"torch {wheel_cache.TORCH_VERSION} and the build tools")
     steps.run(

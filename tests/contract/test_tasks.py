@@ -122,3 +122,12 @@ def test_a_release_needs_a_heading_and_sources_need_a_new_version(tmp_path: Path
     (package / "src" / "module.py").write_text("VALUE = 2\n")
     (problem,) = release_check.package_problems(package)
     assert "raise `version`" in problem
+
+
+def test_a_directory_that_the_task_did_not_make_is_left_alone(progress, tmp_path: Path):
+    prepare_environment = import_module("prepare_environment")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "precious").write_text("")
+    with pytest.raises(progress.StepFailedError, match="was not made by this task"):
+        prepare_environment.prepare(tmp_path / ".venv", groups=[], editable=True)
+    assert (tmp_path / ".venv" / "precious").exists()
