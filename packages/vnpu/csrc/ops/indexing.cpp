@@ -1,0 +1,181 @@
+// Gather and scatter: advanced indexing, selection along a dimension, masked writes. Positions may be
+// int32 or int64; ATen's own checks refuse what lies outside.
+
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+Tensor as_long(const Tensor& index) { return index.to(at::kLong); }
+
+// torch_npu sends ':' as an empty tensor of the indexed tensor's dtype. A real index can be empty
+// too, but then nothing is selected, and the caller has returned before it gets here.
+c10::List<std::optional<Tensor>> index_list(const TensorList& indices) {
+  c10::List<std::optional<Tensor>> list;
+  list.reserve(indices.size());
+  for (const Tensor& index : indices) {
+    const bool whole = index.dim() == 1 && index.numel() == 0;
+    list.push_back(whole ? std::nullopt : std::optional<Tensor>(as_long(index)));
+  }
+  return list;
+}
+
+// Whether a write through these indices changes nothing: a real index is empty.
+bool selects_nothing(const Tensor& self, const TensorList& indices) {
+  bool all_empty = true;
+  for (const Tensor& index : indices) {
+    if (index.numel() != 0) {
+      all_empty = false;
+    } else if (index.dim() != 1 || index.scalar_type() != self.scalar_type()) {
+      return true;
+    }
+  }
+  return all_empty;
+}
+
+Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
+                 int64_t reduce) {
+  switch (reduce) {
+    case 0: return at::scatter(self, dim, as_long(index), src);
+    case 1: return at::scatter(self, dim, as_long(index), src, "add");
+    case 2: return at::scatter(self, dim, as_long(index), src, "multiply");
+    default:
+      refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
+  }
+}
+
+Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
+                 int64_t reduce) {
+  switch (reduce) {
+    case 0: return at::scatter(self, dim, as_long(index), value);
+    case 1: return at::scatter(self, dim, as_long(index), value, "add");
+    case 2: return at::scatter(self, dim, as_long(index), value, "multiply");
+    default:
+      refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
+  }
+}
+
+}  // namespace
+
+// --- by position ---------------------------------------------------------------------------------
+VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out)) {
+  if (out.tensor.numel() == 0) return;
+  store(out, at::index(self, index_list(indices)));
+}
+VNPU_OPERATOR(IndexPutImpl, (InOut self, const TensorList& indices, const Tensor& values,
+                             bool accumulate, bool unsafe)) {
+  if (selects_nothing(self.tensor, indices)) return;
+  at::_index_put_impl_(self.tensor, index_list(indices), values.to(self.tensor.scalar_type()),
+                       accumulate, unsafe);
+}
+VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index, Out out)) {
+  if (out.tensor.scalar_type() == self.scalar_type() && self.dim() > 0) {
+    at::index_select_out(out.tensor, self, dim, index.reshape(-1));
+  } else {
+    store(out, at::index_select(self, dim, index.reshape(-1)));
+  }
+}
+VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out)) {
+  if (out.tensor.numel() == 0) return;
+  if (out.tensor.is_contiguous() && out.tensor.scalar_type() == weight.scalar_type()) {
+    Tensor rows = out.tensor.view({indices.numel(), weight.size(1)});
+    at::index_select_out(rows, weight, 0, indices.reshape(-1));
+  } else {
+    store(out, at::embedding(weight, indices));
+  }
+}
+VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out out)) {
+  if (out.tensor.scalar_type() == self.scalar_type()) {
+    at::gather_out(out.tensor, self, dim, as_long(index));
+  } else {
+    store(out, at::gather(self, dim, as_long(index)));
+  }
+}
+VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out)) {
+  store(out, at::take(self, as_long(index)));
+}
+
+// --- writes by position ----------------------------------------------------------------------------
+VNPU_OPERATOR(Scatter, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
+                        int64_t reduce, Out out)) {
+  store(out, scattered(self, dim, index, src, reduce));
+}
+VNPU_OPERATOR(ScatterValue, (const Tensor& self, int64_t dim, const Tensor& index,
+                             const Scalar& value, int64_t reduce, Out out)) {
+  store(out, scattered(self, dim, index, value, reduce));
+}
+VNPU_OPERATOR(InplaceScatter, (InOut self, int64_t dim, const Tensor& index, const Tensor& src,
+                               int64_t reduce)) {
+  store(self, scattered(self.tensor, dim, index, src, reduce));
+}
+VNPU_OPERATOR(InplaceScatterValue, (InOut self, int64_t dim, const Tensor& index,
+                                    const Scalar& value, int64_t reduce)) {
+  store(self, scattered(self.tensor, dim, index, value, reduce));
+}
+VNPU_OPERATOR(ScatterAdd, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
+                           Out out)) {
+  store(out, at::scatter_add(self, dim, as_long(index), src));
+}
+VNPU_OPERATOR(IndexAdd, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
+                         const Scalar& alpha, Out out)) {
+  store(out, at::index_add(self, dim, as_long(index), source, alpha));
+}
+VNPU_OPERATOR(InplaceIndexCopy, (InOut self, int64_t dim, const Tensor& index,
+                                 const Tensor& source)) {
+  self.tensor.index_copy_(dim, as_long(index), source);
+}
+VNPU_OPERATOR(InplaceIndexFillTensor, (InOut self, int64_t dim, const IntArray& index,
+                                       const Scalar& value)) {
+  self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
+}
+VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index,
+                                 const Scalar& value)) {
+  self.tensor.index_fill_(dim, as_long(index), value);
+}
+VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source,
+                           bool accumulate)) {
+  self.tensor.put_(as_long(index), source, accumulate);
+}
+// `updates` holds, for each batch entry, the slice that goes to position indices[entry] of `axis`.
+VNPU_OPERATOR(InplaceScatterUpdate, (InOut data, const Tensor& indices, const Tensor& updates,
+                                     int64_t axis)) {
+  Tensor target = data.tensor;
+  require(target.dim() == updates.dim(), "data and updates must have the same number of dimensions");
+  if (axis < 0) axis += target.dim();
+  require(axis > 0 && axis < target.dim(), "axis must not be the batch dimension");
+  const Tensor starts = as_long(indices).contiguous();
+  require(starts.dim() == 1 || starts.dim() == 2, "indices must have 1 or 2 dimensions");
+  if (starts.dim() == 1) {
+    require(starts.size(0) == updates.size(0), "one index for each batch entry is needed");
+    const int64_t* start = starts.const_data_ptr<int64_t>();
+    for (int64_t entry = 0; entry < updates.size(0); ++entry) {
+      target[entry].narrow(axis - 1, start[entry], updates.size(axis)).copy_(updates[entry]);
+    }
+  } else {  // rows of (batch entry, position)
+    require(starts.size(1) == 2, "2-dimensional indices must hold pairs (batch entry, position)");
+    const int64_t* pair = starts.const_data_ptr<int64_t>();
+    for (int64_t entry = 0; entry < updates.size(0); ++entry, pair += 2) {
+      target[pair[0]].narrow(axis - 1, pair[1], updates.size(axis)).copy_(updates[entry]);
+    }
+  }
+}
+
+// --- by mask ---------------------------------------------------------------------------------------
+VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value)) {
+  self.tensor.masked_fill_(mask.to(at::kBool), value);
+}
+VNPU_OPERATOR(InplaceMaskedFillTensor, (InOut self, const Tensor& mask, const Tensor& value)) {
+  self.tensor.masked_fill_(mask.to(at::kBool), value.reshape({}));
+}
+VNPU_OPERATOR(InplaceMaskedScatter, (InOut self, const Tensor& mask, const Tensor& source)) {
+  self.tensor.masked_scatter_(mask.to(at::kBool), source);
+}
+VNPU_OPERATOR(MaskedSelect, (const Tensor& self, const Tensor& mask, DynamicOut out)) {
+  out.set(at::masked_select(self, mask.to(at::kBool)));
+}
+VNPU_OPERATOR(SWhere, (const Tensor& condition, const Tensor& self, const Tensor& other, Out out)) {
+  const ScalarType type = out.tensor.scalar_type();
+  store(out, at::where(condition.to(at::kBool), self.to(type), other.to(type)));
+}
+
+}  // namespace vnpu::ops
