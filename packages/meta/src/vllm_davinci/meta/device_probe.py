@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from vllm_davinci.meta.device_library import loader_error
@@ -28,7 +29,14 @@ REQUIRED_LIBRARIES = LIBRARIES_AT_IMPORT + LIBRARIES_AT_FIRST_OPERATOR + LIBRARI
 
 
 def probe_libraries() -> dict[str, dict[str, str]]:
-    """For each library where the loader found it (`path`) or why not (`error`)."""
+    """For each library where the loader found it (`path`) or why not (`error`).
+
+    Torch's own library is loaded first, as it is when torch_npu asks for CANN's operators: those
+    of the virtual NPU call into it.
+    """
+    torch = find_spec("torch")
+    if torch is not None and torch.origin is not None:
+        ctypes.CDLL(str(Path(torch.origin).parent / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
     found: dict[str, dict[str, str]] = {}
     for library in REQUIRED_LIBRARIES:
         error = loader_error(library)
