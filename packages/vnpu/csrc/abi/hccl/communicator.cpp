@@ -1,0 +1,270 @@
+// Communicators: creation, names, errors.
+
+#include "abi/hccl/communicator.h"
+
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "device/system.h"
+
+namespace vnpu::abi {
+namespace {
+
+// A handle is a number, never an address: a stale one is recognised instead of being followed.
+class Communicators {
+ public:
+  static Communicators& instance() {
+    // Never destroyed: torch_npu destroys communicators after static destructors have run.
+    static Communicators* const communicators = new Communicators();
+    return *communicators;
+  }
+  HcclComm add(GroupPtr group) {
+    std::lock_guard lock(mutex_);
+    const uintptr_t handle = next_ += 16;
+    groups_.emplace(handle, std::move(group));
+    return reinterpret_cast<HcclComm>(handle);
+  }
+  GroupPtr find(HcclComm communicator) {
+    std::lock_guard lock(mutex_);
+    const auto it = groups_.find(reinterpret_cast<uintptr_t>(communicator));
+    if (it == groups_.end()) {
+      throw Failure(FailureKind::kInvalidHandle,
+                    "vnpu: this is not a live communicator (destroyed before its last use?).");
+    }
+    return it->second;
+  }
+  void remove(HcclComm communicator) {
+    const GroupPtr group = find(communicator);  // leaves the group outside of the lock
+    std::lock_guard lock(mutex_);
+    groups_.erase(reinterpret_cast<uintptr_t>(communicator));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uintptr_t, GroupPtr> groups_;
+  uintptr_t next_ = 0x68636300;
+};
+
+Invitation invitation_of(const HcclRootInfo& info) {
+  static_assert(sizeof(Invitation) <= sizeof(HcclRootInfo));
+  Invitation invitation;
+  std::memcpy(&invitation, info.internal, sizeof(invitation));
+  return invitation;
+}
+
+// What of a configuration matters here. Fields beyond the size that the caller states are not read.
+struct Settings {
+  std::string name;
+  TimeLimits limits = TimeLimits::from_environment();
+
+  explicit Settings(const HcclCommConfig* config) {
+    if (config == nullptr) return;
+    size_t size = 0;
+    std::memcpy(&size, config->reserved, sizeof(size));
+    if (size >= offsetof(HcclCommConfig, hcclCommName) + sizeof(config->hcclCommName)) {
+      name.assign(config->hcclCommName,
+                  ::strnlen(config->hcclCommName, sizeof(config->hcclCommName)));
+    }
+    if (size >= offsetof(HcclCommConfig, hcclExecTimeOut) + sizeof(config->hcclExecTimeOut) &&
+        config->hcclExecTimeOut != HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET &&
+        config->hcclExecTimeOut >= 0) {
+      limits.execute = std::chrono::seconds(config->hcclExecTimeOut);
+    }
+  }
+};
+
+GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
+              const HcclCommConfig* config) {
+  Settings settings(config);
+  auto group = std::make_shared<Group>(invitation, ranks, rank, device, std::move(settings.name),
+                                       settings.limits);
+  register_group(group);
+  return group;
+}
+
+}  // namespace
+
+HcclResult result_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kInvalidArgument:
+    case FailureKind::kInvalidHandle:
+    case FailureKind::kNoSuchDevice:
+    case FailureKind::kIllegalAddress:
+    case FailureKind::kOperatorInvalid:
+    case FailureKind::kCaptureConflict: return HCCL_E_PARA;
+    case FailureKind::kOutOfMemory: return HCCL_E_OOM;
+    case FailureKind::kWaitTimeout:
+    case FailureKind::kRemoteTimeout: return HCCL_E_TIMEOUT;
+    case FailureKind::kRemoteLost: return HCCL_E_REMOTE;
+    case FailureKind::kNotSupported: return HCCL_E_NOT_SUPPORT;
+    case FailureKind::kDeviceNotSet:
+    case FailureKind::kOperatorFailed: return HCCL_E_RUNTIME;
+    case FailureKind::kInternal: return HCCL_E_INTERNAL;
+  }
+  return HCCL_E_INTERNAL;
+}
+
+GroupPtr group_of(HcclComm communicator) { return Communicators::instance().find(communicator); }
+
+ElementType element_type(HcclDataType type) {
+  switch (type) {
+    case HCCL_DATA_TYPE_INT8: return ElementType::kInt8;
+    case HCCL_DATA_TYPE_INT16: return ElementType::kInt16;
+    case HCCL_DATA_TYPE_INT32: return ElementType::kInt32;
+    case HCCL_DATA_TYPE_FP16: return ElementType::kFloat16;
+    case HCCL_DATA_TYPE_FP32: return ElementType::kFloat32;
+    case HCCL_DATA_TYPE_INT64: return ElementType::kInt64;
+    case HCCL_DATA_TYPE_UINT64: return ElementType::kUint64;
+    case HCCL_DATA_TYPE_UINT8: return ElementType::kUint8;
+    case HCCL_DATA_TYPE_UINT16: return ElementType::kUint16;
+    case HCCL_DATA_TYPE_UINT32: return ElementType::kUint32;
+    case HCCL_DATA_TYPE_FP64: return ElementType::kFloat64;
+    case HCCL_DATA_TYPE_BFP16: return ElementType::kBfloat16;
+    case HCCL_DATA_TYPE_INT128: return ElementType::kInt128;
+    case HCCL_DATA_TYPE_HIF8: return ElementType::kHifloat8;
+    case HCCL_DATA_TYPE_FP8E4M3: return ElementType::kFloat8E4m3;
+    case HCCL_DATA_TYPE_FP8E5M2: return ElementType::kFloat8E5m2;
+    case HCCL_DATA_TYPE_FP8E8M0: return ElementType::kFloat8E8m0;
+    case HCCL_DATA_TYPE_RESERVED: break;
+  }
+  throw Failure(FailureKind::kInvalidArgument,
+                "vnpu: there is no HCCL data type " + std::to_string(type) + ".");
+}
+
+Reduction reduction(HcclReduceOp operation) {
+  switch (operation) {
+    case HCCL_REDUCE_SUM: return Reduction::kSum;
+    case HCCL_REDUCE_PROD: return Reduction::kProduct;
+    case HCCL_REDUCE_MAX: return Reduction::kMaximum;
+    case HCCL_REDUCE_MIN: return Reduction::kMinimum;
+    case HCCL_REDUCE_RESERVED: break;
+  }
+  throw Failure(FailureKind::kInvalidArgument,
+                "vnpu: there is no HCCL reduction " + std::to_string(operation) + ".");
+}
+
+void submit(aclrtStream stream, TaskPtr task) {
+  System::instance().executor().submit(stream_of(stream), std::move(task));
+}
+
+}  // namespace vnpu::abi
+
+using namespace vnpu;
+using namespace vnpu::abi;
+
+VNPU_HCCL(HcclResult, HcclGetRootInfo, (HcclRootInfo * info)) {
+  return hccl_guarded("HcclGetRootInfo", [&] {
+    const Invitation invitation = Segment::create();
+    std::memset(info->internal, 0, sizeof(info->internal));
+    std::memcpy(info->internal, &invitation, sizeof(invitation));
+  });
+}
+
+VNPU_HCCL(HcclResult, HcclCommInitRootInfoConfig,
+          (uint32_t ranks, const HcclRootInfo* info, uint32_t rank, const HcclCommConfig* config,
+           HcclComm* communicator)) {
+  return hccl_guarded("HcclCommInitRootInfoConfig", [&] {
+    const int device = System::instance().require_current_device();
+    const GroupPtr group = join(invitation_of(*info), ranks, rank, device, config);
+    group->await_all();
+    *communicator = Communicators::instance().add(group);
+  });
+}
+
+VNPU_HCCL(HcclResult, HcclCommInitRootInfo,
+          (uint32_t ranks, const HcclRootInfo* info, uint32_t rank, HcclComm* communicator)) {
+  return HcclCommInitRootInfoConfig(ranks, info, rank, nullptr, communicator);
+}
+
+VNPU_HCCL(HcclResult, HcclCommInitAll,
+          (uint32_t devices_count, int32_t* devices, HcclComm* communicators)) {
+  return hccl_guarded("HcclCommInitAll", [&] {
+    const Invitation invitation = Segment::create();
+    std::vector<GroupPtr> groups;
+    for (uint32_t rank = 0; rank < devices_count; ++rank) {
+      System::instance().physical(devices[rank]);  // throws if there is no such device
+      groups.push_back(join(invitation, devices_count, rank, devices[rank], nullptr));
+    }
+    for (uint32_t rank = 0; rank < devices_count; ++rank) {
+      groups[rank]->await_all();
+      communicators[rank] = Communicators::instance().add(groups[rank]);
+    }
+  });
+}
+
+VNPU_HCCL(HcclResult, HcclCommDestroy, (HcclComm communicator)) {
+  return hccl_guarded("HcclCommDestroy",
+                      [&] { Communicators::instance().remove(communicator); });
+}
+
+VNPU_HCCL(HcclResult, HcclGetRankSize, (HcclComm communicator, uint32_t* ranks)) {
+  return hccl_guarded("HcclGetRankSize", [&] { *ranks = group_of(communicator)->ranks(); });
+}
+
+VNPU_HCCL(HcclResult, HcclGetRankId, (HcclComm communicator, uint32_t* rank)) {
+  return hccl_guarded("HcclGetRankId", [&] { *rank = group_of(communicator)->rank(); });
+}
+
+VNPU_HCCL(HcclResult, HcclGetCommName, (HcclComm communicator, char* name)) {
+  return hccl_guarded("HcclGetCommName", [&] {
+    const std::string text = group_of(communicator)->name();
+    std::memset(name, 0, COMM_NAME_MAX_LENGTH);
+    text.copy(name, COMM_NAME_MAX_LENGTH - 1);
+  });
+}
+
+VNPU_HCCL(HcclResult, HcclGetCommAsyncError, (HcclComm communicator, HcclResult* error)) {
+  return hccl_guarded("HcclGetCommAsyncError", [&] {
+    const GroupPtr group = group_of(communicator);
+    // The text of the failure becomes this thread's recent error, which torch_npu prints.
+    *error = hccl_guarded("HcclGetCommAsyncError", [&] { group->throw_if_failed_for_long(); });
+  });
+}
+
+VNPU_HCCL(uint32_t, HcclGetCommConfigCapability, ()) {
+  return HCCL_COMM_CONFIG_BUFFER_NAME + 1;  // features are counted; this is the last known one
+}
+
+VNPU_HCCL(HcclResult, HcclSetConfig, (HcclConfig config, HcclConfigValue value)) {
+  return hccl_guarded("HcclSetConfig", [&] {
+    // Reductions always are in the order of the ranks: both settings of determinism hold.
+    if (config == HCCL_DETERMINISTIC && value.value >= 0 && value.value <= 2) return;
+    throw Failure(FailureKind::kNotSupported,
+                  "vnpu: HcclSetConfig(" + std::to_string(config) + ", " +
+                      std::to_string(value.value) + ") is not supported.");
+  });
+}
+
+VNPU_HCCL(const char*, HcclGetErrorString, (HcclResult code)) {
+  switch (code) {
+    case HCCL_SUCCESS: return "no error";
+    case HCCL_E_PARA: return "parameter error";
+    case HCCL_E_PTR: return "empty pointer";
+    case HCCL_E_MEMORY: return "memory error";
+    case HCCL_E_INTERNAL: return "internal error";
+    case HCCL_E_NOT_SUPPORT: return "not supported";
+    case HCCL_E_NOT_FOUND: return "resource not found";
+    case HCCL_E_UNAVAIL: return "resource unavailable";
+    case HCCL_E_SYSCALL: return "system call error";
+    case HCCL_E_TIMEOUT: return "timeout";
+    case HCCL_E_OPEN_FILE_FAILURE: return "file cannot be opened";
+    case HCCL_E_TCP_CONNECT: return "TCP connection error";
+    case HCCL_E_ROCE_CONNECT: return "RoCE connection error";
+    case HCCL_E_TCP_TRANSFER: return "TCP transfer error";
+    case HCCL_E_ROCE_TRANSFER: return "RoCE transfer error";
+    case HCCL_E_RUNTIME: return "runtime error";
+    case HCCL_E_DRV: return "driver error";
+    case HCCL_E_PROFILING: return "profiling error";
+    case HCCL_E_CCE: return "CCE error";
+    case HCCL_E_NETWORK: return "network error";
+    case HCCL_E_AGAIN: return "try again";
+    case HCCL_E_REMOTE: return "remote rank lost";
+    case HCCL_E_SUSPENDING: return "communicator is suspending";
+    case HCCL_E_OPRETRY_FAIL: return "retry failed";
+    case HCCL_E_OOM: return "out of memory";
+    case HCCL_E_RESERVED: break;
+  }
+  return "unknown error";
+}

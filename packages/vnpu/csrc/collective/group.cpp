@@ -1,0 +1,256 @@
+#include "collective/group.h"
+
+#include <sched.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace vnpu {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kLivenessInterval{50};
+constexpr milliseconds kArrivalInterval{20};
+constexpr std::chrono::seconds kFailureGrace{5};
+// Ranks in step meet within this time; a sleep costs about as much (see the all_reduce latency that
+// benchmarks print).
+constexpr microseconds kSpin{30};
+
+// Spinning only pays if every rank has a core of its own.
+bool has_core_per_rank(uint32_t ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return ::sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
+         static_cast<uint32_t>(CPU_COUNT(&cores)) >= ranks;
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::pair<std::string, int>, std::weak_ptr<Group>> groups;
+
+  static Registry& instance() {
+    // Never destroyed: groups may end after static destructors have run.
+    static Registry* const registry = new Registry();
+    return *registry;
+  }
+};
+
+}  // namespace
+
+Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
+             std::string name, TimeLimits limits)
+    : send_turns(ranks),
+      receive_turns(ranks),
+      invitation_(invitation),
+      segment_(invitation, ranks),
+      ranks_(ranks),
+      rank_(rank),
+      device_(device),
+      name_(name.empty() ? std::string(invitation.identity) : std::move(name)),
+      limits_(limits),
+      spin_(has_core_per_rank(ranks)) {
+  if (rank >= ranks) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: rank " + std::to_string(rank) + " does not exist in a group of " +
+                      std::to_string(ranks) + ".");
+  }
+  RankBlock& block = own();
+  auto absent = static_cast<uint32_t>(RankState::kAbsent);
+  if (!block.state.compare_exchange_strong(absent, static_cast<uint32_t>(RankState::kArriving))) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: group " + name_ + " has a " + describe(rank) +
+                      " already. Give every process its own rank.");
+  }
+  block.process = ProcessIdentity::self();
+  block.state.store(static_cast<uint32_t>(RankState::kJoined), std::memory_order_release);
+  ring_others();
+}
+
+Group::~Group() {
+  own().state.store(static_cast<uint32_t>(RankState::kLeft), std::memory_order_release);
+  ring_others();
+}
+
+RankState Group::state(uint32_t rank) const {
+  return static_cast<RankState>(segment_.rank(rank).state.load(std::memory_order_acquire));
+}
+
+std::string Group::describe(uint32_t rank) const {
+  std::string text = "rank " + std::to_string(rank);
+  const RankState now = state(rank);
+  if (now == RankState::kJoined || now == RankState::kLeft) {
+    text += " (pid " + std::to_string(segment_.rank(rank).process.pid) + ")";
+  }
+  return text;
+}
+
+void Group::await_all() {
+  const auto absent = [&](uint32_t rank) {
+    const RankState now = state(rank);
+    return now == RankState::kAbsent || now == RankState::kArriving;
+  };
+  const auto what = [] { return std::string("the start of the group"); };
+  const auto deadline = steady_clock::now() + limits_.connect;
+  for (;;) {
+    const uint32_t seen = rings();
+    throw_if_failed();
+    std::string missing;
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < ranks_; ++r) {
+      if (!absent(r)) continue;
+      missing += (count++ == 0 ? "rank " : ", rank ") + std::to_string(r);
+    }
+    if (count == 0) break;
+    if (steady_clock::now() >= deadline) {
+      fail(FailureKind::kRemoteTimeout,
+           "vnpu: group " + name_ + " of " + std::to_string(ranks_) + " ranks is incomplete after " +
+               std::to_string(limits_.connect.count()) + " s: " + missing +
+               " did not join. Look at the output of those processes; a longer wait: "
+               "HCCL_CONNECT_TIMEOUT=SECONDS.");
+    }
+    // Who is absent has no process to look at, except for the one that made the invitation.
+    for (uint32_t r = 0; r < ranks_; ++r) {
+      if (!absent(r)) fail_if_ended(r, [](uint32_t) { return true; }, what);
+    }
+    if (absent(0) && !invitation_.creator.alive()) {
+      fail(FailureKind::kRemoteLost, "vnpu: rank 0 (pid " + std::to_string(invitation_.creator.pid) +
+                                         ") ended before it joined group " + name_ +
+                                         ". Its own output says why.");
+    }
+    own().bell.wait(seen, kArrivalInterval);
+  }
+  if (rank_ == 0) Segment::close_invitation(invitation_);
+}
+
+void Group::wait(uint32_t seen, microseconds limit) {
+  if (spin_) {
+    const auto end = steady_clock::now() + std::min(limit, kSpin);
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (rings() != seen) return;
+        pause();
+      }
+    } while (steady_clock::now() < end);
+  }
+  own().bell.wait(seen, limit);
+}
+
+void Group::ring_others() {
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (r != rank_) ring(r);
+  }
+}
+
+void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
+                  const std::function<std::string()>& what) {
+  const auto now = steady_clock::now();
+  if (!wait.waiting) {
+    wait = Wait{now, now, true};
+    return;
+  }
+  if (now - wait.checked < kLivenessInterval) return;
+  wait.checked = now;
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (missing(r)) fail_if_ended(r, missing, what);
+  }
+  if (limits_.execute.count() == 0 || now - wait.begin < limits_.execute) return;
+  std::string late;
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    if (missing(r)) late += (late.empty() ? "" : ", ") + describe(r);
+  }
+  if (late.empty()) return;
+  fail(FailureKind::kRemoteTimeout,
+       "vnpu: " + describe(rank_) + " waited " + std::to_string(limits_.execute.count()) +
+           " s in " + what() + " of group " + name_ + " for " + late +
+           ". Look at what those processes do; a longer wait: HCCL_EXEC_TIMEOUT=SECONDS.");
+}
+
+void Group::fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
+                          const std::function<std::string()>& what) {
+  const bool left = state(rank) == RankState::kLeft;
+  if (!left && segment_.rank(rank).process.alive()) return;
+  // Its last act may have been what we wait for.
+  if (!missing(rank)) return;
+  fail(FailureKind::kRemoteLost,
+       "vnpu: " + describe(rank) + (left ? " has left the group" : " ended (killed or crashed?)") +
+           " while " + describe(rank_) + " waited for it in " + what() + " of group " + name_ +
+           (left ? ". All ranks must make the same calls before they destroy a group."
+                 : ". Its own output, or the kernel's log, says why."));
+}
+
+void Group::throw_if_failed() const {
+  SegmentHeader& shared = header();
+  if (shared.failure_state.load(std::memory_order_acquire) != 2) return;
+  throw Failure(static_cast<FailureKind>(shared.failure_kind), shared.failure_text);
+}
+
+void Group::fail(FailureKind kind, const std::string& message) {
+  SegmentHeader& shared = header();
+  uint32_t none = 0;
+  if (shared.failure_state.compare_exchange_strong(none, 1)) {
+    shared.failure_kind = static_cast<uint32_t>(kind);
+    std::snprintf(shared.failure_text, sizeof(shared.failure_text), "%s", message.c_str());
+    shared.failure_state.store(2, std::memory_order_release);
+    ring_others();
+  } else {
+    // Another rank was first and is writing its text now, if it is still alive.
+    const auto end = steady_clock::now() + milliseconds(20);
+    while (shared.failure_state.load(std::memory_order_acquire) != 2 && steady_clock::now() < end) {
+      std::this_thread::sleep_for(microseconds(100));
+    }
+  }
+  throw_if_failed();
+  throw Failure(kind, message);
+}
+
+void Group::throw_if_failed_for_long() {
+  if (!failed()) return;
+  const int64_t now = steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  int64_t noticed = 0;
+  if (failure_noticed_ns_.compare_exchange_strong(noticed, now)) return;
+  if (now - noticed >= std::chrono::nanoseconds(kFailureGrace).count()) throw_if_failed();
+}
+
+bool Group::Turn::take(const void* task) {
+  const void* none = nullptr;
+  return holder.compare_exchange_strong(none, task, std::memory_order_acquire) || none == task;
+}
+
+void Group::Turn::release(const void* task) {
+  holder.compare_exchange_strong(task, nullptr, std::memory_order_release);
+}
+
+GroupPtr find_group(const std::string& name, int device) {
+  Registry& registry = Registry::instance();
+  std::lock_guard lock(registry.mutex);
+  const auto it = registry.groups.find({name, device});
+  return it == registry.groups.end() ? nullptr : it->second.lock();
+}
+
+void register_group(const GroupPtr& group) {
+  Registry& registry = Registry::instance();
+  std::lock_guard lock(registry.mutex);
+  std::erase_if(registry.groups, [](const auto& entry) { return entry.second.expired(); });
+  const auto [it, added] = registry.groups.emplace(std::pair(group->name(), group->device()), group);
+  if (!added) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: device " + std::to_string(group->device()) + " takes part in a group " +
+                      group->name() + " already. Destroy it first, or choose another name.");
+  }
+}
+
+}  // namespace vnpu

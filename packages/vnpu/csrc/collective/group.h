@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/segment.h"
+#include "collective/time_limits.h"
+#include "device/failure.h"
+
+namespace vnpu {
+
+// One rank's membership in a group of ranks that communicate.
+class Group {
+ public:
+  // Joins; returns before the others have. An empty name stands for the invitation's.
+  Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device, std::string name,
+        TimeLimits limits);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  // Waits until every rank has joined. Throws kRemoteTimeout naming who is missing, kRemoteLost
+  // naming who died.
+  void await_all();
+
+  const std::string& name() const { return name_; }
+  uint32_t ranks() const { return ranks_; }
+  uint32_t rank() const { return rank_; }
+  int device() const { return device_; }
+  Segment& segment() { return segment_; }
+
+  // "rank 1 (pid 4242)"
+  std::string describe(uint32_t rank) const;
+
+  // --- waiting for other ranks ---------------------------------------------------------------
+  uint32_t rings() const { return own().bell.rings.load(std::memory_order_acquire); }
+  void wait(uint32_t seen, std::chrono::microseconds limit);
+  void ring(uint32_t rank) { segment_.rank(rank).bell.ring(); }
+  void ring_others();
+
+  // Since when a task has waited for other ranks, and when it last looked whether they live.
+  struct Wait {
+    std::chrono::steady_clock::time_point begin;
+    std::chrono::steady_clock::time_point checked;
+    bool waiting = false;
+  };
+  // For a task that finds nothing to do: throws once a rank it waits for has ended or the time is
+  // up. Cheap: looks at the processes every 50 ms. `missing` tells whether the task still waits for
+  // a rank, `what` names it: "all_reduce #12".
+  void check(Wait& wait, const std::function<bool(uint32_t)>& missing,
+             const std::function<std::string()>& what);
+
+  // --- failure: of the group as a whole, for all its ranks, for good ---------------------------
+  bool failed() const { return header().failure_state.load(std::memory_order_acquire) != 0; }
+  // Throws the group's failure if there is one.
+  void throw_if_failed() const;
+  // Makes this the group's failure unless there is one already, and throws the group's.
+  [[noreturn]] void fail(FailureKind kind, const std::string& message);
+  // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
+  // program has had time to meet the failure itself and report it.
+  void throw_if_failed_for_long();
+
+  // --- order within this process ---------------------------------------------------------------
+  // One task at a time runs a collective, or uses one direction of a mailbox.
+  struct Turn {
+    std::atomic<const void*> holder{nullptr};
+    bool take(const void* task);
+    void release(const void* task);
+  };
+  Turn collective_turn;
+  std::vector<Turn> send_turns;     // by destination
+  std::vector<Turn> receive_turns;  // by source
+  // Of the holder of collective_turn:
+  uint64_t collectives = 0;         // begun
+  std::atomic<uint32_t> rounds{0};  // posted, modulo 2^32
+
+ private:
+  SegmentHeader& header() const { return segment_.header(); }
+  RankBlock& own() const { return segment_.rank(rank_); }
+  RankState state(uint32_t rank) const;
+  void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
+                     const std::function<std::string()>& what);
+
+  const Invitation invitation_;
+  Segment segment_;
+  const uint32_t ranks_;
+  const uint32_t rank_;
+  const int device_;
+  const std::string name_;
+  const TimeLimits limits_;
+  const bool spin_;
+  std::atomic<int64_t> failure_noticed_ns_{0};  // 0: none yet
+};
+
+using GroupPtr = std::shared_ptr<Group>;
+
+// The group of that name in which a device of this process takes part, null if there is none: for
+// operators that communicate and are given a group's name.
+GroupPtr find_group(const std::string& name, int device);
+// Makes a group known to find_group as long as it lives. Throws if the name is taken.
+void register_group(const GroupPtr& group);
+
+}  // namespace vnpu

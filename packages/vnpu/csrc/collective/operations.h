@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "collective/element.h"
+#include "collective/group.h"
+#include "device/task.h"
+
+// The collectives, as tasks for a stream. Buffers are device addresses; counts are in elements; an
+// output may be the input (or the part of it that belongs there). All ranks get identical results.
+// Each checks its buffers when it is made and throws kIllegalAddress, kInvalidArgument.
+namespace vnpu {
+
+// How a buffer is divided among the ranks, in elements: rank r has counts[r] from offsets[r] on.
+struct Partition {
+  std::vector<uint64_t> counts;
+  std::vector<uint64_t> offsets;
+
+  static Partition equal(uint32_t ranks, uint64_t count);
+};
+
+// receive = reduction over ranks of send; [count] both.
+TaskPtr all_reduce(GroupPtr group, const void* send, void* receive, uint64_t count,
+                   ElementType type, Reduction reduction);
+// The same on `root` only; elsewhere `receive` is not touched.
+TaskPtr reduce_to(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
+                  Reduction reduction, uint32_t root);
+// receive's part r = rank r's send [count].
+TaskPtr all_gather(GroupPtr group, const void* send, uint64_t count, void* receive,
+                   ElementType type);
+TaskPtr all_gather_v(GroupPtr group, const void* send, uint64_t count, void* receive,
+                     Partition receive_parts, ElementType type);
+// receive [count] = reduction over ranks of this rank's part of send.
+TaskPtr reduce_scatter(GroupPtr group, const void* send, void* receive, uint64_t count,
+                       ElementType type, Reduction reduction);
+TaskPtr reduce_scatter_v(GroupPtr group, const void* send, Partition send_parts, void* receive,
+                         uint64_t count, ElementType type, Reduction reduction);
+// buffer [count] = root's.
+TaskPtr broadcast(GroupPtr group, void* buffer, uint64_t count, ElementType type, uint32_t root);
+// receive [count] = this rank's part of root's send.
+TaskPtr scatter(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
+                uint32_t root);
+// receive's part r = this rank's part of rank r's send; `count` per pair of ranks.
+TaskPtr all_to_all(GroupPtr group, const void* send, void* receive, uint64_t count,
+                   ElementType type);
+TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts,
+                     ElementType send_type, void* receive, Partition receive_parts,
+                     ElementType receive_type);
+TaskPtr barrier(GroupPtr group);
+
+}  // namespace vnpu

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "collective/process.h"
+
+namespace vnpu {
+
+// What a rank says about the collective it is in, for the others to compare.
+struct Announcement {
+  uint64_t sequence;   // collectives of the group, from 1
+  uint32_t operation;  // Operation
+  uint32_t type;       // ElementType
+  uint32_t reduction;  // Reduction, or kNone
+  uint32_t root;       // or kNone
+  uint64_t count;      // elements; what they count depends on the operation
+  uint64_t signature;  // of the ranks' counts, where they differ
+  uint32_t rounds;     // not compared: the largest holds
+  static constexpr uint32_t kNone = ~uint32_t{0};
+};
+
+// Lets processes sleep until a rank has something new to look at.
+struct Bell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
+
+  void ring();
+  // Sleeps while nothing has rung since `seen` was read from `rings`, at most `limit`.
+  void wait(uint32_t seen, std::chrono::microseconds limit);
+};
+
+// --- what lies in the memory that the ranks of one group share --------------------------------
+// A fresh segment is all zero bytes, and zero is the valid first state of everything in it.
+
+enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft };
+
+struct alignas(64) RankBlock {
+  std::atomic<uint32_t> state;  // RankState
+  ProcessIdentity process;
+  alignas(64) Bell bell;
+  alignas(64) std::atomic<uint32_t> posted;  // rounds, of all collectives so far
+  // Collective n uses announcements[n % 2]: a rank is at most one collective ahead of another.
+  alignas(64) Announcement announcements[2];
+};
+
+struct alignas(64) SegmentHeader {
+  char identity[64];                    // equals the invitation's
+  std::atomic<uint32_t> ranks;          // 0 until the first rank has said how many there are
+  std::atomic<uint32_t> failure_state;  // 0 none, 1 being written, 2 valid
+  uint32_t failure_kind;                // FailureKind
+  char failure_text[2048];
+};
+
+// Messages from one rank to another: a ring of chunks.
+struct alignas(64) Mailbox {
+  static constexpr uint32_t kDepth = 4;
+  static constexpr size_t kChunk = size_t{256} << 10;  // bytes
+  struct Label {
+    uint64_t message_bytes;
+    uint32_t type;  // ElementType
+  };
+  std::atomic<uint32_t> sent;  // chunks
+  alignas(64) std::atomic<uint32_t> received;
+  Label labels[kDepth];
+};
+
+// How a rank finds the segment of a group: travels as opaque bytes through the program's store.
+struct Invitation {
+  static constexpr uint64_t kMagic = 0x766e7075'67727031;
+  uint64_t magic;
+  uint64_t pid_namespace;
+  ProcessIdentity creator;
+  uint32_t user;
+  int32_t file;
+  char host[256];
+  char identity[64];
+};
+
+// Shared memory of one group: an anonymous file, so that nothing is left behind however the
+// processes end. Pages that are not used cost nothing.
+class Segment {
+ public:
+  static constexpr uint32_t kMaxRanks = 128;
+  static constexpr size_t kSlot = size_t{1} << 20;  // bytes of one round of one rank
+
+  // Makes a new segment. It lives in this process until it is opened or the process ends.
+  static Invitation create();
+  // Opens the segment of an invitation; `ranks` must be the same for all who open it.
+  Segment(const Invitation& invitation, uint32_t ranks);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  // For the creator, when all ranks have opened it: gives up the file behind the invitation.
+  static void close_invitation(const Invitation& invitation);
+
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+  RankBlock& rank(uint32_t rank) const;
+  // Bytes that `rank` sends to each rank in its collective `sequence` (all-to-all only).
+  uint64_t* send_sizes(uint32_t rank, uint64_t sequence) const;
+  // Where `rank` puts its data of a round.
+  std::byte* slot(uint32_t rank, uint32_t round) const;
+  Mailbox& mailbox(uint32_t from, uint32_t to) const;
+  std::byte* mailbox_chunk(uint32_t from, uint32_t to, uint32_t chunk) const;
+
+ private:
+  uint32_t ranks_;
+  size_t bytes_ = 0;
+  size_t sizes_at_ = 0;
+  size_t mailboxes_at_ = 0;
+  size_t slots_at_ = 0;
+  size_t chunks_at_ = 0;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace vnpu
