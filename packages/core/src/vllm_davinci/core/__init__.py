@@ -1,0 +1,1 @@
+"""Everything vLLM asks of a platform, answered for the Ascend NPU."""

@@ -1,0 +1,63 @@
+"""Selection of the attention backend, and the shape of its paged cache."""
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImplBase,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+# Tokens per cache block. The fused attention operator takes multiples of 16 and is fastest with
+# 128 (its documentation, parameter block_size).
+BLOCK_SIZE_TOKENS = 128
+
+
+class NPUAttentionBackend(AttentionBackend):
+    """Paged attention over separate key and value caches."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]  # type: ignore[assignment]
+    forward_includes_kv_cache_update: bool = True
+
+    @staticmethod
+    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+        return [BLOCK_SIZE_TOKENS]
+
+    @staticmethod
+    def get_name() -> str:
+        # vLLM looks the name up in its own enumeration of backends.
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[AttentionImplBase[Any]]:
+        from vllm_davinci.core.attention.paged import NPUAttentionImpl  # torch_npu: worker only
+
+        return NPUAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
+        from vllm_davinci.core.attention.metadata import NPUAttentionMetadataBuilder
+
+        return NPUAttentionMetadataBuilder
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...] | None:
+        # Each layer's region is contiguous, so it can hold all keys, then all values.
+        return (KVCacheLayout.LBNHC,)
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        return False

@@ -1,0 +1,98 @@
+"""What one step's attention needs, built once per step from host copies of the lengths."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+
+@dataclass
+class NPUAttentionMetadata(AttentionMetadata):
+    """Attention inputs of one step and one KV cache group.
+
+    num_actual_tokens: rows of query, key and value that are real; later rows are padding.
+    query_ends:        per request, the end of its rows: cumulative query lengths. Host list.
+    seq_lens:          per request, all tokens up to and including this step's. Host list.
+    block_table:       [num_reqs, max_blocks], int32, on the device.
+    slot_mapping:      [num_tokens], int64 on the device; block * block_size + offset, or -1.
+    causal:            False when every token of a request may see every other one.
+    """
+
+    num_actual_tokens: int
+    query_ends: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    causal: bool = True
+
+
+class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
+    """Turns vLLM's batch description into host length lists. Never reads from the device."""
+
+    _cudagraph_support = AttentionCGSupport.NEVER
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> NPUAttentionMetadata:
+        common = common_attn_metadata
+        if common.seq_lens_cpu_upper_bound is None:
+            raise UnsupportedFeatureError(
+                "The batch carries no sequence lengths on the host, which the fused attention "
+                "operator needs. This happens with speculative decoding under asynchronous "
+                "scheduling: start with --no-async-scheduling."
+            )
+        num_reqs = common.num_reqs
+        causal = common.causal
+        if not isinstance(causal, bool):
+            raise UnsupportedFeatureError(
+                "This model mixes causal and bidirectional requests in one batch, which "
+                "vllm-davinci-core 0.1 cannot compute."
+            )
+        return NPUAttentionMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            query_ends=common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
+            seq_lens=common.seq_lens_cpu_upper_bound[:num_reqs].tolist(),
+            block_table=common.block_table_tensor[:num_reqs],
+            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
+            causal=causal,
+        )
+
+    def update_block_table(
+        self,
+        metadata: NPUAttentionMetadata,
+        blk_table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> NPUAttentionMetadata:
+        return NPUAttentionMetadata(
+            num_actual_tokens=metadata.num_actual_tokens,
+            query_ends=metadata.query_ends,
+            seq_lens=metadata.seq_lens,
+            block_table=blk_table[: len(metadata.seq_lens)],
+            slot_mapping=slot_mapping[: metadata.num_actual_tokens],
+            causal=metadata.causal,
+        )
+
+    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
+        return False

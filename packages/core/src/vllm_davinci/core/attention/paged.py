@@ -1,0 +1,196 @@
+"""Grouped-query attention over a paged cache: two launches per layer."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch_npu
+from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
+
+from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
+SPARSE_MODE_NONE = 0  # every query sees every key
+SPARSE_MODE_CAUSAL = 3  # causal, aligned at the lower right: the last query sees every key
+SPARSE_MODE_BAND = 4  # keys from `pre_tokens` before a query's position to `next_tokens` after it
+
+
+class PagedCache(NamedTuple):
+    """Keys and values of one layer.
+
+    key, value:           [num_blocks, block_size, num_kv_heads, head_size], contiguous
+    key_flat, value_flat: the same memory as [num_blocks, block_size, num_kv_heads * head_size]
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_flat: torch.Tensor
+    value_flat: torch.Tensor
+
+    @classmethod
+    def of(cls, key: torch.Tensor, value: torch.Tensor) -> "PagedCache":
+        return cls(key, value, key.flatten(2), value.flatten(2))
+
+
+class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
+    """One attention layer. Lengths come from host lists; nothing here reads from the device."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **extra: Any,
+    ) -> None:
+        refused = {
+            "ALiBi position biases": alibi_slopes is not None,
+            f"soft-capped attention logits (cap {logits_soft_cap})": bool(logits_soft_cap),
+            f"attention of type {attn_type!r}": attn_type
+            not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
+        }
+        refused |= {
+            f"attention option {name!r}": True for name, value in extra.items() if value is not None
+        }
+        if reasons := [reason for reason, is_asked in refused.items() if is_asked]:
+            raise UnsupportedFeatureError(
+                f"This model's attention needs {', '.join(reasons)}, which vllm-davinci-core 0.1 "
+                "cannot compute on the NPU and will not approximate. Choose another model."
+            )
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window = sliding_window
+        self.attn_type = attn_type
+        # Layers that read another layer's cache never write one.
+        self.writes_cache = kv_sharing_target_layer_name is None
+        self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
+        self._causal_options = self._masking(is_causal=True)
+        self._bidirectional_options = self._masking(is_causal=False)
+        self._unused_lse: torch.Tensor | None = None
+
+    def _masking(self, is_causal: bool) -> dict[str, int]:
+        if self.sliding_window is not None:
+            reach = self.sliding_window - 1
+            return {
+                "sparse_mode": SPARSE_MODE_BAND,
+                "pre_tokens": reach,
+                "next_tokens": 0 if is_causal else reach,
+            }
+        return {"sparse_mode": SPARSE_MODE_CAUSAL if is_causal else SPARSE_MODE_NONE}
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: PagedCache,
+        attn_metadata: NPUAttentionMetadata,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Writes this step's keys and values, then attends.
+
+        query:  [num_tokens, num_heads, head_size]
+        key:    [num_tokens, num_kv_heads, head_size], or None when another layer wrote the cache
+        value:  like key
+        output: [num_tokens, num_heads, head_size], written in place, also returned
+        attn_metadata is None in profile runs, which have no cache: output becomes zero.
+        Runs on the current stream.
+        """
+        if attn_metadata is None:
+            return output.zero_()
+        num_tokens = attn_metadata.num_actual_tokens
+        if num_tokens != query.shape[0]:
+            output[num_tokens:].zero_()
+            query, out = query[:num_tokens], output[:num_tokens]
+            if key is not None:
+                key, value = key[:num_tokens], value[:num_tokens]
+        else:
+            out = output
+        if self._is_encoder:
+            self._attend_to_batch(query, key, value, attn_metadata, out)
+        else:
+            if self.writes_cache and key is not None:
+                torch_npu.npu_scatter_pa_kv_cache(
+                    key,
+                    value,
+                    kv_cache.key,
+                    kv_cache.value,
+                    attn_metadata.slot_mapping,
+                    cache_mode="Norm",
+                )
+            self._attend_to_cache(query, kv_cache, attn_metadata, out)
+        return output
+
+    def _attend_to_cache(
+        self,
+        query: torch.Tensor,
+        cache: PagedCache,
+        metadata: NPUAttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        options = self._causal_options if metadata.causal else self._bidirectional_options
+        torch_npu.npu_fused_infer_attention_score.out(
+            query,
+            cache.key_flat,
+            cache.value_flat,
+            atten_mask=self._mask(options, query.device),
+            block_table=metadata.block_table,
+            actual_seq_lengths=metadata.query_ends,
+            actual_seq_lengths_kv=metadata.seq_lens,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            scale=self.scale,
+            input_layout="TND",
+            block_size=cache.key.shape[1],
+            out=[out, self._lse(query.device)],
+            **options,
+        )
+
+    def _attend_to_batch(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: NPUAttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        options = self._bidirectional_options
+        torch_npu.npu_fused_infer_attention_score.out(
+            query,
+            key,
+            value,
+            atten_mask=self._mask(options, query.device),
+            actual_seq_lengths=metadata.query_ends,
+            actual_seq_lengths_kv=metadata.query_ends,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            scale=self.scale,
+            input_layout="TND",
+            out=[out, self._lse(query.device)],
+            **options,
+        )
+
+    @staticmethod
+    def _mask(options: dict[str, int], device: torch.device) -> torch.Tensor | None:
+        if options["sparse_mode"] == SPARSE_MODE_NONE:
+            return None
+        return compressed_causal_mask(device)
+
+    def _lse(self, device: torch.device) -> torch.Tensor:
+        """The operator's second output, which it does not fill unless asked to."""
+        if self._unused_lse is None:
+            self._unused_lse = torch.empty(0, dtype=torch.float32, device=device)
+        return self._unused_lse

@@ -1,0 +1,80 @@
+"""Tokens to cache slots, computed on the host.
+
+vLLM computes the slot mapping with a Triton kernel. The host knows block tables and positions, so
+here it is a few numpy calls and one copy to the device.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable, SlotMappingMode
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+
+class HostBatch(NamedTuple):
+    """One step's tokens on the host.
+
+    req_indices: [num_tokens], row of the token's request in the batch
+    positions:   [num_tokens], position of the token in its request
+    """
+
+    req_indices: np.ndarray
+    positions: np.ndarray
+
+
+class NPUBlockTable(BlockTable):
+    """Block table of one KV cache group."""
+
+    host_batch: Callable[[int], HostBatch]
+
+    @classmethod
+    def taking_over(
+        cls, block_table: BlockTable, host_batch: Callable[[int], HostBatch]
+    ) -> "NPUBlockTable":
+        """The same buffers under this class."""
+        if block_table.dcp_world_size > 1 or block_table.pcp_world_size > 1:
+            raise UnsupportedFeatureError(
+                "Context parallelism is not available in vllm-davinci-core 0.1: start with "
+                "--decode-context-parallel-size 1 and --prefill-context-parallel-size 1."
+            )
+        ours = cls.__new__(cls)
+        vars(ours).update(vars(block_table))
+        ours.host_batch = host_batch
+        return ours
+
+    def compute_slot_mapping(
+        self,
+        num_reqs: int,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> None:
+        """Writes `slot_mapping`: block * block_size + offset for each token of the step."""
+        if self.slot_mapping_mode == SlotMappingMode.NONE:
+            return
+        num_tokens = positions.shape[0]
+        batch = self.host_batch(num_tokens)
+        block_index, offset = np.divmod(batch.positions, self.block_size)
+        blocks = self.block_table.np[batch.req_indices, block_index]
+        slots = self.slot_mapping.np[:num_tokens]
+        np.multiply(blocks, self.block_size, out=slots, casting="unsafe", dtype=np.int64)
+        slots += offset
+        self.slot_mapping.copy_to_gpu(num_tokens)
+
+
+class NPUMultiGroupBlockTable(MultiGroupBlockTable):
+    """Block tables of all KV cache groups."""
+
+    @classmethod
+    def taking_over(
+        cls, block_table: MultiGroupBlockTable, host_batch: Callable[[int], HostBatch]
+    ) -> "NPUMultiGroupBlockTable":
+        """The same tables, whose slot mappings are computed on the host. Idempotent."""
+        ours = cls.__new__(cls)
+        vars(ours).update(vars(block_table))
+        ours.block_tables = [
+            NPUBlockTable.taking_over(table, host_batch) for table in block_table.block_tables
+        ]
+        return ours

@@ -1,0 +1,146 @@
+"""Roles that optional packages fill, and how core finds them: entry points, never imports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from vllm.logger import init_logger
+
+from vllm_davinci.core.errors import ComponentError
+
+logger = init_logger(__name__)
+
+# Version of the protocols below. A provider states the one it was written for.
+API_VERSION = 1
+
+
+@runtime_checkable
+class OpProvider(Protocol):
+    """Compiled operators that take the place of torch_npu's."""
+
+    api_version: int
+
+    def supported_ops(self) -> frozenset[str]:
+        """Names of the operators this provider has on this device."""
+
+    def load(self, name: str) -> Any:
+        """The function of one operator."""
+
+
+@runtime_checkable
+class ModelProvider(Protocol):
+    """Model definitions that take the place of vLLM's."""
+
+    api_version: int
+
+    def models(self) -> Mapping[str, str]:
+        """Architecture -> class path, as vLLM's ModelRegistry takes it."""
+
+
+@runtime_checkable
+class StreamScheduler(Protocol):
+    """Runs parts of a step on several streams."""
+
+    api_version: int
+
+    def interleave(self, parts: list[Any]) -> list[Any]:
+        """Runs the callables so that one computes while another communicates; their results."""
+
+
+@runtime_checkable
+class DeviceProvider(Protocol):
+    """A device other than a chip."""
+
+    api_version: int
+
+    def is_active(self) -> bool:
+        """Whether this process runs on it."""
+
+    def describe(self, device: torch.device) -> str:
+        """One line for the log."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A group of entry points, and what core does without it."""
+
+    group: str
+    protocol: type
+    package: str
+    without: str
+
+
+ROLES: tuple[Role, ...] = (
+    Role(
+        "vllm_davinci.op_providers",
+        OpProvider,
+        "vllm-davinci-kernels",
+        "torch_npu's own operators are used",
+    ),
+    Role(
+        "vllm_davinci.model_providers",
+        ModelProvider,
+        "vllm-davinci-models",
+        "vLLM's own model definitions are used",
+    ),
+    Role(
+        "vllm_davinci.stream_schedulers",
+        StreamScheduler,
+        "vllm-davinci-multistream",
+        "everything runs on one stream",
+    ),
+)
+DEVICES = Role(
+    "vllm_davinci.devices", DeviceProvider, "vllm-davinci-vnpu", "only real chips are seen"
+)
+
+
+def find(role: Role) -> dict[str, Any]:
+    """Name -> provider for every installed provider of a role.
+
+    Raises ComponentError for one that does not load, does not fit the protocol, or was written
+    for another version of it.
+    """
+    return {entry.name: _load(role, entry) for entry in entry_points(group=role.group)}
+
+
+def _load(role: Role, entry: EntryPoint) -> Any:
+    distribution = entry.dist
+    origin = f"{distribution.name} {distribution.version}" if distribution else entry.value
+    try:
+        provider = entry.load()
+    except Exception as error:
+        raise ComponentError(
+            f"{origin} provides {role.group} and does not load: {error}. Reinstall it with "
+            f"`pip install --force-reinstall {role.package}`, or uninstall it."
+        ) from error
+    if isinstance(provider, type):
+        provider = provider()
+    version = getattr(provider, "api_version", None)
+    if version != API_VERSION:
+        raise ComponentError(
+            f"{origin} is written for component API {version} and vllm-davinci-core has "
+            f"{API_VERSION}. Install versions that belong together: `pip install vllm-davinci`."
+        )
+    if not isinstance(provider, role.protocol):
+        raise ComponentError(
+            f"{origin} does not have what {role.protocol.__name__} asks for. Install versions "
+            "that belong together: `pip install vllm-davinci`."
+        )
+    return provider
+
+
+@cache
+def log_missing() -> None:
+    """Says once per process which optional components are absent, and how to get them."""
+    for role in ROLES:
+        if not entry_points(group=role.group):
+            logger.info(
+                "%s is not installed: %s. `pip install %s` adds it.",
+                role.package,
+                role.without,
+                role.package,
+            )

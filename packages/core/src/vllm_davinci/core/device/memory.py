@@ -1,0 +1,54 @@
+"""What of the device's memory the KV cache gets, and what to do when it is too little."""
+
+from typing import TYPE_CHECKING
+
+from vllm.utils.mem_utils import format_gib
+
+from vllm_davinci.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker
+
+
+def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
+    """Raises DeviceError when nothing is left for the KV cache, or too little for one request.
+
+    Says how many bytes are missing and which flag to change. vLLM checks the same later, across
+    all workers, with a message that does not name what used the memory.
+    """
+    specs = worker.get_kv_cache_spec()
+    if not specs:
+        return
+    needed_bytes = sum(
+        spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values()
+    )
+    if available_bytes >= needed_bytes:
+        return
+    missing_bytes = needed_bytes - available_bytes
+    total_bytes = worker.init_snapshot.total_memory
+    utilization = worker.cache_config.gpu_memory_utilization
+    max_model_len = worker.model_config.max_model_len
+    if worker.model_config.original_max_model_len == -1:
+        return  # vLLM chooses the length that fits
+    enough_utilization = utilization + missing_bytes / total_bytes
+    per_token_bytes = needed_bytes / max_model_len
+    fitting_len = int(max(available_bytes, 0) / per_token_bytes)
+    remedies = []
+    if worker.cache_config.kv_cache_memory_bytes:
+        remedies.append(f"raise --kv-cache-memory-bytes to {needed_bytes}")
+    elif enough_utilization < 1:
+        # Rounded up: the figure given must be enough.
+        remedies.append(f"raise --gpu-memory-utilization to {enough_utilization + 0.01:.2f}")
+    if fitting_len > 0:
+        remedies.append(f"lower --max-model-len to {fitting_len} or less")
+    remedies.append("lower --max-num-batched-tokens")
+    remedies.append("raise --tensor-parallel-size")
+    raise DeviceError(
+        f"The KV cache does not fit: one request of {max_model_len} tokens needs "
+        f"{format_gib(needed_bytes)} GiB, {format_gib(max(available_bytes, 0))} GiB are left on "
+        f"{worker.device}, {format_gib(missing_bytes)} GiB ({missing_bytes} bytes) are missing. "
+        f"The device has {format_gib(total_bytes)} GiB, of which "
+        f"--gpu-memory-utilization {utilization} may be used; weights take "
+        f"{format_gib(int(worker.model_runner.model_memory_usage))} GiB. "
+        f"To make it fit: {'; or '.join(remedies)}."
+    )

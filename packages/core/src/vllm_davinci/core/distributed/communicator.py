@@ -1,0 +1,205 @@
+"""Collectives on HCCL through torch.distributed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
+from vllm.distributed.device_communicators.base_device_communicator import (
+    DeviceCommunicatorBase,
+)
+
+
+class NPUCommunicator(DeviceCommunicatorBase):
+    """Out-of-place collectives of one group of NPUs.
+
+    Every collective passes through `_collective`, the one method to override in order to order
+    collectives against computation. Runs on the current stream; HCCL's own stream waits for it
+    and is waited for.
+    """
+
+    def __init__(
+        self,
+        cpu_group: ProcessGroup,
+        device: torch.device | None = None,
+        device_group: ProcessGroup | None = None,
+        unique_name: str = "",
+        global_ranks: list[int] | None = None,
+        global_world_size: int | None = None,
+        use_all2all: bool = False,
+    ) -> None:
+        super().__init__(
+            cpu_group,
+            device,
+            device_group,
+            unique_name,
+            global_ranks,
+            global_world_size,
+            use_all2all,
+        )
+        if self.use_all2all:
+            self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
+
+    def _collective(self, name: str, launch: Callable[[], Any], *tensors: torch.Tensor) -> None:
+        """Launches one collective.
+
+        name:    which collective, for logs and schedules
+        launch:  enqueues it
+        tensors: what it reads and writes
+        """
+        launch()
+
+    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
+        """Sum over the group. Returns a new tensor; input_ keeps its values."""
+        output = input_.clone(memory_format=torch.contiguous_format)
+        self._collective(
+            "all_reduce", lambda: dist.all_reduce(output, group=self.device_group), output
+        )
+        return output
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Concatenation of every rank's input_ along `dim`; all have the same shape."""
+        dim = dim % input_.dim()
+        contiguous = input_.contiguous()
+        shape = contiguous.shape
+        gathered = contiguous.new_empty((self.world_size * shape[0], *shape[1:]))
+        self._collective(
+            "all_gather",
+            lambda: dist.all_gather_into_tensor(gathered, contiguous, group=self.device_group),
+            contiguous,
+            gathered,
+        )
+        if dim == 0:
+            return gathered
+        by_rank = gathered.view(self.world_size, *shape).movedim(0, dim)
+        return by_rank.reshape(*shape[:dim], self.world_size * shape[dim], *shape[dim + 1 :])
+
+    def all_gatherv(
+        self,
+        input_: torch.Tensor | list[torch.Tensor],
+        dim: int = 0,
+        sizes: list[int] | None = None,
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Like all_gather along dimension 0, with sizes[rank] rows from each rank."""
+        if dim != 0:
+            raise NotImplementedError(f"all_gatherv along dimension {dim}: only 0 is supported.")
+        if isinstance(input_, list):
+            return [self._all_gatherv(tensor, sizes) for tensor in input_]
+        return self._all_gatherv(input_, sizes)
+
+    def _all_gatherv(self, input_: torch.Tensor, sizes: list[int] | None) -> torch.Tensor:
+        if sizes is None or len(set(sizes)) == 1:
+            return self.all_gather(input_, 0)
+        _check_sizes(sizes, self.world_size, input_.shape[0], sizes[self.rank_in_group])
+        contiguous = input_.contiguous()
+        gathered = contiguous.new_empty((sum(sizes), *input_.shape[1:]))
+        parts = list(gathered.split(sizes))
+        self._collective(
+            "all_gatherv",
+            lambda: dist.all_gather(parts, contiguous, group=self.device_group),
+            contiguous,
+            gathered,
+        )
+        return gathered
+
+    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Sum over the group, of which this rank keeps its equal share along `dim`."""
+        dim = dim % input_.dim()
+        if input_.shape[dim] % self.world_size:
+            raise ValueError(
+                f"reduce_scatter of {tuple(input_.shape)} along dimension {dim}: "
+                f"{input_.shape[dim]} rows do not divide into {self.world_size} ranks. Pad them, "
+                "or call reduce_scatterv."
+            )
+        by_rows = input_.movedim(dim, 0).contiguous()
+        share = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
+        self._collective(
+            "reduce_scatter",
+            lambda: dist.reduce_scatter_tensor(share, by_rows, group=self.device_group),
+            by_rows,
+            share,
+        )
+        return share.movedim(0, dim).contiguous()
+
+    def reduce_scatterv(
+        self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
+    ) -> torch.Tensor:
+        """Like reduce_scatter; rank r keeps sizes[r] rows."""
+        if sizes is None or len(set(sizes)) == 1:
+            return self.reduce_scatter(input_, dim)
+        dim = dim % input_.dim()
+        by_rows = input_.movedim(dim, 0).contiguous()
+        _check_sizes(sizes, self.world_size, by_rows.shape[0], sum(sizes))
+        share = by_rows.new_empty((sizes[self.rank_in_group], *by_rows.shape[1:]))
+        parts = list(by_rows.split(sizes))
+        self._collective(
+            "reduce_scatterv",
+            lambda: dist.reduce_scatter(share, parts, group=self.device_group),
+            by_rows,
+            share,
+        )
+        return share.movedim(0, dim).contiguous()
+
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """all_gather whose result only rank `dst` keeps: HCCL has no gather."""
+        gathered = self.all_gather(input_, dim)
+        return gathered if self.rank_in_group == dst else None
+
+    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrites `tensor` with rank src's, and returns it."""
+        self._collective(
+            "broadcast",
+            lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group),
+            tensor,
+        )
+        return tensor
+
+    def dispatch_router_logits(
+        self,
+        hidden_states: torch.Tensor,
+        router_logits: torch.Tensor,
+        is_sequence_parallel: bool = False,
+        extra_tensors: list[torch.Tensor] | None = None,
+    ) -> Any:
+        assert self.all2all_manager is not None
+        return self.all2all_manager.dispatch_router_logits(
+            hidden_states, router_logits, is_sequence_parallel, extra_tensors
+        )
+
+    def dispatch(
+        self,
+        hidden_states: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        is_sequence_parallel: bool = False,
+        extra_tensors: list[torch.Tensor] | None = None,
+    ) -> Any:
+        assert self.all2all_manager is not None
+        return self.all2all_manager.dispatch(
+            hidden_states,
+            topk_weights,
+            topk_ids,
+            is_sequence_parallel,
+            extra_tensors=extra_tensors,
+        )
+
+    def combine(
+        self, hidden_states: torch.Tensor, is_sequence_parallel: bool = False
+    ) -> torch.Tensor:
+        assert self.all2all_manager is not None
+        return self.all2all_manager.combine(hidden_states, is_sequence_parallel)
+
+    def batch_isend_irecv(self, p2p_ops: list[Any]) -> None:
+        """Starts all sends and receives together and waits for them."""
+        for work in dist.batch_isend_irecv(p2p_ops):
+            work.wait()
+
+
+def _check_sizes(sizes: list[int], world_size: int, rows: int, expected_rows: int) -> None:
+    if len(sizes) != world_size or rows != expected_rows:
+        raise ValueError(
+            f"Sizes {sizes} for {world_size} ranks, and this rank holds {rows} rows where "
+            f"{expected_rows} were announced. Every rank must pass the same sizes."
+        )

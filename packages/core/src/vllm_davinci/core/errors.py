@@ -1,0 +1,25 @@
+"""Errors that core raises. Each message says what failed, the value seen and what to do next."""
+
+
+class CoreError(Exception):
+    """Base class of every error that vllm-davinci-core raises on purpose."""
+
+
+class ConfigurationError(CoreError, ValueError):
+    """A setting is unknown, ill-typed, contradicts another one or is not in this release."""
+
+
+class UnsupportedFeatureError(CoreError, ValueError):
+    """The model or the request needs something that this release cannot compute."""
+
+
+class VersionMismatchError(CoreError, RuntimeError):
+    """Two installed distributions do not belong together."""
+
+
+class DeviceError(CoreError, RuntimeError):
+    """The device is absent, too small, or was asked for more than it has."""
+
+
+class ComponentError(CoreError, RuntimeError):
+    """An optional component is installed but cannot be used."""

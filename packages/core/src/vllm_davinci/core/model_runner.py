@@ -1,0 +1,144 @@
+"""A thin subclass of vLLM's V1 runner: cache layout, slot mapping and synchronization."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    KVCacheTensor,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_davinci.core import torch_cuda_names
+from vllm_davinci.core.attention.paged import PagedCache
+from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.platform import NPUPlatform
+
+
+class NPUModelRunner(GPUModelRunner):
+    """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        torch_cuda_names.install()
+        super().__init__(vllm_config, device)
+        self.cascade_attn_enabled = False
+        self._take_over_block_tables()
+
+    def _init_device_properties(self) -> None:
+        self.num_sms = NPUPlatform.num_compute_units(self.device.index or 0)
+
+    # --- slot mapping ----------------------------------------------------------------------
+
+    def may_reinitialize_input_batch(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+    ) -> None:
+        super().may_reinitialize_input_batch(kv_cache_config, kernel_block_sizes)
+        self._take_over_block_tables()
+
+    def _take_over_block_tables(self) -> None:
+        """Makes our input batch map tokens to cache slots on the host."""
+        self.input_batch.block_table = NPUMultiGroupBlockTable.taking_over(
+            self.input_batch.block_table, self._host_batch
+        )
+
+    def _host_batch(self, num_tokens: int) -> HostBatch:
+        """The step's request index and position per token, as vLLM computed them on the host."""
+        req_indices = self.req_indices.np[:num_tokens]
+        computed = self.input_batch.num_computed_tokens_cpu
+        positions: np.ndarray = computed[req_indices] + self.query_pos.np[:num_tokens]
+        return HostBatch(req_indices, positions)
+
+    # --- KV cache --------------------------------------------------------------------------
+
+    def initialize_kv_cache_tensors(
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        kv_cache_allocation_context: AbstractContextManager[None] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Allocates the cache vLLM planned, with each layer's keys and values apart.
+
+        vLLM plans one allocation in which every layer has a contiguous region of
+        num_blocks pages. The first half of a region holds the keys of all blocks, the second
+        half the values, so a block's bytes differ from vLLM's own views but belong to the same
+        block of the same region; cache groups that overlay each other stay apart.
+
+        Binds a PagedCache to every attention layer. Returns the key cache per layer.
+        """
+        caches: dict[str, PagedCache] = {}
+        if kv_cache_config.kv_cache_tensors:
+            with kv_cache_allocation_context or nullcontext():
+                size_bytes = kv_cache_config.kv_cache_tensors[0].size
+                memory = torch.zeros(size_bytes, dtype=torch.int8, device=self.device)
+            for placement in kv_cache_config.kv_cache_tensors:
+                for index, layer_name in enumerate(placement.layers):
+                    region = _layer_region(memory, placement, index, kv_cache_config.num_blocks)
+                    spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
+                    caches[layer_name] = _paged_cache(region, spec, block_size, layer_name)
+        for layer_name, target_name in self.shared_kv_cache_layers.items():
+            caches[layer_name] = caches[target_name]
+        layers = self.compilation_config.static_forward_context
+        for layer_name, cache in caches.items():
+            layers[layer_name].bind_kv_cache(cache)
+            # vLLM copies blocks between these along dimension 0.
+            self.kv_caches.extend((cache.key, cache.value))
+        return {layer_name: cache.key for layer_name, cache in caches.items()}
+
+    def _init_kv_zero_meta(self) -> None:
+        """Nothing to prepare: _zero_block_ids indexes the caches directly."""
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        """Zeroes whole blocks of every layer's keys and values."""
+        if not block_ids:
+            return
+        index = torch.tensor(block_ids, dtype=torch.int64).to(self.device, non_blocking=True)
+        for cache in self.kv_caches:
+            cache.view(self.kv_cache_config.num_blocks, -1).index_fill_(0, index, 0)
+
+
+def _layer_region(
+    memory: torch.Tensor, placement: KVCacheTensor, index: int, num_blocks: int
+) -> torch.Tensor:
+    start = placement.offset + index * placement.layer_stride
+    return memory[start : start + num_blocks * placement.block_stride]
+
+
+def _spec_of(
+    layer_name: str, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+) -> tuple[KVCacheSpec, int]:
+    """A layer's cache specification, and the block size its attention operator works with."""
+    for group, kernel_block_size in zip(
+        kv_cache_config.kv_cache_groups, kernel_block_sizes, strict=False
+    ):
+        if layer_name in group.layer_names:
+            spec = group.kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[layer_name]
+            return spec, kernel_block_size
+    raise AssertionError(f"{layer_name} is in no KV cache group")
+
+
+def _paged_cache(
+    region: torch.Tensor, spec: KVCacheSpec, block_size: int, layer_name: str
+) -> PagedCache:
+    if not isinstance(spec, AttentionSpec):
+        raise UnsupportedFeatureError(
+            f"Layer {layer_name} keeps a {type(spec).__name__} state, not keys and values. "
+            "vllm-davinci-core 0.1 runs attention models only; choose another model."
+        )
+    if spec.head_size_v != spec.head_size or spec.page_size_bytes != spec.unpadded_page_size_bytes:
+        raise UnsupportedFeatureError(
+            f"Layer {layer_name} needs keys of {spec.head_size} and values of {spec.head_size_v} "
+            f"entries in pages of {spec.page_size_bytes} bytes ({spec.unpadded_page_size_bytes} "
+            "without padding). vllm-davinci-core 0.1 stores keys and values of one size in "
+            "unpadded pages; choose another model."
+        )
+    shape = (-1, block_size, spec.num_kv_heads, spec.head_size)
+    key, value = (half.view(spec.dtype).view(shape) for half in region.chunk(2))
+    return PagedCache.of(key, value)

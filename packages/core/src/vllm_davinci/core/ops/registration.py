@@ -1,0 +1,25 @@
+"""The table of vLLM's layers and the classes that take their place."""
+
+from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+from vllm_davinci.core.ops.activation import NPUSiluAndMul
+from vllm_davinci.core.ops.layernorm import NPURMSNorm
+from vllm_davinci.core.ops.rotary_embedding import VARIANTS, NPURotaryEmbedding
+
+# class name in vLLM -> class that is instantiated in its place
+LAYERS: dict[str, type] = {
+    RMSNorm.__name__: NPURMSNorm,
+    SiluAndMul.__name__: NPUSiluAndMul,
+    RotaryEmbedding.__name__: NPURotaryEmbedding,
+    **VARIANTS,
+}
+
+
+def register_layers() -> None:
+    """Registers every row of LAYERS with vLLM. Idempotent."""
+    for name, layer in LAYERS.items():
+        if op_registry_oot.get(name) is not layer:
+            CustomOp.register_oot(layer, name=name)

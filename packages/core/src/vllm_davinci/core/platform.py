@@ -1,0 +1,312 @@
+"""NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
+
+import os
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
+
+from vllm_davinci.core import components, environment_variables
+from vllm_davinci.core.config import (
+    RELEASE,
+    get_config,
+    non_default_options,
+    retired_keys,
+)
+from vllm_davinci.core.device.soc import Soc, soc_of
+from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from torch.distributed import PrefixStore, ProcessGroup
+    from vllm.config import VllmConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+logger = init_logger(__name__)
+
+BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
+
+
+class NPUPlatform(Platform):
+    """Ascend NPUs, through torch_npu."""
+
+    _enum = PlatformEnum.OOT
+    device_name: str = "npu"
+    device_type: str = "npu"
+    dispatch_key: str = "PrivateUse1"
+    ray_device_key: str = "NPU"
+    dist_backend: str = "hccl"
+    device_control_env_var: str = "ASCEND_RT_VISIBLE_DEVICES"
+    ray_noset_device_env_vars: list[str] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]
+    simple_compile_backend: str = "eager"
+
+    # --- the device ------------------------------------------------------------------------
+
+    @classmethod
+    def device_count(cls) -> int:
+        return int(torch.npu.device_count())
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return _device_name(device_id)
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        return f"{_device_name(device_id)}-{cls.device_id_to_physical_device_id(device_id)}"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return int(torch.npu.get_device_properties(device_id).total_memory)
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
+        return None  # a number here would select CUDA's code paths
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return soc_of(_device_name(device_id)).cube_cores
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        torch.npu.set_device(device)
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        torch.npu.manual_seed_all(seed)
+
+    @classmethod
+    def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
+        torch.npu.empty_cache()
+        torch.npu.reset_peak_memory_stats(device)
+        return float(torch.npu.max_memory_allocated(device))
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return True
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return list(_soc().dtypes)
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        soc = _soc()
+        if dtype not in soc.dtypes:
+            names = ", ".join(str(known).removeprefix("torch.") for known in soc.dtypes)
+            raise DeviceError(
+                f"{_device_name(0)} does not compute in {str(dtype).removeprefix('torch.')}. "
+                f"Start with --dtype and one of: {names}."
+            )
+
+    # --- what vLLM may use -----------------------------------------------------------------
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's own compiled operators are for other devices."""
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls,
+        selected_backend: "AttentionBackendEnum",
+        attn_selector_config: "AttentionSelectorConfig",
+        num_heads: int | None = None,
+    ) -> str:
+        from vllm_davinci.core.attention.backend import NPUAttentionBackend  # imports vllm.v1
+
+        if selected_backend is not None and selected_backend.name != NPUAttentionBackend.get_name():
+            raise ConfigurationError(
+                f"--attention-backend {selected_backend.name} is for another device. Leave it "
+                f"out: {cls.device_name} has one attention backend."
+            )
+        asked = attn_selector_config._asdict()
+        asked.pop("block_size")  # set later, by update_block_size_for_backend
+        reasons = NPUAttentionBackend.validate_configuration(
+            block_size=None, device_capability=None, **asked
+        )
+        if reasons:
+            raise UnsupportedFeatureError(
+                f"This model's attention cannot run in {RELEASE}: {'; '.join(reasons)}. "
+                f"Asked for: {attn_selector_config}."
+            )
+        return f"{NPUAttentionBackend.__module__}.{NPUAttentionBackend.__qualname__}"
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "vllm_davinci.core.distributed.communicator.NPUCommunicator"
+
+    @classmethod
+    def use_custom_op_collectives(cls) -> bool:
+        return False
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Several attention layers of one index are no problem: caches are bound by name."""
+
+    @classmethod
+    def stateless_init_device_torch_dist_pg(
+        cls,
+        backend: str,
+        prefix_store: "PrefixStore",
+        group_rank: int,
+        group_size: int,
+        timeout: timedelta,
+    ) -> "ProcessGroup":
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: process groups that grow and shrink (elastic expert "
+            "parallelism). Start without --enable-elastic-ep."
+        )
+
+    # --- configuration ---------------------------------------------------------------------
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: quantization {quant!r}. Use the model's unquantized "
+            "checkpoint and leave --quantization out."
+        )
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
+        from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
+
+        compilation = vllm_config.compilation_config
+        if compilation.mode is None:
+            compilation.mode = CompilationMode.NONE
+        if compilation.cudagraph_mode is None:
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
+        config = get_config(vllm_config)
+        notes = environment_variables.check_inherited()
+        notes += [
+            f"additional_config key {key!r} {what}"
+            for key, what in retired_keys(vllm_config.additional_config).items()
+        ]
+        _refuse_unavailable(vllm_config)
+        _check_device_count(vllm_config.parallel_config, cls)
+        changes = _set_for_npu(vllm_config)
+        for note in notes:
+            logger.warning_once("%s", note)
+        for change in changes:
+            logger.info_once("%s", change)
+        logger.info_once(
+            "Effective vllm-davinci configuration: %s",
+            non_default_options(config) or "all options at their defaults",
+        )
+        components.log_missing()
+
+
+@cache
+def _device_name(device_id: int) -> str:
+    return str(torch.npu.get_device_name(device_id))
+
+
+def _soc() -> Soc:
+    return soc_of(_device_name(0))
+
+
+def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
+    """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
+    refused = {
+        "dual-batch overlap (--enable-dbo)": parallel.enable_dbo,
+        "micro-batches (--ubatch-size)": parallel.ubatch_size > 1,
+        "expert balancing (--enable-eplb)": parallel.enable_eplb,
+        "context parallelism (--decode-context-parallel-size)": (
+            parallel.decode_context_parallel_size > 1
+        ),
+        "context parallelism (--prefill-context-parallel-size)": (
+            parallel.prefill_context_parallel_size > 1
+        ),
+        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
+        "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
+        "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
+        "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
+        "a quantized KV cache (--kv-cache-dtype)": vllm_config.cache_config.cache_dtype
+        not in ("auto", "float16", "bfloat16"),
+        "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
+    }
+    if asked := [feature for feature, is_asked in refused.items() if is_asked]:
+        raise ConfigurationError(
+            f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
+        )
+
+
+def _check_device_count(parallel: Any, platform: type[NPUPlatform]) -> None:
+    """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
+    if parallel.distributed_executor_backend in ("ray", "external_launcher"):
+        return
+    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
+        return
+    num_devices = platform.device_count()
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    num_replicas = max(parallel.data_parallel_size_local, 1)
+    if ranks * num_replicas <= num_devices:
+        return
+    visible = os.environ.get(platform.device_control_env_var)
+    raise DeviceError(
+        f"{ranks * num_replicas} NPUs are needed (tensor parallel {parallel.tensor_parallel_size} x "
+        f"pipeline parallel {parallel.pipeline_parallel_size} x data parallel on this host "
+        f"{num_replicas}) and {num_devices} are visible "
+        f"({platform.device_control_env_var} is {visible or 'not set'}). Lower "
+        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
+        f"devices visible with {platform.device_control_env_var}."
+    )
+
+
+def _set_for_npu(vllm_config: "VllmConfig") -> list[str]:
+    """Sets what the NPU needs. Returns one line per value it changed, with the reason."""
+    from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
+
+    changes: list[str] = []
+
+    def change(holder: Any, name: str, value: Any, reason: str) -> None:
+        old = getattr(holder, name)
+        if old != value:
+            setattr(holder, name, value)
+            changes.append(f"{name}: {old} -> {value} ({reason})")
+
+    parallel = vllm_config.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
+    parallel.disable_custom_all_reduce = True  # CUDA's
+    # vLLM forks by default, and an NPU context does not survive a fork.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+    compilation = vllm_config.compilation_config
+    no_graphs = f"not available in {RELEASE}: compilation and graph mode"
+    change(compilation, "mode", CompilationMode.NONE, no_graphs)
+    change(compilation, "cudagraph_mode", CUDAGraphMode.NONE, no_graphs)
+    compilation.cudagraph_capture_sizes = []
+    compilation.max_cudagraph_capture_size = 0
+    compilation.compile_sizes = []
+    passes = compilation.pass_config
+    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "enable_sp",
+                 "fuse_gemm_comms", "fuse_allreduce_rms"):  # fmt: skip
+        setattr(passes, name, False)
+
+    if vllm_config.model_config is not None:
+        vllm_config.model_config.disable_cascade_attn = True
+    cache_config = vllm_config.cache_config
+    if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
+        change(
+            cache_config,
+            "block_size",
+            BLOCK_SIZE_TOKENS,
+            f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens",
+        )
+    return changes

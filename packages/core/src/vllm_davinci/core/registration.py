@@ -1,0 +1,11 @@
+"""What vLLM's general plugin calls: tells vLLM about our layers."""
+
+
+def register() -> None:
+    """Registers out-of-tree layers. Idempotent, and touches no device.
+
+    vLLM calls this in every process, before any model is built.
+    """
+    from vllm_davinci.core.ops.registration import register_layers  # imports vLLM's layers
+
+    register_layers()

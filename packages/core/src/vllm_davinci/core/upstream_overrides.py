@@ -1,0 +1,42 @@
+"""Where vLLM leaves no hook: what core does instead, why, and when it can go.
+
+None of these assigns to a vLLM module; tests/contract compares every module before and after.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Override:
+    """One deviation from vLLM's hooks."""
+
+    what: str
+    where: str
+    why: str
+    upstream: str
+    goes_when: str
+
+
+OVERRIDES: tuple[Override, ...] = (
+    Override(
+        what="torch.cuda.{Stream, Event, stream, current_stream, ...} name torch.npu's",
+        where="core.torch_cuda_names",
+        why="the V1 runner spells them out for asynchronous scheduling",
+        upstream="vllm/v1/worker/gpu_model_runner.py, AsyncGPUModelRunnerOutput",
+        goes_when="the V1 runner uses torch.Stream and torch.Event",
+    ),
+    Override(
+        what="our input batch's block tables are of our class",
+        where="core.block_table",
+        why="vLLM maps tokens to slots with a Triton kernel",
+        upstream="vllm/v1/worker/block_table.py, BlockTable.compute_slot_mapping",
+        goes_when="the kernel can be chosen by platform",
+    ),
+    Override(
+        what="the runner allocates keys and values apart",
+        where="core.model_runner",
+        why="the fused attention operator takes two contiguous tensors",
+        upstream="vllm/v1/worker/utils.py, allocate_kv_cache",
+        goes_when="a KV cache layout can put keys before values",
+    ),
+)

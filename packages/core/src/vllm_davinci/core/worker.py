@@ -1,0 +1,123 @@
+"""One process per NPU: device set-up, memory profile, warm-up."""
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.logger import init_logger
+from vllm.platforms.interface import set_assigned_physical_gpu_ids
+from vllm.profiler.wrapper import TorchProfilerWrapper
+from vllm.utils.gc_utils import freeze_gc_heap, maybe_attach_gc_debug_callback
+from vllm.utils.mem_utils import MemorySnapshot
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.utils import report_usage_stats
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.utils import request_memory
+from vllm.v1.worker.worker_base import CompilationTimes
+from vllm.v1.worker.workspace import init_workspace_manager
+
+from vllm_davinci.core.device.memory import check_kv_cache_budget
+from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.model_runner import NPUModelRunner
+from vllm_davinci.core.platform import NPUPlatform
+
+logger = init_logger(__name__)
+
+
+class NPUWorker(Worker):
+    """vLLM's GPU worker with an NPU where it expects CUDA."""
+
+    def init_device(self) -> None:
+        """Selects the device, joins the process groups, measures memory, builds the runner."""
+        self.device = torch.device("npu", self._visible_device_index())
+        torch.accelerator.set_device_index(self.device)
+        NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
+        # Before the memory snapshot, so that the collectives' buffers are part of it.
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            NPUPlatform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+        gc.collect()
+        torch.accelerator.empty_cache()
+        self.init_snapshot = MemorySnapshot(device=self.device)
+        self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
+        init_workspace_manager(self.device, 1)
+        self.model_runner = NPUModelRunner(self.vllm_config, self.device)
+        if self.rank == 0:
+            report_usage_stats(self.vllm_config)
+
+    def _visible_device_index(self) -> int:
+        """Index of this worker's device among those the process can see."""
+        parallel = self.parallel_config
+        if (
+            parallel.distributed_executor_backend not in ("ray", "external_launcher")
+            and parallel.data_parallel_backend != "ray"
+            and parallel.nnodes_within_dp == 1
+        ):
+            dp_local_rank = parallel.data_parallel_rank_local
+            if dp_local_rank is None:
+                dp_local_rank = parallel.data_parallel_index
+            ranks_per_replica = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
+            self.local_rank += dp_local_rank * ranks_per_replica
+        assigned = parallel.assigned_physical_gpu_ids
+        if assigned is not None:
+            set_assigned_physical_gpu_ids(assigned)
+        num_devices = len(assigned) if assigned is not None else torch.accelerator.device_count()
+        if self.local_rank >= num_devices:
+            raise DeviceError(
+                f"Worker {self.rank} needs NPU number {self.local_rank} of this host, and this "
+                f"process may use {num_devices}. Lower --tensor-parallel-size, "
+                "--pipeline-parallel-size or --data-parallel-size, or widen "
+                f"{NPUPlatform.device_control_env_var}."
+            )
+        return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @torch.inference_mode()
+    def determine_available_memory(self) -> int:
+        available_bytes: int = super().determine_available_memory()
+        check_kv_cache_budget(available_bytes, self)
+        return available_bytes
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Runs the largest decode batch and the sampler once, then freezes the heap."""
+        if get_pp_group().is_last_rank:
+            max_num_reqs = min(
+                self.scheduler_config.max_num_seqs,
+                self.scheduler_config.max_num_batched_tokens,
+            )
+            with set_current_vllm_config(self.vllm_config):
+                hidden_states, last_hidden_states = self.model_runner._dummy_run(
+                    num_tokens=max_num_reqs, skip_eplb=True
+                )
+            if self.model_runner.is_pooling_model:
+                self.model_runner._dummy_pooler_run(hidden_states)
+            else:
+                self.model_runner._dummy_sampler_run(hidden_states=last_hidden_states)
+        # Profiling and warm-up must not change what a seed gives.
+        set_random_seed(self.model_config.seed)
+        freeze_gc_heap()
+        maybe_attach_gc_debug_callback()
+        return CompilationTimes(
+            language_model=self.compilation_config.compilation_time,
+            encoder=self.compilation_config.encoder_compilation_time,
+        )
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        if is_start and self.profiler is None and self.profiler_config.profiler == "torch":
+            trace_name = f"{profile_prefix or 'npu'}_rank{self.rank}"
+            self.profiler = TorchProfilerWrapper(
+                self.profiler_config,
+                worker_name=trace_name,
+                local_rank=self.local_rank,
+                activities=["CPU", "PrivateUse1"],
+            )
+        super().profile(is_start=is_start, profile_prefix=profile_prefix)
