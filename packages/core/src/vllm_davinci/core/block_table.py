@@ -41,7 +41,7 @@ class NPUBlockTable(BlockTable):
                 "--decode-context-parallel-size 1 and --prefill-context-parallel-size 1."
             )
         ours = cls.__new__(cls)
-        vars(ours).update(vars(block_table))
+        ours.__dict__.update(vars(block_table))
         ours.host_batch = host_batch
         return ours
 
@@ -73,7 +73,7 @@ class NPUMultiGroupBlockTable(MultiGroupBlockTable):
     ) -> "NPUMultiGroupBlockTable":
         """The same tables, whose slot mappings are computed on the host. Idempotent."""
         ours = cls.__new__(cls)
-        vars(ours).update(vars(block_table))
+        ours.__dict__.update(vars(block_table))
         ours.block_tables = [
             NPUBlockTable.taking_over(table, host_batch) for table in block_table.block_tables
         ]

@@ -54,7 +54,7 @@ class GraphConfig(_Options):
 
 
 class SchedulerOptions(BaseModel):
-    """Prefill-first scheduler. Any further key overrides vLLM's SchedulerConfig field of that name."""
+    """Prefill-first scheduler. Further keys override SchedulerConfig fields of their names."""
 
     model_config = ConfigDict(
         extra="allow", strict=True, frozen=True, use_attribute_docstrings=True
@@ -119,7 +119,7 @@ class DavinciConfig(_Options):
     lmhead_tp_size: int = -1
     """Tensor parallel size of the LM head alone; -1 uses the model's."""
     refresh: bool = False
-    """Read the options anew although an engine exists. They always are; accepted for old commands."""
+    """Read the options anew although an engine exists. Accepted; they always are."""
 
 
 # Older spelling -> path of the key that replaced it.
@@ -156,7 +156,7 @@ NOT_AVAILABLE: dict[str, str] = {
 
 
 def get_config(vllm_config: "VllmConfig") -> DavinciConfig:
-    """The options of an engine. Raises ConfigurationError naming the key, the value and the remedy."""
+    """The options of an engine. Raises what parse_config raises."""
     return parse_config(vllm_config.additional_config)
 
 

@@ -3,9 +3,10 @@
 import os
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch_npu import npu
 from vllm.logger import init_logger
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
@@ -20,7 +21,8 @@ from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
-    from torch.distributed import PrefixStore, ProcessGroup
+    from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import PrefixStore
     from vllm.config import VllmConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -40,14 +42,16 @@ class NPUPlatform(Platform):
     ray_device_key: str = "NPU"
     dist_backend: str = "hccl"
     device_control_env_var: str = "ASCEND_RT_VISIBLE_DEVICES"
-    ray_noset_device_env_vars: list[str] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]
+    ray_noset_device_env_vars: ClassVar[list[str]] = [
+        "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+    ]
     simple_compile_backend: str = "eager"
 
     # --- the device ------------------------------------------------------------------------
 
     @classmethod
     def device_count(cls) -> int:
-        return int(torch.npu.device_count())
+        return int(npu.device_count())
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
@@ -59,7 +63,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return int(torch.npu.get_device_properties(device_id).total_memory)
+        return int(npu.get_device_properties(device_id).total_memory)
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
@@ -71,17 +75,17 @@ class NPUPlatform(Platform):
 
     @classmethod
     def set_device(cls, device: torch.device) -> None:
-        torch.npu.set_device(device)
+        npu.set_device(device)
 
     @classmethod
     def manual_seed_all(cls, seed: int) -> None:
-        torch.npu.manual_seed_all(seed)
+        npu.manual_seed_all(seed)
 
     @classmethod
     def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
-        torch.npu.empty_cache()
-        torch.npu.reset_peak_memory_stats(device)
-        return float(torch.npu.max_memory_allocated(device))
+        npu.empty_cache()
+        npu.reset_peak_memory_stats(device)
+        return float(npu.max_memory_allocated(device))
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
@@ -211,7 +215,7 @@ class NPUPlatform(Platform):
 
 @cache
 def _device_name(device_id: int) -> str:
-    return str(torch.npu.get_device_name(device_id))
+    return str(npu.get_device_name(device_id))
 
 
 def _soc() -> Soc:
@@ -259,8 +263,9 @@ def _check_device_count(parallel: Any, platform: type[NPUPlatform]) -> None:
         return
     visible = os.environ.get(platform.device_control_env_var)
     raise DeviceError(
-        f"{ranks * num_replicas} NPUs are needed (tensor parallel {parallel.tensor_parallel_size} x "
-        f"pipeline parallel {parallel.pipeline_parallel_size} x data parallel on this host "
+        f"{ranks * num_replicas} NPUs are needed (tensor parallel "
+        f"{parallel.tensor_parallel_size} x pipeline parallel "
+        f"{parallel.pipeline_parallel_size} x data parallel on this host "
         f"{num_replicas}) and {num_devices} are visible "
         f"({platform.device_control_env_var} is {visible or 'not set'}). Lower "
         "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "

@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 import torch
-import torch_npu  # noqa: F401  registers torch.npu
+from torch_npu import npu
 
 # name under torch.cuda -> name under torch.npu
 ALIASES: dict[str, str] = {
@@ -26,7 +26,7 @@ ALIASES: dict[str, str] = {
 
 def _event(*args: Any, **kwargs: Any) -> Any:
     """`torch.cuda.Event(...)` on the NPU; `blocking` is accepted by both."""
-    return torch.npu.Event(*args, **kwargs)
+    return npu.Event(*args, **kwargs)
 
 
 def install() -> None:
@@ -42,7 +42,7 @@ def install() -> None:
             "torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
         )
     for cuda_name, npu_name in ALIASES.items():
-        target = getattr(torch.npu, npu_name)
+        target = getattr(npu, npu_name)
         if not isinstance(target, type):
             # Its own object: Dynamo refuses one handler under two names.
             target = functools.partial(target)

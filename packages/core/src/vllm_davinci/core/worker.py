@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -28,6 +29,8 @@ logger = init_logger(__name__)
 
 class NPUWorker(Worker):
     """vLLM's GPU worker with an NPU where it expects CUDA."""
+
+    profiler: Any
 
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""

@@ -21,7 +21,7 @@ class NPUAttentionBackend(AttentionBackend):
     """Paged attention over separate key and value caches."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]  # type: ignore[assignment]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
     forward_includes_kv_cache_update: bool = True
 
     @staticmethod

@@ -92,10 +92,10 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self,
         layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: PagedCache,
-        attn_metadata: NPUAttentionMetadata,
+        attn_metadata: NPUAttentionMetadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
@@ -115,7 +115,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if num_tokens != query.shape[0]:
             output[num_tokens:].zero_()
             query, out = query[:num_tokens], output[:num_tokens]
-            if key is not None:
+            if key is not None and value is not None:
                 key, value = key[:num_tokens], value[:num_tokens]
         else:
             out = output
@@ -162,8 +162,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
     def _attend_to_batch(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         metadata: NPUAttentionMetadata,
         out: torch.Tensor,
     ) -> None:

@@ -19,9 +19,7 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     specs = worker.get_kv_cache_spec()
     if not specs:
         return
-    needed_bytes = sum(
-        spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values()
-    )
+    needed_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
     if available_bytes >= needed_bytes:
         return
     missing_bytes = needed_bytes - available_bytes
