@@ -104,17 +104,26 @@ Memory::Memory() {
 }
 
 void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes) {
-  // Next fit: freed room is used again as late as possible, so that a stale address stays stale.
-  auto first = gaps.lower_bound(start);
-  for (int pass = 0; pass < 2; ++pass) {
-    for (auto it = pass == 0 ? first : gaps.begin(); it != (pass == 0 ? gaps.end() : first); ++it) {
-      if (it->second < bytes) continue;
-      const uintptr_t begin = it->first;
-      const size_t rest = it->second - bytes;
-      gaps.erase(it);
-      if (rest > 0) gaps.emplace(begin + bytes, rest);
-      return reinterpret_cast<void*>(begin);
-    }
+  const auto take = [&](std::map<uintptr_t, size_t>::iterator gap, uintptr_t begin) {
+    const auto [gap_begin, gap_bytes] = *gap;
+    gaps.erase(gap);
+    if (begin > gap_begin) gaps.emplace(gap_begin, begin - gap_begin);
+    const size_t rest = gap_begin + gap_bytes - begin - bytes;
+    if (rest > 0) gaps.emplace(begin + bytes, rest);
+    return reinterpret_cast<void*>(begin);
+  };
+  // Next fit, from `start` on: freed room is used again as late as possible, so that a stale
+  // address stays stale.
+  const auto after = gaps.lower_bound(start);
+  if (after != gaps.begin()) {
+    const auto around = std::prev(after);
+    if (around->first + around->second >= start + bytes) return take(around, start);
+  }
+  for (auto gap = after; gap != gaps.end(); ++gap) {
+    if (gap->second >= bytes) return take(gap, gap->first);
+  }
+  for (auto gap = gaps.begin(); gap != after; ++gap) {
+    if (gap->second >= bytes) return take(gap, gap->first);
   }
   return nullptr;
 }
