@@ -1,0 +1,34 @@
+"""Streams, events and micro-batches for any torch device."""
+
+from vllm_davinci.multistream.device import current_device
+from vllm_davinci.multistream.errors import MultistreamError, SplitError
+from vllm_davinci.multistream.events import EventPool
+from vllm_davinci.multistream.fork import Fork
+from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
+from vllm_davinci.multistream.lifetime import KeepAlive
+from vllm_davinci.multistream.policy import Decision, Reason, SplitPolicy, StepFacts
+from vllm_davinci.multistream.split import CutMode, MicroBatch, Split, choose_cuts, split_at
+from vllm_davinci.multistream.streams import Role, StreamPool
+
+__all__ = [
+    "CutMode",
+    "Decision",
+    "EventPool",
+    "Fork",
+    "Interleave",
+    "KeepAlive",
+    "MicroBatch",
+    "MultistreamError",
+    "Reason",
+    "Role",
+    "Split",
+    "SplitError",
+    "SplitPolicy",
+    "StepFacts",
+    "StreamPool",
+    "choose_cuts",
+    "communicate",
+    "current_device",
+    "current_micro_batch",
+    "split_at",
+]

@@ -1,0 +1,105 @@
+"""The seam to the device: streams and events of torch's current accelerator, or none.
+
+With an accelerator (npu, cuda, ...) the objects are torch.Stream and torch.Event. Without one the
+same program runs: streams and events that order nothing, because everything happens at once.
+"""
+
+from typing import Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A point of a stream."""
+
+    def record(self, stream: "Stream") -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+
+
+class Stream(Protocol):
+    """An in-order queue of device work."""
+
+    def wait_event(self, event: Event) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Device(Protocol):
+    """What the orchestration asks of an accelerator."""
+
+    @property
+    def has_streams(self) -> bool: ...
+    def current_stream(self) -> Stream: ...
+    def set_stream(self, stream: Stream) -> None: ...
+    def new_stream(self) -> Stream: ...
+    def new_event(self) -> Event: ...
+
+
+class _NoEvent:
+    def record(self, stream: Stream) -> None:
+        """Nothing to mark: all earlier work is done."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        return True
+
+
+class _NoStream:
+    def wait_event(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class HostDevice:
+    """A device without streams: each operation is finished when its call returns."""
+
+    has_streams = False
+
+    def __init__(self) -> None:
+        self._stream: Stream = _NoStream()
+
+    def current_stream(self) -> Stream:
+        return self._stream
+
+    def set_stream(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def new_stream(self) -> Stream:
+        return _NoStream()
+
+    def new_event(self) -> Event:
+        return _NoEvent()
+
+
+class AcceleratorDevice:
+    """The accelerator that torch.accelerator finds, at one index."""
+
+    has_streams = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def current_stream(self) -> Stream:
+        return torch.accelerator.current_stream(self._device)
+
+    def set_stream(self, stream: Stream) -> None:
+        torch.accelerator.set_stream(stream)  # type: ignore[arg-type]
+
+    def new_stream(self) -> Stream:
+        return torch.Stream(self._device)
+
+    def new_event(self) -> Event:
+        return torch.Event(self._device)
+
+
+def current_device() -> Device:
+    """The accelerator of this process at its current index, or a device without streams."""
+    if not torch.accelerator.is_available():
+        return HostDevice()
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    return AcceleratorDevice(torch.device(kind.type, torch.accelerator.current_device_index()))

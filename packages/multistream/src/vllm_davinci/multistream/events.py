@@ -1,0 +1,39 @@
+"""Events, allocated once and used again in every step."""
+
+from vllm_davinci.multistream.device import Device, Event, Stream
+
+
+class EventPool:
+    """A list of events that is walked from the start in every step.
+
+    An event may be recorded again while an older wait for it is pending: a wait refers to the record
+    before it. So one pass per step is enough, and no event is freed while device work needs it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events: list[Event] = []
+        self._next = 0
+
+    def begin_step(self) -> None:
+        """Starts over; events of the step before may be used again."""
+        self._next = 0
+
+    def take(self) -> Event:
+        """The next event of this step."""
+        if self._next == len(self._events):
+            self._events.append(self._device.new_event())
+        event = self._events[self._next]
+        self._next += 1
+        return event
+
+    @property
+    def allocated(self) -> int:
+        """How many events exist: what the largest step needed."""
+        return len(self._events)
+
+
+def hand_over(event: Event, source: Stream, target: Stream) -> None:
+    """Makes later work of `target` wait for the work of `source` so far."""
+    event.record(source)
+    target.wait_event(event)

@@ -1,0 +1,70 @@
+"""A side stream inside a layer: fork, work beside the main stream, join."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+from vllm_davinci.multistream.device import Stream
+from vllm_davinci.multistream.events import EventPool, hand_over
+from vllm_davinci.multistream.lifetime import KeepAlive
+from vllm_davinci.multistream.streams import Role, StreamPool
+
+T = TypeVar("T")
+
+
+class Fork:
+    """Work of one layer on two streams.
+
+    with Fork(pool, events, Role.VECTOR) as fork:
+        latent = down_projection(x)
+        key = fork.run(norm_and_rotate, latent)     # on the side stream, behind what main launched
+        query = up_projection(x)                    # on the main stream, beside it
+        fork.join()                                 # main waits for the side stream
+        attend(query, key)
+
+    Tensors that cross from one stream to the other are held until the join, after which the main
+    stream is behind every use of them. Leaving the block joins if that has not happened, also when an
+    exception passes.
+    """
+
+    def __init__(self, streams: StreamPool, events: EventPool, role: Role) -> None:
+        self._device = streams.device
+        self._events = events
+        self._main: Stream = streams.device.current_stream()
+        self._side = streams.stream(role)
+        self._held = KeepAlive()
+        self._open = False
+
+    def __enter__(self) -> "Fork":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.join()
+
+    def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
+        """Runs `work(*tensors)` on the side stream, behind the main stream's work so far."""
+        hand_over(self._events.take(), self._main, self._side)
+        self._open = True
+        self._held.hold(*tensors)
+        self._device.set_stream(self._side)
+        try:
+            result = work(*tensors)
+        finally:
+            self._device.set_stream(self._main)
+        self._held.cross(result, self._main)
+        return result
+
+    def join(self) -> None:
+        """Makes the main stream wait for everything that ran on the side stream."""
+        if not self._open:
+            return
+        hand_over(self._events.take(), self._side, self._main)
+        self._open = False
+        self._held.release()

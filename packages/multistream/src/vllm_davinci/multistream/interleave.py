@@ -1,0 +1,180 @@
+"""Runs the forwards of several micro-batches in turn on one thread.
+
+Each forward is ordinary Python that calls collectives. It runs in a greenlet of its own; a collective
+is the only place where it yields:
+
+    before = compute stream so far
+    communication stream: waits for `before`, runs the collective, marks `after`
+    -> the next micro-batch runs, and launches its work on the compute stream
+    compute stream: waits for `after`; the first micro-batch goes on
+
+So one stream computes, the other communicates, and the order of launches is the same on every rank.
+"""
+
+import contextvars
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import greenlet
+import torch._ops
+
+from vllm_davinci.multistream.device import Stream
+from vllm_davinci.multistream.errors import MicroBatchAborted, MultistreamError
+from vllm_davinci.multistream.events import EventPool
+from vllm_davinci.multistream.streams import Role, StreamPool
+
+T = TypeVar("T")
+
+# A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
+# end the process. Operators implemented in Python are called from this file.
+_OPERATOR_FILES = frozenset({torch._ops.__file__})
+
+
+class _Abort(greenlet.GreenletExit):
+    """Thrown into the other micro-batches when one failed; unwinds their frames."""
+
+
+class _MicroBatchGreenlet(greenlet.greenlet):
+    """A greenlet that knows its run: no module-level state is needed to find it."""
+
+    def __init__(self, body: Callable[[], None], run: "Interleave", index: int) -> None:
+        super().__init__(body, greenlet.getcurrent())
+        self.interleave = run
+        self.index = index
+
+
+class Interleave:
+    """Runs N forwards as greenlets of the calling thread, strictly in turn.
+
+    streams: supplies the communication stream; the compute stream is the caller's current one
+    on_switch: called with a micro-batch's index each time it starts or goes on
+    """
+
+    def __init__(
+        self, streams: StreamPool, on_switch: Callable[[int], None] | None = None
+    ) -> None:
+        self._streams = streams
+        self._device = streams.device
+        self._events = EventPool(streams.device)
+        self._on_switch = on_switch
+        self._live: list[_MicroBatchGreenlet] = []
+        self._compute: Stream = streams.device.current_stream()
+        self.num_switches = 0  # of the newest run
+        self.num_unswitched = 0  # collectives of the newest run that could not yield
+
+    def run(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
+        """Runs all forwards to their end; their results in order.
+
+        The first forward to raise ends the run: the others are unwound at the collective they wait
+        in, and that one error is raised. No greenlet is left behind.
+        """
+        if self._live:
+            raise MultistreamError("this Interleave is running already; one run at a time.")
+        results: list[Any] = [None] * len(forwards)
+
+        def body(index: int, forward: Callable[[], T]) -> Callable[[], None]:
+            def call() -> None:
+                results[index] = forward()
+
+            return call
+
+        self._compute = self._device.current_stream()
+        self._events.begin_step()
+        self.num_switches = self.num_unswitched = 0
+        for index, forward in enumerate(forwards):
+            part = _MicroBatchGreenlet(body(index, forward), self, index)
+            part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
+            self._live.append(part)
+        try:
+            while any(not part.dead for part in self._live):
+                for part in self._live:
+                    if not part.dead:
+                        self._resume(part)
+            return results
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._live = []
+            self._device.set_stream(self._compute)
+
+    def _resume(self, part: _MicroBatchGreenlet) -> None:
+        if self._on_switch is not None:
+            self._on_switch(part.index)
+        part.switch()
+
+    def _abort(self) -> None:
+        for part in self._live:
+            if not part.dead and part:  # not yet started ones have nothing to unwind
+                part.throw(_Abort(MicroBatchAborted("another micro-batch of this step failed")))
+
+    def communicate(self, launch: Callable[[], T], index: int) -> T:
+        """Launches a collective on the communication stream and lets the next micro-batch run."""
+        events, device = self._events, self._device
+        compute, communication = self._compute, self._streams.stream(Role.COMMUNICATION)
+        before, after = events.take(), events.take()
+        before.record(compute)
+        communication.wait_event(before)
+        device.set_stream(communication)
+        try:
+            result = launch()
+            after.record(communication)
+        finally:
+            device.set_stream(compute)
+        try:
+            following = self._following(index)
+            if following is not None:
+                self.num_switches += 1
+                if self._on_switch is not None:
+                    self._on_switch(following.index)
+                following.switch()
+                if self._on_switch is not None:
+                    self._on_switch(index)
+        finally:
+            # Also when this micro-batch is being unwound: memory that the collective uses is given
+            # back to the compute stream's pool, so that stream must be behind the collective.
+            compute.wait_event(after)
+        return result
+
+    def _following(self, index: int) -> _MicroBatchGreenlet | None:
+        """The next micro-batch in turn that still has work, if any."""
+        count = len(self._live)
+        for step in range(1, count):
+            part = self._live[(index + step) % count]
+            if not part.dead:
+                return part
+        return None
+
+
+def current_micro_batch() -> int | None:
+    """The index of the micro-batch that is running, None outside of Interleave.run."""
+    part = greenlet.getcurrent()
+    return part.index if isinstance(part, _MicroBatchGreenlet) else None
+
+
+def communicate(launch: Callable[[], T]) -> T:
+    """Runs a collective; inside a micro-batch, the others compute meanwhile.
+
+    launch: issues the collective on the stream that is current when it is called. Tensors that it
+    writes must have been allocated before, on the compute stream, and its tensors must be held by the
+    caller until this returns: then no memory changes hands between streams.
+    Outside of Interleave.run it just calls `launch`. Inside of a torch operator that is implemented
+    in Python the micro-batch cannot yield: the collective runs in line and is counted.
+    """
+    part = greenlet.getcurrent()
+    if not isinstance(part, _MicroBatchGreenlet):
+        return launch()
+    if _inside_operator():
+        part.interleave.num_unswitched += 1
+        return launch()
+    return part.interleave.communicate(launch, part.index)
+
+
+def _inside_operator() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename in _OPERATOR_FILES:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

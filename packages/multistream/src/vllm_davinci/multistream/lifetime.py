@@ -1,0 +1,40 @@
+"""Keeps tensors alive while another stream than their own still uses them.
+
+An allocator gives freed memory to the next allocation of the *same* stream at once. A tensor that a
+second stream still reads must therefore be held, or marked, until the first stream is behind that
+use.
+"""
+
+from typing import Any
+
+import torch
+
+from vllm_davinci.multistream.device import Stream
+
+
+class KeepAlive:
+    """Tensors that must not be freed before the streams have met again."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+
+    def hold(self, *tensors: torch.Tensor | None) -> None:
+        """Holds tensors of this stream that a side stream reads, until `release`."""
+        self._tensors.extend(tensor for tensor in tensors if tensor is not None)
+
+    def cross(self, result: Any, user: Stream) -> None:
+        """Marks tensors made on a side stream as used by `user`; nested lists and tuples too.
+
+        They belong to the side stream's pool and live on after the join, so holding them is not
+        enough: their memory may be used again only behind the user's work.
+        """
+        if isinstance(result, torch.Tensor):
+            if result.device.type != "cpu":
+                result.record_stream(user)  # type: ignore[arg-type]
+        elif isinstance(result, list | tuple):
+            for each in result:
+                self.cross(each, user)
+
+    def release(self) -> None:
+        """Lets go of what is held; call it when the streams have met."""
+        self._tensors.clear()

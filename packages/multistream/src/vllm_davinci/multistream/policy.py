@@ -1,0 +1,136 @@
+"""Does a step gain from being split? The decision, its reason, and how often each was given."""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vllm_davinci.multistream.split import CutMode, Split, choose_cuts, split_at
+
+
+class Reason(enum.Enum):
+    """Why a step was split, or was not."""
+
+    SPLIT = "split"
+    DISABLED = "overlap is off"
+    NOT_A_STEP = "a profile or warm-up run"
+    NO_COMMUNICATION = "no rank to communicate with"
+    GRAPH_REPLAY = "the step is a graph replay"
+    NO_PREFILL = "no prefill request (dbo.decode is off)"
+    FEW_TOKENS = "fewer tokens than min_total_tokens_to_split"
+    FEW_PREFILL_TOKENS = "fewer prefill tokens than min_prefill_tokens_to_split"
+    NO_CUT = "no legal cut within imbalance_ratio"
+    PREFIX_DEPENDENCY = "a part would read cached blocks that a later part writes"
+    NOT_WORTH_IT = "the estimate says that splitting costs more than it hides"
+    UNSUPPORTED = "something in this step cannot be cut (LoRA, multimodal inputs)"
+    VETOED = "another data-parallel rank does not split"
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the decision looks at.
+
+    query_lens:  new tokens of each request, in batch order, decodes first
+    num_decodes: requests at the front that decode
+    """
+
+    query_lens: Sequence[int]
+    num_decodes: int
+    is_real: bool = True
+    is_graph_replay: bool = False
+    is_supported: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.query_lens)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(self.query_lens[self.num_decodes :])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A split, or the reason why there is none."""
+
+    reason: Reason
+    split: Split | None = None
+
+
+@dataclass
+class SplitPolicy:
+    """Decides for each step and counts the reasons.
+
+    min_total_tokens, min_prefill_tokens: smaller steps stay whole
+    decode:   whether steps without a prefill may be split
+    min_decode_tokens: for those, the smallest step
+    is_worth_it: an estimate for the chosen split; None splits whenever the other rules allow
+    is_ordered:  whether no part reads cache blocks that a later part fills; None: always
+    """
+
+    enabled: bool = True
+    num_micro_batches: int = 2
+    min_total_tokens: int = 256
+    min_prefill_tokens: int = 64
+    imbalance_ratio: float = 0.1
+    mode: CutMode = CutMode.REQUEST
+    alignment: int = 1
+    decode: bool = False
+    min_decode_tokens: int = 32
+    is_worth_it: Callable[[StepFacts, Split], bool] | None = None
+    is_ordered: Callable[[Split], bool] | None = None
+    counters: Counter[Reason] = field(default_factory=Counter)
+
+    def decide(self, step: StepFacts) -> Decision:
+        """The decision for one step; counts its reason."""
+        decision = self._decide(step)
+        self.counters[decision.reason] += 1
+        return decision
+
+    def veto(self, decision: Decision) -> Decision:
+        """Takes back a split because another rank does not agree; recounts it."""
+        if decision.split is None:
+            return decision
+        self.counters[decision.reason] -= 1
+        self.counters[Reason.VETOED] += 1
+        return Decision(Reason.VETOED)
+
+    def _decide(self, step: StepFacts) -> Decision:
+        if not self.enabled:
+            return Decision(Reason.DISABLED)
+        if not step.is_real:
+            return Decision(Reason.NOT_A_STEP)
+        if not step.is_supported:
+            return Decision(Reason.UNSUPPORTED)
+        if step.is_graph_replay:
+            return Decision(Reason.GRAPH_REPLAY)
+        if step.num_prefill_tokens == 0:
+            if not self.decode:
+                return Decision(Reason.NO_PREFILL)
+            if step.num_tokens < max(self.min_decode_tokens, self.num_micro_batches):
+                return Decision(Reason.FEW_TOKENS)
+        else:
+            if step.num_tokens < max(self.min_total_tokens, self.num_micro_batches):
+                return Decision(Reason.FEW_TOKENS)
+            if step.num_prefill_tokens < self.min_prefill_tokens:
+                return Decision(Reason.FEW_PREFILL_TOKENS)
+        cuts = choose_cuts(
+            step.query_lens,
+            num_micro_batches=self.num_micro_batches,
+            mode=self.mode,
+            imbalance_ratio=self.imbalance_ratio,
+            alignment=self.alignment,
+        )
+        if not cuts:
+            return Decision(Reason.NO_CUT)
+        split = split_at(step.query_lens, cuts)
+        if self.is_ordered is not None and not self.is_ordered(split):
+            return Decision(Reason.PREFIX_DEPENDENCY)
+        if self.is_worth_it is not None and not self.is_worth_it(step, split):
+            return Decision(Reason.NOT_WORTH_IT)
+        return Decision(Reason.SPLIT, split)
+
+    def explain(self) -> str:
+        """One line per reason that was given, most frequent first."""
+        lines = [f"{count:8d}  {reason.value}" for reason, count in self.counters.most_common()]
+        return "\n".join(lines) or "no step was decided on yet"

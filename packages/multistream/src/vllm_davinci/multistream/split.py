@@ -1,0 +1,132 @@
+"""Where a step's tokens are cut into micro-batches, and what each of them holds.
+
+A step is a list of requests in batch order, decodes first, with the number of new tokens (the query
+length) of each. A micro-batch is a contiguous range of the step's tokens.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from vllm_davinci.multistream.errors import SplitError
+
+
+class CutMode(enum.Enum):
+    """REQUEST never cuts inside a request; TOKEN cuts at equal shares of the tokens."""
+
+    REQUEST = "request"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One part of a step.
+
+    tokens:   the step's tokens that it holds
+    requests: the step's requests that it holds at least one token of
+    """
+
+    tokens: slice
+    requests: slice
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokens.stop - self.tokens.start)
+
+    @property
+    def num_requests(self) -> int:
+        return int(self.requests.stop - self.requests.start)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step cut into micro-batches that together hold each token once."""
+
+    micro_batches: tuple[MicroBatch, ...]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The tokens at which the second and later micro-batches begin."""
+        return tuple(int(part.tokens.start) for part in self.micro_batches[1:])
+
+    def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
+        """Each micro-batch's rows of `tensor` along `dim`, as views; None stays None.
+
+        Rows behind the step's tokens (padding) go to the last micro-batch.
+        """
+        if tensor is None:
+            return [None] * len(self.micro_batches)
+        ends = [*self.cuts, tensor.shape[dim]]
+        return [tensor.narrow(dim, a, b - a) for a, b in pairwise([0, *ends])]
+
+    @staticmethod
+    def merge(parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        """The inverse of `slice`."""
+        return torch.cat(list(parts), dim)
+
+
+def choose_cuts(
+    query_lens: Sequence[int],
+    *,
+    num_micro_batches: int = 2,
+    mode: CutMode = CutMode.REQUEST,
+    imbalance_ratio: float = 0.1,
+    alignment: int = 1,
+) -> list[int]:
+    """The tokens to cut at, or [] when no legal cut exists.
+
+    query_lens:      new tokens of each request, in batch order, each at least 1
+    imbalance_ratio: how far, as a share of all tokens, a cut may lie from an equal share (REQUEST)
+    alignment:       cuts are multiples of it (TOKEN)
+    Raises SplitError when there are fewer tokens than micro-batches or an option is out of range.
+    """
+    total = sum(query_lens)
+    if num_micro_batches < 2:
+        raise SplitError(f"num_micro_batches={num_micro_batches}: a split needs at least 2.")
+    if num_micro_batches > total:
+        raise SplitError(f"{total} tokens cannot fill {num_micro_batches} micro-batches.")
+    if alignment < 1 or not 0 <= imbalance_ratio <= 1:
+        raise SplitError(
+            f"alignment={alignment}, imbalance_ratio={imbalance_ratio}: expected at least 1, and "
+            "0 to 1."
+        )
+    targets = [total * i // num_micro_batches for i in range(1, num_micro_batches)]
+    decode_only = all(length == 1 for length in query_lens)
+    if mode is CutMode.TOKEN:
+        cuts = [round(target / alignment) * alignment for target in targets]
+    elif decode_only:
+        cuts = targets
+    else:
+        ends = list(accumulate(query_lens))
+        cuts = [_boundary(ends, target, total * imbalance_ratio) for target in targets]
+    if any(b <= a for a, b in pairwise([0, *cuts, total])):
+        return []  # a part would be empty
+    return cuts
+
+
+def _boundary(ends: Sequence[int], target: int, tolerance: float) -> int:
+    """The request boundary for `target`; 0 when none lies within `tolerance`."""
+    at = next(i for i, end in enumerate(ends) if end >= target)
+    before = ends[at - 1] if at > 0 else 0
+    if abs(ends[at] - target) < tolerance:
+        return ends[at]
+    if abs(before - target) < tolerance:
+        return before
+    return 0
+
+
+def split_at(query_lens: Sequence[int], cuts: Sequence[int]) -> Split:
+    """The micro-batches between ascending cuts. A request that a cut divides is in both parts."""
+    ends = list(accumulate(query_lens))
+    total = ends[-1] if ends else 0
+    if not cuts or any(b <= a for a, b in pairwise([0, *cuts, total])):
+        raise SplitError(f"cuts {list(cuts)} do not divide {total} tokens into non-empty parts.")
+    parts = []
+    for first, last in pairwise([0, *cuts, total]):
+        begin = next(i for i, end in enumerate(ends) if end > first)
+        end = next(i for i, end in enumerate(ends) if end >= last) + 1
+        parts.append(MicroBatch(slice(first, last), slice(begin, end)))
+    return Split(tuple(parts))

@@ -1,0 +1,40 @@
+"""One stream per role and device, created once: a stream per layer exhausts the device."""
+
+import enum
+
+from vllm_davinci.multistream.device import Device, Stream, current_device
+
+
+class Role(enum.Enum):
+    """What a stream is for. COMPUTE is the caller's own stream and is never created here."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    VECTOR = "vector"  # element-wise work beside matrix products
+    SHARED_EXPERT = "shared expert"
+    COPY = "copy"
+
+
+class StreamPool:
+    """Streams by role. The same role always gives the same stream.
+
+    device: the device the streams belong to; None takes the current one
+    """
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device if device is not None else current_device()
+        self._streams: dict[Role, Stream] = {}
+
+    def stream(self, role: Role) -> Stream:
+        """The stream of a role; for COMPUTE the stream that is current now."""
+        if role is Role.COMPUTE:
+            return self.device.current_stream()
+        stream = self._streams.get(role)
+        if stream is None:
+            stream = self._streams[role] = self.device.new_stream()
+        return stream
+
+    @property
+    def created(self) -> int:
+        """How many streams exist: at most one per role."""
+        return len(self._streams)

@@ -1,0 +1,90 @@
+"""Where steps are cut."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci.multistream import CutMode, SplitError, choose_cuts, split_at
+
+# query lengths -> cut in tokens and in requests (None: no legal cut)
+TABLE = [
+    ([100, 100, 100, 100], 200, 2),
+    ([8] * 41, 168, 21),
+    ([300, 50], None, None),
+    ([10, 150, 140], 160, 2),
+    ([1] * 200 + [220], 200, 200),
+    ([512], None, None),
+    ([1, 1, 1, 1, 1], 2, 2),
+]
+
+
+@pytest.mark.parametrize(("query_lens", "tokens", "requests"), TABLE)
+def test_the_cut_of_request_mode(
+    query_lens: list[int], tokens: int | None, requests: int | None
+) -> None:
+    cuts = choose_cuts(query_lens)
+    if tokens is None:
+        assert cuts == []
+        return
+    assert cuts == [tokens]
+    assert split_at(query_lens, cuts).micro_batches[0].num_requests == requests
+
+
+def test_token_mode_cuts_inside_a_request_at_the_alignment() -> None:
+    assert choose_cuts([512], mode=CutMode.TOKEN) == [256]
+    assert choose_cuts([510], mode=CutMode.TOKEN, alignment=16) == [256]
+    split = split_at([500, 12], [256])
+    assert [part.requests for part in split.micro_batches] == [slice(0, 1), slice(0, 2)]
+
+
+def test_more_than_two_parts() -> None:
+    assert choose_cuts([100] * 6, num_micro_batches=3) == [200, 400]
+    assert choose_cuts([7] * 90, num_micro_batches=4, mode=CutMode.TOKEN) == [157, 315, 472]
+
+
+@pytest.mark.parametrize("lengths", [[1], [], [1, 1]])
+def test_fewer_tokens_than_parts_is_an_error(lengths: list[int]) -> None:
+    with pytest.raises(SplitError, match="cannot fill"):
+        choose_cuts(lengths, num_micro_batches=3)
+
+
+@pytest.mark.parametrize("cuts", [[0], [5], [3, 3], [4, 2], []])
+def test_cuts_that_leave_a_part_empty_are_refused(cuts: list[int]) -> None:
+    with pytest.raises(SplitError, match="non-empty"):
+        split_at([2, 3], cuts)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=2, max_size=30),
+    parts=st.integers(2, 4),
+    mode=st.sampled_from(CutMode),
+)
+def test_parts_hold_every_token_and_request_once_in_order(
+    lengths: list[int], parts: int, mode: CutMode
+) -> None:
+    total = sum(lengths)
+    if parts > total:
+        return
+    cuts = choose_cuts(lengths, num_micro_batches=parts, mode=mode)
+    if not cuts:
+        return
+    split = split_at(lengths, cuts)
+    assert [part.tokens.start for part in split.micro_batches] == [0, *cuts]
+    assert split.micro_batches[-1].tokens.stop == total
+    assert split.micro_batches[0].requests.start == 0
+    assert split.micro_batches[-1].requests.stop == len(lengths)
+    owner = [request for request, length in enumerate(lengths) for _ in range(length)]
+    for part in split.micro_batches:
+        inside = owner[part.tokens]
+        assert (inside[0], inside[-1] + 1) == (part.requests.start, part.requests.stop)
+
+
+@given(tokens=st.integers(4, 40), padding=st.integers(0, 5), dim=st.integers(0, 1))
+def test_slicing_and_merging_give_the_tensor_back(tokens: int, padding: int, dim: int) -> None:
+    split = split_at([tokens], [tokens // 3, tokens // 2 + 1])
+    tensor = torch.arange(3.0 * (tokens + padding)).view(-1, 3)
+    tensor = tensor if dim == 0 else tensor.t()
+    parts = split.slice(tensor, dim)
+    assert torch.equal(split.merge([p for p in parts if p is not None], dim), tensor)
+    assert split.slice(None) == [None, None, None]
