@@ -40,7 +40,8 @@ def test_each_rule_gives_its_reason_and_counts_it(
 def test_a_veto_takes_the_split_back_and_recounts_it() -> None:
     policy = SplitPolicy()
     decision = policy.veto(policy.decide(PREFILL))
-    assert decision.split is None and decision.reason is Reason.VETOED
+    assert decision.split is None
+    assert decision.reason is Reason.VETOED
     assert +policy.counters == {Reason.VETOED: 1}
     whole = policy.decide(StepFacts([4], 0))
     assert policy.veto(whole) is whole

@@ -51,7 +51,8 @@ def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) 
         "from vllm_davinci import vnpu; vnpu.activate()",
         PLAIN,
     )
-    assert done.returncode != 0 and "before `import torch`" in done.stderr
+    assert done.returncode != 0
+    assert "before `import torch`" in done.stderr
 
 
 def test_a_real_cann_is_not_hidden_unless_asked(tmp_path: pathlib.Path) -> None:
@@ -96,7 +97,8 @@ def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, messag
         timeout=60,
         check=False,
     )
-    assert done.returncode == status and message in done.stderr
+    assert done.returncode == status
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,8 @@ def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, messag
 def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> None:
     done = run_program("import torch; torch.ones(1).npu()", **{name: value})
     assert done.returncode != 0
-    assert f"{name}='{value}'" in done.stderr and "Expected" in done.stderr
+    assert f"{name}='{value}'" in done.stderr
+    assert "Expected" in done.stderr
 
 
 def test_visible_devices_are_selected_and_renumbered() -> None:
@@ -127,4 +130,5 @@ def test_a_device_that_does_not_exist_is_an_error_with_the_number_there_are() ->
     done = run_program(
         "import torch; torch.ones(1, device='npu:2')", ASCEND_RT_VISIBLE_DEVICES="0,1"
     )
-    assert done.returncode != 0 and "2" in done.stderr.splitlines()[-1]
+    assert done.returncode != 0
+    assert "2" in done.stderr.splitlines()[-1]

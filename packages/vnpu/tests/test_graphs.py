@@ -52,7 +52,11 @@ def test_synchronising_a_capturing_stream_is_an_error() -> None:
     graph = torch.npu.NPUGraph()
     x = torch.zeros(8, device="npu")
     torch.npu.synchronize()
-    with pytest.raises(RuntimeError, match="captur"):  # noqa: SIM117 - the order of exits matters
+
+    def capture() -> None:
         with torch.npu.graph(graph):
             x.add_(1.0)
             torch.npu.current_stream().synchronize()
+
+    with pytest.raises(RuntimeError, match="captur"):
+        capture()

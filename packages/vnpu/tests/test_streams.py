@@ -116,7 +116,8 @@ def test_a_wait_for_the_device_ends_at_its_limit_and_says_what_it_waited_for() -
     )
     assert done.returncode != 0
     assert "waited 500 ms" in done.stderr
-    assert "value wait" in done.stderr and "to become 5" in done.stderr
+    assert "value wait" in done.stderr
+    assert "to become 5" in done.stderr
 
 
 def test_a_device_word_opens_the_gate_between_two_streams() -> None:
@@ -135,7 +136,8 @@ def test_a_device_word_opens_the_gate_between_two_streams() -> None:
         with torch.npu.stream(side):
             y = x + 1.0
         print(side.query())
-        acl.aclrtValueWrite(address, value, 0, ctypes.c_void_p(torch.npu.current_stream().npu_stream))
+        main = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+        acl.aclrtValueWrite(address, value, 0, main)
         side.synchronize()
         print(side.query(), int(y[0].cpu()))
         """

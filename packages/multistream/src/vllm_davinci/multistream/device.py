@@ -4,7 +4,7 @@ With an accelerator (npu, cuda, ...) the objects are torch.Stream and torch.Even
 same program runs: streams and events that order nothing, because everything happens at once.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -84,16 +84,16 @@ class AcceleratorDevice:
         self._device = device
 
     def current_stream(self) -> Stream:
-        return torch.accelerator.current_stream(self._device)
+        return cast(Stream, torch.accelerator.current_stream(self._device))
 
     def set_stream(self, stream: Stream) -> None:
         torch.accelerator.set_stream(stream)  # type: ignore[arg-type]
 
     def new_stream(self) -> Stream:
-        return torch.Stream(self._device)
+        return cast(Stream, torch.Stream(self._device))
 
     def new_event(self) -> Event:
-        return torch.Event(self._device)
+        return cast(Event, torch.Event(self._device))
 
 
 def current_device() -> Device:

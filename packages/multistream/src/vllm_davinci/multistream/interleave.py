@@ -14,6 +14,7 @@ So one stream computes, the other communicates, and the order of launches is the
 import contextvars
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import greenlet
@@ -51,9 +52,7 @@ class Interleave:
     on_switch: called with a micro-batch's index each time it starts or goes on
     """
 
-    def __init__(
-        self, streams: StreamPool, on_switch: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, streams: StreamPool, on_switch: Callable[[int], None] | None = None) -> None:
         self._streams = streams
         self._device = streams.device
         self._events = EventPool(streams.device)
@@ -172,9 +171,9 @@ def communicate(launch: Callable[[], T]) -> T:
 
 
 def _inside_operator() -> bool:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename in _OPERATOR_FILES:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

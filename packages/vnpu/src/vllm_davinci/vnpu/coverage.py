@@ -79,7 +79,7 @@ def _explain(name: str, known: dict[str, Operator]) -> str:
     hint = (
         ""
         if operator.exported
-        else " Add a row VNPU_OPERATOR in packages/vnpu/csrc/ops; see docs/guides/add_an_operator.md."
+        else " docs/guides/add_an_operator.md says how to add its row to packages/vnpu/csrc/ops."
     )
     return f"{operator.name}: {state}, tier {operator.tier} ({_TIERS[operator.tier]}).{hint}"
 

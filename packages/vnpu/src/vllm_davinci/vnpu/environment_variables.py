@@ -31,5 +31,5 @@ LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The loader's search path; vnpu's library directory goes in front."""
 
 TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
-"""torch_npu's launch queue. vnpu sets 0 unless the user chose: its launches do not block, so a second
-thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""
+"""torch_npu's launch queue. vnpu sets 0 unless the user chose: its launches do not block, so a
+second thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""
