@@ -1,8 +1,8 @@
 """Host cost of one operator call on the virtual NPU, beside the same call on torch's CPU device.
 
-Each operator works on 64 to 4096 elements, so that its arithmetic is next to nothing. *enqueue* is a
-call that does not wait, *enqueue + sync* one that waits for the device. Two child processes measure,
-one for each value of TASK_QUEUE_ENABLE (torch_npu reads it once per process).
+Each operator works on 64 to 4096 elements, so that its arithmetic is next to nothing. *enqueue* is
+a call that does not wait, *enqueue + sync* one that waits for the device. Two child processes
+measure, one for each value of TASK_QUEUE_ENABLE (torch_npu reads it once per process).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from result import Kind, Result, Row
 
 MOST_ENQUEUE_US = 12.0
 BOUND = (
-    "python dispatch of the call, torch_npu's own path (allocation of the output, conversion of the "
-    "arguments, two look-ups of parameters per call), then the operator itself in ATen"
+    "python dispatch of the call, torch_npu's own path (allocation of the output, conversion of "
+    "the arguments, two look-ups of parameters per call), then the operator itself in ATen"
 )
 
 

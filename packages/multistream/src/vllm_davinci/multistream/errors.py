@@ -7,7 +7,3 @@ class MultistreamError(RuntimeError):
 
 class SplitError(MultistreamError):
     """A batch cannot be cut as asked."""
-
-
-class MicroBatchAborted(MultistreamError):
-    """Unwinds a micro-batch because another one of the same step failed. Never reaches the caller."""

@@ -6,8 +6,9 @@ from vllm_davinci.multistream.device import Device, Event, Stream
 class EventPool:
     """A list of events that is walked from the start in every step.
 
-    An event may be recorded again while an older wait for it is pending: a wait refers to the record
-    before it. So one pass per step is enough, and no event is freed while device work needs it.
+    An event may be recorded again while an older wait for it is pending: a wait refers to the
+    record before it. So one pass per step is enough, and no event is freed while device work needs
+    it.
     """
 
     def __init__(self, device: Device) -> None:

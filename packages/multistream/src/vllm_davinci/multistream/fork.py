@@ -25,8 +25,8 @@ class Fork:
         attend(query, key)
 
     Tensors that cross from one stream to the other are held until the join, after which the main
-    stream is behind every use of them. Leaving the block joins if that has not happened, also when an
-    exception passes.
+    stream is behind every use of them. Leaving the block joins if that has not happened, also when
+    an exception passes.
     """
 
     def __init__(self, streams: StreamPool, events: EventPool, role: Role) -> None:

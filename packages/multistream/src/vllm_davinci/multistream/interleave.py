@@ -1,7 +1,7 @@
 """Runs the forwards of several micro-batches in turn on one thread.
 
-Each forward is ordinary Python that calls collectives. It runs in a greenlet of its own; a collective
-is the only place where it yields:
+Each forward is ordinary Python that calls collectives. It runs in a greenlet of its own; a
+collective is the only place where it yields:
 
     before = compute stream so far
     communication stream: waits for `before`, runs the collective, marks `after`
@@ -21,7 +21,7 @@ import greenlet
 import torch._ops
 
 from vllm_davinci.multistream.device import Stream
-from vllm_davinci.multistream.errors import MicroBatchAborted, MultistreamError
+from vllm_davinci.multistream.errors import MultistreamError
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.streams import Role, StreamPool
 
@@ -106,7 +106,7 @@ class Interleave:
     def _abort(self) -> None:
         for part in self._live:
             if not part.dead and part:  # not yet started ones have nothing to unwind
-                part.throw(_Abort(MicroBatchAborted("another micro-batch of this step failed")))
+                part.throw(_Abort("another micro-batch of this step failed"))
 
     def communicate(self, launch: Callable[[], T], index: int) -> T:
         """Launches a collective on the communication stream and lets the next micro-batch run."""
@@ -156,8 +156,8 @@ def communicate(launch: Callable[[], T]) -> T:
     """Runs a collective; inside a micro-batch, the others compute meanwhile.
 
     launch: issues the collective on the stream that is current when it is called. Tensors that it
-    writes must have been allocated before, on the compute stream, and its tensors must be held by the
-    caller until this returns: then no memory changes hands between streams.
+    writes must have been allocated before, on the compute stream, and its tensors must be held by
+    the caller until this returns: then no memory changes hands between streams.
     Outside of Interleave.run it just calls `launch`. Inside of a torch operator that is implemented
     in Python the micro-batch cannot yield: the collective runs in line and is counted.
     """
