@@ -1,6 +1,7 @@
 // Matrix products. Transposed operands arrive as strided views, which ATen's products take as they
 // are. cubeMathType allows the device to lower the precision of float32; here it never does.
 
+#include "ops/fractal_layout.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
@@ -102,6 +103,18 @@ VNPU_OPERATOR(Addbmm, (const Tensor& self, const Tensor& batch1, const Tensor& b
 VNPU_OPERATOR(Addr, (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
                      const OptionalScalar& beta, const OptionalScalar& alpha, Out out)) {
   store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
+}
+
+// --- weights in FRACTAL_NZ -------------------------------------------------------------------------
+VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+  multiply(self, mat2.matrix(), out.tensor);
+}
+VNPU_OPERATOR(BatchMatMulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+  multiply(self, mat2.matrix(), out.tensor);
+}
+VNPU_OPERATOR(AddmmWeightNz, (const Tensor& self, const Tensor& mat1, const LaidOut& mat2,
+                              const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+  multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
 }
 
 }  // namespace vnpu::ops

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ops/float_rows.h"
+#include "ops/int8_quantization.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
@@ -117,6 +118,31 @@ void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gam
   if (dense_rstd) dense_rstd->finish();
 }
 
+// y * scales + zero_points (or y / scales + zero_points) as int8; without scales, nothing is written.
+void quantize(const Tensor& y, const OptionalTensor& scales, const OptionalTensor& zero_points,
+              bool divide, const Tensor& out) {
+  if (!scales) return;
+  if (out.scalar_type() != at::kChar) {
+    refuse(std::string("the quantised output must be int8; got ") +
+           at::toString(out.scalar_type()));
+  }
+  const Tensor factors = scales->to(at::kFloat);
+  Tensor scaled = divide ? y / factors : y * factors;
+  if (zero_points) scaled += zero_points->to(at::kFloat);
+  store(out, to_int8(scaled));
+}
+
+// The sum goes to `x`, its norm in float32 is returned.
+Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                    const OptionalTensor& beta, double epsilon, const Tensor& x) {
+  store(x, x1 + x2);
+  const Tensor sum = x.to(at::kFloat);
+  Tensor y = at::empty_like(sum, at::MemoryFormat::Contiguous);
+  rms_norm(sum, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+  if (beta) y += beta->to(at::kFloat);
+  return y;
+}
+
 }  // namespace
 
 // --- root mean square ------------------------------------------------------------------------------
@@ -135,6 +161,93 @@ VNPU_OPERATOR(AddRmsNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gam
 VNPU_OPERATOR(InplaceAddRmsNorm, (InOut x1, InOut x2, const Tensor& gamma, double epsilon,
                                   Out rstd)) {
   rms_norm(x1.tensor, x2.tensor, gamma, 0, epsilon, x1.tensor, x2.tensor, rstd.tensor);
+}
+
+VNPU_OPERATOR(AddRmsNormQuant, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                                const Tensor& scales1, const OptionalTensor& scales2,
+                                const OptionalTensor& zero_points1,
+                                const OptionalTensor& zero_points2, int64_t, double epsilon,
+                                bool divide, Out y1, Out y2, Out x)) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, std::nullopt, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+}
+VNPU_OPERATOR(AddRmsNormQuantV2, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                                  const Tensor& scales1, const OptionalTensor& scales2,
+                                  const OptionalTensor& zero_points1,
+                                  const OptionalTensor& zero_points2, const OptionalTensor& beta,
+                                  int64_t, double epsilon, bool divide, Out y1, Out y2, Out x,
+                                  OptionalOut rms_norm_out)) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+  store(rms_norm_out, y);
+}
+VNPU_OPERATOR(RmsNormQuant, (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
+                             const Tensor& scale, const OptionalTensor& offset, double epsilon,
+                             Out out)) {
+  Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
+  rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
+           std::nullopt);
+  if (beta) y += beta->to(at::kFloat).reshape(-1);
+  quantize(y, scale, offset, /*divide=*/false, out.tensor);
+}
+
+// --- mean and variance -----------------------------------------------------------------------------
+VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
+                          const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
+                          Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
+  if (input.numel() == 0) return;
+  // ATen wants weight and bias in the input's dtype, or in float32 beside a 16-bit input.
+  const auto parameter = [](const OptionalTensor& value) {
+    return value ? OptionalTensor(widen(*value)) : value;
+  };
+  const bool mixed = (weight && weight->scalar_type() != input.scalar_type()) ||
+                     (bias && bias->scalar_type() != input.scalar_type());
+  const auto [y, mean, rstd] =
+      mixed ? at::native_layer_norm(widen(input), normalized_shape, parameter(weight),
+                                    parameter(bias), epsilon)
+            : at::native_layer_norm(input, normalized_shape, weight, bias, epsilon);
+  store(out, y);
+  store(mean_out, mean);
+  store(rstd_out, rstd);
+}
+VNPU_OPERATOR(AddLayerNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                             const Tensor& beta, const OptionalTensor& bias, double epsilon,
+                             bool additional_output, Out y_out, Out mean_out, Out rstd_out,
+                             Out x_out)) {
+  if (x1.numel() == 0) return;
+  Tensor x = widen(x1) + widen(x2);
+  if (bias) x += widen(*bias);
+  const auto [y, mean, rstd] =
+      at::native_layer_norm(x, gamma.sizes(), widen(gamma), widen(beta), epsilon);
+  store(y_out, y);
+  store(mean_out, mean.reshape(mean_out.tensor.sizes()));
+  store(rstd_out, rstd.reshape(rstd_out.tensor.sizes()));
+  if (additional_output) store(x_out, x);
+}
+VNPU_OPERATOR(GroupNorm, (const Tensor& self, const OptionalTensor& gamma,
+                          const OptionalTensor& beta, int64_t n, int64_t c, int64_t hxw,
+                          int64_t group, double epsilon, Out out, Out mean_out, Out rstd_out)) {
+  const auto [y, mean, rstd] =
+      at::native_group_norm(self.contiguous(), gamma, beta, n, c, hxw, group, epsilon);
+  store(out, y);
+  store(mean_out, mean);
+  store(rstd_out, rstd);
+}
+// Running statistics are updated in place when training.
+VNPU_OPERATOR(BatchNorm, (const Tensor& input, const OptionalTensor& weight,
+                          const OptionalTensor& bias, OptionalInOut running_mean,
+                          OptionalInOut running_var, bool training, double momentum, double epsilon,
+                          Out output, OptionalOut save_mean, OptionalOut save_invstd)) {
+  const auto [y, mean, invstd] =
+      at::native_batch_norm(input, weight, bias, running_mean.tensor, running_var.tensor, training,
+                            momentum, epsilon);
+  store(output, y);
+  if (training) {
+    store(save_mean, mean);
+    store(save_invstd, invstd);
+  }
 }
 
 }  // namespace vnpu::ops
