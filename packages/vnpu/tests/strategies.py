@@ -115,7 +115,7 @@ def tensors(
     high: float = 4.0,
     special: bool = False,
 ) -> Pair:
-    """A tensor of one of the dtypes and shapes: contiguous, transposed, strided, offset or expanded."""
+    """A tensor of one dtype and shape: contiguous, transposed, strided, offset or expanded."""
     shape = draw(st.sampled_from(shapes))
     dtype = draw(st.sampled_from(dtypes))
     seed = draw(st.integers(0, 2**31))

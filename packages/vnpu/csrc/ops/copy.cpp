@@ -45,13 +45,13 @@ VNPU_OPERATOR(RepeatInterleaveWithDim, (const Tensor& self, const Tensor& repeat
                                         int64_t output_size, Out out)) {
   store(out, self.repeat_interleave(repeats, dim, output_size));
 }
-VNPU_OPERATOR(RepeatInterleaveIntWithDim, (const Tensor& self, int64_t repeats, int64_t dim,
-                                           int64_t output_size, Out out)) {
+VNPU_OPERATOR(RepeatInterleaveIntWithDim,
+              (const Tensor& self, int64_t repeats, int64_t dim, int64_t output_size, Out out)) {
   store(out, self.repeat_interleave(repeats, dim, output_size));
 }
 // Index i, repeats[i] times.
 VNPU_OPERATOR(RepeatInterleaveTensor, (const Tensor& repeats, int64_t output_size, Out out)) {
-  store(out, at::repeat_interleave(repeats, output_size));
+  store(out, at::repeat_interleave(repeats, std::optional<int64_t>(output_size)));
 }
 
 // --- reordering, padding, masking ---------------------------------------------------------------
@@ -60,8 +60,7 @@ VNPU_OPERATOR(Flip, (const Tensor& self, const IntArray& dims, Out out)) {
   store(out, self.flip(dims));
 }
 // Without dims, the flattened input is rolled.
-VNPU_OPERATOR(Roll,
-              (const Tensor& x, const IntArray& shifts, const IntArray& dims, Out out)) {
+VNPU_OPERATOR(Roll, (const Tensor& x, const IntArray& shifts, const IntArray& dims, Out out)) {
   store(out, x.roll(shifts, dims));
 }
 // Pairs (before, after), from the last dimension on; negative pads cut.

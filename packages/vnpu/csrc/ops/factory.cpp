@@ -28,8 +28,8 @@ void fill(const WholeOut& out, const Scalar& value) {
 // `made` has as many elements as the caller computed from the same numbers.
 void store_counted(const Out& out, const Tensor& made) {
   if (made.numel() != out.tensor.numel()) {
-    refuse("the range has " + std::to_string(made.numel()) + " elements but the output has room for " +
-           std::to_string(out.tensor.numel()) + ".");
+    refuse("the range has " + std::to_string(made.numel()) +
+           " elements but the output has room for " + std::to_string(out.tensor.numel()) + ".");
   }
   store(out, made.reshape(out.tensor.sizes()));
 }
@@ -44,8 +44,7 @@ VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value)) {
   store(self, value.reshape({}));
 }
 
-VNPU_OPERATOR(Arange,
-              (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
+VNPU_OPERATOR(Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
   store_counted(out, at::arange(start, end, step, out.tensor.options()));
 }
 // Like Arange with `end` included.
@@ -59,8 +58,8 @@ VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out)) {
   store(out, at::eye(rows, columns, out.tensor.options()));
 }
 // A class outside [0, num_classes) has `off` everywhere.
-VNPU_OPERATOR(OneHot, (const Tensor& self, int32_t num_classes, const Tensor& on,
-                       const Tensor& off, int64_t axis, Out out)) {
+VNPU_OPERATOR(OneHot, (const Tensor& self, int32_t num_classes, const Tensor& on, const Tensor& off,
+                       int64_t axis, Out out)) {
   require(num_classes >= 0, "numClasses must not be negative.");
   if (axis < -1 || axis > self.dim()) {
     refuse("axis is " + std::to_string(axis) + "; it must lie in [-1, " +

@@ -54,7 +54,8 @@ VNPU_OPERATOR(Amax, (const Tensor& self, const IntArray& dims, bool keep_dim, Ou
 VNPU_OPERATOR(Amin, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out)) {
   at::amin_out(out.tensor, self, dims, keep_dim);
 }
-VNPU_OPERATOR(Aminmax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out min, Out max)) {
+VNPU_OPERATOR(Aminmax,
+              (const Tensor& self, const IntArray& dims, bool keep_dim, Out min, Out max)) {
   store(min, at::amin(self, dims, keep_dim));
   store(max, at::amax(self, dims, keep_dim));
 }
@@ -103,8 +104,8 @@ VNPU_OPERATOR(VarCorrection, (const Tensor& self, const IntArray& dims, int64_t 
                               bool keep_dim, Out out)) {
   store(out, at::var(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
-VNPU_OPERATOR(VarMean, (const Tensor& self, const IntArray& dims, int64_t correction,
-                        bool keep_dim, Out var, Out mean)) {
+VNPU_OPERATOR(VarMean, (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim,
+                        Out var, Out mean)) {
   store_pair(var, mean, at::var_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
 VNPU_OPERATOR(Std, (const Tensor& self, const IntArray& dims, int64_t correction, bool keep_dim,
@@ -115,8 +116,8 @@ VNPU_OPERATOR(StdMeanCorrection, (const Tensor& self, const IntArray& dims, int6
                                   bool keep_dim, Out std, Out mean)) {
   store_pair(std, mean, at::std_mean(self, all_if_empty(dims), Scalar(correction), keep_dim));
 }
-VNPU_OPERATOR(Norm, (const Tensor& self, const Scalar& p, const IntArray& dims, bool keep_dim,
-                     Out out)) {
+VNPU_OPERATOR(Norm,
+              (const Tensor& self, const Scalar& p, const IntArray& dims, bool keep_dim, Out out)) {
   store(out, at::norm(self, p, dims, keep_dim));
 }
 VNPU_OPERATOR(LinalgVectorNorm, (const Tensor& self, const Scalar& ord, const IntArray& dims,
@@ -127,7 +128,8 @@ VNPU_OPERATOR(LinalgVectorNorm, (const Tensor& self, const Scalar& ord, const In
 VNPU_OPERATOR(Median, (const Tensor& self, Out out)) { store(out, at::median(self)); }
 VNPU_OPERATOR(MedianDim,
               (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices)) {
-  store_pair(values, indices, at::median(self, dim, keep_dim));
+  // ATen 2.13's kernel reads beyond an expanded input (stride 0).
+  store_pair(values, indices, at::median(self.contiguous(), dim, keep_dim));
 }
 // The device also takes integers, which ATen's kernel does not.
 VNPU_OPERATOR(Histc,
@@ -135,8 +137,8 @@ VNPU_OPERATOR(Histc,
   const Tensor input = at::isFloatingType(self.scalar_type()) ? self : self.to(at::kDouble);
   store(out, at::histc(input, bins, min, max));
 }
-VNPU_OPERATOR(Bincount, (const Tensor& self, const OptionalTensor& weights, int64_t minlength,
-                         Out out)) {
+VNPU_OPERATOR(Bincount,
+              (const Tensor& self, const OptionalTensor& weights, int64_t minlength, Out out)) {
   store(out, at::bincount(self, weights, minlength));
 }
 

@@ -93,7 +93,11 @@ VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out 
 VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope)) {
   at::leaky_relu_(self.tensor, negative_slope);
 }
-VNPU_OPERATOR(Gelu, (const Tensor& self, Out out)) { at::gelu_out(out.tensor, self, "none"); }
+// The tanh form, as the device computes it (activation/gelu in hicann/ops-nn). torch_npu calls it
+// for torch.nn.functional.gelu whatever `approximate` says, unless its compatible implementations
+// are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
+// for.
+VNPU_OPERATOR(Gelu, (const Tensor& self, Out out)) { at::gelu_out(out.tensor, self, "tanh"); }
 VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out)) {
   require(approximate == 0 || approximate == 1, "approximate must be 0 (erf) or 1 (tanh).");
   at::gelu_out(out.tensor, x, approximate == 1 ? "tanh" : "none");
@@ -102,8 +106,8 @@ VNPU_OPERATOR(Elu, (const Tensor& self, const Scalar& alpha, const Scalar& scale
                     const Scalar& input_scale, Out out)) {
   at::elu_out(out.tensor, self, alpha, scale, input_scale);
 }
-VNPU_OPERATOR(InplaceElu, (InOut self, const Scalar& alpha, const Scalar& scale,
-                           const Scalar& input_scale)) {
+VNPU_OPERATOR(InplaceElu,
+              (InOut self, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale)) {
   at::elu_(self.tensor, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(Softplus,
@@ -117,9 +121,7 @@ VNPU_OPERATOR(Hardtanh,
 VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max)) {
   at::hardtanh_(self.tensor, clip_min, clip_max);
 }
-VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out)) {
-  store(out, at::log_sigmoid(self));
-}
+VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out)) { store(out, at::log_sigmoid(self)); }
 // `buffer` is for the gradient, which recomputes it.
 VNPU_OPERATOR(LogSigmoidForward, (const Tensor& self, Out out, OptionalOut)) {
   store(out, at::log_sigmoid(self));

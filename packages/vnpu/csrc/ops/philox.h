@@ -1,0 +1,23 @@
+#pragma once
+
+// Philox4x32-10 (Salmon et al. 2011): random words as a pure function of seed, offset and position,
+// so that results depend neither on threads nor on what was drawn before.
+//
+// Words come in rows of 64 from 16 counters: word i of row r is output i / 16 of the counter
+// (16 r + i % 16, offset) under the key `seed`. Launches that differ in seed or offset share no
+// counter.
+
+#include <cstdint>
+
+namespace vnpu::ops {
+
+constexpr int64_t kPhiloxRow = 64;
+
+// Rows [first_row, last_row) into `words`, which has room for kPhiloxRow words each.
+void philox_words(uint64_t seed, uint64_t offset, int64_t first_row, int64_t last_row,
+                  uint32_t* words);
+// The same as floats in [0, 1): the upper `bits` (at most 24) bits of each word.
+void philox_floats(uint64_t seed, uint64_t offset, int64_t first_row, int64_t last_row, int bits,
+                   float* values);
+
+}  // namespace vnpu::ops
