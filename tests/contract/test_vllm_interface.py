@@ -52,13 +52,18 @@ def is_vllms(cls: type) -> bool:
 
 
 def overrides(cls: type) -> Iterator[tuple[str, Any, Any]]:
-    """Name, our function and vLLM's, for each method that replaces one of vLLM's."""
+    """Name, our function and vLLM's, for each method that replaces one of vLLM's.
+
+    A layer's `forward_oot` stands for its `forward_native`: the declaration in vLLM's CustomOp
+    takes any arguments.
+    """
     for name, value in vars(cls).items():
         ours = function_of(value)
         if ours is None:
             continue
+        original = "forward_native" if name == "forward_oot" else name
         for base in cls.__mro__[1:]:
-            if is_vllms(base) and (theirs := function_of(vars(base).get(name))) is not None:
+            if is_vllms(base) and (theirs := function_of(vars(base).get(original))) is not None:
                 yield name, ours, theirs
                 break
 
@@ -68,18 +73,22 @@ def function_of(value: Any) -> Any:
     return value if inspect.isfunction(value) else None
 
 
+def parameters_of(function: Any) -> dict[str, Parameter]:
+    """Parameters that a caller passes, by name: without `self` or `cls`."""
+    parameters = dict(inspect.signature(function).parameters)
+    return {name: p for name, p in parameters.items() if name not in {"self", "cls"}}
+
+
 def mismatch(ours: Any, theirs: Any) -> str | None:
     """Why a call that `theirs` accepts is not accepted by `ours`, or None."""
-    mine = inspect.signature(ours).parameters
+    mine = parameters_of(ours)
     kinds = {parameter.kind for parameter in mine.values()}
     takes_any_keyword = Parameter.VAR_KEYWORD in kinds
     takes_any_position = Parameter.VAR_POSITIONAL in kinds
     positions = [name for name, parameter in mine.items() if parameter.kind in POSITIONAL]
-    theirs_by_name = inspect.signature(theirs).parameters
+    theirs_by_name = parameters_of(theirs)
     their_positions = [n for n, p in theirs_by_name.items() if p.kind in POSITIONAL]
     for index, name in enumerate(their_positions):
-        if index == 0 and name in {"self", "cls"}:
-            continue
         is_in_place = index < len(positions) and positions[index] == name
         if not is_in_place and not (takes_any_position and takes_any_keyword):
             return f"parameter {name!r} is not at position {index}"
@@ -92,7 +101,7 @@ def mismatch(ours: Any, theirs: Any) -> str | None:
             Parameter.KEYWORD_ONLY,
         )
         their_own = theirs_by_name.get(name)
-        if is_required and name not in {"self", "cls"} and their_own is None:
+        if is_required and their_own is None:
             return f"parameter {name!r} is required and vLLM does not pass it"
         if is_required and their_own is not None and their_own.default is not Parameter.empty:
             return f"parameter {name!r} is required and has a default in vLLM"
