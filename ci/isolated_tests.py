@@ -20,6 +20,8 @@ from progress import StepFailedError, Steps
 ROOT = wheel_cache.ROOT
 SCRATCH = ROOT / ".nox" / "isolated"
 TESTS_LIMIT_S = 3600.0
+# What the root's pytest configuration itself needs.
+TEST_RUNNER = ("pytest>=9,<10", "pytest-timeout>=2.4")
 
 
 def build_own_wheels(directory: Path, steps: Steps) -> None:
@@ -48,8 +50,13 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
 
 
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
-    project = read_toml(package / "pyproject.toml")
-    return project["project"]["name"], project.get("dependency-groups", {}).get("test", [])
+    """Name of a package's distribution, and what it declares for its tests."""
+    content = read_toml(package / "pyproject.toml")
+    project = content["project"]
+    return project["name"], [
+        *content.get("dependency-groups", {}).get("test", []),
+        *project.get("optional-dependencies", {}).get("test", []),
+    ]
 
 
 def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> bool:
@@ -71,6 +78,7 @@ def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> b
             constraints,
             distribution,
             *test_requirements,
+            *TEST_RUNNER,
         ],
         limit_s=INSTALL_LIMIT_S,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,18 @@ def test_sessions_that_pages_name_exist():
     }
     assert named, "the pages name no session: has the way to call nox changed?"
     assert not {(page, session) for page, session in named if session not in sessions}
+
+
+@pytest.mark.vnpu
+def test_generated_pages_are_fresh():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "ci" / "generate_reference.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_session_says_what_it_does():
