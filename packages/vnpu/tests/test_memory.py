@@ -54,6 +54,7 @@ def test_a_small_device_runs_out_of_memory_early() -> None:
     lines = output_of(
         """
         import torch
+        torch.npu.set_device(0)
         print(torch.npu.mem_get_info()[1])
         try:
             torch.empty(300 * 2**20, dtype=torch.int8, device="npu")

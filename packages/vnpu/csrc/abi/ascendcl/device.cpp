@@ -92,7 +92,9 @@ VNPU_ACL(aclrtSetDevice, (int32_t device)) {
   });
 }
 VNPU_ACL(aclrtGetDevice, (int32_t * device)) {
-  return guarded("aclrtGetDevice", [&] { *device = System::instance().require_current_device(); });
+  // Asked by every thread that has not chosen yet: no error text for the expected answer "none".
+  *device = System::current_device();
+  return *device >= 0 ? 0 : abi::status_of(FailureKind::kDeviceNotSet);
 }
 VNPU_ACL(aclrtResetDevice, (int32_t device)) {
   return guarded("aclrtResetDevice", [&] {
