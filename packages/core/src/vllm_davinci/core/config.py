@@ -1,5 +1,6 @@
 """The plugin's options: one typed model, the only reader of vLLM's `additional_config`."""
 
+import dataclasses
 import difflib
 import json
 from collections.abc import Iterator, Mapping
@@ -274,9 +275,23 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
     if graph.graph_batch_sizes_init and graph.graph_batch_sizes:
         yield "torchair_graph_config.graph_batch_sizes_init excludes graph_batch_sizes: set one"
     scheduler = config.ascend_scheduler_config
+    scheduler_keys = [*SchedulerOptions.model_fields, *_scheduler_fields()]
+    for name in scheduler.model_extra or ():
+        if name not in scheduler_keys:
+            nearest = difflib.get_close_matches(name, scheduler_keys, n=1, cutoff=0)[0]
+            yield (
+                f"additional_config has no key 'ascend_scheduler_config.{name}'. "
+                f"Did you mean 'ascend_scheduler_config.{nearest}'?"
+            )
     if scheduler.model_extra and not scheduler.enabled:
         names = ", ".join(scheduler.model_extra)
         yield f"ascend_scheduler_config sets {names} and is not enabled: remove them"
+
+
+def _scheduler_fields() -> list[str]:
+    from vllm.config import SchedulerConfig  # vllm.config is what imports the platform, and this
+
+    return [field.name for field in dataclasses.fields(SchedulerConfig)]
 
 
 def _unavailable(config: DavinciConfig) -> Iterator[str]:

@@ -1,0 +1,90 @@
+"""Optional components: found by entry point, refused when they do not fit."""
+
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+
+import pytest
+
+from vllm_davinci.core import components
+from vllm_davinci.core.errors import ComponentError
+
+ROLE = components.ROLES[0]
+
+
+class Kernels:
+    api_version = components.API_VERSION
+
+    def supported_ops(self) -> frozenset[str]:
+        return frozenset({"rms_norm"})
+
+    def load(self, name: str) -> object:
+        return name
+
+
+class KernelsOfAnotherVersion(Kernels):
+    api_version = components.API_VERSION + 1
+
+
+class NoKernels:
+    api_version = components.API_VERSION
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", ROLE.group) for name in names)
+    monkeypatch.setattr(components, "entry_points", lambda group: entries.select(group=group))
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets entry points load from this file under the name pytest gave it."""
+    module = ModuleType(__name__)
+    module.__dict__.update(globals())
+    monkeypatch.setitem(sys.modules, __name__, module)
+
+
+def test_no_provider_gives_an_empty_result(monkeypatch: pytest.MonkeyPatch):
+    installed(monkeypatch)
+    assert components.find(ROLE) == {}
+
+
+def test_a_provider_is_found_by_name(monkeypatch: pytest.MonkeyPatch):
+    installed(monkeypatch, "Kernels")
+    found = components.find(ROLE)
+    assert found["Kernels"].supported_ops() == {"rms_norm"}
+
+
+def test_another_api_version_is_an_error_that_names_both(monkeypatch: pytest.MonkeyPatch):
+    installed(monkeypatch, "KernelsOfAnotherVersion")
+    with pytest.raises(ComponentError, match="component API 2 and vllm-davinci-core has 1"):
+        components.find(ROLE)
+
+
+def test_a_provider_without_the_protocol_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    installed(monkeypatch, "NoKernels")
+    with pytest.raises(ComponentError, match="does not have what OpProvider asks for"):
+        components.find(ROLE)
+
+
+def test_a_provider_that_does_not_load_is_an_error_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    installed(monkeypatch, "missing_name")
+    with pytest.raises(ComponentError, match=r"does not load: .*missing_name"):
+        components.find(ROLE)
+
+
+def test_missing_components_are_reported_once_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    installed(monkeypatch)
+    lines: list[str] = []
+    monkeypatch.setattr(
+        components.logger, "info", lambda text, *values: lines.append(text % values)
+    )
+    components.log_missing.cache_clear()
+    components.log_missing()
+    components.log_missing()
+    assert len(lines) == len(components.ROLES)
+    for line, role in zip(lines, components.ROLES, strict=True):
+        assert f"`pip install {role.package}`" in line

@@ -1,0 +1,200 @@
+"""additional_config: what is accepted, and what the errors say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci.core.config import (
+    ALIASES,
+    KEYS_OF_VLLM,
+    NOT_AVAILABLE,
+    RETIRED,
+    DavinciConfig,
+    DualBatchConfig,
+    GraphConfig,
+    non_default_options,
+    parse_config,
+    retired_keys,
+)
+from vllm_davinci.core.errors import ConfigurationError
+
+ALL_KEYS = [
+    *DavinciConfig.model_fields,
+    *ALIASES,
+    *RETIRED,
+    *(f"torchair_graph_config.{name}" for name in GraphConfig.model_fields),
+    *(f"dbo.{name}" for name in DualBatchConfig.model_fields),
+    "ascend_scheduler_config.enabled",
+]
+
+
+def nested(dotted: str, value: object) -> dict[str, object]:
+    *sections, name = dotted.split(".")
+    options: dict[str, object] = {name: value}
+    for section in reversed(sections):
+        options = {section: options}
+    return options
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_no_options_give_the_defaults(nothing: object):
+    config = parse_config(nothing)
+    assert config == DavinciConfig()
+    assert non_default_options(config) == {}
+
+
+def test_every_default_of_the_reference_is_accepted_when_written_out():
+    written = DavinciConfig().model_dump()
+    assert parse_config(written) == DavinciConfig()
+
+
+def test_keys_that_vllm_adds_itself_are_exempt():
+    assert parse_config(dict.fromkeys(KEYS_OF_VLLM, "triton")) == DavinciConfig()
+
+
+def test_tuning_a_feature_that_is_off_is_accepted():
+    config = parse_config({"dbo": {"min_total_tokens_to_split": 512, "split": "token"}})
+    assert config.dbo.min_total_tokens_to_split == 512
+    assert non_default_options(config) == {
+        "dbo.min_total_tokens_to_split": 512,
+        "dbo.split": "token",
+    }
+
+
+@pytest.mark.parametrize("key", ALL_KEYS)
+def test_a_misspelt_key_is_an_error_that_names_the_right_one(key: str):
+    misspelt = key[:-1] + "qq"
+    with pytest.raises(ConfigurationError, match=f"Did you mean '{key}'") as caught:
+        parse_config(nested(misspelt, 1))
+    assert repr(misspelt) in str(caught.value)
+
+
+@given(st.text(min_size=1, max_size=30).filter(lambda key: key not in ALL_KEYS))
+def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
+    if key in KEYS_OF_VLLM:
+        return
+    with pytest.raises(ConfigurationError, match="Did you mean"):
+        parse_config({key: 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("dbo.enabled", "yes", "bool"),
+        ("dbo.enabled", 1, "bool"),
+        ("dbo.split", "middle", "'request' or 'token'"),
+        ("dbo.imbalance_ratio", 1.5, "less than or equal to 1"),
+        ("dbo.num_micro_batches", 1, "greater than or equal to 2"),
+        ("dbo.min_total_tokens_to_split", 1.5, "integer"),
+        ("dbo", True, "dictionary or instance of DualBatchConfig"),
+        ("torchair_graph_config", [], "dictionary"),
+        ("expert_tensor_parallel_size", "four", "integer"),
+        ("expert_map_path", 3, "string"),
+        ("kv_cache_dtype", "fp8", "'int8'"),
+        ("lmhead_tp_size", None, "integer"),
+        ("enable_inter_dp_scheduling", "true", "bool"),
+        ("refresh", 0, "bool"),
+    ],
+)
+def test_an_ill_typed_value_is_an_error_with_key_value_and_type(
+    key: str, value: object, expected: str
+):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(nested(key, value))
+    message = str(caught.value)
+    assert repr(key) in message
+    assert repr(value) in message
+    assert type(value).__name__ in message
+    assert expected in message
+
+
+@pytest.mark.parametrize("whole", ["{}", 3, ["dbo"]])
+def test_options_that_are_no_object_are_an_error(whole: object):
+    with pytest.raises(ConfigurationError, match="must be a JSON object"):
+        parse_config(whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("torchair_graph_config.enabled", True),
+        ("enable_graph_mode", True),
+        ("torchair_graph_config.enable_view_optimize", False),
+        ("ascend_scheduler_config.enabled", True),
+        ("dbo.enabled", True),
+        ("expert_tensor_parallel_size", 16),
+        ("expert_tensor_parallel_size", "16"),
+        ("expert_map_path", "map.json"),
+        ("dynamic_eplb", True),
+        ("num_iterations_eplb_update", 10),
+        ("num_wait_worker_iterations", 10),
+        ("gate_eplb", True),
+        ("chunked_prefill_for_mla", True),
+        ("kv_cache_dtype", "int8"),
+        ("enable_weight_nz_layout", True),
+        ("enable_prefill_optimizations", True),
+        ("enable_cpu_binding", True),
+        ("lmhead_tp_size", 2),
+    ],
+)
+def test_a_feature_this_release_lacks_is_refused_by_name(key: str, value: object):
+    with pytest.raises(ConfigurationError, match=r"not available in vllm-davinci-core 0\.1: "):
+        parse_config(nested(key, value))
+
+
+def test_every_top_level_option_either_works_or_is_refused():
+    """A new option must be put into one of the tables, so that none is ignored in silence."""
+    tuning_only = {"dbo", "torchair_graph_config", "ascend_scheduler_config", "refresh"}
+    refused = {key for key in NOT_AVAILABLE if "." not in key}
+    assert set(DavinciConfig.model_fields) == tuning_only | refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"torchair_graph_config": {"use_cached_graph": True}}, "only when graph mode is enabled"),
+        ({"torchair_graph_config": {"graph_batch_sizes": [8]}}, "only when graph mode is enabled"),
+        ({"init_torchair_graph_batch_sizes": True}, "only when graph mode is enabled"),
+        (
+            {"torchair_graph_config": {"enabled": True, "use_cached_kv_cache_bytes": True}},
+            "needs use_cached_graph",
+        ),
+        (
+            {
+                "torchair_graph_config": {
+                    "enabled": True,
+                    "graph_batch_sizes_init": True,
+                    "graph_batch_sizes": [8],
+                }
+            },
+            "excludes graph_batch_sizes",
+        ),
+        ({"ascend_scheduler_config": {"policy": "fcfs"}}, "policy and is not enabled"),
+        (
+            {"enable_graph_mode": True, "torchair_graph_config": {"enabled": False}},
+            "Remove 'enable_graph_mode'",
+        ),
+    ],
+)
+def test_contradicting_options_are_an_error(options: dict[str, object], message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_config(options)
+
+
+def test_older_spellings_are_accepted_and_reported_with_their_replacement():
+    options = {
+        "enable_graph_mode": False,
+        "trace_recompiles": True,
+        "enable_inter_dp_scheduling": True,
+    }
+    assert parse_config(options) == DavinciConfig()
+    notes = retired_keys(options)
+    assert "torchair_graph_config.enabled" in notes["enable_graph_mode"]
+    assert "has no effect" in notes["trace_recompiles"]
+    assert "has no effect" in notes["enable_inter_dp_scheduling"]
+
+
+def test_options_cannot_be_changed_after_parsing():
+    config = parse_config({})
+    with pytest.raises(ValueError, match="frozen"):
+        config.refresh = True  # type: ignore[misc]
