@@ -1,24 +1,18 @@
 #include "ops/philox.h"
 
-// The loops over lanes become vector instructions; the widest that the processor has is chosen at
-// load time.
-#if defined(__x86_64__) && defined(__GNUC__)
-#define VNPU_VECTORISED __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
-#else
-#define VNPU_VECTORISED __attribute__((optimize("O3")))
-#endif
+#include <algorithm>
 
 namespace vnpu::ops {
 namespace {
 
-constexpr int kLanes = 16;
+constexpr int kLanes = 4;  // independent chains, so that multiplications overlap
 constexpr int kRounds = 10;
 constexpr uint32_t kMultiplier0 = 0xD2511F53;  // constants of the definition, here and below
 constexpr uint32_t kMultiplier1 = 0xCD9E8D57;
 constexpr uint32_t kWeyl0 = 0x9E3779B9;
 constexpr uint32_t kWeyl1 = 0xBB67AE85;
 
-// One row: the four outputs of 16 counters.
+// One row: the four outputs of kLanes counters.
 __attribute__((always_inline)) inline void philox_row(uint64_t seed, uint64_t offset, int64_t row,
                                                       uint32_t* __restrict words) {
   uint32_t a[kLanes], b[kLanes], c[kLanes], d[kLanes];
@@ -53,26 +47,29 @@ __attribute__((always_inline)) inline void philox_row(uint64_t seed, uint64_t of
 
 }  // namespace
 
-VNPU_VECTORISED void philox_words(uint64_t seed, uint64_t offset, int64_t first_row,
-                                  int64_t last_row, uint32_t* words) {
-  for (int64_t row = first_row; row < last_row; ++row) {
-    philox_row(seed, offset, row, words);
-    words += kPhiloxRow;
+__attribute__((optimize("O3"))) void philox_words(uint64_t seed, uint64_t offset, int64_t first_row,
+                                                  int64_t count, uint32_t* words) {
+  for (int64_t done = 0, row = first_row; done < count; done += kPhiloxRow, ++row) {
+    uint32_t made[kPhiloxRow];
+    philox_row(seed, offset, row, made);
+    std::copy_n(made, std::min(kPhiloxRow, count - done), words + done);
   }
 }
 
-VNPU_VECTORISED void philox_floats(uint64_t seed, uint64_t offset, int64_t first_row,
-                                   int64_t last_row, int bits, float* values) {
+__attribute__((optimize("O3"))) void philox_floats(uint64_t seed, uint64_t offset,
+                                                   int64_t first_row, int64_t count, int bits,
+                                                   float* values) {
   const int shift = 32 - bits;
   const float scale = 1.0f / static_cast<float>(1u << bits);
-  for (int64_t row = first_row; row < last_row; ++row) {
-    uint32_t words[kPhiloxRow];
-    philox_row(seed, offset, row, words);
-    for (int i = 0; i < kPhiloxRow; ++i) {
-      // Signed, because processors before AVX-512 convert only signed integers in vectors.
-      values[i] = static_cast<float>(static_cast<int32_t>(words[i] >> shift)) * scale;
+  for (int64_t done = 0, row = first_row; done < count; done += kPhiloxRow, ++row) {
+    uint32_t made[kPhiloxRow];
+    philox_row(seed, offset, row, made);
+    float row_values[kPhiloxRow];
+    for (int64_t i = 0; i < kPhiloxRow; ++i) {
+      // Signed, because few processors convert unsigned integers in vectors.
+      row_values[i] = static_cast<float>(static_cast<int32_t>(made[i] >> shift)) * scale;
     }
-    values += kPhiloxRow;
+    std::copy_n(row_values, std::min(kPhiloxRow, count - done), values + done);
   }
 }
 

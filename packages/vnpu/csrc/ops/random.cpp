@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -13,7 +14,7 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr int64_t kRowsPerTask = 256;  // of work given to one thread
+constexpr int64_t kRowsPerTask = 1024;  // of work given to one thread
 
 struct Source {
   uint64_t seed;
@@ -31,33 +32,37 @@ Source source(const Tensor& seed, const Tensor& offset, int64_t more) {
 
 // --- raw material -------------------------------------------------------------------------------
 
-// `count` values in memory for whole rows, as a flat tensor.
+// Splits `count` words among threads: fill(first row, first word, number of words).
 template <class Fill>
-Tensor filled_rows(int64_t count, ScalarType type, Fill fill) {
+void in_rows(int64_t count, Fill fill) {
   const int64_t rows = (count + kPhiloxRow - 1) / kPhiloxRow;
-  Tensor values = at::empty({rows * kPhiloxRow}, at::TensorOptions().dtype(type));
-  at::parallel_for(0, rows, kRowsPerTask,
-                   [&](int64_t first, int64_t last) { fill(values, first, last); });
-  return values.narrow(0, 0, count);
+  at::parallel_for(0, rows, kRowsPerTask, [&](int64_t first, int64_t last) {
+    const int64_t begin = first * kPhiloxRow;
+    fill(first, begin, std::min(last * kPhiloxRow, count) - begin);
+  });
+}
+
+void write_uniform_floats(float* values, int64_t count, Source from, int bits) {
+  in_rows(count, [&](int64_t row, int64_t begin, int64_t n) {
+    philox_floats(from.seed, from.offset, row, n, bits, values + begin);
+  });
 }
 
 // Uniform in [0, 1) with `bits` random bits, fp32.
 Tensor uniform_floats(int64_t count, Source from, int bits = 24) {
-  return filled_rows(count, at::kFloat, [&](const Tensor& values, int64_t first, int64_t last) {
-    philox_floats(from.seed, from.offset, first, last, bits,
-                  values.mutable_data_ptr<float>() + first * kPhiloxRow);
-  });
+  const Tensor values = at::empty({count}, at::kFloat);
+  write_uniform_floats(values.mutable_data_ptr<float>(), count, from, bits);
+  return values;
 }
 
 // 64 random bits per element.
 Tensor random_bits(int64_t count, Source from) {
-  const Tensor words =
-      filled_rows(2 * count, at::kInt, [&](const Tensor& values, int64_t first, int64_t last) {
-        philox_words(
-            from.seed, from.offset, first, last,
-            reinterpret_cast<uint32_t*>(values.mutable_data_ptr<int32_t>()) + first * kPhiloxRow);
-      });
-  return words.view(at::kLong);
+  const Tensor words = at::empty({count}, at::kLong);
+  auto* const data = reinterpret_cast<uint32_t*>(words.mutable_data_ptr<int64_t>());
+  in_rows(2 * count, [&](int64_t row, int64_t begin, int64_t n) {
+    philox_words(from.seed, from.offset, row, n, data + begin);
+  });
+  return words;
 }
 
 // Uniform in [0, 1) with 53 random bits, fp64.
@@ -101,6 +106,11 @@ Tensor exponential(int64_t count, Source from, ScalarType type) {
 void fill_uniform(const Tensor& self, double low, double high, Source from) {
   require(at::isFloatingType(self.scalar_type()), "uniform numbers need a floating-point tensor.");
   require(low <= high, "`from` is above `to`.");
+  if (low == 0 && high == 1 && self.scalar_type() == at::kFloat && self.is_contiguous()) {
+    // Straight into place: the first step of every sampled token.
+    write_uniform_floats(self.mutable_data_ptr<float>(), self.numel(), from, 24);
+    return;
+  }
   Tensor values = uniform(self.numel(), from, self.scalar_type());
   if (low != 0 || high != 1) values.mul_(high - low).add_(low);
   store(self, values.view(self.sizes()));
