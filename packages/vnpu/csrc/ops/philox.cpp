@@ -45,32 +45,43 @@ __attribute__((always_inline)) inline void philox_row(uint64_t seed, uint64_t of
   }
 }
 
-}  // namespace
-
-__attribute__((optimize("O3"))) void philox_words(uint64_t seed, uint64_t offset, int64_t first_row,
-                                                  int64_t count, uint32_t* words) {
-  for (int64_t done = 0, row = first_row; done < count; done += kPhiloxRow, ++row) {
-    uint32_t made[kPhiloxRow];
-    philox_row(seed, offset, row, made);
-    std::copy_n(made, std::min(kPhiloxRow, count - done), words + done);
+void convert(const uint32_t* words, int bits, float* values) {
+  const int shift = 32 - bits;
+  const float scale = 1.0f / static_cast<float>(1u << bits);
+  for (int64_t i = 0; i < kPhiloxRow; ++i) {
+    // Signed, because few processors convert unsigned integers in vectors.
+    values[i] = static_cast<float>(static_cast<int32_t>(words[i] >> shift)) * scale;
   }
 }
 
-__attribute__((optimize("O3"))) void philox_floats(uint64_t seed, uint64_t offset,
-                                                   int64_t first_row, int64_t count, int bits,
-                                                   float* values) {
-  const int shift = 32 - bits;
-  const float scale = 1.0f / static_cast<float>(1u << bits);
-  for (int64_t done = 0, row = first_row; done < count; done += kPhiloxRow, ++row) {
-    uint32_t made[kPhiloxRow];
-    philox_row(seed, offset, row, made);
-    float row_values[kPhiloxRow];
-    for (int64_t i = 0; i < kPhiloxRow; ++i) {
-      // Signed, because few processors convert unsigned integers in vectors.
-      row_values[i] = static_cast<float>(static_cast<int32_t>(made[i] >> shift)) * scale;
-    }
-    std::copy_n(row_values, std::min(kPhiloxRow, count - done), values + done);
+}  // namespace
+
+void philox_words(uint64_t seed, uint64_t offset, int64_t first_row, int64_t count,
+                  uint32_t* words) {
+  const int64_t last_row = first_row + count / kPhiloxRow;
+  for (int64_t row = first_row; row < last_row; ++row) {
+    philox_row(seed, offset, row, words);
+    words += kPhiloxRow;
   }
+  uint32_t rest[kPhiloxRow];
+  philox_row(seed, offset, last_row, rest);
+  std::copy_n(rest, count % kPhiloxRow, words);
+}
+
+void philox_floats(uint64_t seed, uint64_t offset, int64_t first_row, int64_t count, int bits,
+                   float* values) {
+  const int64_t last_row = first_row + count / kPhiloxRow;
+  for (int64_t row = first_row; row < last_row; ++row) {
+    uint32_t words[kPhiloxRow];
+    philox_row(seed, offset, row, words);
+    convert(words, bits, values);
+    values += kPhiloxRow;
+  }
+  uint32_t words[kPhiloxRow];
+  float rest[kPhiloxRow];
+  philox_row(seed, offset, last_row, words);
+  convert(words, bits, rest);
+  std::copy_n(rest, count % kPhiloxRow, values);
 }
 
 }  // namespace vnpu::ops
