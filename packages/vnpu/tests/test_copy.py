@@ -1,9 +1,12 @@
 """Copies, casts and changes of layout equal torch's on the CPU."""
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_npu
+from aclnn import call
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +65,9 @@ def test_splitting_equals_torch(x: Pair, sizes: list[int]) -> None:
         torch.split_with_sizes_copy(x.npu, sizes, dim),
         torch.split_with_sizes_copy(x.cpu, sizes, dim),
     )
+    parts = list(torch.split(torch.empty_like(x.npu.contiguous()), sizes, dim))
+    call("SplitWithSize", x.npu.contiguous(), tuple(sizes), dim, parts)
+    compare(parts, torch.split(x.cpu, sizes, dim))
 
 
 @given(x=tensors(ALL, shapes=((), (3,), (2, 3), (2, 0))), repeats=st.sampled_from(((2, 1), (1, 3))))
@@ -131,3 +137,9 @@ def test_a_copy_may_read_what_it_writes(x: Pair) -> None:
     npu[:, :3].copy_(npu[:, 3:])
     cpu[:, :3].copy_(cpu[:, 3:])
     compare(npu, cpu)
+
+
+def test_a_cast_to_another_dtype_than_the_output_has_is_refused() -> None:
+    x = torch.zeros(3, device="npu")
+    with pytest.raises(RuntimeError, match="aclnnCast: dtype differs"):
+        call("Cast", x, ctypes.c_int32(1), torch.empty_like(x))

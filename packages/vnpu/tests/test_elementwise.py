@@ -1,10 +1,12 @@
 """Element-wise arithmetic of two or three operands equals torch's on the CPU."""
 
+import ctypes
 import operator
 from collections.abc import Callable
 
 import pytest
 import torch
+from aclnn import Number, call
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,6 +192,14 @@ def test_mixed_dtypes_promote_as_torch_does(x: Pair, y: Pair) -> None:
     compare(x.npu * y.cpu, x.cpu * y.cpu)
 
 
+@given(x=tensors(FLOATS))
+def test_scalar_plus_scaled_tensor_equals_torch(x: Pair) -> None:
+    npu = x.npu.contiguous()
+    out = torch.empty_like(npu)
+    call("AddV3", Number(2.5), npu, Number(0.5), out)
+    compare(out, torch.add(torch.tensor(2.5), x.cpu, alpha=0.5).to(x.cpu.dtype))
+
+
 def test_input_may_be_the_output() -> None:
     x = torch.arange(24.0, device="npu").reshape(4, 6)
     torch.add(x, x, out=x)
@@ -197,3 +207,9 @@ def test_input_may_be_the_output() -> None:
     x.mul_(x.t().reshape(4, 6))
     expected = torch.arange(24.0).reshape(4, 6) * 2
     compare(x, expected * expected.t().reshape(4, 6))
+
+
+def test_an_unknown_rounding_mode_is_refused() -> None:
+    x = torch.ones(3, device="npu")
+    with pytest.raises(RuntimeError, match="mode is 7; it must be 0"):
+        call("DivMod", x, x, ctypes.c_int32(7), torch.empty_like(x))

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from aclnn import Number, call
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,3 +107,10 @@ def test_eye_equals_torch(rows: int, columns: int, dtype: torch.dtype) -> None:
 def test_one_hot_equals_torch(x: Pair) -> None:
     compare(F.one_hot(x.npu, 6), F.one_hot(x.cpu, 6))
     compare(F.one_hot(x.npu), F.one_hot(x.cpu))
+
+
+def test_a_range_of_another_length_than_the_output_is_refused() -> None:
+    with pytest.raises(
+        RuntimeError, match="the range has 10 elements but the output has room for 9"
+    ):
+        call("Arange", Number(0), Number(10), Number(1), torch.empty(9, device="npu"))

@@ -1,5 +1,6 @@
 """Random numbers: reproducible from the seed, and distributed as they should be."""
 
+import ctypes
 import math
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_npu
+from aclnn import call
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FLOATS, SHAPES
@@ -235,14 +237,43 @@ def test_every_shape_can_be_drawn(shape: tuple[int, ...], dtype: torch.dtype) ->
     assert (strided[:, 1::2].cpu() == 0).all()
 
 
-def test_graph_replays_draw_new_numbers() -> None:
+def test_dropout_masks_agree_between_versions() -> None:
+    first = torch.empty(2 * 16, dtype=torch.uint8, device="npu")
+    second = torch.empty_like(first)
+    call("DropoutGenMask", (10, 25), 0.5, 3, 9, first)
+    call("DropoutGenMaskV2", (10, 25), 0.5, 3, 9, ctypes.c_int32(0), second)
+    assert torch.equal(first.cpu(), second.cpu())
+    bits = np.unpackbits(first.cpu().numpy())
+    assert abs(bits.mean() - 0.5) < ERRORS * 0.5 / 16
+
+
+def test_a_mask_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the mask has 16 bytes; the shape needs 32"):
+        call("DropoutGenMask", (10, 25), 0.5, 3, 9, torch.empty(16, dtype=torch.uint8).npu())
+
+
+GRAPH_DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "uniform": lambda x: x.uniform_(),
+    "normal": lambda x: x.normal_(),
+    "random": lambda x: x.random_(0, 1000),
+    "exponential": lambda x: x.exponential_(),
+    "multinomial": lambda x: x.copy_(torch.multinomial(torch.ones_like(x), 256)),
+}
+
+
+@pytest.mark.parametrize("name", GRAPH_DRAWS)
+def test_graph_replays_draw_new_numbers(name: str) -> None:
     static = torch.zeros(256, device="npu")
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph):
-        static.uniform_()
+        GRAPH_DRAWS[name](static)
+    torch.npu.manual_seed(8)
     graph.replay()
     first = static.cpu().clone()
     graph.replay()
-    assert not torch.equal(first, static.cpu())
-    assert static.min().item() >= 0
-    assert static.max().item() < 1
+    second = static.cpu().clone()
+    assert not torch.equal(first, second)
+    assert first.unique().numel() > 100
+    torch.npu.manual_seed(8)
+    graph.replay()
+    assert torch.equal(first, static.cpu())

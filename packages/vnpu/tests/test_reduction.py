@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from aclnn import call
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,16 @@ def test_aminmax_equals_torch(x: Pair, keepdim: bool) -> None:
         )
 
 
+@given(x=tensors(FLOATS, shapes=((7,), (3, 5), (2, 3, 67)), special=True))
+def test_aminmax_along_a_dim_and_of_all_equals_torch(x: Pair) -> None:
+    low, high = x.npu.new_empty(x.cpu.shape[:-1]), x.npu.new_empty(x.cpu.shape[:-1])
+    call("AminmaxDim", x.npu, -1, False, low, high)
+    compare((low, high), tuple_of(torch.aminmax(x.cpu, dim=-1)))
+    low, high = x.npu.new_empty(()), x.npu.new_empty(())
+    call("AminmaxAll", x.npu, low, high)
+    compare((low, high), tuple_of(torch.aminmax(x.cpu)))
+
+
 @pytest.mark.parametrize("name", ["all", "any"])
 @given(
     x=tensors((torch.bool, torch.float32, torch.int32, torch.uint8), low=0, high=2),
@@ -151,6 +162,11 @@ def test_norms_equal_torch(p: float, x: Pair, keepdim: bool) -> None:
     compare(
         torch.linalg.vector_norm(x.npu, p, -1, keepdim),
         torch.linalg.vector_norm(x.cpu, p, -1, keepdim),
+        **_tolerance(x),
+    )
+    compare(
+        torch.ops.aten.norm(x.npu, p, [-1], keepdim),
+        torch.ops.aten.norm(x.cpu, p, [-1], keepdim),
         **_tolerance(x),
     )
     compare(torch.linalg.vector_norm(x.npu, p), torch.linalg.vector_norm(x.cpu, p), **_tolerance(x))

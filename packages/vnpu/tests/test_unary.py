@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_npu
+from aclnn import call
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +123,11 @@ def test_npu_gelu_computes_the_form_asked_for(approximate: str, x: Pair) -> None
 def test_gelu_is_the_tanh_form_without_compatible_implementations(x: Pair) -> None:
     npu = F.gelu(x.npu)
     compare(npu, F.gelu(x.cpu, approximate="tanh"), rtol=LAST_BIT[x.base.dtype], atol=1e-7)
+
+
+@given(x=tensors(FLOATS, special=True))
+def test_log_sigmoid_without_buffer_equals_torch(x: Pair) -> None:
+    npu = x.npu.contiguous()
+    out = torch.empty_like(npu)
+    call("LogSigmoid", npu, out)
+    compare(out, F.logsigmoid(x.cpu), rtol=LAST_BIT[x.base.dtype], atol=1e-7)
