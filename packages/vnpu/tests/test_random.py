@@ -187,7 +187,7 @@ def test_multinomial_follows_the_weights(replacement: bool) -> None:
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [math.inf, 1.0]])
 def test_multinomial_refuses_weights_that_are_no_distribution(weights: list[float]) -> None:
     on_device = torch.tensor(weights).npu()
-    with pytest.raises(RuntimeError, match="weights"):  # noqa: PT012 - late under some schedules
+    with pytest.raises(RuntimeError, match="weights"):  # late under some schedules
         torch.multinomial(on_device, 1)
         torch.npu.synchronize()
 
