@@ -82,6 +82,7 @@ int status_of(FailureKind kind) {
     case FailureKind::kCaptureConflict: return 107027;   // stream is capturing
     case FailureKind::kRemoteLost: return 507056;        // link error
     case FailureKind::kRemoteTimeout: return 507048;     // HCCL execution timed out
+    case FailureKind::kRace: return 507015;              // AI core exception
     case FailureKind::kNotSupported: return 207000;      // feature not supported
     case FailureKind::kInternal: return 507899;          // driver internal error
   }

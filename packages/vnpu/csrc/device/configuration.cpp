@@ -87,6 +87,15 @@ Configuration read() {
     if (*v != "0" && *v != "1") refuse("VNPU_COMPUTE", *v, "0 or 1");
     c.compute = *v == "1";
   }
+  if (const auto v = environment("VNPU_RACES")) {
+    if (*v == "report") {
+      c.races = RaceMode::kReport;
+    } else if (*v == "raise") {
+      c.races = RaceMode::kRaise;
+    } else if (*v != "off") {
+      refuse("VNPU_RACES", *v, "off, report or raise");
+    }
+  }
   return c;
 }
 

@@ -7,6 +7,7 @@
 namespace vnpu {
 
 enum class SchedulePolicy { kEager, kThreads, kFuzz };
+enum class RaceMode { kOff, kReport, kRaise };
 
 // Settings of this process's virtual NPUs. Read once, from the environment (names in brackets);
 // a value that does not parse is an error, never a silent default.
@@ -18,6 +19,7 @@ struct Configuration {
   uint64_t seed = 0;                           // of fuzz
   double wait_limit_seconds = 600;             // [VNPU_WAIT_LIMIT] longest wait of the host for the device
   bool compute = true;                         // [VNPU_COMPUTE] 1 | 0: 0 launches but does no arithmetic
+  RaceMode races = RaceMode::kOff;             // [VNPU_RACES] off | report | raise
 
   static const Configuration& instance();
 };

@@ -2,12 +2,20 @@
 
 #include <algorithm>
 
+#include "race/call_site.h"
+#include "race/detector.h"
+
 namespace vnpu {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+
+// Empty unless races are looked for. Takes Python's lock, so it comes before the executor's.
+std::string call_site() {
+  return race::Detector::instance() == nullptr ? std::string() : race::python_call_site();
+}
 
 constexpr size_t kQueueDepth = 4096;            // tasks of one stream; the host waits beyond
 constexpr microseconds kOutsideWait{500};       // one sleep inside a task that waits outside
@@ -40,6 +48,8 @@ void Executor::destroy_stream(const StreamPtr& stream) {
 }
 
 void Executor::submit(const StreamPtr& stream, TaskPtr task) {
+  race::Detector* const detector = race::Detector::instance();
+  const std::string site = call_site();
   Lock lock(mutex_);
   if (stream->destroyed) {
     throw Failure(FailureKind::kInvalidHandle,
@@ -56,6 +66,7 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
     graph->replace(stream->update_next++, std::move(task));
     return;
   }
+  if (detector != nullptr) detector->on_submit(*stream, *task, site);
   if (stream->capture != nullptr) {
     stream->capture->append(std::move(task));
     return;
@@ -88,6 +99,7 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
   {
     Lock lock(mutex_);
     event->captured_in = stream->capture;
+    if (auto* detector = race::Detector::instance()) detector->on_record(*stream, *event);
     if (stream->capture != nullptr) return;
     version = event->recorded.fetch_add(1) + 1;
   }
@@ -96,8 +108,10 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
 
 void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
   uint64_t version = 0;
+  const std::string site = call_site();
   {
     Lock lock(mutex_);
+    race::Detector* const detector = race::Detector::instance();
     const GraphPtr graph = event->captured_in.lock();
     if (graph != nullptr && graph->state == CaptureState::kActive) {
       if (stream->capture != nullptr && stream->capture != graph) {
@@ -105,8 +119,10 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
                       "vnpu: a stream that captures one graph waits for an event of another.");
       }
       stream->capture = graph;
+      if (detector != nullptr) detector->on_wait(*stream, *event, site);
       return;
     }
+    if (detector != nullptr) detector->on_wait(*stream, *event, site);
     version = event->recorded.load();
     if (event->completed.load() >= version) return;
   }
@@ -120,6 +136,7 @@ GraphPtr Executor::begin_capture(const StreamPtr& stream) {
   }
   stream->capture = std::make_shared<Graph>();
   stream->capture_origin = true;
+  if (auto* detector = race::Detector::instance()) detector->on_capture_begin(stream->capture);
   return stream->capture;
 }
 
@@ -136,6 +153,7 @@ GraphPtr Executor::end_capture(const StreamPtr& stream) {
   }
   const GraphPtr graph = stream->capture;
   graph->state = CaptureState::kReady;
+  if (auto* detector = race::Detector::instance()) detector->on_capture_end(graph);
   for (const StreamPtr& each : streams_) {
     if (each->capture == graph) {
       each->capture = nullptr;
@@ -362,14 +380,16 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   if (!stream->idle()) {
     wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
   }
+  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*stream);
   throw_failure(*stream);
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
-  if (event->complete()) return;
+  if (event->complete() && race::Detector::instance() == nullptr) return;
   Lock lock(mutex_);
   const uint64_t version = event->recorded.load();
   wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
+  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*event);
 }
 
 void Executor::synchronize_device(int device, Limit limit) {
@@ -381,6 +401,7 @@ void Executor::synchronize_device(int device, Limit limit) {
     }
   }
   if (!device_idle(device)) wait_until([&] { return device_idle(device); }, limit, "a device", lock);
+  host_has_seen(device);
   for (const StreamPtr& stream : streams_) {
     if (stream->device == device) throw_failure(*stream);
   }
@@ -397,22 +418,39 @@ void Executor::drain_device(int device) {
   if (!device_idle(device)) {
     wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
   }
+  host_has_seen(device);
+}
+
+void Executor::host_has_seen(int device) {
+  race::Detector* const detector = race::Detector::instance();
+  if (detector == nullptr) return;
+  for (const StreamPtr& stream : streams_) {
+    if (stream->device == device) detector->on_host_wait(*stream);
+  }
 }
 
 bool Executor::query(const StreamPtr& stream) {
   Lock lock(mutex_);
-  if (stream->idle()) return true;
-  if (policy_ == SchedulePolicy::kEager) pump(lock);
-  if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
-  return stream->idle();
+  if (!stream->idle()) {
+    if (policy_ == SchedulePolicy::kEager) pump(lock);
+    if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
+  }
+  if (!stream->idle()) return false;
+  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*stream);
+  return true;
 }
 
 bool Executor::query(const EventPtr& event) {
-  if (event->complete()) return true;
+  race::Detector* const detector = race::Detector::instance();
+  if (event->complete() && detector == nullptr) return true;
   Lock lock(mutex_);
-  if (policy_ == SchedulePolicy::kEager) pump(lock);
-  if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
-  return event->complete();
+  if (!event->complete()) {
+    if (policy_ == SchedulePolicy::kEager) pump(lock);
+    if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
+  }
+  if (!event->complete()) return false;
+  if (detector != nullptr) detector->on_host_wait(*event);
+  return true;
 }
 
 // --- threads of the executor -----------------------------------------------------------------

@@ -75,6 +75,8 @@ class Executor {
   void wait_until(const std::function<bool()>& done, Limit limit, const char* what, Lock& lock);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
+  // Tells the race detector that the host has waited for all streams of the device.
+  void host_has_seen(int device);
   std::string describe_pending() const;
   void background();
   void stream_worker(StreamPtr stream);

@@ -19,6 +19,7 @@ enum class FailureKind {
   kCaptureConflict,      // a call that a capturing stream does not allow
   kRemoteLost,           // another rank died
   kRemoteTimeout,        // another rank did not arrive in time
+  kRace,                 // two launches that nothing orders use the same memory
   kNotSupported,
   kInternal,
 };

@@ -34,7 +34,13 @@ size_t Graph::size() const {
   return nodes_.size();
 }
 
-GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {}
+GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {
+  if (!collects_accesses) return;
+  for (size_t i = 0; i < graph_->size(); ++i) {
+    const TaskPtr node = graph_->node(i);
+    accesses.insert(accesses.end(), node->accesses.begin(), node->accesses.end());
+  }
+}
 
 Progress GraphReplay::advance() {
   for (;;) {

@@ -9,11 +9,20 @@
 
 namespace vnpu {
 
-// One range of device memory that a task reads or writes.
+// Device memory that a task reads or writes: [begin, end), of which a strided tensor touches the
+// elements that `layout` names (dims == 0: every byte).
 struct Access {
+  struct Layout {
+    int dims = 0;
+    int64_t item = 0;               // bytes of one element
+    int64_t sizes[8] = {};
+    int64_t strides[8] = {};        // bytes
+    int64_t first = 0;              // bytes from begin to element 0
+  };
   uintptr_t begin;
   uintptr_t end;
   bool write;
+  Layout layout = {};
 };
 
 enum class Progress {
@@ -39,6 +48,9 @@ class Task {
   virtual std::string waiting_for() const { return "its turn"; }
   // Makes a finished task runnable again (graph replay).
   virtual void rewind() {}
+
+  // Whether anybody looks at accesses: collecting them costs time at each launch.
+  static bool collects_accesses;
 
   const char* const name;
   std::vector<Access> accesses;

@@ -68,8 +68,12 @@ TensorView Launch::view(const aclTensor* tensor, bool write, bool read) {
       const std::string what = std::string(name) + " argument " + std::to_string(position);
       Memory::instance().check(reinterpret_cast<const void*>(begin), end - begin, what.c_str());
     }
-    if (read) accesses.push_back({begin, end, false});
-    if (write) accesses.push_back({begin, end, true});
+    if (Task::collects_accesses) {
+      Access access{begin, end, false, view.layout(begin)};
+      if (read) accesses.push_back(access);
+      access.write = true;
+      if (write) accesses.push_back(access);
+    }
   }
   return view;
 }

@@ -26,6 +26,8 @@ struct TensorView {
   int64_t numel() const;
   // [first, last) byte that any element touches, as device addresses; empty views touch nothing.
   std::pair<uintptr_t, uintptr_t> extent() const;
+  // Which bytes of the extent, whose first one is `begin`, belong to elements.
+  Access::Layout layout(uintptr_t begin) const;
 };
 
 // The same elements as an ATen CPU tensor over the memory's backing. It owns nothing.

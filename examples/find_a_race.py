@@ -1,0 +1,25 @@
+"""Finds a missing wait: `VNPU_RACES=report vnpu run -- python examples/find_a_race.py`.
+
+A side stream reads a tensor that the main stream is still writing. On a chip the result is wrong now
+and then; the virtual NPU names both lines, every time.
+"""
+
+import torch
+
+
+def overlapped_sum(wait: bool) -> torch.Tensor:
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
+    weights = torch.randn(512, 512, device="npu")
+    product = weights @ weights
+    if wait:
+        side.wait_stream(main)
+    with torch.npu.stream(side):
+        total = product.sum()  # the line that races when nothing waits
+    product.record_stream(side)
+    main.wait_stream(side)
+    return total
+
+
+if __name__ == "__main__":
+    print("with the wait:", float(overlapped_sum(wait=True)))
+    print("without it:   ", float(overlapped_sum(wait=False)))

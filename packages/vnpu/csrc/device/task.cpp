@@ -1,0 +1,7 @@
+#include "device/task.h"
+
+namespace vnpu {
+
+bool Task::collects_accesses = false;
+
+}  // namespace vnpu

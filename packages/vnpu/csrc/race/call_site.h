@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+namespace vnpu::race {
+
+// The innermost frames of the calling thread's Python stack, one "file:line function" each, without
+// those of torch itself. Empty when the process runs no Python. Costs microseconds
+// and takes Python's lock: call it without any other.
+std::string python_call_site();
+
+}  // namespace vnpu::race

@@ -1,0 +1,151 @@
+#include "race/detector.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "device/configuration.h"
+#include "device/failure.h"
+#include "device/memory.h"
+#include "race/overlap.h"
+
+namespace vnpu::race {
+namespace {
+
+constexpr uintptr_t kBucketBits = 20;  // uses are kept by MiB of address space
+
+Detector* detector = nullptr;
+
+void summarise() {
+  std::fprintf(stderr, "vnpu: %llu race%s found.\n",
+               static_cast<unsigned long long>(detector->found()),
+               detector->found() == 1 ? "" : "s");
+}
+
+}  // namespace
+
+Detector* Detector::instance() {
+  static const bool made = [] {
+    const RaceMode mode = Configuration::instance().races;
+    if (mode == RaceMode::kOff) return false;
+    Task::collects_accesses = true;
+    detector = new Detector(mode == RaceMode::kRaise);  // reports until the process ends
+    std::atexit(summarise);
+    return true;
+  }();
+  (void)made;
+  return detector;
+}
+
+Detector::Detector(bool raises) : raises_(raises) {}
+Detector::~Detector() = default;
+
+Detector::Scope& Detector::scope_of(const Stream& stream) {
+  return stream.capture == nullptr ? process_ : captures_[stream.capture.get()];
+}
+
+void Detector::on_submit(const Stream& stream, const Task& task, const std::string& call_site) {
+  Scope& scope = scope_of(stream);
+  VectorClock& now = scope.streams[stream.id];
+  now.join(scope.host);
+  const auto launch = std::make_shared<const Launch>(Launch{
+      task.name, stream.id, ++scope.launched[stream.id], call_site});
+  now.set(static_cast<size_t>(stream.id), launch->number);
+  for (const Access& access : task.accesses) check(scope, now, Use{access, launch});
+}
+
+void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
+  const uintptr_t first = use.access.begin >> kBucketBits;
+  const uintptr_t last = (use.access.end - 1) >> kBucketBits;
+  for (uintptr_t bucket = first; bucket <= last; ++bucket) {
+    std::vector<Use>& uses = scope.uses[bucket];
+    std::erase_if(uses, [&](const Use& earlier) {
+      if (earlier.launch == use.launch) return false;
+      const bool ordered =
+          earlier.launch->number <= now.of(static_cast<size_t>(earlier.launch->stream));
+      if (!ordered && (earlier.access.write || use.access.write) &&
+          overlap(earlier.access, use.access)) {
+        report(earlier, use);
+      }
+      // A later launch that conflicts with the earlier use conflicts with this one as well, or is
+      // ordered behind both: when this write covers the earlier use it stands for it.
+      return ordered && use.access.write && use.access.layout.dims == 0 &&
+             use.access.begin <= earlier.access.begin && use.access.end >= earlier.access.end;
+    });
+    // A newer use of the same kind and range by the same stream stands for the older one.
+    std::erase_if(uses, [&](const Use& earlier) {
+      return earlier.launch->stream == use.launch->stream &&
+             earlier.access.write == use.access.write &&
+             earlier.access.begin == use.access.begin && earlier.access.end == use.access.end &&
+             earlier.access.layout.dims == use.access.layout.dims &&
+             earlier.launch != use.launch;
+    });
+    uses.push_back(use);
+  }
+}
+
+void Detector::on_record(const Stream& stream, const Event& event) {
+  Scope& scope = scope_of(stream);
+  VectorClock& now = scope.streams[stream.id];
+  now.join(scope.host);
+  scope.events[event.id] = now;
+}
+
+void Detector::on_wait(const Stream& stream, const Event& event, const std::string& call_site) {
+  Scope& scope = scope_of(stream);
+  const auto recorded = scope.events.find(event.id);
+  if (recorded != scope.events.end()) {
+    scope.streams[stream.id].join(recorded->second);
+    return;
+  }
+  if (event.recorded.load() > 0) return;  // recorded outside of this capture: ordered before it
+  say("wait " + call_site,
+      "vnpu: a stream waits for an event that was never recorded, so it waits for nothing.\n"
+      "  stream " + std::to_string(stream.id) + " at" + call_site +
+          "\n  Record the event on the producing stream before this wait.");
+}
+
+void Detector::on_host_wait(const Stream& stream) {
+  Scope& scope = scope_of(stream);
+  scope.host.join(scope.streams[stream.id]);
+}
+
+void Detector::on_host_wait(const Event& event) {
+  const auto recorded = process_.events.find(event.id);
+  if (recorded != process_.events.end()) process_.host.join(recorded->second);
+}
+
+void Detector::on_capture_begin(const GraphPtr& graph) { captures_[graph.get()]; }
+
+void Detector::on_capture_end(const GraphPtr& graph) { captures_.erase(graph.get()); }
+
+void Detector::report(const Use& earlier, const Use& later) {
+  const auto side = [](const Use& use) {
+    const std::string site = use.launch->call_site;
+    return std::string(use.access.write ? "write" : "read") + " by " + use.launch->task +
+           " on stream " + std::to_string(use.launch->stream) + ", launched at" +
+           (site.empty() ? "\n      (no Python frame)" : site);
+  };
+  const uintptr_t begin = std::max(earlier.access.begin, later.access.begin);
+  const uintptr_t end = std::min(earlier.access.end, later.access.end);
+  const std::string text =
+      "vnpu: race on " + std::to_string(end - begin) + " bytes at " +
+      Memory::instance().describe(reinterpret_cast<void*>(begin)) + "\n    " + side(earlier) +
+      "\n    " + side(later) + "\n  Nothing orders the two. Record an event on stream " +
+      std::to_string(earlier.launch->stream) + " after the first and let stream " +
+      std::to_string(later.launch->stream) +
+      " wait for it before the second; if the memory was reused, keep the tensor or call "
+      "record_stream on it.";
+  say(std::string(earlier.launch->task) + earlier.launch->call_site + later.launch->task +
+          later.launch->call_site,
+      text);
+}
+
+void Detector::say(const std::string& key, const std::string& text) {
+  if (!said_.insert(key).second) return;  // once per pair of call sites
+  ++found_;
+  if (raises_) throw Failure(FailureKind::kRace, text);
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+}  // namespace vnpu::race

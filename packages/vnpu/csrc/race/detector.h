@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "device/event.h"
+#include "device/stream.h"
+#include "device/task.h"
+#include "race/vector_clock.h"
+
+namespace vnpu::race {
+
+// Finds pairs of launches that use the same memory, at least one of them writing, and that neither
+// stream order nor an event nor the host orders. What it finds depends on the program alone, not on
+// the order in which the tasks happened to run.
+//
+// The host counts as one more stream: what it launches comes after everything it has waited for.
+// Inside a capture the same rules hold among the captured launches; a replay is one launch that uses
+// what they use. All calls come under the executor's lock.
+class Detector {
+ public:
+  // Null when VNPU_RACES is off.
+  static Detector* instance();
+
+  explicit Detector(bool raises);
+  ~Detector();
+
+  void on_submit(const Stream& stream, const Task& task, const std::string& call_site);
+  void on_record(const Stream& stream, const Event& event);
+  void on_wait(const Stream& stream, const Event& event, const std::string& call_site);
+  void on_host_wait(const Stream& stream);
+  void on_host_wait(const Event& event);
+  void on_capture_begin(const GraphPtr& graph);
+  void on_capture_end(const GraphPtr& graph);
+
+  uint64_t found() const { return found_; }
+
+ private:
+  struct Launch {  // what a report says about one side
+    const char* task;
+    int stream;
+    uint64_t number;  // on its stream, from 1
+    std::string call_site;
+  };
+  using LaunchPtr = std::shared_ptr<const Launch>;
+  struct Use {
+    Access access;
+    LaunchPtr launch;
+  };
+  // Launches that order each other: the process, or one capture.
+  struct Scope {
+    std::unordered_map<int, VectorClock> streams;
+    std::unordered_map<int, uint64_t> launched;
+    std::unordered_map<uint64_t, VectorClock> events;
+    VectorClock host;
+    // Uses that a later launch might conflict with, in buckets of address space.
+    std::unordered_map<uintptr_t, std::vector<Use>> uses;
+  };
+
+  Scope& scope_of(const Stream& stream);
+  void check(Scope& scope, const VectorClock& now, const Use& use);
+  void report(const Use& earlier, const Use& later);
+  void say(const std::string& key, const std::string& text);
+
+  const bool raises_;
+  Scope process_;
+  std::map<const Graph*, Scope> captures_;
+  std::set<std::string> said_;
+  uint64_t found_ = 0;
+};
+
+}  // namespace vnpu::race

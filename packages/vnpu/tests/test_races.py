@@ -1,0 +1,237 @@
+"""The race detector: it finds every kind of planted race, and is silent on correct programs."""
+
+import pytest
+from program import output_of, run_program
+
+SETUP = """
+import torch
+main = torch.npu.current_stream()
+side, third = torch.npu.Stream(), torch.npu.Stream()
+x = torch.ones(256, 16, device="npu")
+y = torch.zeros(256, 16, device="npu")
+out = torch.zeros(256, 16, device="npu")
+pinned = torch.zeros(256, 16).pin_memory()
+event = torch.npu.Event()
+torch.npu.synchronize()
+"""
+
+# What each program does wrong -> its source, after SETUP.
+PLANTED = {
+    "read after write, no wait": """
+y.add_(1.0)
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "write after read, no wait": """
+torch.add(x, 1.0, out=out)
+with torch.npu.stream(side):
+    x.zero_()
+""",
+    "write after write, no wait": """
+out.zero_()
+with torch.npu.stream(side):
+    out.fill_(3.0)
+""",
+    "the wait comes after the use": """
+y.add_(1.0)
+with torch.npu.stream(side):
+    out.copy_(y)
+    side.wait_stream(main)
+""",
+    "the event was recorded before the write": """
+event.record(main)
+y.add_(1.0)
+with torch.npu.stream(side):
+    side.wait_event(event)
+    out.copy_(y)
+""",
+    "the wrong stream waits": """
+y.add_(1.0)
+event.record(main)
+third.wait_event(event)
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "the event is never recorded": """
+y.add_(1.0)
+side.wait_event(event)
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "the join is missing": """
+side.wait_stream(main)
+with torch.npu.stream(side):
+    y.add_(1.0)
+torch.add(y, 1.0, out=out)
+""",
+    "memory is reused while a side stream reads it": """
+z = x + 1.0
+side.wait_stream(main)
+with torch.npu.stream(side):
+    out.copy_(z)
+del z
+w = x + 2.0
+""",
+    "a matrix product beside the write of its operand": """
+w = torch.ones(16, 16, device="npu")
+torch.npu.synchronize()
+with torch.npu.stream(side):
+    w.fill_(2.0)
+torch.mm(x, w)
+""",
+    "overlapping rows of one tensor": """
+x[:130].fill_(1.0)
+with torch.npu.stream(side):
+    x[129:].fill_(2.0)
+""",
+    "a copy to the host that does not wait for the product": """
+y.add_(1.0)
+with torch.npu.stream(side):
+    pinned.copy_(y, non_blocking=True)
+""",
+    "two copies into one host buffer": """
+pinned.copy_(x, non_blocking=True)
+with torch.npu.stream(side):
+    pinned.copy_(y, non_blocking=True)
+""",
+    "a graph replay beside a write of its input": """
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    g = x + y
+torch.npu.synchronize()
+graph.replay()
+with torch.npu.stream(side):
+    x.fill_(5.0)
+""",
+    "two branches of a captured graph": """
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    capture = torch.npu.current_stream()
+    side.wait_stream(capture)
+    y.add_(1.0)
+    with torch.npu.stream(side):
+        y.mul_(2.0)
+    capture.wait_stream(side)
+""",
+}
+
+CORRECT = {
+    "wait_stream both ways": """
+y.add_(1.0)
+side.wait_stream(main)
+with torch.npu.stream(side):
+    out.copy_(y)
+main.wait_stream(side)
+out.add_(1.0)
+""",
+    "a chain through a third stream": """
+y.add_(1.0)
+event.record(main)
+third.wait_event(event)
+side.wait_stream(third)
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "the host waits": """
+y.add_(1.0)
+torch.npu.synchronize()
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "the host waits for an event": """
+y.add_(1.0)
+event.record(main)
+event.synchronize()
+with torch.npu.stream(side):
+    out.copy_(y)
+""",
+    "both only read": """
+torch.add(x, 1.0, out=out)
+with torch.npu.stream(side):
+    torch.add(x, 2.0, out=y)
+""",
+    "disjoint rows": """
+x[:128].fill_(1.0)
+with torch.npu.stream(side):
+    x[128:].fill_(2.0)
+""",
+    "columns that interleave in memory": """
+x[:, :8].fill_(1.0)
+with torch.npu.stream(side):
+    x[:, 8:].fill_(2.0)
+""",
+    "record_stream keeps reused memory apart": """
+z = x + 1.0
+side.wait_stream(main)
+with torch.npu.stream(side):
+    out.copy_(z)
+z.record_stream(side)
+del z
+w = x + 2.0
+""",
+    "an event used again": """
+for step in range(5):
+    y.add_(1.0)
+    event.record(main)
+    side.wait_event(event)
+    with torch.npu.stream(side):
+        out.copy_(y)
+    main.wait_stream(side)
+""",
+    "a captured fork and join": """
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    capture = torch.npu.current_stream()
+    y.add_(1.0)
+    side.wait_stream(capture)
+    with torch.npu.stream(side):
+        out.copy_(y)
+    capture.wait_stream(side)
+    out.add_(1.0)
+torch.npu.synchronize()
+graph.replay()
+graph.replay()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_race_is_found_and_both_sides_are_named(kind: str) -> None:
+    done = run_program(SETUP + PLANTED[kind] + "torch.npu.synchronize()\n", VNPU_RACES="report")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "vnpu: 0 races" not in done.stderr
+    if kind == "the event is never recorded":
+        assert "never recorded" in done.stderr
+    assert "vnpu: race on" in done.stderr
+    assert "Nothing orders the two" in done.stderr
+    assert done.stderr.count("<string>:") >= 2  # the Python lines of both launches
+
+
+@pytest.mark.parametrize("kind", CORRECT)
+def test_a_correct_program_gives_no_report(kind: str) -> None:
+    done = run_program(SETUP + CORRECT[kind] + "torch.npu.synchronize()\n", VNPU_RACES="report")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "vnpu: 0 races found." in done.stderr
+
+
+def test_raise_stops_the_program_at_the_second_launch() -> None:
+    lines = output_of(
+        SETUP
+        + """
+y.add_(1.0)
+try:
+    with torch.npu.stream(side):
+        out.copy_(y)
+except RuntimeError as error:
+    print("race on" in str(error))
+""",
+        VNPU_RACES="raise",
+    )
+    assert lines == ["True"]
+
+
+@pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2"])
+def test_what_is_found_does_not_depend_on_the_schedule(schedule: str) -> None:
+    program = SETUP + PLANTED["read after write, no wait"] + "torch.npu.synchronize()\n"
+    done = run_program(program, VNPU_RACES="report", VNPU_SCHEDULE=schedule)
+    assert "vnpu: 1 race found." in done.stderr
