@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch_npu
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.logger import init_logger
@@ -36,6 +37,8 @@ class NPUWorker(Worker):
         """Selects the device, joins the process groups, measures memory, builds the runner."""
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
+        # Without it torch_npu computes every GELU in its tanh form, whatever the model asks for.
+        torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
         # Before the memory snapshot, so that the collectives' buffers are part of it.
         init_worker_distributed_environment(
