@@ -13,9 +13,13 @@ def test_a_chip_is_found_by_its_own_name(soc):
 
 @pytest.mark.parametrize(
     ("reported", "row"),
-    [("Ascend910B3", "Ascend910B3"), ("Ascend910_9391", "Ascend910_93"), ("Ascend910A", "Ascend910"),
-     ("Ascend310P3", "Ascend310P")],
-)  # fmt: skip
+    [
+        ("Ascend910B3", "Ascend910B3"),
+        ("Ascend910_9391", "Ascend910_93"),
+        ("Ascend910A", "Ascend910"),
+        ("Ascend310P3", "Ascend310P"),
+    ],
+)
 def test_the_longest_matching_name_wins(reported: str, row: str):
     assert soc_of(reported).name == row
 
