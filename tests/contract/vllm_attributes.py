@@ -101,7 +101,9 @@ def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> boo
     if was is MISSING:
         origin = is_now.__name__ if isinstance(is_now, ModuleType) else _origin(is_now)
         return origin.split(".")[0] not in {"vllm", "builtins", ""}
-    return True
+    # vLLM's LazyLoader stands for a module until first use, then puts the module in its place.
+    is_own_stand_in = type(was).__module__ == "vllm.utils.import_utils"
+    return not (is_own_stand_in and is_now is sys.modules.get(was.__name__))
 
 
 def _origin(value: Any) -> str:
