@@ -1,5 +1,8 @@
 """Gated activations equal their definition in torch on the CPU, in float32 inside."""
 
+import ctypes
+
+import aclnn
 import pytest
 import torch
 import torch_npu
@@ -172,3 +175,18 @@ def test_groups_that_cover_more_rows_than_there_are_get_refused() -> None:
     with pytest.raises(RuntimeError, match="covers 9 rows"):
         torch_npu.npu_clipped_swiglu(torch.ones(4, 8).npu(), group_index=torch.tensor([4, 5]).npu())
         torch.npu.synchronize()
+
+
+def test_first_version_of_dequant_swiglu_quant_equals_its_definition() -> None:
+    x = values((6, 64), torch.int32, 1, low=-1000, high=1000)
+    bias = values((1, 64), torch.int32, 2, low=-100, high=100)
+    weight_scale = values((1, 64), torch.float32, 3, low=0.001, high=0.01)
+    y, scale = torch.zeros(6, 32, dtype=torch.int8).npu(), torch.zeros(6).npu()
+    aclnn.call(
+        "DequantSwigluQuant", x.npu(), weight_scale.npu(), None, bias.npu(), None, None, None,
+        True, ctypes.c_char_p(b"dynamic"), y, scale,
+    )  # fmt: skip
+    gate, value = ((x + bias).float() * weight_scale).chunk(2, -1)
+    expected_y, expected_scale = quantized(silu(gate) * value)
+    compare(y, expected_y, atol=1)
+    compare(scale, expected_scale, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import aclnn
 import pytest
 import torch
 import torch_npu
@@ -242,3 +243,10 @@ def test_where_equals_torch(x: Pair, seed: int) -> None:
     other = values(x.cpu.shape, x.cpu.dtype, seed + 1)
     compare(torch.where(condition.npu(), x.npu, other.npu()), torch.where(condition, x.cpu, other))
     compare(torch.where(condition.npu(), x.npu, 2), torch.where(condition, x.cpu, 2))
+
+
+def test_index_fill_takes_its_positions_from_the_host() -> None:
+    x = values((4, 6), torch.float32, 1)
+    npu = x.npu()
+    aclnn.call("InplaceIndexFillTensor", npu, 1, (0, 4), aclnn.Number(7))
+    compare(npu, x.index_fill(1, torch.tensor([0, 4]), 7))

@@ -150,3 +150,42 @@ def test_product_of_integers_is_refused_with_the_dtype() -> None:
     with pytest.raises(RuntimeError, match="float32, float16 and bfloat16; got Int"):
         torch.mm(a, a)
         torch.npu.synchronize()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 32, 64, 65])
+@pytest.mark.parametrize(("columns", "depth"), [(16, 32), (35, 512), (64, 67), (5, 2048)])
+def test_few_rows_of_bfloat16_equal_the_product_in_float64(
+    rows: int, columns: int, depth: int
+) -> None:
+    x = values((rows, depth), torch.bfloat16, 1, low=-1, high=1)
+    weight = values((columns, depth), torch.bfloat16, 2, low=-1, high=1)
+    bias = values((columns,), torch.bfloat16, 3)
+    linear = torch.nn.functional.linear
+    expected = linear(x.double(), weight.double())
+    compare(linear(x.npu(), weight.npu()), expected.bfloat16(), rtol=8e-3, atol=1e-5)
+    compare(
+        linear(x.npu(), weight.npu(), bias.npu()),
+        (expected + bias.double()).bfloat16(),
+        rtol=8e-3,
+        atol=1e-5,
+    )
+
+
+def test_a_row_of_a_decode_step_does_not_depend_on_its_neighbours() -> None:
+    x = values((64, 512), torch.bfloat16, 1).npu()
+    weight = values((96, 512), torch.bfloat16, 2).npu()
+    whole = torch.nn.functional.linear(x, weight)
+    for rows in (1, 2, 3, 5, 18):
+        part = torch.nn.functional.linear(x[:rows], weight)
+        compare(part, whole[:rows].cpu())
+
+
+def test_rows_and_results_may_be_slices() -> None:
+    x = values((6, 200), torch.bfloat16, 1)[:, 3:70]
+    weight = values((20, 300), torch.bfloat16, 2)[:, 100:167]
+    out = torch.zeros(6, 50, dtype=torch.bfloat16).npu()
+    torch.mm(x.npu(), weight.npu().t(), out=out[:, 10:30])
+    expected = (x.double() @ weight.double().t()).bfloat16()
+    compare(out[:, 10:30], expected, rtol=8e-3, atol=1e-3)
+    assert out[:, :10].abs().sum().item() == 0
+    assert out[:, 30:].abs().sum().item() == 0

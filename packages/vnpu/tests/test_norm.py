@@ -1,5 +1,6 @@
 """Norms equal their definition in torch on the CPU, in float32 inside."""
 
+import aclnn
 import pytest
 import torch
 import torch_npu
@@ -181,3 +182,28 @@ def test_batch_norm_equals_torch_and_updates_its_statistics(training: bool) -> N
     compare(y, batch_norm(x, mean, var, weight, bias, training=training), rtol=1e-5, atol=1e-5)
     compare(npu_mean, mean, rtol=1e-5, atol=1e-6)
     compare(npu_var, var, rtol=1e-5, atol=1e-6)
+
+
+def test_add_rms_norm_in_place_leaves_the_norm_and_the_sum() -> None:
+    x1, x2, gamma = (values((5, 64), torch.bfloat16, i) for i in (1, 2, 3))
+    npu_x1, npu_x2, rstd = x1.npu(), x2.npu(), torch.zeros(5, 1).npu()
+    aclnn.call("InplaceAddRmsNorm", npu_x1, npu_x2, gamma[0].npu(), 1e-6, rstd)
+    expected_y, expected_rstd = rms_norm(x1 + x2, gamma[0], 1e-6)
+    compare(npu_x1, expected_y, **TOLERANCE[torch.bfloat16])
+    compare(npu_x2, x1 + x2)
+    compare(rstd, expected_rstd, rtol=1e-4)
+
+
+def test_first_version_of_add_rms_norm_quant_rounds_to_int8() -> None:
+    x1, x2, gamma = (values((5, 64), torch.bfloat16, i) for i in (1, 2, 3))
+    scales = values((64,), torch.float32, 5, low=0.01, high=0.05)
+    y1, y2 = (torch.zeros(5, 64, dtype=torch.int8).npu() for _ in range(2))
+    total = torch.zeros_like(x1).npu()
+    aclnn.call(
+        "AddRmsNormQuant", x1.npu(), x2.npu(), gamma[0].npu(), scales.npu(), (2 * scales).npu(),
+        None, None, -1, 1e-6, True, y1, y2, total,
+    )  # fmt: skip
+    normed = rms_norm((x1 + x2).float(), gamma[0], 1e-6)[0]
+    compare(total, x1 + x2)
+    compare(y1, (normed / scales).round().clamp(-128, 127).to(torch.int8), atol=1)
+    compare(y2, (normed / scales / 2).round().clamp(-128, 127).to(torch.int8), atol=1)

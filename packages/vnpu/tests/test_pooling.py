@@ -1,5 +1,6 @@
 """Pooling and resampling of images equal torch's on the CPU."""
 
+import aclnn
 import pytest
 import torch
 from comparison import compare
@@ -58,3 +59,9 @@ def test_smooth_resampling_equals_torch(mode: str, align_corners: bool, dtype: t
 def test_nearest_resampling_equals_torch(dtype: torch.dtype) -> None:
     check(functional.interpolate, (2, 3, 5, 4), dtype, size=(9, 11), mode="nearest")
     check(functional.interpolate, (2, 3, 5, 4), dtype, scale_factor=2.5, mode="nearest")
+
+
+def test_first_version_of_nearest_resampling_equals_torch() -> None:
+    x, out = values((2, 3, 5, 4), torch.float32, 1), torch.zeros(2, 3, 9, 11).npu()
+    aclnn.call("UpsampleNearest2d", x.npu(), (9, 11), out)
+    compare(out, functional.interpolate(x, size=(9, 11), mode="nearest"))

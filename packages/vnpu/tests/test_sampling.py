@@ -1,5 +1,6 @@
 """Filtering and choosing of tokens equal their definitions in torch on the CPU."""
 
+import aclnn
 import pytest
 import torch
 import torch_npu
@@ -122,3 +123,28 @@ def test_min_p_hides_what_is_unlikely_beside_the_best() -> None:
         min_ps=torch.tensor([0.5]).npu(),
     )
     assert kept.isfinite().tolist() == [[True, True, False, False]]
+
+
+def test_first_version_of_sample_equals_the_second() -> None:
+    logits = values((3, 50), torch.float32, 1)
+    k, p = torch.full((3,), 4, dtype=torch.int32).npu(), torch.full((3,), 0.8).npu()
+    noise = values((3, 50), torch.float32, 2, low=0.1, high=2).npu()
+    token, kept = torch_npu.npu_top_k_top_p_sample(logits.npu(), k, p, noise, is_need_logits=True)
+    first_token = torch.zeros(3, dtype=torch.int64).npu()
+    first_kept = torch.zeros(3, 50).npu()
+    aclnn.call(
+        "TopKTopPSample", logits.npu(), k, p, noise, 1e-8, True,
+        32, first_token, first_kept,
+    )  # fmt: skip
+    compare(first_token, token.cpu())
+    compare(first_kept, kept.cpu())
+
+
+def test_multinomial_sample_draws_only_what_was_kept() -> None:
+    logits = values((64, 50), torch.float32, 1)
+    k = torch.full((64,), 3, dtype=torch.int32)
+    token, _ = torch_npu.npu_top_k_top_p_sample(
+        logits.npu(), k.npu(), torch.ones(64).npu(), post_sample="multiNomial"
+    )
+    best = logits.topk(3).indices
+    assert (best == token.cpu()[:, None]).any(-1).all()

@@ -1,5 +1,6 @@
 """Order and search equal torch's on the CPU, results of data-dependent length included."""
 
+import aclnn
 import pytest
 import torch
 from comparison import compare
@@ -103,3 +104,10 @@ def test_nonzero_equals_torch(x: Pair) -> None:
 def test_isin_with_a_scalar_equals_torch(x: Pair, invert: bool) -> None:
     compare(torch.isin(x.npu, 1, invert=invert), torch.isin(x.cpu, 1, invert=invert))
     compare(torch.isin(1, x.npu, invert=invert), torch.isin(1, x.cpu, invert=invert))
+
+
+def test_bucketize_operator_equals_torch() -> None:
+    x, boundaries = values((3, 5), torch.float32, 1), values((9,), torch.float32, 2).sort().values
+    out = torch.zeros(3, 5, dtype=torch.int32).npu()
+    aclnn.call("Bucketize", x.npu(), boundaries.npu(), True, False, out)
+    compare(out, torch.bucketize(x, boundaries, out_int32=True))

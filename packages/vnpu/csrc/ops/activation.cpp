@@ -43,11 +43,12 @@ void swiglu_rows(const Tensor& x, const Tensor& out, int64_t columns) {
 
 // How a gated activation splits its input and what it does to the halves.
 struct Gate {
-  bool interleaved = false;  // gate at even, value at odd positions; otherwise first and second half
+  bool interleaved =
+      false;  // gate at even, value at odd positions; otherwise first and second half
   bool activate_left = true;
-  bool clipped = false;      // the variant below; otherwise silu(gate) * value
-  double alpha = 1;          // gate' = min(gate, limit); value' = clamp(value, -limit, limit)
-  double limit = 0;          // gate' * sigmoid(alpha * gate') * (value' + bias)
+  bool clipped = false;  // the variant below; otherwise silu(gate) * value
+  double alpha = 1;      // gate' = min(gate, limit); value' = clamp(value, -limit, limit)
+  double limit = 0;      // gate' * sigmoid(alpha * gate') * (value' + bias)
   double bias = 0;
 };
 
@@ -73,8 +74,8 @@ Tensor row_groups(const OptionalTensor& group_index, bool cumulative, int64_t ro
   if (cumulative) counts = at::diff(counts, 1, -1, at::zeros({1}, at::kLong));
   const int64_t total = counts.sum().item<int64_t>();
   if (total > rows || counts.lt(0).any().item<bool>()) {
-    refuse("group_index covers " + std::to_string(total) + " rows with sizes " +
-           c10::str(counts) + ", but x has " + std::to_string(rows) + " rows");
+    refuse("group_index covers " + std::to_string(total) + " rows with sizes " + c10::str(counts) +
+           ", but x has " + std::to_string(rows) + " rows");
   }
   return at::repeat_interleave(counts);
 }
@@ -170,8 +171,9 @@ VNPU_OPERATOR(ClippedSwiglu, (const Tensor& x, const OptionalTensor& group_index
   if (x.numel() == 0) return;
   const Tensor source = x.reshape({rows, -1}).to(at::kFloat);
   const int64_t used = row_groups(group_index, /*cumulative=*/false, rows).size(0);
-  const Tensor y = gated(source.narrow(0, 0, used), {.interleaved = interleaved, .clipped = true,
-                                                     .alpha = alpha, .limit = limit, .bias = bias});
+  const Tensor y = gated(
+      source.narrow(0, 0, used),
+      {.interleaved = interleaved, .clipped = true, .alpha = alpha, .limit = limit, .bias = bias});
   store(out.tensor.view({rows, -1}).narrow(0, 0, used), y);
 }
 // gelu(one half) * the other; approximate: 0 = erf, 1 = tanh.
@@ -190,11 +192,12 @@ VNPU_OPERATOR(FastGelu, (const Tensor& self, Out out)) {
   store(out, x / (at::exp(size * -1.702) + 1) * at::exp((x - size) * 0.851));
 }
 
-// --- with quantisation -----------------------------------------------------------------------------
-VNPU_OPERATOR(SwiGluQuantV2, (const Tensor& x, const OptionalTensor& smooth_scales,
-                              const OptionalTensor& offsets, const OptionalTensor& group_index,
-                              bool activate_left, const Text& quant_mode, int64_t group_list_type,
-                              int64_t dst_type, Out y, Out scale)) {
+// --- with quantisation
+// -----------------------------------------------------------------------------
+VNPU_OPERATOR(SwiGluQuantV2,
+              (const Tensor& x, const OptionalTensor& smooth_scales, const OptionalTensor& offsets,
+               const OptionalTensor& group_index, bool activate_left, const Text& quant_mode,
+               int64_t group_list_type, int64_t dst_type, Out y, Out scale)) {
   require_int8(dst_type);
   const int64_t columns = x.size(-1);
   const Tensor groups = row_groups(group_index, group_list_type == 0, x.numel() / columns);
@@ -207,14 +210,21 @@ VNPU_OPERATOR(SwiGluQuantV2, (const Tensor& x, const OptionalTensor& smooth_scal
   if (!dynamic && offsets) values = values + per_row(*offsets, groups, columns / 2);
   store_quantized(values, dynamic, y.tensor, scale.tensor);
 }
-VNPU_OPERATOR(DequantSwigluQuant, (const Tensor& x, const OptionalTensor& weight_scale,
-                                   const OptionalTensor& activation_scale,
-                                   const OptionalTensor& bias, const OptionalTensor& quant_scale,
-                                   const OptionalTensor& quant_offset,
-                                   const OptionalTensor& group_index, bool activate_left,
-                                   const Text& quant_mode, Out y, Out scale)) {
-  dequant_swiglu_quant({x, weight_scale, activation_scale, bias, quant_scale, quant_offset,
-                        group_index, quant_mode, {.activate_left = activate_left}},
+VNPU_OPERATOR(DequantSwigluQuant,
+              (const Tensor& x, const OptionalTensor& weight_scale,
+               const OptionalTensor& activation_scale, const OptionalTensor& bias,
+               const OptionalTensor& quant_scale, const OptionalTensor& quant_offset,
+               const OptionalTensor& group_index, bool activate_left, const Text& quant_mode, Out y,
+               Out scale)) {
+  dequant_swiglu_quant({x,
+                        weight_scale,
+                        activation_scale,
+                        bias,
+                        quant_scale,
+                        quant_offset,
+                        group_index,
+                        quant_mode,
+                        {.activate_left = activate_left}},
                        y.tensor, scale.tensor);
 }
 // swigluMode: 0 silu on halves, 1 the clipped variant on even and odd, 2 the clipped one on halves.
@@ -229,10 +239,19 @@ VNPU_OPERATOR(DequantSwigluQuantV2,
   require(round_mode.empty() || round_mode == "rint", "only roundMode \"rint\" exists here");
   require(activate_dim == -1 || activate_dim == x.dim() - 1,
           "activateDim must be the last dimension");
-  dequant_swiglu_quant({x, weight_scale, activation_scale, bias, quant_scale, quant_offset,
-                        group_index, quant_mode,
-                        {.interleaved = swiglu_mode == 1, .activate_left = activate_left,
-                         .clipped = swiglu_mode != 0, .alpha = glu_alpha, .limit = clamp_limit,
+  dequant_swiglu_quant({x,
+                        weight_scale,
+                        activation_scale,
+                        bias,
+                        quant_scale,
+                        quant_offset,
+                        group_index,
+                        quant_mode,
+                        {.interleaved = swiglu_mode == 1,
+                         .activate_left = activate_left,
+                         .clipped = swiglu_mode != 0,
+                         .alpha = glu_alpha,
+                         .limit = clamp_limit,
                          .bias = glu_bias}},
                        y.tensor, scale.tensor);
 }

@@ -30,8 +30,8 @@ void tile(const Tensor& matrix, const Tensor& tiles) {
   const int64_t d = tiles.dim();
   const int64_t rows = tiles.size(-3) * tiles.size(-2);
   const int64_t columns = tiles.size(-4) * tiles.size(-1);
-  const Tensor padded = at::constant_pad_nd(
-      matrix, {0, columns - matrix.size(-1), 0, rows - matrix.size(-2)});
+  const Tensor padded =
+      at::constant_pad_nd(matrix, {0, columns - matrix.size(-1), 0, rows - matrix.size(-2)});
   std::vector<int64_t> sizes(tiles.sizes().begin(), tiles.sizes().end() - 4);
   for (const int64_t size : {tiles.size(-3), tiles.size(-2), tiles.size(-4), tiles.size(-1)}) {
     sizes.push_back(size);
@@ -122,7 +122,8 @@ VNPU_OPERATOR(NpuFormatCast, (const LaidOut& source, const LaidOutOut& target)) 
 
 }  // namespace vnpu::ops
 
-// Not in two phases: says what the caller has to allocate. The caller frees the sizes with delete[].
+// Not in two phases: says what the caller has to allocate. The caller frees the sizes with
+// delete[].
 extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculateSizeAndFormat(
     const aclTensor* source, int format, int additional_type, int64_t** sizes, uint64_t* dims,
     int* actual_format) {

@@ -1,8 +1,8 @@
 #pragma once
 
-// FRACTAL_NZ, the layout in which the matrix unit reads weights: a matrix [rows, columns] as tiles of
-// 16 rows, tile columns outermost, [batch..., columns / C, rows / 16, 16, C], padded with zeros. A
-// tile's row has 32 bytes of 8-bit or 16-bit elements (C = 32 or 16); 32-bit elements use C = 16.
+// FRACTAL_NZ, the layout in which the matrix unit reads weights: a matrix [rows, columns] as tiles
+// of 16 rows, tile columns outermost, [batch..., columns / C, rows / 16, 16, C], padded with zeros.
+// A tile's row has 32 bytes of 8-bit or 16-bit elements (C = 32 or 16); 32-bit elements use C = 16.
 
 #include <cstdint>
 #include <vector>
@@ -43,7 +43,9 @@ struct LaidOutArgument {
     return argument;
   }
 };
-template <> struct Argument<LaidOut> : LaidOutArgument<LaidOut, false> {};
-template <> struct Argument<LaidOutOut> : LaidOutArgument<LaidOutOut, true> {};
+template <>
+struct Argument<LaidOut> : LaidOutArgument<LaidOut, false> {};
+template <>
+struct Argument<LaidOutOut> : LaidOutArgument<LaidOutOut, true> {};
 
 }  // namespace vnpu::ops

@@ -1,5 +1,5 @@
-// Gather and scatter: advanced indexing, selection along a dimension, masked writes. Positions may be
-// int32 or int64; ATen's own checks refuse what lies outside.
+// Gather and scatter: advanced indexing, selection along a dimension, masked writes. Positions may
+// be int32 or int64; ATen's own checks refuse what lies outside.
 
 #include "ops/operator.h"
 
@@ -36,9 +36,12 @@ bool selects_nothing(const Tensor& self, const TensorList& indices) {
 Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                  int64_t reduce) {
   switch (reduce) {
-    case 0: return at::scatter(self, dim, as_long(index), src);
-    case 1: return at::scatter(self, dim, as_long(index), src, "add");
-    case 2: return at::scatter(self, dim, as_long(index), src, "multiply");
+    case 0:
+      return at::scatter(self, dim, as_long(index), src);
+    case 1:
+      return at::scatter(self, dim, as_long(index), src, "add");
+    case 2:
+      return at::scatter(self, dim, as_long(index), src, "multiply");
     default:
       refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
   }
@@ -47,9 +50,12 @@ Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Ten
 Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
                  int64_t reduce) {
   switch (reduce) {
-    case 0: return at::scatter(self, dim, as_long(index), value);
-    case 1: return at::scatter(self, dim, as_long(index), value, "add");
-    case 2: return at::scatter(self, dim, as_long(index), value, "multiply");
+    case 0:
+      return at::scatter(self, dim, as_long(index), value);
+    case 1:
+      return at::scatter(self, dim, as_long(index), value, "add");
+    case 2:
+      return at::scatter(self, dim, as_long(index), value, "multiply");
     default:
       refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
   }
@@ -95,7 +101,8 @@ VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out)) {
   store(out, at::take(self, as_long(index)));
 }
 
-// --- writes by position ----------------------------------------------------------------------------
+// --- writes by position
+// ----------------------------------------------------------------------------
 VNPU_OPERATOR(Scatter, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                         int64_t reduce, Out out)) {
   store(out, scattered(self, dim, index, src, reduce));
@@ -104,43 +111,44 @@ VNPU_OPERATOR(ScatterValue, (const Tensor& self, int64_t dim, const Tensor& inde
                              const Scalar& value, int64_t reduce, Out out)) {
   store(out, scattered(self, dim, index, value, reduce));
 }
-VNPU_OPERATOR(InplaceScatter, (InOut self, int64_t dim, const Tensor& index, const Tensor& src,
-                               int64_t reduce)) {
+VNPU_OPERATOR(InplaceScatter,
+              (InOut self, int64_t dim, const Tensor& index, const Tensor& src, int64_t reduce)) {
   store(self, scattered(self.tensor, dim, index, src, reduce));
 }
-VNPU_OPERATOR(InplaceScatterValue, (InOut self, int64_t dim, const Tensor& index,
-                                    const Scalar& value, int64_t reduce)) {
+VNPU_OPERATOR(InplaceScatterValue,
+              (InOut self, int64_t dim, const Tensor& index, const Scalar& value, int64_t reduce)) {
   store(self, scattered(self.tensor, dim, index, value, reduce));
 }
-VNPU_OPERATOR(ScatterAdd, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
-                           Out out)) {
+VNPU_OPERATOR(ScatterAdd,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out)) {
   store(out, at::scatter_add(self, dim, as_long(index), src));
 }
 VNPU_OPERATOR(IndexAdd, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                          const Scalar& alpha, Out out)) {
   store(out, at::index_add(self, dim, as_long(index), source, alpha));
 }
-VNPU_OPERATOR(InplaceIndexCopy, (InOut self, int64_t dim, const Tensor& index,
-                                 const Tensor& source)) {
+VNPU_OPERATOR(InplaceIndexCopy,
+              (InOut self, int64_t dim, const Tensor& index, const Tensor& source)) {
   self.tensor.index_copy_(dim, as_long(index), source);
 }
-VNPU_OPERATOR(InplaceIndexFillTensor, (InOut self, int64_t dim, const IntArray& index,
-                                       const Scalar& value)) {
+VNPU_OPERATOR(InplaceIndexFillTensor,
+              (InOut self, int64_t dim, const IntArray& index, const Scalar& value)) {
   self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
 }
-VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index,
-                                 const Scalar& value)) {
+VNPU_OPERATOR(InplaceIndexFill,
+              (InOut self, int64_t dim, const Tensor& index, const Scalar& value)) {
   self.tensor.index_fill_(dim, as_long(index), value);
 }
-VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source,
-                           bool accumulate)) {
+VNPU_OPERATOR(InplacePut,
+              (InOut self, const Tensor& index, const Tensor& source, bool accumulate)) {
   self.tensor.put_(as_long(index), source, accumulate);
 }
 // `updates` holds, for each batch entry, the slice that goes to position indices[entry] of `axis`.
-VNPU_OPERATOR(InplaceScatterUpdate, (InOut data, const Tensor& indices, const Tensor& updates,
-                                     int64_t axis)) {
+VNPU_OPERATOR(InplaceScatterUpdate,
+              (InOut data, const Tensor& indices, const Tensor& updates, int64_t axis)) {
   Tensor target = data.tensor;
-  require(target.dim() == updates.dim(), "data and updates must have the same number of dimensions");
+  require(target.dim() == updates.dim(),
+          "data and updates must have the same number of dimensions");
   if (axis < 0) axis += target.dim();
   require(axis > 0 && axis < target.dim(), "axis must not be the batch dimension");
   const Tensor starts = as_long(indices).contiguous();
@@ -160,7 +168,8 @@ VNPU_OPERATOR(InplaceScatterUpdate, (InOut data, const Tensor& indices, const Te
   }
 }
 
-// --- by mask ---------------------------------------------------------------------------------------
+// --- by mask
+// ---------------------------------------------------------------------------------------
 VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value)) {
   self.tensor.masked_fill_(mask.to(at::kBool), value);
 }

@@ -1,6 +1,7 @@
 // Matrix products. Transposed operands arrive as strided views, which ATen's products take as they
 // are. cubeMathType allows the device to lower the precision of float32; here it never does.
 
+#include "ops/decode_matmul.h"
 #include "ops/fractal_layout.h"
 #include "ops/operator.h"
 
@@ -34,6 +35,7 @@ void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   if (!is_direct(out, self, mat2)) {
     store(out, at::matmul(widen(self), widen(mat2)));
   } else if (self.dim() == 2 && mat2.dim() == 2) {
+    if (decode_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
     at::mm_out(const_cast<Tensor&>(out), self, mat2);
   } else if (self.dim() == 3 && mat2.dim() == 3 && self.size(0) == mat2.size(0)) {
     at::bmm_out(const_cast<Tensor&>(out), self, mat2);
@@ -46,9 +48,15 @@ void multiply_add(const Tensor& self, const Tensor& mat1, const Tensor& mat2, co
                   const Scalar& alpha, const Tensor& out) {
   require_floating({mat1, mat2});
   if (is_direct(out, self, mat1, mat2)) {
+    const bool is_bias = self.dim() == 1 || (self.dim() == 2 && self.size(0) == 1);
+    if (is_bias && beta.equal(1) && alpha.equal(1) &&
+        decode_matmul(mat1, mat2, self.reshape(-1), out)) {
+      return;
+    }
     at::addmm_out(const_cast<Tensor&>(out), self, mat1, mat2, beta, alpha);
   } else {
-    store(out, at::addmm(self.to(at::kFloat), mat1.to(at::kFloat), mat2.to(at::kFloat), beta, alpha));
+    store(out,
+          at::addmm(self.to(at::kFloat), mat1.to(at::kFloat), mat2.to(at::kFloat), beta, alpha));
   }
 }
 
@@ -66,8 +74,8 @@ VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int
   multiply(self, mat2, out.tensor);
 }
 
-VNPU_OPERATOR(Addmm, (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                      const Scalar& alpha, Out out, int8_t)) {
+VNPU_OPERATOR(Addmm, (const Tensor& self, const Tensor& mat1, const Tensor& mat2,
+                      const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
   multiply_add(self, mat1, mat2, beta, alpha, out.tensor);
 }
 VNPU_OPERATOR(InplaceAddmm, (InOut self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
@@ -105,7 +113,8 @@ VNPU_OPERATOR(Addr, (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
   store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
 }
 
-// --- weights in FRACTAL_NZ -------------------------------------------------------------------------
+// --- weights in FRACTAL_NZ
+// -------------------------------------------------------------------------
 VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
   multiply(self, mat2.matrix(), out.tensor);
 }

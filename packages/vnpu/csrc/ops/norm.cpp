@@ -1,5 +1,5 @@
-// Normalisation: root mean square norms with their fused additions and quantisation, layer, group and
-// batch norms. The arithmetic is float32 throughout; results are rounded once, on store.
+// Normalisation: root mean square norms with their fused additions and quantisation, layer, group
+// and batch norms. The arithmetic is float32 throughout; results are rounded once, on store.
 
 #include <ATen/Parallel.h>
 
@@ -16,14 +16,14 @@ constexpr int64_t kGrainElements = 32768;  // work worth a second thread
 
 // What a root mean square norm of rows reads and writes, as dense tensors of one dtype.
 struct RmsNorm {
-  Tensor x;                // [..., columns...]
+  Tensor x;                      // [..., columns...]
   OptionalTensor residual = {};  // like x: normalises x + residual
-  Tensor gamma;            // [columns...]
-  float gamma_offset = 0;  // 1 for Gemma, whose weights are stored around 0
+  Tensor gamma;                  // [columns...]
+  float gamma_offset = 0;        // 1 for Gemma, whose weights are stored around 0
   double epsilon = 0;
-  Tensor y;                // like x
-  Tensor sum = {};         // like x: x + residual, in x's dtype; undefined when not wanted
-  Tensor rstd = {};        // [rows] float32; undefined when not wanted
+  Tensor y;          // like x
+  Tensor sum = {};   // like x: x + residual, in x's dtype; undefined when not wanted
+  Tensor rstd = {};  // [rows] float32; undefined when not wanted
 };
 
 template <class T>
@@ -40,27 +40,29 @@ void run_rows(const RmsNorm& norm, int64_t columns) {
   if (norm.gamma_offset != 0) {
     for (float& value : gamma) value += norm.gamma_offset;
   }
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrainElements / columns), [&](int64_t begin, int64_t end) {
-    std::vector<float> row(columns);
-    std::vector<float> other(residual == nullptr ? 0 : columns);
-    std::vector<T> rounded(residual == nullptr ? 0 : columns);
-    for (int64_t i = begin; i < end; ++i) {
-      float_rows::load(x + i * columns, row.data(), columns);
-      if (residual != nullptr) {
-        // The norm sees the sum as the next layer will: rounded to the model's dtype.
-        float_rows::load(residual + i * columns, other.data(), columns);
-        float_rows::add(row.data(), other.data(), row.data(), columns);
-        T* target = sum == nullptr ? rounded.data() : sum + i * columns;
-        float_rows::store(row.data(), target, columns);
-        float_rows::load(target, row.data(), columns);
-      }
-      const float mean = float_rows::sum_of_squares(row.data(), columns) / static_cast<float>(columns);
-      const float factor = 1.0f / std::sqrt(mean + static_cast<float>(norm.epsilon));
-      float_rows::scale(row.data(), factor, gamma.data(), row.data(), columns);
-      float_rows::store(row.data(), y + i * columns, columns);
-      if (rstd != nullptr) rstd[i] = factor;
-    }
-  });
+  at::parallel_for(
+      0, rows, std::max<int64_t>(1, kGrainElements / columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> row(columns);
+        std::vector<float> other(residual == nullptr ? 0 : columns);
+        std::vector<T> rounded(residual == nullptr ? 0 : columns);
+        for (int64_t i = begin; i < end; ++i) {
+          float_rows::load(x + i * columns, row.data(), columns);
+          if (residual != nullptr) {
+            // The norm sees the sum as the next layer will: rounded to the model's dtype.
+            float_rows::load(residual + i * columns, other.data(), columns);
+            float_rows::add(row.data(), other.data(), row.data(), columns);
+            T* target = sum == nullptr ? rounded.data() : sum + i * columns;
+            float_rows::store(row.data(), target, columns);
+            float_rows::load(target, row.data(), columns);
+          }
+          const float mean =
+              float_rows::sum_of_squares(row.data(), columns) / static_cast<float>(columns);
+          const float factor = 1.0f / std::sqrt(mean + static_cast<float>(norm.epsilon));
+          float_rows::scale(row.data(), factor, gamma.data(), row.data(), columns);
+          float_rows::store(row.data(), y + i * columns, columns);
+          if (rstd != nullptr) rstd[i] = factor;
+        }
+      });
 }
 
 // Where a kernel writes densely: the output itself when it is dense and of that dtype, else a
@@ -84,8 +86,8 @@ class DenseOutput {
 
 // The epilogue of every root mean square norm. `y` may have another dtype than x.
 void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gamma,
-              float gamma_offset, double epsilon, const Tensor& y,
-              const std::optional<Tensor>& sum, const std::optional<Tensor>& rstd) {
+              float gamma_offset, double epsilon, const Tensor& y, const std::optional<Tensor>& sum,
+              const std::optional<Tensor>& rstd) {
   const int64_t columns = gamma.numel();
   const int64_t shared = std::min(x.dim(), gamma.dim());
   if (gamma.dim() > x.dim() || x.sizes().slice(x.dim() - shared) != gamma.sizes()) {
@@ -101,15 +103,24 @@ void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gam
   const DenseOutput dense_y(y, type);
   std::optional<DenseOutput> dense_sum;
   std::optional<DenseOutput> dense_rstd;
-  RmsNorm norm{.x = x.contiguous(), .gamma = gamma, .gamma_offset = gamma_offset, .epsilon = epsilon,
+  RmsNorm norm{.x = x.contiguous(),
+               .gamma = gamma,
+               .gamma_offset = gamma_offset,
+               .epsilon = epsilon,
                .y = dense_y.tensor()};
   if (residual) norm.residual = residual->to(type).contiguous();
   if (sum) norm.sum = dense_sum.emplace(*sum, type).tensor();
   if (rstd && rstd->numel() > 0) norm.rstd = dense_rstd.emplace(*rstd, at::kFloat).tensor();
   switch (type) {
-    case at::kFloat: run_rows<float>(norm, columns); break;
-    case at::kBFloat16: run_rows<at::BFloat16>(norm, columns); break;
-    case at::kHalf: run_rows<at::Half>(norm, columns); break;
+    case at::kFloat:
+      run_rows<float>(norm, columns);
+      break;
+    case at::kBFloat16:
+      run_rows<at::BFloat16>(norm, columns);
+      break;
+    case at::kHalf:
+      run_rows<at::Half>(norm, columns);
+      break;
     default:
       refuse(std::string("x must be float32, float16 or bfloat16; got ") + at::toString(type));
   }
@@ -118,7 +129,8 @@ void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gam
   if (dense_rstd) dense_rstd->finish();
 }
 
-// y * scales + zero_points (or y / scales + zero_points) as int8; without scales, nothing is written.
+// y * scales + zero_points (or y / scales + zero_points) as int8; without scales, nothing is
+// written.
 void quantize(const Tensor& y, const OptionalTensor& scales, const OptionalTensor& zero_points,
               bool divide, const Tensor& out) {
   if (!scales) return;
@@ -145,12 +157,13 @@ Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
 
 }  // namespace
 
-// --- root mean square ------------------------------------------------------------------------------
+// --- root mean square
+// ------------------------------------------------------------------------------
 VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
   rms_norm(x, std::nullopt, gamma, 0, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
-VNPU_OPERATOR(GemmaRmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y,
-                             Out rstd)) {
+VNPU_OPERATOR(GemmaRmsNorm,
+              (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
   rms_norm(x, std::nullopt, gamma, 1, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
 VNPU_OPERATOR(AddRmsNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon,
@@ -158,34 +171,33 @@ VNPU_OPERATOR(AddRmsNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gam
   rms_norm(x1, x2, gamma, 0, epsilon, y.tensor, x.tensor, rstd.tensor);
 }
 // The norm is written over x1, the sum over x2.
-VNPU_OPERATOR(InplaceAddRmsNorm, (InOut x1, InOut x2, const Tensor& gamma, double epsilon,
-                                  Out rstd)) {
+VNPU_OPERATOR(InplaceAddRmsNorm,
+              (InOut x1, InOut x2, const Tensor& gamma, double epsilon, Out rstd)) {
   rms_norm(x1.tensor, x2.tensor, gamma, 0, epsilon, x1.tensor, x2.tensor, rstd.tensor);
 }
 
-VNPU_OPERATOR(AddRmsNormQuant, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
-                                const Tensor& scales1, const OptionalTensor& scales2,
-                                const OptionalTensor& zero_points1,
-                                const OptionalTensor& zero_points2, int64_t, double epsilon,
-                                bool divide, Out y1, Out y2, Out x)) {
+VNPU_OPERATOR(AddRmsNormQuant,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, int64_t, double epsilon, bool divide, Out y1,
+               Out y2, Out x)) {
   const Tensor y = add_rms_norm(x1, x2, gamma, std::nullopt, epsilon, x.tensor);
   quantize(y, scales1, zero_points1, divide, y1.tensor);
   quantize(y, scales2, zero_points2, divide, y2.tensor);
 }
-VNPU_OPERATOR(AddRmsNormQuantV2, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
-                                  const Tensor& scales1, const OptionalTensor& scales2,
-                                  const OptionalTensor& zero_points1,
-                                  const OptionalTensor& zero_points2, const OptionalTensor& beta,
-                                  int64_t, double epsilon, bool divide, Out y1, Out y2, Out x,
-                                  OptionalOut rms_norm_out)) {
+VNPU_OPERATOR(AddRmsNormQuantV2,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, const OptionalTensor& beta, int64_t,
+               double epsilon, bool divide, Out y1, Out y2, Out x, OptionalOut rms_norm_out)) {
   const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
   quantize(y, scales1, zero_points1, divide, y1.tensor);
   quantize(y, scales2, zero_points2, divide, y2.tensor);
   store(rms_norm_out, y);
 }
-VNPU_OPERATOR(RmsNormQuant, (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
-                             const Tensor& scale, const OptionalTensor& offset, double epsilon,
-                             Out out)) {
+VNPU_OPERATOR(RmsNormQuant,
+              (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
+               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out)) {
   Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
   rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
            std::nullopt);
@@ -193,7 +205,8 @@ VNPU_OPERATOR(RmsNormQuant, (const Tensor& x, const Tensor& gamma, const Optiona
   quantize(y, scale, offset, /*divide=*/false, out.tensor);
 }
 
-// --- mean and variance -----------------------------------------------------------------------------
+// --- mean and variance
+// -----------------------------------------------------------------------------
 VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
                           const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
                           Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
@@ -212,10 +225,10 @@ VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
   store(mean_out, mean);
   store(rstd_out, rstd);
 }
-VNPU_OPERATOR(AddLayerNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
-                             const Tensor& beta, const OptionalTensor& bias, double epsilon,
-                             bool additional_output, Out y_out, Out mean_out, Out rstd_out,
-                             Out x_out)) {
+VNPU_OPERATOR(AddLayerNorm,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
+               const OptionalTensor& bias, double epsilon, bool additional_output, Out y_out,
+               Out mean_out, Out rstd_out, Out x_out)) {
   if (x1.numel() == 0) return;
   Tensor x = widen(x1) + widen(x2);
   if (bias) x += widen(*bias);
@@ -240,9 +253,8 @@ VNPU_OPERATOR(BatchNorm, (const Tensor& input, const OptionalTensor& weight,
                           const OptionalTensor& bias, OptionalInOut running_mean,
                           OptionalInOut running_var, bool training, double momentum, double epsilon,
                           Out output, OptionalOut save_mean, OptionalOut save_invstd)) {
-  const auto [y, mean, invstd] =
-      at::native_batch_norm(input, weight, bias, running_mean.tensor, running_var.tensor, training,
-                            momentum, epsilon);
+  const auto [y, mean, invstd] = at::native_batch_norm(
+      input, weight, bias, running_mean.tensor, running_var.tensor, training, momentum, epsilon);
   store(output, y);
   if (training) {
     store(save_mean, mean);

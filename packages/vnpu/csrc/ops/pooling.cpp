@@ -19,10 +19,9 @@ VNPU_OPERATOR(AdaptiveAvgPool2d, (const Tensor& self, const IntArray& output_siz
 VNPU_OPERATOR(AvgPool2d, (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
                           const IntArray& paddings, bool ceil_mode, bool count_include_pad,
                           int64_t divisor_override, int8_t, Out out)) {
-  store(out, at::avg_pool2d(widen(self), kernel_size, strides, paddings, ceil_mode,
-                            count_include_pad,
-                            divisor_override == 0 ? std::nullopt
-                                                  : std::optional<int64_t>(divisor_override)));
+  store(out, at::avg_pool2d(
+                 widen(self), kernel_size, strides, paddings, ceil_mode, count_include_pad,
+                 divisor_override == 0 ? std::nullopt : std::optional<int64_t>(divisor_override)));
 }
 VNPU_OPERATOR(UpsampleBilinear2d, (const Tensor& self, const IntArray& output_size,
                                    bool align_corners, double scales_h, double scales_w, Out out)) {

@@ -53,8 +53,8 @@ Tensor keep_top_p(const Tensor& logits, const Tensor& p) {
     Tensor keep = at::ones_like(reached, at::kBool);
     keep.narrow(1, 1, count - 1).copy_(reached.narrow(1, 0, count - 1) < mass);
     const Tensor kept = at::where(keep, ranked.values, kMinusInfinity);
-    result.index_copy_(
-        0, pending, at::full_like(rows, kMinusInfinity).scatter_(1, ranked.positions, kept));
+    result.index_copy_(0, pending,
+                       at::full_like(rows, kMinusInfinity).scatter_(1, ranked.positions, kept));
     if (count == vocabulary) break;
     const Tensor covered = reached.select(1, count - 1).ge(mass.squeeze(1));
     pending = pending.masked_select(covered.logical_not());
@@ -67,11 +67,11 @@ struct Sample {
   Tensor logits;
   Tensor top_k;
   Tensor top_p;
-  OptionalTensor q;           // [batch, vocabulary] exponential noise
-  OptionalTensor min_ps;      // [batch]
+  OptionalTensor q;       // [batch, vocabulary] exponential noise
+  OptionalTensor min_ps;  // [batch]
   double eps;
-  int64_t largest_k;          // a larger k means: no top-k
-  bool input_is_logits;       // otherwise probabilities
+  int64_t largest_k;     // a larger k means: no top-k
+  bool input_is_logits;  // otherwise probabilities
 };
 
 struct Chosen {
@@ -104,21 +104,20 @@ Chosen choose(const Sample& a) {
   if (a.min_ps) {
     const Tensor min_p = a.min_ps->to(at::kFloat).unsqueeze(1);
     const Tensor likely = filtered.ge(filtered.amax(1, /*keepdim=*/true) * min_p);
-    keep = keep.logical_and(
-        at::where(min_p.ge(1), order.eq(0), likely.logical_or(min_p.le(0))));
+    keep = keep.logical_and(at::where(min_p.ge(1), order.eq(0), likely.logical_or(min_p.le(0))));
     filtered = at::where(keep, probabilities, 0.0);
   }
   const Tensor weights = a.q ? filtered / (a.q->to(at::kFloat) + a.eps) : filtered;
   const Tensor winner = weights.argmax(1, /*keepdim=*/true);
-  const Tensor kept = at::full_like(input, fill).scatter_(
-      1, ranked.positions, at::where(keep, ranked.values, fill));
+  const Tensor kept = at::full_like(input, fill)
+                          .scatter_(1, ranked.positions, at::where(keep, ranked.values, fill));
   return {ranked.positions.gather(1, winner).squeeze(1), kept, ranked.positions, filtered};
 }
 
 }  // namespace
 
-VNPU_OPERATOR(ApplyTopKTopP, (const Tensor& logits, const OptionalTensor& p,
-                              const OptionalTensor& k, Out out)) {
+VNPU_OPERATOR(ApplyTopKTopP,
+              (const Tensor& logits, const OptionalTensor& p, const OptionalTensor& k, Out out)) {
   require(logits.dim() == 2, "logits must be [batch, vocabulary]");
   if (logits.numel() == 0) return;
   Tensor kept = logits.to(at::kFloat);
@@ -131,22 +130,31 @@ VNPU_OPERATOR(TopKTopPSample, (const Tensor& logits, const Tensor& top_k, const 
                                const OptionalTensor& q, double eps, bool need_logits, int64_t,
                                Out select_idx, Out top_kp_select)) {
   if (logits.numel() == 0) return;
-  const Chosen chosen = choose({.logits = logits, .top_k = top_k, .top_p = top_p, .q = q,
-                                .min_ps = std::nullopt, .eps = eps, .largest_k = 1024,
+  const Chosen chosen = choose({.logits = logits,
+                                .top_k = top_k,
+                                .top_p = top_p,
+                                .q = q,
+                                .min_ps = std::nullopt,
+                                .eps = eps,
+                                .largest_k = 1024,
                                 .input_is_logits = true});
   store(select_idx, chosen.token);
   if (need_logits) store(top_kp_select, chosen.kept);
 }
 // isNeedSampleResult: the caller draws from logitsSortMasked and logitsIdx itself.
-VNPU_OPERATOR(TopKTopPSampleV2, (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
-                                 const OptionalTensor& q, const OptionalTensor& min_ps, double eps,
-                                 bool need_logits, int64_t, int64_t ks_max, bool input_is_logits,
-                                 bool need_sample_result, Out select_idx, Out top_kp_select,
-                                 Out logits_idx, Out logits_sort_masked)) {
+VNPU_OPERATOR(TopKTopPSampleV2,
+              (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
+               const OptionalTensor& q, const OptionalTensor& min_ps, double eps, bool need_logits,
+               int64_t, int64_t ks_max, bool input_is_logits, bool need_sample_result,
+               Out select_idx, Out top_kp_select, Out logits_idx, Out logits_sort_masked)) {
   if (logits.numel() == 0) return;
-  const Chosen chosen = choose({.logits = logits, .top_k = top_k, .top_p = top_p,
-                                .q = need_sample_result ? std::nullopt : q, .min_ps = min_ps,
-                                .eps = eps, .largest_k = ks_max,
+  const Chosen chosen = choose({.logits = logits,
+                                .top_k = top_k,
+                                .top_p = top_p,
+                                .q = need_sample_result ? std::nullopt : q,
+                                .min_ps = min_ps,
+                                .eps = eps,
+                                .largest_k = ks_max,
                                 .input_is_logits = input_is_logits});
   store(select_idx, chosen.token.reshape(select_idx.tensor.sizes()));
   if (need_logits) store(top_kp_select, chosen.kept);

@@ -25,8 +25,8 @@ void set_when(bool wanted, const DynamicOut& out, const Tensor& result) {
 }  // namespace
 
 // Always stable, as a device's result may be used with either promise.
-VNPU_OPERATOR(Sort, (const Tensor& self, bool, int64_t dim, bool descending, Out values,
-                     Out indices)) {
+VNPU_OPERATOR(Sort,
+              (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices)) {
   if (are(values, self.scalar_type(), indices) && self.dim() > 0) {
     at::sort_out(values.tensor, indices.tensor, self, /*stable=*/true, dim, descending);
   } else {
@@ -41,12 +41,13 @@ VNPU_OPERATOR(Topk, (const Tensor& self, int64_t k, int64_t dim, bool largest, b
     store_pair(values, indices, at::topk(self, k, dim, largest, sorted));
   }
 }
-VNPU_OPERATOR(Kthvalue, (const Tensor& self, int64_t k, int64_t dim, bool keepdim, Out values,
-                         Out indices)) {
+VNPU_OPERATOR(Kthvalue,
+              (const Tensor& self, int64_t k, int64_t dim, bool keepdim, Out values, Out indices)) {
   store_pair(values, indices, at::kthvalue(self, k, dim, keepdim));
 }
 
-// --- distinct values -------------------------------------------------------------------------------
+// --- distinct values
+// -------------------------------------------------------------------------------
 VNPU_OPERATOR(Unique, (const Tensor& self, bool sorted, bool return_inverse, DynamicOut values,
                        DynamicOut inverse)) {
   const auto [unique, positions] = at::_unique(self, sorted, return_inverse);
@@ -61,18 +62,19 @@ VNPU_OPERATOR(Unique2, (const Tensor& self, bool sorted, bool return_inverse, bo
   set_when(return_inverse, inverse, positions);
   set_when(return_counts, counts, repeats);
 }
-VNPU_OPERATOR(UniqueConsecutive, (const Tensor& self, bool return_inverse, bool return_counts,
-                                  int64_t dim, DynamicOut values, DynamicOut inverse,
-                                  DynamicOut counts)) {
-  const auto [unique, positions, repeats] = at::unique_consecutive(
-      self, return_inverse, return_counts,
-      dim == kNoDimension ? std::nullopt : std::optional<int64_t>(dim));
+VNPU_OPERATOR(UniqueConsecutive,
+              (const Tensor& self, bool return_inverse, bool return_counts, int64_t dim,
+               DynamicOut values, DynamicOut inverse, DynamicOut counts)) {
+  const auto [unique, positions, repeats] =
+      at::unique_consecutive(self, return_inverse, return_counts,
+                             dim == kNoDimension ? std::nullopt : std::optional<int64_t>(dim));
   values.set(unique);
   set_when(return_inverse, inverse, positions);
   set_when(return_counts, counts, repeats);
 }
 
-// --- positions -------------------------------------------------------------------------------------
+// --- positions
+// -------------------------------------------------------------------------------------
 VNPU_OPERATOR(SearchSorted, (const Tensor& sorted_sequence, const Tensor& self, bool out_int32,
                              bool right, const OptionalTensor& sorter, Out out)) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
@@ -81,8 +83,8 @@ VNPU_OPERATOR(SearchSorteds, (const Tensor& sorted_sequence, const Scalar& self,
                               bool right, const OptionalTensor& sorter, Out out)) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
 }
-VNPU_OPERATOR(Bucketize, (const Tensor& self, const Tensor& boundaries, bool out_int32, bool right,
-                          Out out)) {
+VNPU_OPERATOR(Bucketize,
+              (const Tensor& self, const Tensor& boundaries, bool out_int32, bool right, Out out)) {
   store(out, at::bucketize(self, boundaries, out_int32, right));
 }
 // Row-major in both forms; ATen's own result is column-major, DynamicOut::set reorders it.
