@@ -70,6 +70,17 @@ def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
 
 
 @pytest.mark.vnpu
+def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, pretend_version):
+    path = pretend_version("vllm_davinci_multistream", "0.9.0")
+    done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    wrong = [finding for finding in report["findings"] if finding["status"] == "problem"]
+    assert [finding["subject"] for finding in wrong] == ["vllm-davinci-multistream"]
+    assert "==0.1.*" in wrong[0]["remedy"]
+
+
+@pytest.mark.vnpu
 def test_plugins_that_leave_ours_out_are_a_problem(run_on_vnpu):
     done = run_on_vnpu(*DOCTOR, "--json", VLLM_PLUGINS="other")
     assert done.returncode == 1

@@ -28,11 +28,17 @@ from vllm_davinci.meta.registration import PLATFORM_CLASS
 # within this does not answer.
 PROBE_LIMIT_S = 120.0
 DISTRIBUTION = "vllm-davinci"
-# Role that core looks up -> the package that fills it, and what works without it.
+# The package that fills a role that core looks up -> the role, and what works without it.
 OPTIONAL_COMPONENTS = {
-    "kernels": ("vllm_davinci.op_providers", "torch_npu's operators are used"),
-    "models": ("vllm_davinci.model_providers", "vLLM's own model definitions are used"),
-    "multistream": ("vllm_davinci.stream_schedulers", "everything runs on one stream"),
+    "vllm-davinci-kernels": ("vllm_davinci.op_providers", "torch_npu's operators are used"),
+    "vllm-davinci-models": (
+        "vllm_davinci.model_providers",
+        "vLLM's own model definitions are used",
+    ),
+    "vllm-davinci-multistream": (
+        "vllm_davinci.stream_schedulers",
+        "everything runs on one stream",
+    ),
 }
 CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 CANN_DIRECTORIES = (
@@ -96,33 +102,33 @@ def _packages() -> Iterator[Finding]:
 
 
 def _components() -> Iterator[Finding]:
+    """Our other packages: installed, of the pinned version, and found by core."""
     area = "components"
-    for text in importlib.metadata.requires(DISTRIBUTION) or []:
-        requirement = Requirement(text)
-        if requirement.marker or not requirement.name.startswith(DISTRIBUTION):
-            continue
-        seen = supported_versions.installed_version(requirement.name)
-        if seen is None or not requirement.specifier.contains(seen, prereleases=True):
-            remedy = f'pip install "{requirement}"'
-            yield Finding(area, requirement.name, Status.PROBLEM, seen or "not installed", remedy)
-        else:
-            yield Finding(area, requirement.name, Status.OK, seen)
-    for name, (group, without) in OPTIONAL_COMPONENTS.items():
-        distribution = f"{DISTRIBUTION}-{name}"
+    required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
+    pins = {pin.name: pin for pin in required if pin.name.startswith(DISTRIBUTION)}
+    for distribution, pin in pins.items():
         seen = supported_versions.installed_version(distribution)
-        providers = importlib.metadata.entry_points(group=group)
-        if seen is None and not providers:
-            remedy = f"optional: pip install {distribution}; without it {without}"
-            yield Finding(area, distribution, Status.NOTE, "not installed", remedy)
-        elif seen is not None and not providers:
-            remedy = (
-                f"its metadata names no provider in {group}: pip install --force-reinstall "
-                f"{distribution}"
-            )
-            yield Finding(area, distribution, Status.NOTE, seen, remedy)
+        is_right = seen is not None and pin.specifier.contains(seen, prereleases=True)
+        if is_right and distribution not in OPTIONAL_COMPONENTS:
+            yield Finding(area, distribution, Status.OK, str(seen))
+        elif not is_right and (
+            seen or (not pin.marker and distribution not in OPTIONAL_COMPONENTS)
+        ):
+            remedy = f'pip install "{distribution}{pin.specifier}"'
+            yield Finding(area, distribution, Status.PROBLEM, seen or "not installed", remedy)
+    for distribution, (group, without) in OPTIONAL_COMPONENTS.items():
+        seen = supported_versions.installed_version(distribution)
+        providers = sorted(entry.name for entry in importlib.metadata.entry_points(group=group))
+        if providers:
+            shown = f"{seen or 'another package'} ({', '.join(providers)})"
+            yield Finding(area, distribution, Status.OK, shown)
+            continue
+        reason = f"without it {without}"
+        if seen is None:
+            remedy = f"optional: pip install {distribution}; {reason}"
         else:
-            names = ", ".join(sorted(provider.name for provider in providers))
-            yield Finding(area, distribution, Status.OK, f"{seen or 'another package'} ({names})")
+            remedy = f"names no provider: pip install --force-reinstall {distribution}; {reason}"
+        yield Finding(area, distribution, Status.NOTE, seen or "not installed", remedy)
 
 
 def _entry_points() -> Iterator[Finding]:
