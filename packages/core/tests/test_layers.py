@@ -1,0 +1,116 @@
+"""Each layer that takes the place of one of vLLM's computes what vLLM's own definition says."""
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from vllm_davinci.core.ops.layernorm import NPURMSNorm
+from vllm_davinci.core.ops.registration import LAYERS
+from vllm_davinci.core.ops.rotary_embedding import NPURotaryEmbedding
+from vllm_davinci.core.registration import register
+
+
+@pytest.fixture(autouse=True)
+def registered(vllm_config: VllmConfig) -> None:
+    register()
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    # A 16-bit result may round the other way; fp32 differs in the order of a sum.
+    bound = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    return {"atol": bound, "rtol": bound}
+
+
+def test_registering_twice_changes_nothing():
+    before = dict(op_registry_oot)
+    register()
+    assert dict(op_registry_oot) == before
+    assert set(LAYERS) <= set(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rms_norm_equals_its_definition(
+    dtype: torch.dtype, with_residual: bool, device: torch.device
+):
+    norm = RMSNorm(96, eps=1e-5, dtype=dtype).to(device)
+    assert isinstance(norm, NPURMSNorm)
+    torch.nn.init.normal_(norm.weight.data)
+    x, residual = torch.randn(2, 5, 96).to(dtype)
+    total = (x.float() + residual.float()).to(dtype) if with_residual else x
+    scale = total.float().pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
+    expected = (total.float() * scale).to(dtype) * norm.weight.data.cpu()
+    if with_residual:
+        actual, kept = norm(x.to(device), residual.to(device))
+        torch.testing.assert_close(kept.cpu(), total)
+    else:
+        actual = norm(x.to(device))
+    torch.testing.assert_close(actual.cpu(), expected, **tolerance(dtype))
+
+
+def test_a_norm_over_part_of_the_row_falls_back_to_the_definition(device: torch.device):
+    norm = RMSNorm(64, var_hidden_size=32).to(device)
+    x = torch.randn(3, 64)
+    scale = x[:, :32].pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
+    torch.testing.assert_close(norm(x.to(device)).cpu(), x * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_silu_and_mul_equals_its_definition(dtype: torch.dtype, device: torch.device):
+    x = torch.randn(7, 48).to(dtype)
+    gate, up = x.float().chunk(2, -1)
+    expected = (torch.nn.functional.silu(gate) * up).to(dtype)
+    actual = SiluAndMul()(x.to(device)).cpu()
+    torch.testing.assert_close(actual, expected, **tolerance(dtype))
+
+
+SCALINGS = {
+    "none": None,
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("is_neox_style", [True, False])
+@pytest.mark.parametrize(
+    ("head_size", "share"), [(64, 1.0), (80, 1.0), (128, 1.0), (64, 0.5), (48, 0.5)]
+)
+def test_rotary_embedding_equals_its_definition(
+    scaling: str, is_neox_style: bool, head_size: int, share: float, device: torch.device
+):
+    parameters = {"rope_theta": 10000.0, "partial_rotary_factor": share}
+    parameters |= SCALINGS[scaling] or {"rope_type": "default"}
+    rope = get_rope(
+        head_size, 256, is_neox_style=is_neox_style, rope_parameters=parameters, dtype=torch.float32
+    )
+    assert isinstance(rope, NPURotaryEmbedding)
+    positions = torch.tensor([0, 1, 17, 200, 3])
+    query, key = torch.randn(5, 4 * head_size), torch.randn(5, 2 * head_size)
+    expected = rope.forward_static(
+        positions,
+        query.clone(),
+        key.clone(),
+        rope.head_size,
+        rope.rotary_dim,
+        rope.cos_sin_cache.cpu(),
+        rope.is_neox_style,
+    )
+    packed = torch.cat([query, key], -1).to(device)  # a projection's output: strided views
+    actual = rope.to(device)(
+        positions.to(device), packed[:, : 4 * head_size], packed[:, 4 * head_size :]
+    )
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, atol=1e-6, rtol=1e-6)
