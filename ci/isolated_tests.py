@@ -122,8 +122,10 @@ def main() -> int:
         build_own_wheels(wheels, steps)
         vllm_wheel = wheel_cache.vllm_wheel(Path(sys.executable), steps)
         constraints = SCRATCH / "constraints.txt"
-        # Without this, pip would take vLLM's wheel for CUDA.
-        constraints.write_text(f"vllm @ {vllm_wheel.as_uri()}\n", encoding="utf-8")
+        # Without these, pip would take vLLM's wheel for CUDA, and the newest torch.
+        constraints.write_text(
+            f"vllm @ {vllm_wheel.as_uri()}\ntorch=={wheel_cache.TORCH_VERSION}\n", encoding="utf-8"
+        )
         passed = {
             package.name: run_tests(package, wheels, constraints, steps) for package in packages
         }
