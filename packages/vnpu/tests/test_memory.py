@@ -106,7 +106,7 @@ print(copy(a, 4096, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
 """
     )
     assert "507015" in lines[0]
-    assert "the range leaves it" in lines[0]
+    assert "does not lie within one live allocation" in lines[0]
     assert "107000" in lines[1]
     assert "room for 4096" in lines[1]
 

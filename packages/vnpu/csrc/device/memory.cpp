@@ -371,7 +371,7 @@ void Memory::check(const void* address, size_t bytes, const char* what) const {
   std::snprintf(range, sizeof(range), "%p .. +%zu bytes", address, bytes);
   throw Failure(FailureKind::kIllegalAddress,
                 std::string("vnpu: ") + what + " uses " + range +
-                    ", which is not within live device memory: " +
+                    ", which does not lie within one live allocation: " +
                     describe_locked(reinterpret_cast<uintptr_t>(address)) + ".");
 }
 
@@ -408,7 +408,7 @@ std::string Memory::describe_locked(uintptr_t address) const {
            std::to_string(a.number) + " on device " + std::to_string(a.device) + " (" +
            std::to_string(a.bytes) + " bytes), " + state;
   };
-  if (const Allocation* a = find(live_)) return text(*a, "live; the range leaves it");
+  if (const Allocation* a = find(live_)) return text(*a, "live");
   if (const Allocation* a = find(freed_)) return text(*a, "freed (use after free)");
   if (address == 0) return "a null address";
   if (address >= begin_ && address < end_) return "device memory that was never allocated";
