@@ -105,6 +105,11 @@ def values(
     return x.to(dtype)
 
 
+def shuffled(count: int, seed: int = 0) -> torch.Tensor:
+    """0 to count - 1 in an order that depends on the seed, int64."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
 @st.composite
 def tensors(
     draw: st.DrawFn,

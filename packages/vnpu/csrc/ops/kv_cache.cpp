@@ -5,9 +5,9 @@
 // of a token, heads * head_size elements, cut into pieces of 32 bytes:
 // [blocks, heads * head_size / piece, block_size, piece] (or with heads as a dimension of its own).
 
-#include <cstring>
+#include "ops/kv_cache.h"
 
-#include "ops/operator.h"
+#include <cstring>
 
 namespace vnpu::ops {
 namespace {
@@ -24,8 +24,6 @@ struct PagedLayout {
            index * piece_stride;
   }
 };
-
-enum class CacheMode { kNorm, kPieces };
 
 CacheMode cache_mode_of(const Text& mode) {
   if (mode.empty() || mode == "Norm" || mode == "None") return CacheMode::kNorm;
@@ -90,6 +88,8 @@ PagedLayout paged_layout(const Tensor& cache, CacheMode mode, bool heads_first, 
   return layout;
 }
 
+}  // namespace
+
 void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, CacheMode mode,
                  bool heads_first) {
   const int64_t tokens = slots.size(0);
@@ -126,6 +126,8 @@ void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, C
     write(dense_slots.const_data_ptr<int64_t>());
   }
 }
+
+namespace {
 
 std::vector<int64_t> host_values(const Tensor& tensor) {
   const Tensor wide = tensor.to(at::kLong).contiguous();

@@ -4,20 +4,13 @@
 //
 // and the modes differ in which elements are a pair. Arithmetic is in fp32, rounded once at the end.
 
+#include "ops/rotary.h"
+
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
-#include "ops/operator.h"
-
 namespace vnpu::ops {
 namespace {
-
-enum class Pairing : int64_t {  // the values that aclnnRotaryPositionEmbedding takes as `mode`
-  kHalf = 0,            // (i, i + d/2)
-  kInterleave = 1,      // (2i, 2i + 1)
-  kQuarter = 2,         // halves of each half
-  kInterleaveHalf = 3,  // reads (2i, 2i + 1), writes (i, i + d/2)
-};
 
 struct Pair {
   int64_t a, b, p, q;
@@ -37,13 +30,6 @@ Pair pair(Pairing pairing, int64_t i, int64_t width) {
   }
   return {};
 }
-
-// cos and sin hold one angle per element of the rotated part, or, `one_per_pair`, one per pair.
-struct Angles {
-  const Tensor& cos;
-  const Tensor& sin;
-  bool one_per_pair;
-};
 
 template <class T, class A>
 void rotate_row(const T* x, const A* cos, const A* sin, bool one_per_pair, Pairing pairing,
@@ -82,8 +68,8 @@ Tensor four_dimensional(const Tensor& tensor) {
   return all;
 }
 
-// x, out: [..., d] with at most four dimensions; angles broadcast over all but the last dimension. A
-// rotated part that is narrower than d leaves the rest of the row as it is. out may be x.
+}  // namespace
+
 void rotate(const Tensor& x, const Angles& angles, Pairing pairing, const Tensor& out) {
   const int64_t width = angles.cos.size(-1) * (angles.one_per_pair ? 2 : 1);
   if (x.dim() > 4 || x.dim() < angles.cos.dim()) {
@@ -144,6 +130,8 @@ void rotate(const Tensor& x, const Angles& angles, Pairing pairing, const Tensor
     same ? run(type, type) : run(type, wide);
   });
 }
+
+namespace {
 
 Pairing pairing_of(int64_t mode) {
   if (mode < 0 || mode > 3) {
