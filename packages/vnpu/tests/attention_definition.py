@@ -32,7 +32,7 @@ def attention(
     """Softmax attention of one sequence in float64.
 
     query [heads, queries, size]; key, value [key heads, keys, size]; visible [queries, keys], bool;
-    bias [heads, queries, keys]; sink [heads]. Returns [heads, queries, value size] and the logarithm
+    bias [heads, queries, keys]; sink [heads]. Returns [heads, queries, value size] and the log
     of each softmax's denominator [heads, queries]; rows that see no key are zero, and inf.
     """
     group = query.shape[0] // key.shape[0]

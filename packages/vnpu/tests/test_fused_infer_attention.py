@@ -50,7 +50,9 @@ class Paged:
         elif form == "heads first":
             cache = cache.transpose(1, 2).contiguous()
         else:
-            cache = cache.view(blocks, block, heads, size // 8, 8).permute(0, 2, 3, 1, 4).contiguous()
+            cache = (
+                cache.view(blocks, block, heads, size // 8, 8).permute(0, 2, 3, 1, 4).contiguous()
+            )
         return cache.npu()
 
 
@@ -63,9 +65,7 @@ def mask_for(sparse_mode: int) -> torch.Tensor | None:
     dtype=st.sampled_from(FLOATS),
     heads=st.sampled_from(HEADS),
     block=st.sampled_from([16, 48, 128]),
-    lengths=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=5
-    ),
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 200)), min_size=1, max_size=5),
     sparse_mode=st.sampled_from([0, 3, 4]),
     window=st.integers(0, 90),
 )
@@ -288,7 +288,12 @@ def test_the_older_prefill_and_decode_operators_agree() -> None:
     query, key = values((2, 6, 4 * 32), torch.float16, 1), values((2, 40, 2 * 32), torch.float16, 2)
     heads = {"num_heads": 4, "num_key_value_heads": 2, "scale_value": 0.2, "input_layout": "BSH"}
     prefill = torch_npu.npu_prompt_flash_attention(
-        query.npu(), key.npu(), key.npu(), atten_mask=CAUSAL_MASK.bool().npu(), sparse_mode=3, **heads
+        query.npu(),
+        key.npu(),
+        key.npu(),
+        atten_mask=CAUSAL_MASK.bool().npu(),
+        sparse_mode=3,
+        **heads,
     )
     decode = torch_npu.npu_incre_flash_attention(
         query[:, :1].contiguous().npu(), key.npu(), key.npu(), actual_seq_lengths=[40, 11], **heads
@@ -326,7 +331,9 @@ def refusal(match: str, **changes: object) -> None:
 
 def test_wrong_arguments_are_refused_with_the_value_seen() -> None:
     refusal("blockSize is 24", block_size=24)
-    refusal(r"blockTable\[0\]\[1\] is 7", block_table=torch.tensor([[0, 7]], dtype=torch.int32).npu())
+    refusal(
+        r"blockTable\[0\]\[1\] is 7", block_table=torch.tensor([[0, 7]], dtype=torch.int32).npu()
+    )
     refusal("is 50, outside 0 to 32", actual_seq_lengths_kv=[50])
     refusal("must not decrease", actual_seq_lengths=[3])
     refusal("sparseMode 3 needs attenMask", sparse_mode=3)

@@ -95,9 +95,7 @@ def test_blocks_are_gathered_in_the_order_of_the_table(
         is_seq_lens_cumsum=cumulative,
     )  # fmt: skip
     for cache, got in zip(caches, out, strict=True):
-        rows = [
-            cache[table[r, first[r] :].long()].flatten(0, 1)[:n] for r, n in enumerate(lengths)
-        ]
+        rows = [cache[table[r, first[r] :].long()].flatten(0, 1)[:n] for r, n in enumerate(lengths)]
         same(got, torch.cat(rows))
 
 
@@ -105,7 +103,9 @@ def test_blocks_are_gathered_in_the_order_of_the_table(
 def test_scatter_nd_update(depth: int, index: torch.dtype) -> None:
     x = values((4, 5, 6), torch.float32, 1)
     chosen = shuffled(4)[:3]
-    indices = torch.stack([chosen, *(values((3,), torch.int64, n, low=0, high=5) for n in range(depth - 1))], -1)
+    indices = torch.stack(
+        [chosen, *(values((3,), torch.int64, n, low=0, high=5) for n in range(depth - 1))], -1
+    )
     updates = values((3, *x.shape[depth:]), torch.float32, 2)
     npu = x.npu()
     torch_npu.npu_scatter_nd_update_(npu, indices.to(index).npu(), updates.npu())

@@ -168,7 +168,10 @@ def test_tokens_beyond_the_capacity_are_dropped(capacity: int, seed: int) -> Non
 
 
 def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
-    x, experts = values((5, 8), torch.float32, 1), values((5, 3), torch.int64, 2, low=0, high=4).int()
+    x, experts = (
+        values((5, 8), torch.float32, 1),
+        values((5, 3), torch.int64, 2, low=0, high=4).int(),
+    )
     numbers = torch.arange(15).view(3, 5).t().contiguous().int()
     out, rows, sorted_experts = torch_npu.npu_moe_init_routing(
         x.npu(), numbers.npu(), experts.npu(), 5
@@ -194,7 +197,10 @@ def test_results_return_to_their_tokens(
     if mode % 2:
         index[2] = -1  # dropped
     skip, bias = values((tokens, size), dtype, 2), values((8, size), dtype, 3)
-    scales, experts = values((tokens, k), dtype, 4), values((tokens, k), torch.int64, 5, low=0, high=8)
+    scales, experts = (
+        values((tokens, k), dtype, 4),
+        values((tokens, k), torch.int64, 5, low=0, high=8),
+    )
     out = torch_npu.npu_moe_finalize_routing(
         rows.npu(), skip.npu(), None, bias.npu() if biased else None,
         scales.npu() if weighted else None, index.npu(), experts.int().npu(), mode,

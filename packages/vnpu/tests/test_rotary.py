@@ -37,9 +37,7 @@ def same(npu: torch.Tensor, expected: torch.Tensor) -> None:
     shape=st.sampled_from([(2, 7, 3, 64), (1, 1, 5, 128), (9, 2, 80), (0, 2, 64), (4, 300, 2, 40)]),
     strided=st.booleans(),
 )
-def test_rotary_mul(
-    mode: str, dtype: torch.dtype, shape: tuple[int, ...], strided: bool
-) -> None:
+def test_rotary_mul(mode: str, dtype: torch.dtype, shape: tuple[int, ...], strided: bool) -> None:
     angles = (*shape[:-2], 1, shape[-1])
     cos, sin = values(angles, dtype, 2), values(angles, dtype, 3)
     base = values((*shape[:-1], shape[-1] + 8), dtype, 1)
@@ -80,7 +78,9 @@ def test_angles_from_a_table(style: str, dtype: torch.dtype, rotary: int, tokens
         positions.npu(), query.npu(), key.npu(), table.npu(), 64, rotary_mode=style
     )
     cos, sin = table[positions].chunk(2, -1)
-    spread = (lambda t: t.repeat(1, 2)) if style == "half" else (lambda t: t.repeat_interleave(2, 1))
+    spread = (
+        (lambda t: t.repeat(1, 2)) if style == "half" else (lambda t: t.repeat_interleave(2, 1))
+    )
     for got, x in zip(out, (query, key), strict=True):
         heads = x.view(tokens, x.shape[1] // 64, 64)
         turned = embed(heads[..., :rotary], spread(cos)[:, None], spread(sin)[:, None], style)
@@ -90,7 +90,10 @@ def test_angles_from_a_table(style: str, dtype: torch.dtype, rotary: int, tokens
 @pytest.mark.parametrize("mode", ["default", "interleave"])
 def test_multimodal_positions_choose_the_angles(mode: str) -> None:
     section = [16, 24, 24] if mode == "default" else [24, 20, 20]
-    table, positions = values((30, 128), torch.float32, 1), values((3, 6), torch.int64, 2, low=0, high=30)
+    table, positions = (
+        values((30, 128), torch.float32, 1),
+        values((3, 6), torch.int64, 2, low=0, high=30),
+    )
     query = values((6, 2 * 128), torch.float32, 3)
     out, _ = torch_npu.npu_mrope(
         positions.npu(), query.npu(), query.npu(), table.npu(), 128, mrope_section=section,
@@ -108,7 +111,10 @@ def test_multimodal_positions_choose_the_angles(mode: str) -> None:
     same(out, embed(query.view(6, 2, 128), cos, sin, "half").view(6, 256))
 
 
-@given(dtype=st.sampled_from([torch.float16, torch.bfloat16]), shape=st.sampled_from([(3, 4, 1), (2, 1, 5)]))
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16]),
+    shape=st.sampled_from([(3, 4, 1), (2, 1, 5)]),
+)
 def test_interleave_rope(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, angles = values((*shape, 64), dtype, 1), (shape[0], 1, shape[2], 64)
     cos, sin = values(angles, dtype, 2), values(angles, dtype, 3)

@@ -1,6 +1,7 @@
 #pragma once
 
-// From tensors in the layouts of CANN's attention operators to an AttentionProblem, and its execution.
+// From tensors in the layouts of CANN's attention operators to an AttentionProblem, and its
+// execution.
 
 #include <optional>
 #include <string>
@@ -29,7 +30,9 @@ HeadView view_heads(const Tensor& tensor, const std::string& layout, int64_t hea
 struct SparseMode {
   int64_t mode, pre_tokens, next_tokens;
 
-  bool uses_mask() const { return mode == 0 || mode == 1; }  // else the mask only states the pattern
+  bool uses_mask() const {
+    return mode == 0 || mode == 1;
+  }  // else the mask only states the pattern
   void check_mask(const OptionalTensor& mask, int64_t longest_query) const;
   void bound(AttentionRequest& request, bool has_mask) const;
 };
@@ -37,9 +40,10 @@ struct SparseMode {
 // A mask or bias as [batch or 1, heads or 1, queries, keys].
 Tensor four_dimensional_mask(const Tensor& mask, int64_t batches, int64_t queries);
 
-// Lengths from an aclIntArray: one per request (or one for all), at most `limit`; `limit` when absent.
-std::vector<int64_t> request_lengths(const OptionalIntArray& lengths, int64_t requests, int64_t limit,
-                                     const char* name);
+// Lengths from an aclIntArray: one per request (or one for all), at most `limit`; `limit` when
+// absent.
+std::vector<int64_t> request_lengths(const OptionalIntArray& lengths, int64_t requests,
+                                     int64_t limit, const char* name);
 // Lengths of packed sequences from the ends of each, which must lie in [0, tokens].
 std::vector<int64_t> packed_lengths(const IntArray& ends, int64_t tokens, const char* name);
 

@@ -14,10 +14,13 @@ namespace vnpu::ops {
 
 int64_t element_bytes(Element element) {
   switch (element) {
-    case Element::kFloat: return 4;
+    case Element::kFloat:
+      return 4;
     case Element::kBFloat16:
-    case Element::kHalf: return 2;
-    case Element::kInt8: return 1;
+    case Element::kHalf:
+      return 2;
+    case Element::kInt8:
+      return 1;
   }
   return 0;
 }
@@ -46,7 +49,8 @@ float* scratch(int64_t floats) {
 
 }  // namespace
 
-// The same code for three widths of vector, chosen at run time: the library has to load on any x86-64.
+// The same code for three widths of vector, chosen at run time: the library has to load on any
+// x86-64.
 #define VNPU_VECTOR_FLOATS 4
 namespace baseline {
 #include "ops/attention_kernel_body.h"

@@ -1,7 +1,8 @@
 #pragma once
 
-// Softmax attention over strided or paged keys and values, on host memory: the arithmetic behind every
-// attention operator. Plain C++; scores, softmax and sums are in fp32 whatever the element types are.
+// Softmax attention over strided or paged keys and values, on host memory: the arithmetic behind
+// every attention operator. Plain C++; scores, softmax and sums are in fp32 whatever the element
+// types are.
 
 #include <cstdint>
 #include <vector>
@@ -61,19 +62,20 @@ struct AttentionProblem {
   int64_t lse_head_stride = 0, lse_token_stride = 0;  // of all three statistics
   int64_t mask_head_stride = 0, mask_query_stride = 0;
   int64_t bias_head_stride = 0, bias_query_stride = 0;
-  float bias_factor = 1;  // of the bias in the scaled scores
+  float bias_factor = 1;        // of the bias in the scaled scores
   const float* sink = nullptr;  // [query_heads]: a score without a value, in every softmax
   int64_t block_size = 0;
   std::vector<AttentionRequest> requests;
 };
 
-// A piece of work: `rows` rows, from `first_row` on, of one request and one key head. Row r is query
-// r / group of head r % group, where group = query_heads / key_heads.
+// A piece of work: `rows` rows, from `first_row` on, of one request and one key head. Row r is
+// query r / group of head r % group, where group = query_heads / key_heads.
 struct AttentionPiece {
   int64_t request, key_head, first_row, rows;
 };
 
-// At most this many rows make a piece: enough to use a tile of keys well, few enough for many pieces.
+// At most this many rows make a piece: enough to use a tile of keys well, few enough for many
+// pieces.
 constexpr int64_t kMaxPieceRows = 96;
 
 void attend_piece(const AttentionProblem& problem, const AttentionPiece& piece);

@@ -2,7 +2,7 @@
 
 constexpr int kFloats = VNPU_VECTOR_FLOATS;
 constexpr int kColumns = kFloats == 16 ? 4 : 2;  // vectors per row of a block of the matrix product
-constexpr int kRows = 6;                         // its rows: kRows * kColumns sums stay in registers
+constexpr int kRows = 6;  // its rows: kRows * kColumns sums stay in registers
 
 typedef float Vector __attribute__((vector_size(kFloats * 4)));
 typedef float Unaligned __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
@@ -30,8 +30,8 @@ inline float maximum(Vector value) {
   return result;
 }
 
-// e^x for x <= 0 to about 1 ulp; 0 below the smallest normal number. e^x = 2^n * e^r with |r| <= ln(2)/2;
-// the coefficients are those of Cephes' expf.
+// e^x for x <= 0 to about 1 ulp; 0 below the smallest normal number. e^x = 2^n * e^r with |r| <=
+// ln(2)/2; the coefficients are those of Cephes' expf.
 inline Vector exponential(Vector x) {
   const Vector bounded = x < splat(-87.3f) ? splat(-87.3f) : x;
   const Vector shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -60,17 +60,20 @@ inline Vector widen_half(HalfWords bits) {
   // 2^112 moves the exponent's bias from 15 to 127 and makes subnormal numbers normal.
   const Vector finite = reinterpret_cast<Vector>(magnitude) * 0x1p112f;
   const Words special = magnitude | 0x7f800000u;
-  const Words value =
-      magnitude >= 0x0f800000u ? special : reinterpret_cast<Words>(finite);
+  const Words value = magnitude >= 0x0f800000u ? special : reinterpret_cast<Words>(finite);
   return reinterpret_cast<Vector>(value | sign);
 }
 
 inline float number(Element element, const char* from) {
   switch (element) {
-    case Element::kFloat: return *reinterpret_cast<const float*>(from);
-    case Element::kBFloat16: return *reinterpret_cast<const c10::BFloat16*>(from);
-    case Element::kHalf: return *reinterpret_cast<const c10::Half*>(from);
-    case Element::kInt8: return *reinterpret_cast<const int8_t*>(from);
+    case Element::kFloat:
+      return *reinterpret_cast<const float*>(from);
+    case Element::kBFloat16:
+      return *reinterpret_cast<const c10::BFloat16*>(from);
+    case Element::kHalf:
+      return *reinterpret_cast<const c10::Half*>(from);
+    case Element::kInt8:
+      return *reinterpret_cast<const int8_t*>(from);
   }
   return 0;
 }
@@ -79,7 +82,9 @@ inline float number(Element element, const char* from) {
 inline void widen_row(Element element, const char* from, int64_t count, float* to) {
   int64_t i = 0;
   switch (element) {
-    case Element::kFloat: std::memcpy(to, from, static_cast<size_t>(count) * 4); return;
+    case Element::kFloat:
+      std::memcpy(to, from, static_cast<size_t>(count) * 4);
+      return;
     case Element::kBFloat16:
       for (; i + kFloats <= count; i += kFloats) {
         save(to + i, widen_bfloat16(*reinterpret_cast<const HalfWords*>(from + 2 * i)));
@@ -102,7 +107,9 @@ inline void widen_row(Element element, const char* from, int64_t count, float* t
 
 inline void narrow_row(Element element, const float* from, int64_t count, char* to) {
   switch (element) {
-    case Element::kFloat: std::memcpy(to, from, static_cast<size_t>(count) * 4); return;
+    case Element::kFloat:
+      std::memcpy(to, from, static_cast<size_t>(count) * 4);
+      return;
     case Element::kBFloat16:
       for (int64_t i = 0; i < count; ++i) {
         reinterpret_cast<c10::BFloat16*>(to)[i] = c10::BFloat16(from[i]);
@@ -111,7 +118,8 @@ inline void narrow_row(Element element, const float* from, int64_t count, char* 
     case Element::kHalf:
       for (int64_t i = 0; i < count; ++i) reinterpret_cast<c10::Half*>(to)[i] = c10::Half(from[i]);
       return;
-    case Element::kInt8: return;  // int8 results are made from fp32 ones by the caller
+    case Element::kInt8:
+      return;  // int8 results are made from fp32 ones by the caller
   }
 }
 
@@ -146,8 +154,9 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_column, cons
 }
 
 template <int N>
-void multiply_columns(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
-                      float* c, int64_t c_row, int64_t rows, int64_t depth, bool accumulate) {
+void multiply_columns(const float* a, int64_t a_row, int64_t a_column, const float* b,
+                      int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t depth,
+                      bool accumulate) {
   int64_t m = 0;
   for (; m + kRows <= rows; m += kRows) {
     multiply_block<kRows, N>(a + m * a_row, a_row, a_column, b, b_row, c + m * c_row, c_row, depth,
@@ -164,11 +173,13 @@ void multiply_columns(const float* a, int64_t a_row, int64_t a_column, const flo
 }
 
 // c[rows][columns] (+)= a * b, columns a multiple of the vector.
-void multiply(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row, float* c,
-              int64_t c_row, int64_t rows, int64_t columns, int64_t depth, bool accumulate) {
+void multiply(const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
+              float* c, int64_t c_row, int64_t rows, int64_t columns, int64_t depth,
+              bool accumulate) {
   int64_t n = 0;
   for (; n + kColumns * kFloats <= columns; n += kColumns * kFloats) {
-    multiply_columns<kColumns>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth, accumulate);
+    multiply_columns<kColumns>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth,
+                               accumulate);
   }
   for (; n < columns; n += kFloats) {
     multiply_columns<1>(a, a_row, a_column, b + n, b_row, c + n, c_row, rows, depth, accumulate);
@@ -229,8 +240,8 @@ inline void dequantize_row(const AttentionProblem& problem, const AttentionReque
   }
 }
 
-// Rows [first, first + count) of a source as floats, `stride` apart from `to` on. Returns where they
-// are: the source's own memory when it is fp32 there already and one stride describes it.
+// Rows [first, first + count) of a source as floats, `stride` apart from `to` on. Returns where
+// they are: the source's own memory when it is fp32 there already and one stride describes it.
 inline const float* tile_rows(const AttentionProblem& problem, const AttentionRequest& request,
                               const RowSource& source, int64_t head, int64_t first, int64_t count,
                               bool in_place, float* to, int64_t* stride) {
@@ -317,7 +328,9 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
   const int64_t value_width = round_up(problem.value_size, kFloats);
   const bool few = count < 8;  // too few rows to fill vectors with rows
   const int64_t padded = round_up(count, kFloats);
-  const auto head_of = [&](int64_t r) { return piece.key_head * group + (piece.first_row + r) % group; };
+  const auto head_of = [&](int64_t r) {
+    return piece.key_head * group + (piece.first_row + r) % group;
+  };
   const auto query_of = [&](int64_t r) { return (piece.first_row + r) / group; };
 
   Rows rows;
@@ -343,11 +356,12 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
     memory += floats;
     return taken;
   };
-  float* const query = take(padded * width);   // [row][d] when few, else [d][row]
+  float* const query = take(padded * width);  // [row][d] when few, else [d][row]
   float* const keys = take(kTile * width);
   float* const values = take(kTile * value_width);
   float* const sums = take(count * value_width);
-  float* const scores = take(kTile * std::max<int64_t>(padded, 16));  // [row][t] when few, else [t][row]
+  float* const scores =
+      take(kTile * std::max<int64_t>(padded, 16));  // [row][t] when few, else [t][row]
   std::fill_n(query, padded * width, 0.0f);
   std::fill_n(sums, count * value_width, 0.0f);
   if (width != problem.head_size + problem.rope_size) std::fill_n(keys, kTile * width, 0.0f);
@@ -366,7 +380,8 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
                 problem.rope_size, row + problem.head_size);
     }
     if (few) continue;
-    for (int64_t d = 0; d < problem.head_size + problem.rope_size; ++d) query[d * padded + r] = row[d];
+    for (int64_t d = 0; d < problem.head_size + problem.rope_size; ++d)
+      query[d * padded + r] = row[d];
   }
 
   for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
@@ -382,13 +397,16 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
     if (few) {
       int64_t r = 0;
       for (; r + 4 <= count; r += 4) {
-        score_rows<4>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile, kTile);
+        score_rows<4>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile,
+                      kTile);
       }
       for (; r + 2 <= count; r += 2) {
-        score_rows<2>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile, kTile);
+        score_rows<2>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile,
+                      kTile);
       }
       if (r < count) {
-        score_rows<1>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile, kTile);
+        score_rows<1>(query + r * width, width, k, key_stride, tokens, width, scores + r * kTile,
+                      kTile);
       }
     } else {
       multiply(k, key_stride, 1, query, padded, scores, padded, tokens, padded, width, false);
@@ -415,7 +433,8 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
       const int64_t hidden_before = std::clamp<int64_t>(rows.first[r] - tile, 0, tokens);
       const int64_t hidden_from = std::clamp<int64_t>(rows.last[r] + 1 - tile, 0, tokens);
       for (int64_t t = 0; t < hidden_before; ++t) row[t * token_step] = -kInfinity;
-      for (int64_t t = hidden_from; t < (few ? kTile : tokens); ++t) row[t * token_step] = -kInfinity;
+      for (int64_t t = hidden_from; t < (few ? kTile : tokens); ++t)
+        row[t * token_step] = -kInfinity;
     }
     if (few) {
       softmax_rows(rows, count, scores);
@@ -445,7 +464,8 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
     narrow_row(problem.out_element, row, problem.value_size,
                request.out + head_of(r) * problem.out_head_stride +
                    query_of(r) * problem.out_token_stride);
-    const int64_t at = head_of(r) * problem.lse_head_stride + query_of(r) * problem.lse_token_stride;
+    const int64_t at =
+        head_of(r) * problem.lse_head_stride + query_of(r) * problem.lse_token_stride;
     if (request.lse != nullptr) {
       request.lse[at] = visible ? rows.maximum[r] + std::log(total) : kInfinity;
     }

@@ -2,21 +2,23 @@
 
 #include <limits>
 
-#include "ops/integer_matrices.h"
 #include "ops/int8_quantization.h"
+#include "ops/integer_matrices.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
 
 // Merges attention over parts of the keys: each part's result counts with e^(its lse).
-VNPU_OPERATOR(AttentionUpdate, (const TensorList& lse, const TensorList& parts, int64_t wants_lse, Out out,
-                                OptionalOut lse_out)) {
-  require(!lse.empty() && lse.size() == parts.size(), "lse and localOut must have one tensor per part each.");
+VNPU_OPERATOR(AttentionUpdate, (const TensorList& lse, const TensorList& parts, int64_t wants_lse,
+                                Out out, OptionalOut lse_out)) {
+  require(!lse.empty() && lse.size() == parts.size(),
+          "lse and localOut must have one tensor per part each.");
   if (out.tensor.numel() == 0) return;
   std::vector<Tensor> all;
   for (const Tensor& one : lse) {
     // +inf marks a part that saw no key.
-    all.push_back(one.to(at::kFloat).masked_fill(one.isposinf(), -std::numeric_limits<double>::infinity()));
+    all.push_back(
+        one.to(at::kFloat).masked_fill(one.isposinf(), -std::numeric_limits<double>::infinity()));
   }
   const Tensor stacked = at::stack(all);
   const Tensor merged = at::logsumexp(stacked, 0);
@@ -29,7 +31,8 @@ VNPU_OPERATOR(AttentionUpdate, (const TensorList& lse, const TensorList& parts, 
   if (wants_lse == 1) store(lse_out, merged);
 }
 
-VNPU_OPERATOR(ScaledMaskedSoftmax, (const Tensor& x, const Tensor& mask, double scale, bool triangle, Out out)) {
+VNPU_OPERATOR(ScaledMaskedSoftmax,
+              (const Tensor& x, const Tensor& mask, double scale, bool triangle, Out out)) {
   require(!triangle, "fixedTriuMask is not supported by the device either; pass the mask.");
   constexpr double kHidden = -10000.0;  // what the device puts in place of a masked score
   store(out, at::softmax((x.to(at::kFloat) * scale).masked_fill(mask.to(at::kBool), kHidden), -1));
@@ -37,12 +40,15 @@ VNPU_OPERATOR(ScaledMaskedSoftmax, (const Tensor& x, const Tensor& mask, double 
 
 // Batched products with permuted operands: y = (x1.permute(p1) @ x2.permute(p2)).permute(py).
 VNPU_OPERATOR(TransposeBatchMatMul,
-              (const Tensor& x1, const Tensor& x2, const OptionalTensor& bias, const OptionalTensor& scale,
-               const IntArray& permute_x1, const IntArray& permute_x2, const IntArray& permute_y, int8_t,
-               int32_t split, Out out)) {
+              (const Tensor& x1, const Tensor& x2, const OptionalTensor& bias,
+               const OptionalTensor& scale, const IntArray& permute_x1, const IntArray& permute_x2,
+               const IntArray& permute_y, int8_t, int32_t split, Out out)) {
   if (out.tensor.numel() == 0) return;
-  const auto permuted = [](const Tensor& x, const IntArray& order) { return order.empty() ? x : x.permute(order); };
-  Tensor y = at::matmul(permuted(x1, permute_x1).to(at::kFloat), permuted(x2, permute_x2).to(at::kFloat));
+  const auto permuted = [](const Tensor& x, const IntArray& order) {
+    return order.empty() ? x : x.permute(order);
+  };
+  Tensor y =
+      at::matmul(permuted(x1, permute_x1).to(at::kFloat), permuted(x2, permute_x2).to(at::kFloat));
   if (bias) y = y + bias->to(at::kFloat);
   y = permuted(y, permute_y);  // [rows, batch, columns]
   if (scale) {

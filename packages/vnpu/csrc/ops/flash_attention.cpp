@@ -1,5 +1,5 @@
-// aclnnFlashAttentionScore in its versions: attention without a cache, as encoders use it. Dropout and
-// gradients belong to training.
+// aclnnFlashAttentionScore in its versions: attention without a cache, as encoders use it. Dropout
+// and gradients belong to training.
 
 #include <cctype>
 
@@ -38,12 +38,14 @@ void flash(const Flash& flash) {
   const int64_t key_heads =
       heads_dimension != std::string::npos
           ? flash.key.size(static_cast<int64_t>(heads_dimension))
-          : flash.key.size(-1) / std::max<int64_t>(1, flash.query.size(-1) / std::max<int64_t>(1, flash.query_heads));
+          : flash.key.size(-1) / std::max<int64_t>(1, flash.query.size(-1) /
+                                                          std::max<int64_t>(1, flash.query_heads));
   const TensorList keys{flash.key};
   const TensorList values{flash.value};
-  FusedAttention call{flash.query, keys, values, flash.query_heads, key_heads, flash.scale, layout,
-                      {flash.sparse_mode, flash.pre_tokens, flash.next_tokens}, flash.out, flash.bias,
-                      flash.mask};
+  FusedAttention call{
+      flash.query, keys,        values,    flash.query_heads,
+      key_heads,   flash.scale, layout,    {flash.sparse_mode, flash.pre_tokens, flash.next_tokens},
+      flash.out,   flash.bias,  flash.mask};
   if (layout == "TND") call.query_lengths = flash.query_ends, call.key_lengths = flash.key_ends;
   call.bias_factor = flash.bias_type == 1 ? flash.scale : 1.0;
   call.single_queries_bounded = true;
@@ -57,18 +59,18 @@ void flash(const Flash& flash) {
 
 }  // namespace
 
-#define VNPU_FLASH_MASKS                                                              \
+#define VNPU_FLASH_MASKS                                                               \
   const OptionalTensor &bias, const OptionalTensor &drop_mask, const OptionalTensor &, \
       const OptionalTensor &mask
-#define VNPU_FLASH_ATTRIBUTES                                                                     \
-  double scale, double keep_probability, int64_t pre_tokens, int64_t next_tokens,                 \
+#define VNPU_FLASH_ATTRIBUTES                                                     \
+  double scale, double keep_probability, int64_t pre_tokens, int64_t next_tokens, \
       int64_t query_heads, const Text &layout, int64_t, int64_t sparse_mode
 #define VNPU_FLASH_OUTPUTS OptionalOut softmax_max, OptionalOut softmax_sum, OptionalOut, Out out
-#define VNPU_FLASH(QUERY_ENDS, KEY_ENDS, BIAS_TYPE)                                              \
-  Flash {                                                                                        \
-    query, key, value, bias, drop_mask, mask, QUERY_ENDS, KEY_ENDS, scale, keep_probability,     \
+#define VNPU_FLASH(QUERY_ENDS, KEY_ENDS, BIAS_TYPE)                                               \
+  Flash {                                                                                         \
+    query, key, value, bias, drop_mask, mask, QUERY_ENDS, KEY_ENDS, scale, keep_probability,      \
         pre_tokens, next_tokens, query_heads, layout, sparse_mode, BIAS_TYPE, softmax_max.tensor, \
-        softmax_sum.tensor, out.tensor                                                           \
+        softmax_sum.tensor, out.tensor                                                            \
   }
 
 VNPU_OPERATOR(FlashAttentionScore,
@@ -106,7 +108,8 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV3,
   call.key_rope = key_rope;
   flash(call);
 }
-// softmaxOutLayout says how the statistics lie; they are written by their own sizes [tokens, heads, 8].
+// softmaxOutLayout says how the statistics lie; they are written by their own sizes [tokens, heads,
+// 8].
 VNPU_OPERATOR(FlashAttentionVarLenScoreV4,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray& query_ends,
@@ -117,9 +120,10 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV4,
 VNPU_OPERATOR(FlashAttentionVarLenScoreV5,
               (const Tensor& query, const OptionalTensor& query_rope, const Tensor& key,
                const OptionalTensor& key_rope, const Tensor& value, VNPU_FLASH_MASKS,
-               const OptionalTensor& sink, const OptionalIntArray&, const OptionalIntArray& query_ends,
-               const OptionalIntArray& key_ends, const OptionalIntArray&, const OptionalIntArray&,
-               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, const Text&, VNPU_FLASH_OUTPUTS)) {
+               const OptionalTensor& sink, const OptionalIntArray&,
+               const OptionalIntArray& query_ends, const OptionalIntArray& key_ends,
+               const OptionalIntArray&, const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES,
+               int64_t bias_type, const Text&, VNPU_FLASH_OUTPUTS)) {
   Flash call = VNPU_FLASH(query_ends, key_ends, bias_type);
   call.query_rope = query_rope;
   call.key_rope = key_rope;

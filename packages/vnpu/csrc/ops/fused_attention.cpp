@@ -35,7 +35,8 @@ void check_blocks(const Tensor& table, const std::vector<int64_t>& key_lengths, 
       const int32_t block = entries[static_cast<int64_t>(r) * table.size(1) + i];
       if (block < 0 || block >= blocks) {
         refuse("blockTable[" + std::to_string(r) + "][" + std::to_string(i) + "] is " +
-               std::to_string(block) + ", but the cache has " + std::to_string(blocks) + " blocks.");
+               std::to_string(block) + ", but the cache has " + std::to_string(blocks) +
+               " blocks.");
       }
     }
   }
@@ -43,7 +44,8 @@ void check_blocks(const Tensor& table, const std::vector<int64_t>& key_lengths, 
 
 Element float_element(const Tensor& tensor) {
   const Element element = element_of(tensor);
-  require(element != Element::kInt8, "int8 is only possible with the scales that turn it into numbers.");
+  require(element != Element::kInt8,
+          "int8 is only possible with the scales that turn it into numbers.");
   return element;
 }
 
@@ -56,8 +58,9 @@ void run_quantized(FusedAttention& call) {
   const OptionalTensor offset = call.out_offset;
   call.out_scale.reset();
   run(call);
-  const std::string layout =
-      call.layout.find('_') == std::string::npos ? call.layout : call.layout.substr(call.layout.find('_') + 1);
+  const std::string layout = call.layout.find('_') == std::string::npos
+                                 ? call.layout
+                                 : call.layout.substr(call.layout.find('_') + 1);
   const auto spread = [&](const Tensor& values) {
     Tensor wide = values.to(at::kFloat);
     if (wide.numel() == 1) return wide.reshape({});
@@ -95,9 +98,11 @@ void run(FusedAttention call) {
   Tensor query_tensor = call.query;
   if (call.query_scale && query_tensor.scalar_type() == at::kChar) {
     // One scale per token and head: the query's sizes without that of a head.
-    const Tensor heads = layout.back() == 'H' ? query_tensor.unflatten(-1, {call.query_heads, -1}) : query_tensor;
-    query_tensor = (heads.to(at::kFloat) *
-                    call.query_scale->to(at::kFloat).reshape(heads.sizes().slice(0, heads.dim() - 1)).unsqueeze(-1))
+    const Tensor heads =
+        layout.back() == 'H' ? query_tensor.unflatten(-1, {call.query_heads, -1}) : query_tensor;
+    query_tensor = (heads.to(at::kFloat) * call.query_scale->to(at::kFloat)
+                                               .reshape(heads.sizes().slice(0, heads.dim() - 1))
+                                               .unsqueeze(-1))
                        .reshape(query_tensor.sizes());
   }
   const HeadView query = view_heads(query_tensor, layout, call.query_heads);
@@ -135,7 +140,8 @@ void run(FusedAttention call) {
     table = call.block_table->to(at::kInt).contiguous();
     if (table.dim() != 2 || table.size(0) < requests) {
       refuse("blockTable must be [requests, blocks], with a row for each of the " +
-             std::to_string(requests) + " requests; its sizes are " + c10::str(table.sizes()) + ".");
+             std::to_string(requests) + " requests; its sizes are " + c10::str(table.sizes()) +
+             ".");
     }
     key = paged_source(call.key[0], call.key_heads, call.block_size);
     value = paged_source(call.value[0], call.key_heads, call.block_size);
@@ -146,20 +152,23 @@ void run(FusedAttention call) {
   } else {
     key = dense_source(with_prefix(call.key, call.key_prefix, call.prefix_length, layout), layout,
                        call.key_heads);
-    value = dense_source(with_prefix(call.value, call.value_prefix, call.prefix_length, layout), layout,
-                         call.key_heads);
+    value = dense_source(with_prefix(call.value, call.value_prefix, call.prefix_length, layout),
+                         layout, call.key_heads);
     if (rope) key_rope = dense_source({*call.key_rope}, layout, call.key_heads);
     if (packed) {
       key_lengths = packed_lengths(call.key_lengths ? *call.key_lengths : *call.query_lengths,
                                    key.views.front().tokens, "actualSeqLengthsKv");
     } else {
-      const int64_t prefix = key.views.front().tokens - view_heads(call.key[0], layout, call.key_heads).tokens;
+      const int64_t prefix =
+          key.views.front().tokens - view_heads(call.key[0], layout, call.key_heads).tokens;
       int64_t limit = 0;
       for (const HeadView& view : key.views) limit = std::max(limit, view.tokens);
-      key_lengths = request_lengths(call.key_lengths, requests, limit - prefix, "actualSeqLengthsKv");
+      key_lengths =
+          request_lengths(call.key_lengths, requests, limit - prefix, "actualSeqLengthsKv");
       for (int64_t& length : key_lengths) length += prefix;
       if (key.views.size() > 1) {
-        require(static_cast<int64_t>(key.views.size()) == requests, "a key list has one tensor per request.");
+        require(static_cast<int64_t>(key.views.size()) == requests,
+                "a key list has one tensor per request.");
         for (size_t r = 0; r < key_lengths.size(); ++r) {
           key_lengths[r] = std::min(key_lengths[r], key.views[r].tokens);
         }
@@ -174,12 +183,12 @@ void run(FusedAttention call) {
     refuse("the heads of query have " + std::to_string(query.size) + " elements, those of key " +
            std::to_string(key.rows.width) + ".");
   }
-  const auto quantized = [&](Source& source, const OptionalTensor& scale, const OptionalTensor& offset,
-                             int64_t mode) {
+  const auto quantized = [&](Source& source, const OptionalTensor& scale,
+                             const OptionalTensor& offset, int64_t mode) {
     if (source.rows.element != Element::kInt8) return;
     require(first_of(scale) != nullptr, "int8 keys and values need antiquant scales.");
-    source.scales = dequantization(*scale, first_of(offset), mode, call.key_heads, source.rows.width,
-                                   requests, call.block_size);
+    source.scales = dequantization(*scale, first_of(offset), mode, call.key_heads,
+                                   source.rows.width, requests, call.block_size);
   };
   quantized(key, call.key_scale, call.key_offset, call.key_quant_mode);
   quantized(value, call.value_scale, call.value_offset, call.value_quant_mode);
@@ -187,11 +196,12 @@ void run(FusedAttention call) {
 
   // The result: rows of heads must be dense to be written in place.
   const bool in_place = call.out.size(-1) <= 1 || call.out.stride(-1) == 1;
-  const Tensor out_tensor = in_place ? call.out : at::empty_like(call.out, at::MemoryFormat::Contiguous);
+  const Tensor out_tensor =
+      in_place ? call.out : at::empty_like(call.out, at::MemoryFormat::Contiguous);
   const HeadView out = view_heads(out_tensor, out_layout, call.query_heads);
   if (out.size != value.rows.width) {
-    refuse("the heads of attentionOut have " + std::to_string(out.size) + " elements, those of value " +
-           std::to_string(value.rows.width) + ".");
+    refuse("the heads of attentionOut have " + std::to_string(out.size) +
+           " elements, those of value " + std::to_string(value.rows.width) + ".");
   }
 
   AttentionProblem problem;
@@ -202,7 +212,9 @@ void run(FusedAttention call) {
   problem.scale = static_cast<float>(call.scale);
   problem.query_element = float_element(query.tensor);
   problem.out_element = element_of(out.tensor);
-  const auto item = [](const HeadView& view) { return static_cast<int64_t>(view.tensor.element_size()); };
+  const auto item = [](const HeadView& view) {
+    return static_cast<int64_t>(view.tensor.element_size());
+  };
   problem.query_head_stride = query.head_stride * item(query);
   problem.query_token_stride = query.token_stride * item(query);
   problem.out_head_stride = out.head_stride * item(out);
@@ -241,13 +253,14 @@ void run(FusedAttention call) {
   Tensor bias;
   if (first_of(call.bias) != nullptr) {
     bias = four_dimensional_mask(*call.bias, requests, 0).to(at::kFloat);
-    require(bias.size(2) == 1 || bias.size(2) >= longest, "pseShift has fewer rows than there are queries.");
+    require(bias.size(2) == 1 || bias.size(2) >= longest,
+            "pseShift has fewer rows than there are queries.");
     problem.bias_head_stride = bias.size(1) == 1 ? 0 : bias.stride(1);
     problem.bias_query_stride = bias.size(2) == 1 ? 0 : bias.stride(2);
     problem.bias_factor = static_cast<float>(call.bias_factor);
   }
-  // The sparse mode and its bounds have no meaning for single queries in a dense layout, except for the
-  // band, which the device honours with a mask.
+  // The sparse mode and its bounds have no meaning for single queries in a dense layout, except for
+  // the band, which the device honours with a mask.
   const bool bounded =
       packed || query.tokens > 1 || call.sparse.mode == 4 || call.single_queries_bounded;
 
@@ -268,14 +281,17 @@ void run(FusedAttention call) {
   if (call.softmax_max && call.softmax_sum) {
     highest = view_heads(*call.softmax_max, packed ? "TND" : "BNSD", call.query_heads);
     total = view_heads(*call.softmax_sum, packed ? "TND" : "BNSD", call.query_heads);
-    require(call.softmax_max->scalar_type() == at::kFloat && call.softmax_sum->scalar_type() == at::kFloat &&
-                highest.head_stride == total.head_stride && highest.token_stride == total.token_stride,
+    require(call.softmax_max->scalar_type() == at::kFloat &&
+                call.softmax_sum->scalar_type() == at::kFloat &&
+                highest.head_stride == total.head_stride &&
+                highest.token_stride == total.token_stride,
             "softmaxMax and softmaxSum must be float32 and alike.");
     problem.lse_head_stride = highest.head_stride;
     problem.lse_token_stride = highest.token_stride;
   }
   bool covered = true;
-  for (const int64_t length : query_lengths) covered = covered && (packed || length == query.tokens);
+  for (const int64_t length : query_lengths)
+    covered = covered && (packed || length == query.tokens);
   if (!covered) out_tensor.zero_();
 
   problem.requests.resize(static_cast<size_t>(requests));
@@ -295,7 +311,8 @@ void run(FusedAttention call) {
       if (first_of(call.key_padding) != nullptr) {
         key_token = key.views.front().tokens - padding_of(call.key_padding, r) - request.key_length;
       }
-      require(query_token >= 0 && key_token >= 0, "padding and length exceed the space of a sequence.");
+      require(query_token >= 0 && key_token >= 0,
+              "padding and length exceed the space of a sequence.");
     }
     request.query = query.at(batch, query_token);
     request.out = out.at(batch, query_token);

@@ -32,7 +32,7 @@ struct FusedAttention {
   OptionalTensor sink = {};
   OptionalTensor lse = {};  // null: not wanted
   OptionalTensor softmax_max = {}, softmax_sum = {};
-  double bias_factor = 1;             // of the bias in the scaled scores
+  double bias_factor = 1;               // of the bias in the scaled scores
   bool single_queries_bounded = false;  // the sparse mode's bounds hold for them as well
 };
 

@@ -1,5 +1,5 @@
-// aclnnFusedInferAttentionScore and its predecessors for prefill and decode: attention over keys and
-// values that are dense, packed one sequence after the other, or paged.
+// aclnnFusedInferAttentionScore and its predecessors for prefill and decode: attention over keys
+// and values that are dense, packed one sequence after the other, or paged.
 
 #include <limits>
 
@@ -10,12 +10,14 @@ namespace {
 
 // One scale tensor for keys and values, [2, ...], is an older form of two.
 FusedAttention prepared(FusedAttention call, const OptionalTensor& scale_of_both,
-                    const OptionalTensor& offset_of_both, int64_t mode_of_both, bool int8_products,
-                    const OptionalTensor& lse) {
-  // The products of int8 queries and keys are rescaled between the two matrix products on the device.
+                        const OptionalTensor& offset_of_both, int64_t mode_of_both,
+                        bool int8_products, const OptionalTensor& lse) {
+  // The products of int8 queries and keys are rescaled between the two matrix products on the
+  // device.
   if (int8_products) {
-    refuse("attention between int8 queries, keys and values (deqScale1, quantScale1, deqScale2) is "
-           "not supported; quantize only the keys and values.");
+    refuse(
+        "attention between int8 queries, keys and values (deqScale1, quantScale1, deqScale2) is "
+        "not supported; quantize only the keys and values.");
   }
   if (!call.key_scale && scale_of_both && scale_of_both->numel() > 0) {
     require(scale_of_both->size(0) == 2, "antiquantScale is [2, ...]: for keys and for values.");
@@ -34,33 +36,34 @@ FusedAttention prepared(FusedAttention call, const OptionalTensor& scale_of_both
 }  // namespace
 
 // The arguments that all versions begin with, those that they end with, and what is made of them.
-#define VNPU_FUSED_INFER_INPUTS                                                                   \
-  const Tensor& query, const TensorList& key, const TensorList& value, \
-  const OptionalTensor& bias, const OptionalTensor& mask, \
-  const OptionalIntArray& query_lengths, const OptionalIntArray& key_lengths, \
-  const OptionalTensor& dequant_scores, const OptionalTensor& quant_weights, \
-  const OptionalTensor& dequant_values, const OptionalTensor& out_scale, \
-  const OptionalTensor& out_offset, const OptionalTensor& scale_of_both, \
-  const OptionalTensor& offset_of_both, const OptionalTensor& block_table, \
-  const OptionalTensor& query_padding, const OptionalTensor& key_padding, \
-  const OptionalTensor& key_scale, const OptionalTensor& key_offset, \
-  const OptionalTensor& value_scale, const OptionalTensor& value_offset, \
-  const OptionalTensor& key_prefix, const OptionalTensor& value_prefix, \
-  const OptionalIntArray& prefix_length
-#define VNPU_FUSED_INFER_ATTRIBUTES \
-  int64_t query_heads, double scale, int64_t pre_tokens, int64_t next_tokens, \
-  const Text& layout, int64_t key_heads, int64_t sparse_mode, int64_t, \
-  int64_t block_size, int64_t mode_of_both, bool wants_lse, int64_t key_mode, \
-  int64_t value_mode
+#define VNPU_FUSED_INFER_INPUTS                                                                    \
+  const Tensor &query, const TensorList &key, const TensorList &value, const OptionalTensor &bias, \
+      const OptionalTensor &mask, const OptionalIntArray &query_lengths,                           \
+      const OptionalIntArray &key_lengths, const OptionalTensor &dequant_scores,                   \
+      const OptionalTensor &quant_weights, const OptionalTensor &dequant_values,                   \
+      const OptionalTensor &out_scale, const OptionalTensor &out_offset,                           \
+      const OptionalTensor &scale_of_both, const OptionalTensor &offset_of_both,                   \
+      const OptionalTensor &block_table, const OptionalTensor &query_padding,                      \
+      const OptionalTensor &key_padding, const OptionalTensor &key_scale,                          \
+      const OptionalTensor &key_offset, const OptionalTensor &value_scale,                         \
+      const OptionalTensor &value_offset, const OptionalTensor &key_prefix,                        \
+      const OptionalTensor &value_prefix, const OptionalIntArray &prefix_length
+#define VNPU_FUSED_INFER_ATTRIBUTES                                                               \
+  int64_t query_heads, double scale, int64_t pre_tokens, int64_t next_tokens, const Text &layout, \
+      int64_t key_heads, int64_t sparse_mode, int64_t, int64_t block_size, int64_t mode_of_both,  \
+      bool wants_lse, int64_t key_mode, int64_t value_mode
 
-#define VNPU_FUSED_INFER_CALL                                                                     \
-  prepared({query, key, value, query_heads, key_heads, scale, layout,                             \
-            {sparse_mode, pre_tokens, next_tokens}, out.tensor, bias, mask, query_lengths,        \
-            key_lengths, out_scale, out_offset, block_table, block_size, query_padding,           \
-            key_padding, {}, key_scale, key_offset, value_scale, value_offset, key_mode,          \
-            value_mode, key_prefix, value_prefix, prefix_length},                                 \
-           scale_of_both, offset_of_both, mode_of_both,                                           \
-           dequant_scores || quant_weights || dequant_values,                                     \
+#define VNPU_FUSED_INFER_CALL                                                                 \
+  prepared({query,        key,           value,       query_heads,                            \
+            key_heads,    scale,         layout,      {sparse_mode, pre_tokens, next_tokens}, \
+            out.tensor,   bias,          mask,        query_lengths,                          \
+            key_lengths,  out_scale,     out_offset,  block_table,                            \
+            block_size,   query_padding, key_padding, {},                                     \
+            key_scale,    key_offset,    value_scale, value_offset,                           \
+            key_mode,     value_mode,    key_prefix,  value_prefix,                           \
+            prefix_length},                                                                   \
+           scale_of_both, offset_of_both, mode_of_both,                                       \
+           dequant_scores || quant_weights || dequant_values,                                 \
            wants_lse ? OptionalTensor(lse.tensor) : OptionalTensor())
 
 VNPU_OPERATOR(FusedInferAttentionScoreV2,
@@ -98,8 +101,8 @@ VNPU_OPERATOR(FusedInferAttentionScoreV5,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
                const OptionalTensor& key_rope, const OptionalTensor&,
                const OptionalTensor& query_scale, const OptionalTensor& sink,
-               const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES, int64_t,
-               int64_t, Out out, Out lse)) {
+               const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES,
+               int64_t, int64_t, Out out, Out lse)) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -120,9 +123,21 @@ VNPU_OPERATOR(PromptFlashAttentionV3,
                int64_t sparse_mode, int64_t, Out out)) {
   const TensorList keys{key};
   const TensorList values{value};
-  run(prepared({query, keys, values, query_heads, key_heads, scale, layout,
-                {sparse_mode, pre_tokens, next_tokens}, out.tensor, bias, mask, query_lengths,
-                key_lengths, out_scale, out_offset},
+  run(prepared({query,
+                keys,
+                values,
+                query_heads,
+                key_heads,
+                scale,
+                layout,
+                {sparse_mode, pre_tokens, next_tokens},
+                out.tensor,
+                bias,
+                mask,
+                query_lengths,
+                key_lengths,
+                out_scale,
+                out_offset},
                {}, {}, 0, dequant_scores || quant_weights || dequant_values, {}));
 }
 
@@ -137,9 +152,10 @@ VNPU_OPERATOR(IncreFlashAttentionV4,
                int64_t query_heads, double scale, const Text& layout, int64_t key_heads,
                int64_t block_size, int64_t, Out out)) {
   constexpr int64_t kAll = std::numeric_limits<int32_t>::max();
-  FusedAttention call{query, key, value, query_heads, key_heads, scale, layout, {0, kAll, kAll},
-                  out.tensor, bias, mask, {}, key_lengths, out_scale, out_offset, block_table,
-                  block_size};
+  FusedAttention call{query,       key,       value,           query_heads, key_heads,
+                      scale,       layout,    {0, kAll, kAll}, out.tensor,  bias,
+                      mask,        {},        key_lengths,     out_scale,   out_offset,
+                      block_table, block_size};
   call.key_padding = key_padding;
   // One scale pair without a mode: per channel, or one for all.
   run(prepared(std::move(call), scale_of_both, offset_of_both, 0,

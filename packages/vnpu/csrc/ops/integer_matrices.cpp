@@ -13,8 +13,9 @@ Tensor multiply_integers(const Tensor& a, const Tensor& b) {
   Tensor sum;
   for (int64_t k = 0; k < std::max<int64_t>(1, depth); k += kExactDepth) {
     const int64_t count = std::min(kExactDepth, depth - k);
-    const Tensor part = at::matmul(a.narrow(-1, k, count).to(at::kFloat), b.narrow(-2, k, count).to(at::kFloat))
-                            .to(at::kInt);
+    const Tensor part =
+        at::matmul(a.narrow(-1, k, count).to(at::kFloat), b.narrow(-2, k, count).to(at::kFloat))
+            .to(at::kInt);
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return sum;
@@ -30,7 +31,8 @@ Tensor unpack_int4(const Tensor& packed) {
 
 Tensor pack_int4(const Tensor& values) {
   if (values.size(-1) % 8 != 0) {
-    refuse("4-bit integers are stored by eights; the last dimension is " + std::to_string(values.size(-1)) + ".");
+    refuse("4-bit integers are stored by eights; the last dimension is " +
+           std::to_string(values.size(-1)) + ".");
   }
   const Tensor nibbles = values.contiguous().unflatten(-1, {-1, 8}).to(at::kInt).bitwise_and(15);
   const Tensor placed = nibbles.bitwise_left_shift(at::arange(0, 32, 4, at::kInt));
@@ -49,7 +51,8 @@ Tensor integer_matrix(const Tensor& matrix, int64_t rows) {
 }
 
 Tensor float_scales(const Tensor& scales) {
-  if (scales.scalar_type() != at::kLong && scales.scalar_type() != at::kUInt64) return scales.to(at::kFloat);
+  if (scales.scalar_type() != at::kLong && scales.scalar_type() != at::kUInt64)
+    return scales.to(at::kFloat);
   const Tensor bits = scales.contiguous().view(at::kLong);
   return bits.bitwise_and(INT64_C(0xffffffff)).to(at::kInt).view(at::kFloat);
 }
@@ -58,8 +61,8 @@ Tensor dense_weight(const LaidOut& weight) {
   const Tensor matrix = weight.matrix();
   if (matrix.dim() != 5) return matrix;
   // [experts, columns / c, rows / 16, 16, c]
-  return matrix.permute({0, 2, 3, 1, 4}).reshape(
-      {matrix.size(0), matrix.size(2) * matrix.size(3), matrix.size(1) * matrix.size(4)});
+  return matrix.permute({0, 2, 3, 1, 4})
+      .reshape({matrix.size(0), matrix.size(2) * matrix.size(3), matrix.size(1) * matrix.size(4)});
 }
 
 }  // namespace vnpu::ops

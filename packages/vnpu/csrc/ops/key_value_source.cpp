@@ -62,7 +62,8 @@ Scales dequantization(const Tensor& scale, const Tensor* offset, int64_t mode, i
       if (last != block_size || count % (heads * last) != 0) wrong();
       scales.how.token = 1, scales.how.head = last, scales.how.block = heads * last;
       break;
-    default: wrong();
+    default:
+      wrong();
   }
   return scales;
 }
@@ -102,11 +103,13 @@ Source paged_source(const Tensor& cache, int64_t heads, int64_t block_size) {
     const Tensor rows = cache.permute({0, 1, 3, 2, 4}).flatten(3, 4).contiguous();
     source.views.push_back(view_heads(rows, "BNSD", heads));
   } else {
-    refuse("a paged cache has 3, 4 or 5 dimensions, this one has sizes " + c10::str(cache.sizes()) + ".");
+    refuse("a paged cache has 3, 4 or 5 dimensions, this one has sizes " + c10::str(cache.sizes()) +
+           ".");
   }
   if (source.views.front().tokens != block_size) {
     refuse("blockSize is " + std::to_string(block_size) + ", but the cache of sizes " +
-           c10::str(cache.sizes()) + " has blocks of " + std::to_string(source.views.front().tokens) +
+           c10::str(cache.sizes()) + " has blocks of " +
+           std::to_string(source.views.front().tokens) +
            " tokens. A cache has sizes [blocks, blockSize, heads * size] or "
            "[blocks, heads, blockSize, size].");
   }

@@ -1,9 +1,9 @@
 // Writing and reading the key-value cache.
 //
 // A paged cache has blocks of `block_size` tokens; slot s is token s % block_size of block
-// s / block_size. Two layouts: "Norm" [blocks, block_size, heads, head_size], and "PA_NZ" with the row
-// of a token, heads * head_size elements, cut into pieces of 32 bytes:
-// [blocks, heads * head_size / piece, block_size, piece] (or with heads as a dimension of its own).
+// s / block_size. Two layouts: "Norm" [blocks, block_size, heads, head_size], and "PA_NZ" with the
+// row of a token, heads * head_size elements, cut into pieces of 32 bytes: [blocks, heads *
+// head_size / piece, block_size, piece] (or with heads as a dimension of its own).
 
 #include "ops/kv_cache.h"
 
@@ -12,7 +12,8 @@
 namespace vnpu::ops {
 namespace {
 
-// The pieces of a token's row, each contiguous: where they lie in the cache and in [tokens, heads, size].
+// The pieces of a token's row, each contiguous: where they lie in the cache and in [tokens, heads,
+// size].
 struct PagedLayout {
   char* data;
   int64_t blocks, block_size;
@@ -41,7 +42,8 @@ bool dense(const Tensor& tensor, int64_t first, int64_t last) {
   return true;
 }
 
-PagedLayout paged_layout(const Tensor& cache, CacheMode mode, bool heads_first, int64_t row_elements) {
+PagedLayout paged_layout(const Tensor& cache, CacheMode mode, bool heads_first,
+                         int64_t row_elements) {
   const auto item = static_cast<int64_t>(cache.element_size());
   PagedLayout layout{};
   layout.data = static_cast<char*>(cache.mutable_data_ptr());
@@ -83,7 +85,8 @@ PagedLayout paged_layout(const Tensor& cache, CacheMode mode, bool heads_first, 
   }
   if (layout.pieces * layout.piece != row_elements * item) {
     refuse("a token has " + std::to_string(row_elements) + " elements, but the cache of sizes " +
-           shape() + " holds " + std::to_string(layout.pieces * layout.piece / item) + " per token.");
+           shape() + " holds " + std::to_string(layout.pieces * layout.piece / item) +
+           " per token.");
   }
   return layout;
 }
@@ -97,7 +100,8 @@ void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, C
     refuse("slotMapping names " + std::to_string(tokens) + " tokens, key or value has " +
            std::to_string(rows.size(0)) + ".");
   }
-  require(rows.scalar_type() == cache.scalar_type(), "key or value differs from its cache in dtype.");
+  require(rows.scalar_type() == cache.scalar_type(),
+          "key or value differs from its cache in dtype.");
   if (tokens == 0 || rows.numel() == 0) return;
   const Tensor source = dense(rows, 1, rows.dim()) ? rows : rows.contiguous();
   const int64_t row_elements = source.numel() / source.size(0);
@@ -165,8 +169,8 @@ void gather_blocks(const Tensor& cache, const Tensor& block_tables,
   }
 }
 
-// Writes updates[i] into target(i) along `axis`, which counts the dimensions of updates; indices are
-// [batch] (first position) or [batch, 2] (first position, number of positions to write).
+// Writes updates[i] into target(i) along `axis`, which counts the dimensions of updates; indices
+// are [batch] (first position) or [batch, 2] (first position, number of positions to write).
 template <class Target>
 void write_ranges(const Tensor& indices, const Tensor& updates, int64_t axis, Target&& target) {
   if (updates.numel() == 0) return;
@@ -201,14 +205,15 @@ void quantize_into(const InOut& self, const Tensor& indices, const Tensor& updat
 
 }  // namespace
 
-VNPU_OPERATOR(ScatterPaKvCache,
-              (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
-               const OptionalTensor& value, OptionalInOut value_cache,
-               const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
-               const Text& cache_mode, const Text& scatter_mode, const IntArray&, const IntArray&)) {
+VNPU_OPERATOR(ScatterPaKvCache, (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
+                                 const OptionalTensor& value, OptionalInOut value_cache,
+                                 const OptionalTensor& compress_lens, const OptionalTensor&,
+                                 const OptionalTensor&, const Text& cache_mode,
+                                 const Text& scatter_mode, const IntArray&, const IntArray&)) {
   // Compressed forms (a slot per head) exist on the device for a few chips only.
   if (compress_lens || slot_mapping.dim() != 1 || key.dim() == 4) {
-    refuse("compressed keys (4-D key, compressLens) are not supported; pass [tokens, heads, size].");
+    refuse(
+        "compressed keys (4-D key, compressLens) are not supported; pass [tokens, heads, size].");
   }
   const bool heads_first = scatter_mode == "NHSD";
   if (!heads_first && !scatter_mode.empty() && scatter_mode != "None") {
@@ -221,11 +226,11 @@ VNPU_OPERATOR(ScatterPaKvCache,
   }
 }
 
-VNPU_OPERATOR(ScatterPaCache,
-              (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
-               const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
-               const Text& cache_mode)) {
-  if (compress_lens) refuse("compressLens is not supported; pass [tokens, heads, size] without it.");
+VNPU_OPERATOR(ScatterPaCache, (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
+                               const OptionalTensor& compress_lens, const OptionalTensor&,
+                               const OptionalTensor&, const Text& cache_mode)) {
+  if (compress_lens)
+    refuse("compressLens is not supported; pass [tokens, heads, size] without it.");
   write_slots(key, key_cache.tensor, slot_mapping, cache_mode_of(cache_mode), false);
 }
 
@@ -253,7 +258,8 @@ VNPU_OPERATOR(GatherPaKvCache,
     return first;
   };
   const int64_t block_dimension = mode == CacheMode::kNorm ? 1 : key_cache.dim() - 2;
-  const std::vector<int64_t> first = first_blocks(std::max<int64_t>(1, key_cache.size(block_dimension)));
+  const std::vector<int64_t> first =
+      first_blocks(std::max<int64_t>(1, key_cache.size(block_dimension)));
   gather_blocks(key_cache, block_tables, lengths, first, mode, key.tensor);
   gather_blocks(value_cache, block_tables, lengths, first, mode, value.tensor);
 }

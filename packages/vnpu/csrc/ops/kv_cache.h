@@ -4,11 +4,12 @@
 
 namespace vnpu::ops {
 
-// How a paged cache lies in memory: a token's row in one piece, or in pieces of 32 bytes that lie apart.
+// How a paged cache lies in memory: a token's row in one piece, or in pieces of 32 bytes that lie
+// apart.
 enum class CacheMode { kNorm, kPieces };
 
-// Writes rows [tokens, ...] to the slots [tokens] of a paged cache; tokens with a negative slot have
-// none. `heads_first`: the cache is [blocks, heads, block_size, size].
+// Writes rows [tokens, ...] to the slots [tokens] of a paged cache; tokens with a negative slot
+// have none. `heads_first`: the cache is [blocks, heads, block_size, size].
 void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, CacheMode mode,
                  bool heads_first);
 

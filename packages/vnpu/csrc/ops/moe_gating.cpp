@@ -1,5 +1,5 @@
-// Which experts a token goes to, and with what weight. Scores are computed in fp32; of equal scores the
-// expert with the lower number wins.
+// Which experts a token goes to, and with what weight. Scores are computed in fp32; of equal scores
+// the expert with the lower number wins.
 
 #include <limits>
 
@@ -26,8 +26,8 @@ Tensor activated(const Tensor& x, int64_t activation) {
   refuse("normType " + std::to_string(activation) + " is not known; use 0 softmax or 1 sigmoid.");
 }
 
-// Experts outside of the best groups get -inf. A group's score is its largest (0) or the sum of its two
-// largest scores (1).
+// Experts outside of the best groups get -inf. A group's score is its largest (0) or the sum of its
+// two largest scores (1).
 Tensor within_groups(const Tensor& scores, const Gating& how) {
   const int64_t experts = scores.size(-1);
   if (how.groups <= 1 || how.chosen_groups >= how.groups) return scores;
@@ -36,9 +36,9 @@ Tensor within_groups(const Tensor& scores, const Gating& how) {
            " groups.");
   }
   const Tensor grouped = scores.view({-1, how.groups, experts / how.groups});
-  const Tensor group_scores = how.group_score == 0
-                                  ? grouped.amax(-1)
-                                  : largest(grouped, std::min<int64_t>(2, grouped.size(-1))).first.sum(-1);
+  const Tensor group_scores =
+      how.group_score == 0 ? grouped.amax(-1)
+                           : largest(grouped, std::min<int64_t>(2, grouped.size(-1))).first.sum(-1);
   const Tensor chosen = largest(group_scores, how.chosen_groups).second;
   const Tensor hidden = at::ones(group_scores.sizes(), at::kBool).scatter(-1, chosen, false);
   return grouped.masked_fill(hidden.unsqueeze(-1), -std::numeric_limits<double>::infinity())
@@ -82,15 +82,17 @@ VNPU_OPERATOR(MoeGatingTopK,
                int64_t groups, int64_t group_score, int64_t renormalize, int64_t activation,
                bool wants_scores, double scaling_factor, double epsilon, Out y, Out expert_index,
                OptionalOut scores)) {
-  gate(x, bias, {}, {k, chosen_groups, groups, group_score, renormalize, activation, scaling_factor, epsilon},
+  gate(x, bias, {},
+       {k, chosen_groups, groups, group_score, renormalize, activation, scaling_factor, epsilon},
        wants_scores, y, expert_index, scores);
 }
 
 VNPU_OPERATOR(MoeGatingTopKV2,
               (const Tensor& x, const OptionalTensor& bias, const OptionalTensor& input_ids,
-               const OptionalTensor& experts_of_ids, int64_t k, int64_t chosen_groups, int64_t groups,
-               int64_t group_score, int64_t renormalize, int64_t activation, bool wants_scores,
-               double scaling_factor, double epsilon, Out y, Out expert_index, OptionalOut scores)) {
+               const OptionalTensor& experts_of_ids, int64_t k, int64_t chosen_groups,
+               int64_t groups, int64_t group_score, int64_t renormalize, int64_t activation,
+               bool wants_scores, double scaling_factor, double epsilon, Out y, Out expert_index,
+               OptionalOut scores)) {
   OptionalTensor chosen;
   if (input_ids && experts_of_ids) {  // the experts depend on the token's id only
     chosen = experts_of_ids->index_select(0, input_ids->to(at::kLong)).to(at::kLong);
@@ -100,15 +102,16 @@ VNPU_OPERATOR(MoeGatingTopKV2,
        wants_scores, y, expert_index, scores);
 }
 
-VNPU_OPERATOR(MoeGatingTopKSoftmax, (const Tensor& x, const OptionalTensor& finished, int64_t k, Out y,
-                                     Out expert_index, Out row_index)) {
+VNPU_OPERATOR(MoeGatingTopKSoftmax, (const Tensor& x, const OptionalTensor& finished, int64_t k,
+                                     Out y, Out expert_index, Out row_index)) {
   if (x.numel() == 0) return;
   const auto [weights, chosen] = largest(at::softmax(x.to(at::kFloat), -1), k);
   store(y, weights);
   store(expert_index, with_finished(chosen, finished, x.size(-1)));
   // Row i, choice j has the number that it has when choices are numbered column by column.
   const int64_t rows = x.numel() / x.size(-1);
-  store(row_index, at::arange(rows * k, at::kInt).view({k, rows}).t().reshape(row_index.tensor.sizes()));
+  store(row_index,
+        at::arange(rows * k, at::kInt).view({k, rows}).t().reshape(row_index.tensor.sizes()));
 }
 
 VNPU_OPERATOR(MoeGatingTopKSoftmaxV2,

@@ -31,7 +31,8 @@ Tensor positions(const Tensor& assignments) {
 }
 
 Tensor count_experts(const Tensor& experts, int64_t first, int64_t last) {
-  const Tensor inside = experts.masked_select(experts.ge(first).logical_and(experts.lt(last))) - first;
+  const Tensor inside =
+      experts.masked_select(experts.ge(first).logical_and(experts.lt(last))) - first;
   return at::bincount(inside, {}, last - first);
 }
 
@@ -43,19 +44,22 @@ constexpr int64_t kNotQuantized = -1;
 constexpr int64_t kStatic = 0;
 constexpr int64_t kDynamic = 1;
 
-QuantizedRows quantize(const Tensor& rows, const OptionalTensor& scale, const OptionalTensor& offset,
-                       int64_t mode, const Tensor& experts, int64_t first_expert) {
+QuantizedRows quantize(const Tensor& rows, const OptionalTensor& scale,
+                       const OptionalTensor& offset, int64_t mode, const Tensor& experts,
+                       int64_t first_expert) {
   Tensor wide = rows.to(at::kFloat);
   if (mode == kStatic) {
     require(scale && offset, "static quantization needs scale and offset.");
     const auto of_rows = [&](const Tensor& parameter) {  // one, or one row per expert
       const Tensor values = parameter.to(at::kFloat);
-      return values.numel() == 1 ? values.reshape({}) : values.index_select(0, experts - first_expert);
+      return values.numel() == 1 ? values.reshape({})
+                                 : values.index_select(0, experts - first_expert);
     };
     return {to_int8(wide * of_rows(*scale) + of_rows(*offset)), {}};
   }
   if (mode != kDynamic) {
-    refuse("quantMode " + std::to_string(mode) + " is not supported; use -1, 0 static or 1 dynamic.");
+    refuse("quantMode " + std::to_string(mode) +
+           " is not supported; use -1, 0 static or 1 dynamic.");
   }
   if (scale) {
     wide = wide * (scale->size(0) == 1 ? *scale : scale->index_select(0, experts - first_expert));
@@ -85,7 +89,8 @@ struct InitRoutingOut {
 Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
   const int64_t k = call.expert_index.size(-1);
   const SortedAssignments all = sort_assignments(call.expert_index);
-  const Tensor inside = all.experts.ge(call.first_expert).logical_and(all.experts.lt(call.last_expert));
+  const Tensor inside =
+      all.experts.ge(call.first_expert).logical_and(all.experts.lt(call.last_expert));
   Tensor experts = all.experts.masked_select(inside);
   Tensor assignments = all.assignments.masked_select(inside);
 
@@ -127,7 +132,8 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
   if (call.quant_mode == kNotQuantized) {
     rows_out.index_copy_(0, place, rows.to(rows_out.scalar_type()));
     if (call.scale && out.scale && out.scale->numel() > 0) {
-      out.scale->view({-1}).index_copy_(0, place, call.scale->reshape({-1}).index_select(0, tokens));
+      out.scale->view({-1}).index_copy_(0, place,
+                                        call.scale->reshape({-1}).index_select(0, tokens));
     }
     return all.experts;
   }
@@ -179,10 +185,13 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
   if (call.skip2) sum = sum + call.skip2->to(at::kFloat);
   for (int64_t i = 0; i < k; ++i) {
     const Tensor which = index[i];
-    Tensor part = rows.index_select(0, which.clamp_min(0)).masked_fill(which.lt(0).unsqueeze(-1), 0);
+    Tensor part =
+        rows.index_select(0, which.clamp_min(0)).masked_fill(which.lt(0).unsqueeze(-1), 0);
     if (call.bias) {
       require(call.expert_index.has_value(), "bias needs the experts of the tokens.");
-      part = part + call.bias->to(at::kFloat).index_select(0, call.expert_index->select(1, i).to(at::kLong));
+      part =
+          part +
+          call.bias->to(at::kFloat).index_select(0, call.expert_index->select(1, i).to(at::kLong));
     }
     if (call.scales) part = part * call.scales->select(1, i).to(at::kFloat).unsqueeze(-1);
     sum = sum + part;
@@ -192,9 +201,8 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
 
 }  // namespace
 
-VNPU_OPERATOR(MoeInitRouting,
-              (const Tensor& x, const Tensor& row_index, const Tensor& expert_index, int64_t, Out x_out,
-               Out row_index_out, Out expert_index_out)) {
+VNPU_OPERATOR(MoeInitRouting, (const Tensor& x, const Tensor& row_index, const Tensor& expert_index,
+                               int64_t, Out x_out, Out row_index_out, Out expert_index_out)) {
   // The oldest form: rows carry numbers, and a number modulo the tokens is the token.
   if (x.numel() == 0) return;
   const SortedAssignments all = sort_assignments(expert_index);
@@ -209,10 +217,19 @@ VNPU_OPERATOR(MoeInitRoutingV2,
               (const Tensor& x, const Tensor& expert_index, int64_t active_rows, int64_t capacity,
                int64_t experts, int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop,
                Out x_out, Out row_index_out, OptionalOut counts_out, OptionalOut before_drop_out)) {
-  const Tensor sorted = init_routing(
-      {x, expert_index, {}, {}, active_rows, capacity, experts, drop_pad_mode == 1, kNotQuantized, 0,
-       last_expert(experts), false},
-      {x_out.tensor, row_index_out.tensor, {}});
+  const Tensor sorted = init_routing({x,
+                                      expert_index,
+                                      {},
+                                      {},
+                                      active_rows,
+                                      capacity,
+                                      experts,
+                                      drop_pad_mode == 1,
+                                      kNotQuantized,
+                                      0,
+                                      last_expert(experts),
+                                      false},
+                                     {x_out.tensor, row_index_out.tensor, {}});
   store_counts(sorted, experts, count_form, counts_out);
   if (counts_before_drop) store_counts(sorted, experts, 2, before_drop_out);
 }
@@ -232,9 +249,10 @@ VNPU_OPERATOR(MoeInitRoutingV3,
   if (row_index_type == 1 && drop_pad_mode == 1) {
     refuse("rowIdxType 1 (scatter) has no meaning in drop-and-pad mode.");
   }
-  const Tensor sorted = init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
-                                      drop_pad_mode == 1, quant_mode, first, last, row_index_type == 1},
-                                     {x_out.tensor, row_index_out.tensor, scale_out.tensor});
+  const Tensor sorted =
+      init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
+                    drop_pad_mode == 1, quant_mode, first, last, row_index_type == 1},
+                   {x_out.tensor, row_index_out.tensor, scale_out.tensor});
   if (!wants_counts || !counts_out || counts_out.tensor->numel() == 0) return;
   const Tensor counts = count_experts(sorted, first, last);
   if (count_form == 0) {
@@ -252,13 +270,13 @@ VNPU_OPERATOR(MoeInitRoutingV3,
 VNPU_OPERATOR(MoeInitRoutingQuantV2,
               (const Tensor& x, const Tensor& expert_index, const OptionalTensor& scale,
                const OptionalTensor& offset, int64_t active_rows, int64_t capacity, int64_t experts,
-               int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop, int64_t quant_mode,
-               Out x_out, Out row_index_out, OptionalOut counts_out, OptionalOut before_drop_out,
-               OptionalOut scale_out)) {
-  const Tensor sorted = init_routing(
-      {x, expert_index, scale, offset, active_rows, capacity, experts, drop_pad_mode == 1, quant_mode, 0,
-       last_expert(experts), false},
-      {x_out.tensor, row_index_out.tensor, scale_out.tensor});
+               int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop,
+               int64_t quant_mode, Out x_out, Out row_index_out, OptionalOut counts_out,
+               OptionalOut before_drop_out, OptionalOut scale_out)) {
+  const Tensor sorted =
+      init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
+                    drop_pad_mode == 1, quant_mode, 0, last_expert(experts), false},
+                   {x_out.tensor, row_index_out.tensor, scale_out.tensor});
   store_counts(sorted, experts, count_form, counts_out);
   if (counts_before_drop) store_counts(sorted, experts, 2, before_drop_out);
 }
@@ -272,13 +290,15 @@ VNPU_OPERATOR(MoeFinalizeRouting,
 
 VNPU_OPERATOR(MoeFinalizeRoutingV2,
               (const Tensor& rows, const Tensor& row_index, const OptionalTensor& skip1,
-               const OptionalTensor& skip2, const OptionalTensor& bias, const OptionalTensor& scales,
-               const OptionalTensor& expert_index, int64_t drop_pad_mode, Out out)) {
+               const OptionalTensor& skip2, const OptionalTensor& bias,
+               const OptionalTensor& scales, const OptionalTensor& expert_index,
+               int64_t drop_pad_mode, Out out)) {
   // 0 and 2 dropless, 1 and 3 drop-and-pad; 0 and 1 number the assignments choice by choice.
   if (drop_pad_mode < 0 || drop_pad_mode > 3) {
     refuse("dropPadMode " + std::to_string(drop_pad_mode) + " is not known; use 0 to 3.");
   }
-  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, drop_pad_mode < 2}, out);
+  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, drop_pad_mode < 2},
+                   out);
 }
 
 VNPU_OPERATOR(MoeTokenPermute, (const Tensor& tokens, const Tensor& indices, int64_t out_tokens,
@@ -289,7 +309,8 @@ VNPU_OPERATOR(MoeTokenPermute, (const Tensor& tokens, const Tensor& indices, int
   const SortedAssignments all = sort_assignments(indices);
   store(sorted_indices, positions(all.assignments));
   const int64_t rows = permuted.tensor.size(0);  // outTokens, or all when it is 0 or negative
-  require(out_tokens <= indices.numel() && rows <= indices.numel(), "numOutTokens exceeds the tokens.");
+  require(out_tokens <= indices.numel() && rows <= indices.numel(),
+          "numOutTokens exceeds the tokens.");
   store(permuted, tokens.index_select(0, at::floor_divide(all.assignments.narrow(0, 0, rows), k)));
 }
 
@@ -305,8 +326,8 @@ VNPU_OPERATOR(MoeTokenUnpermute,
   for (int64_t i = 0; i < k; ++i) {
     const Tensor which = index.select(1, i);
     const Tensor dropped = which.ge(rows.size(0));  // numOutTokens left it out
-    Tensor part = rows.index_select(0, which.masked_fill(dropped, 0))
-                      .masked_fill(dropped.unsqueeze(-1), 0);
+    Tensor part =
+        rows.index_select(0, which.masked_fill(dropped, 0)).masked_fill(dropped.unsqueeze(-1), 0);
     if (weights) part = part * weights->select(1, i).to(at::kFloat).unsqueeze(-1);
     sum = sum + part;
   }
@@ -324,7 +345,8 @@ VNPU_OPERATOR(MoeTokenPermuteWithRoutingMap,
   if (drop_and_pad) {
     const int64_t capacity = out_tokens / experts;
     const Tensor chosen =  // per expert the tokens routed to it first, then others as padding
-        at::argsort(map.to(at::kByte), /*stable=*/true, -1, /*descending=*/true).narrow(1, 0, capacity);
+        at::argsort(map.to(at::kByte), /*stable=*/true, -1, /*descending=*/true)
+            .narrow(1, 0, capacity);
     store(sorted_indices, chosen.reshape({-1}));
     store(permuted, tokens.index_select(0, chosen.reshape({-1})));
     if (weights && weights_out) store(weights_out, weights->t().gather(1, chosen).reshape({-1}));
@@ -345,8 +367,8 @@ VNPU_OPERATOR(MoeReRouting,
               (const Tensor& tokens, const Tensor& counts, const OptionalTensor& scales,
                int64_t count_form, int64_t index_type, Out tokens_out, OptionalOut scales_out,
                Out index_out, Out counts_out)) {
-  // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall lie
-  // expert by expert, within an expert rank by rank.
+  // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall
+  // lie expert by expert, within an expert rank by rank.
   const Tensor sizes = counts.to(at::kLong).contiguous();
   const Tensor per_expert = sizes.sum(0);
   store(counts_out, count_form == 0 ? per_expert.cumsum(0) : per_expert);

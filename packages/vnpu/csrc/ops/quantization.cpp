@@ -1,5 +1,5 @@
-// Numbers to 8-bit and 4-bit integers and back. Rounding is to the nearest, halves to even, unless a
-// mode says otherwise; results are clamped to the range of the type.
+// Numbers to 8-bit and 4-bit integers and back. Rounding is to the nearest, halves to even, unless
+// a mode says otherwise; results are clamped to the range of the type.
 
 #include "ops/int8_quantization.h"
 #include "ops/integer_matrices.h"
@@ -66,7 +66,9 @@ void quantize_dynamically(const Tensor& x, const DynamicRange& how, const Out& y
   }
   const bool four_bits = y.tensor.scalar_type() == at::kInt;
   const double most = four_bits ? 7 : 127;
-  const auto shaped = [](const Tensor& values, const Tensor& like) { return values.reshape(like.sizes()); };
+  const auto shaped = [](const Tensor& values, const Tensor& like) {
+    return values.reshape(like.sizes());
+  };
   if (how.symmetric) {
     const Tensor step = wide.abs().amax(dims, /*keepdim=*/true) / most;
     // A row of zeros has no range; its integers are zero.
@@ -85,7 +87,8 @@ void quantize_dynamically(const Tensor& x, const DynamicRange& how, const Out& y
 
 void require_integer_type(int64_t type) {
   if (type != kAclInt8 && type != kAclInt32 && type != kAclInt4) {
-    refuse("dstType " + std::to_string(type) + " is not supported; use int8 (2) or int4 (29, 3 packed).");
+    refuse("dstType " + std::to_string(type) +
+           " is not supported; use int8 (2) or int4 (29, 3 packed).");
   }
 }
 
@@ -100,7 +103,8 @@ Tensor along(const Tensor& parameter, const Tensor& x, int64_t axis) {
 }
 
 void quantize_statically(const Tensor& x, const Tensor& scale, const OptionalTensor& offset,
-                         bool squared, const Text& round_mode, int64_t type, int64_t axis, const Out& y) {
+                         bool squared, const Text& round_mode, int64_t type, int64_t axis,
+                         const Out& y) {
   require_integer_type(type);
   if (x.numel() == 0) return;
   Tensor factor = along(scale, x, axis);
@@ -112,8 +116,13 @@ void quantize_statically(const Tensor& x, const Tensor& scale, const OptionalTen
 
 // The bits of a float's sign, exponent and 10 mantissa bits, which is what the device reads, with a
 // mark at bit 46 and, when there is one, a 9-bit offset from bit 37 on.
-void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool round, const Out& out) {
-  Tensor bits = scale.to(at::kFloat).contiguous().view(at::kInt).to(at::kLong).bitwise_and(INT64_C(0xffffffff));
+void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool round,
+                     const Out& out) {
+  Tensor bits = scale.to(at::kFloat)
+                    .contiguous()
+                    .view(at::kInt)
+                    .to(at::kLong)
+                    .bitwise_and(INT64_C(0xffffffff));
   if (round) bits = bits + 0xfff + bits.bitwise_right_shift(13).bitwise_and(1);
   bits = bits.bitwise_and(INT64_C(0xffffe000)).bitwise_or(INT64_C(1) << 46);
   if (offset) {
@@ -128,20 +137,22 @@ void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool rou
 VNPU_OPERATOR(DynamicQuant, (const Tensor& x, const OptionalTensor& smooth, Out y, Out scale)) {
   quantize_dynamically(x, {smooth, {}}, y, scale, {});
 }
-VNPU_OPERATOR(DynamicQuantV2, (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
-                               int64_t type, Out y, Out scale, OptionalOut offset)) {
+VNPU_OPERATOR(DynamicQuantV2,
+              (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
+               int64_t type, Out y, Out scale, OptionalOut offset)) {
   require_integer_type(type);
   quantize_dynamically(x, {smooth, groups, !offset}, y, scale, offset);
 }
-VNPU_OPERATOR(DynamicQuantV3, (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
-                               int64_t type, bool symmetric, const Text& over, Out y, Out scale,
-                               OptionalOut offset)) {
+VNPU_OPERATOR(DynamicQuantV3, (const Tensor& x, const OptionalTensor& smooth,
+                               const OptionalTensor& groups, int64_t type, bool symmetric,
+                               const Text& over, Out y, Out scale, OptionalOut offset)) {
   require_integer_type(type);
   quantize_dynamically(x, {smooth, groups, symmetric, over}, y, scale, offset);
 }
-VNPU_OPERATOR(DynamicQuantV4, (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
-                               int64_t type, bool symmetric, const Text& over, float largest, Out y,
-                               Out scale, OptionalOut offset)) {
+VNPU_OPERATOR(DynamicQuantV4,
+              (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
+               int64_t type, bool symmetric, const Text& over, float largest, Out y, Out scale,
+               OptionalOut offset)) {
   require_integer_type(type);
   require(largest == 0, "dstTypeMax belongs to hifloat8, which is not supported.");
   quantize_dynamically(x, {smooth, groups, symmetric, over}, y, scale, offset);
@@ -152,8 +163,9 @@ VNPU_OPERATOR(AscendQuant, (const Tensor& x, const Tensor& scale, const Optional
                             bool squared, const Text& round_mode, int32_t type, Out y)) {
   quantize_statically(x, scale, offset, squared, round_mode, type, -1, y);
 }
-VNPU_OPERATOR(AscendQuantV3, (const Tensor& x, const Tensor& scale, const OptionalTensor& offset,
-                              bool squared, const Text& round_mode, int32_t type, int32_t axis, Out y)) {
+VNPU_OPERATOR(AscendQuantV3,
+              (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool squared,
+               const Text& round_mode, int32_t type, int32_t axis, Out y)) {
   quantize_statically(x, scale, offset, squared, round_mode, type, axis, y);
 }
 
@@ -177,26 +189,34 @@ VNPU_OPERATOR(Quantize, (const Tensor& x, const Tensor& scales, const OptionalTe
   if (zero_points) values = values + along(*zero_points, x, axis);
   values = at::nan_to_num(values.round(), 0.0);
   switch (type.type) {
-    case at::kChar: store(out, values.clamp(-128, 127)); return;
-    case at::kByte: store(out, values.clamp(0, 255)); return;
+    case at::kChar:
+      store(out, values.clamp(-128, 127));
+      return;
+    case at::kByte:
+      store(out, values.clamp(0, 255));
+      return;
     case at::kInt:  // in double, where the limits of int32 are numbers
       store(out, values.to(at::kDouble).clamp(-2147483648.0, 2147483647.0));
       return;
-    default: refuse(std::string("dtype ") + c10::toString(type.type) + " is not supported; use int8, uint8 or int32.");
+    default:
+      refuse(std::string("dtype ") + c10::toString(type.type) +
+             " is not supported; use int8, uint8 or int32.");
   }
 }
 
 VNPU_OPERATOR(TransQuantParamV2, (const Tensor& scale, const OptionalTensor& offset, Out out)) {
   pack_parameters(scale, offset, false, out);
 }
-VNPU_OPERATOR(TransQuantParamV3, (const Tensor& scale, const OptionalTensor& offset, int64_t round_mode, Out out)) {
+VNPU_OPERATOR(TransQuantParamV3,
+              (const Tensor& scale, const OptionalTensor& offset, int64_t round_mode, Out out)) {
   pack_parameters(scale, offset, round_mode == 1, out);
 }
 
-// x int32 [m, n] -> (x + bias) * weight_scale [n] * activation_scale [m], where an integer bias is added
-// before and another one after scaling.
-VNPU_OPERATOR(DequantBias, (const Tensor& x, const Tensor& weight_scale,
-                            const OptionalTensor& activation_scale, const OptionalTensor& bias, int64_t, Out out)) {
+// x int32 [m, n] -> (x + bias) * weight_scale [n] * activation_scale [m], where an integer bias is
+// added before and another one after scaling.
+VNPU_OPERATOR(DequantBias,
+              (const Tensor& x, const Tensor& weight_scale, const OptionalTensor& activation_scale,
+               const OptionalTensor& bias, int64_t, Out out)) {
   if (x.numel() == 0) return;
   const bool integer_bias = bias && bias->scalar_type() == at::kInt;
   Tensor values = (integer_bias ? x + *bias : x).to(at::kFloat) * weight_scale.to(at::kFloat);

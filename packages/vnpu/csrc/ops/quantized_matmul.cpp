@@ -17,7 +17,9 @@ struct QuantMatmul {
   bool transpose1, transpose2;
 };
 
-Tensor turned(const Tensor& matrix, bool transpose) { return transpose ? matrix.transpose(-1, -2) : matrix; }
+Tensor turned(const Tensor& matrix, bool transpose) {
+  return transpose ? matrix.transpose(-1, -2) : matrix;
+}
 
 void quant_matmul(const QuantMatmul& call, const Out& out) {
   if (out.tensor.numel() == 0) return;
@@ -64,7 +66,8 @@ void weight_quant_matmul(const WeightQuantMatmul& call, int64_t group_size, cons
   const int64_t rows = call.x.size(-1);
   const Tensor integers = integer_matrix(call.weight, rows);
   if (integers.size(-2) != rows) {
-    refuse("x has " + std::to_string(rows) + " columns, weight " + std::to_string(integers.size(-2)) + " rows.");
+    refuse("x has " + std::to_string(rows) + " columns, weight " +
+           std::to_string(integers.size(-2)) + " rows.");
   }
   Tensor weight = integers.to(at::kFloat);
   if (call.offset) weight = weight + over_rows(*call.offset, rows, group_size);
@@ -93,21 +96,21 @@ VNPU_OPERATOR(QuantMatmulWeightNz,
 }
 
 VNPU_OPERATOR(WeightQuantBatchMatmulV2,
-              (const Tensor& x, const LaidOut& weight, const Tensor& scale, const OptionalTensor& offset,
-               const OptionalTensor& out_scale, const OptionalTensor&, const OptionalTensor& bias,
-               int32_t group_size, Out out)) {
+              (const Tensor& x, const LaidOut& weight, const Tensor& scale,
+               const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
+               const OptionalTensor& bias, int32_t group_size, Out out)) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 VNPU_OPERATOR(WeightQuantBatchMatmulV3,
-              (const Tensor& x, const LaidOut& weight, const Tensor& scale, const OptionalTensor& offset,
-               const OptionalTensor& out_scale, const OptionalTensor&, const OptionalTensor& bias,
-               int32_t group_size, int32_t, Out out)) {
+              (const Tensor& x, const LaidOut& weight, const Tensor& scale,
+               const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
+               const OptionalTensor& bias, int32_t group_size, int32_t, Out out)) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 VNPU_OPERATOR(WeightQuantBatchMatmulNz,
-              (const Tensor& x, const LaidOut& weight, const Tensor& scale, const OptionalTensor& offset,
-               const OptionalTensor& out_scale, const OptionalTensor&, const OptionalTensor& bias,
-               int32_t group_size, Out out)) {
+              (const Tensor& x, const LaidOut& weight, const Tensor& scale,
+               const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
+               const OptionalTensor& bias, int32_t group_size, Out out)) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 

@@ -1,8 +1,10 @@
-// Rotary position embedding. All forms share one kernel: pairs (a, b) of a row are turned by an angle,
+// Rotary position embedding. All forms share one kernel: pairs (a, b) of a row are turned by an
+// angle,
 //
 //   out[p] = x[a] * cos[p] - x[b] * sin[p]        out[q] = x[b] * cos[q] + x[a] * sin[q]
 //
-// and the modes differ in which elements are a pair. Arithmetic is in fp32, rounded once at the end.
+// and the modes differ in which elements are a pair. Arithmetic is in fp32, rounded once at the
+// end.
 
 #include "ops/rotary.h"
 
@@ -20,13 +22,16 @@ Pair pair(Pairing pairing, int64_t i, int64_t width) {
   const int64_t half = width / 2;
   const int64_t quarter = width / 4;
   switch (pairing) {
-    case Pairing::kHalf: return {i, i + half, i, i + half};
-    case Pairing::kInterleave: return {2 * i, 2 * i + 1, 2 * i, 2 * i + 1};
+    case Pairing::kHalf:
+      return {i, i + half, i, i + half};
+    case Pairing::kInterleave:
+      return {2 * i, 2 * i + 1, 2 * i, 2 * i + 1};
     case Pairing::kQuarter: {
       const int64_t a = i / quarter * half + i % quarter;
       return {a, a + quarter, a, a + quarter};
     }
-    case Pairing::kInterleaveHalf: return {2 * i, 2 * i + 1, i, i + half};
+    case Pairing::kInterleaveHalf:
+      return {2 * i, 2 * i + 1, i, i + half};
   }
   return {};
 }
@@ -35,7 +40,8 @@ template <class T, class A>
 void rotate_row(const T* x, const A* cos, const A* sin, bool one_per_pair, Pairing pairing,
                 int64_t width, float* turned) {
   const int64_t half = width / 2;
-  if (pairing == Pairing::kHalf) {  // the loop without index arithmetic, which the compiler vectorizes
+  if (pairing ==
+      Pairing::kHalf) {  // the loop without index arithmetic, which the compiler vectorizes
     const int64_t second = one_per_pair ? 0 : half;
     for (int64_t i = 0; i < half; ++i) {
       const float a = static_cast<float>(x[i]);
@@ -150,16 +156,18 @@ Pairing pairing_of(const Text& mode) {
 
 void rotate_both(const InOut& query, const InOut& key, const Tensor& cos, const Tensor& sin,
                  int64_t layout, Pairing pairing) {
-  // 1 BSND, 2 SBND, 3 BNSD, 4 TND; the heads' dimension of cos has size 1, so broadcasting does the rest.
+  // 1 BSND, 2 SBND, 3 BNSD, 4 TND; the heads' dimension of cos has size 1, so broadcasting does the
+  // rest.
   if (layout < 1 || layout > 4) {
-    refuse("layout " + std::to_string(layout) + " is not known. Use 1 BSND, 2 SBND, 3 BNSD, 4 TND.");
+    refuse("layout " + std::to_string(layout) +
+           " is not known. Use 1 BSND, 2 SBND, 3 BNSD, 4 TND.");
   }
   rotate(query.tensor, {cos, sin, false}, pairing, query.tensor);
   rotate(key.tensor, {cos, sin, false}, pairing, key.tensor);
 }
 
-// Angles of each token from a table of rows [cos | sin]: [tokens, 1, rotary/2] each. With several rows
-// of positions (multimodal rotary embedding), `section` says which row supplies which angle.
+// Angles of each token from a table of rows [cos | sin]: [tokens, 1, rotary/2] each. With several
+// rows of positions (multimodal rotary embedding), `section` says which row supplies which angle.
 std::pair<Tensor, Tensor> gather_angles(const Tensor& table, const Tensor& positions,
                                         const IntArray& section, bool interleaved) {
   const int64_t half = table.size(-1) / 2;
@@ -179,7 +187,8 @@ std::pair<Tensor, Tensor> gather_angles(const Tensor& table, const Tensor& posit
   const Tensor angles = rows.view({groups, -1, 1, 2 * half});
   std::vector<int64_t> source(static_cast<size_t>(half), 0);  // the row of positions of each angle
   if (interleaved) {
-    // Angles 1, 4, 7 ... come from row 1 and 2, 5, 8 ... from row 2, as far as their sections reach.
+    // Angles 1, 4, 7 ... come from row 1 and 2, 5, 8 ... from row 2, as far as their sections
+    // reach.
     require(groups == 3, "interleaved sections take three rows of positions.");
     for (int64_t g = 1; g < 3; ++g) {
       for (int64_t i = g; i < std::min(half, 3 * section[g]); i += 3) source[i] = g;
@@ -206,8 +215,8 @@ void rotate_from_table(const Tensor& positions, const Tensor& query, const Tenso
   const auto [cos, sin] = gather_angles(table, positions, section, interleaved_sections);
   const Pairing pairing = half_style ? Pairing::kHalf : Pairing::kInterleave;
   const auto heads = [&](const Tensor& flat) {
-    return flat.view({flat.size(0), flat.numel() / std::max<int64_t>(1, flat.size(0)) / head_size,
-                      head_size});
+    return flat.view(
+        {flat.size(0), flat.numel() / std::max<int64_t>(1, flat.size(0)) / head_size, head_size});
   };
   require(query.size(-1) % head_size == 0 && key.size(-1) % head_size == 0,
           "the width of query or key is not a multiple of headSize.");
@@ -218,8 +227,8 @@ void rotate_from_table(const Tensor& positions, const Tensor& query, const Tenso
 
 }  // namespace
 
-VNPU_OPERATOR(RotaryPositionEmbedding, (const Tensor& x, const Tensor& cos, const Tensor& sin,
-                                        int64_t mode, Out out)) {
+VNPU_OPERATOR(RotaryPositionEmbedding,
+              (const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t mode, Out out)) {
   rotate(x, {cos, sin, false}, pairing_of(mode), out.tensor);
 }
 
@@ -234,8 +243,8 @@ VNPU_OPERATOR(RotaryPositionEmbeddingV2, (const Tensor& x, const Tensor& cos, co
   store(out, wide * cos + at::matmul(wide, rotation->to(at::kFloat)) * sin);
 }
 
-VNPU_OPERATOR(ApplyRotaryPosEmb, (InOut query, InOut key, const Tensor& cos, const Tensor& sin,
-                                  int64_t layout)) {
+VNPU_OPERATOR(ApplyRotaryPosEmb,
+              (InOut query, InOut key, const Tensor& cos, const Tensor& sin, int64_t layout)) {
   rotate_both(query, key, cos, sin, layout, Pairing::kHalf);
 }
 
@@ -244,10 +253,9 @@ VNPU_OPERATOR(ApplyRotaryPosEmbV2, (InOut query, InOut key, const Tensor& cos, c
   rotate_both(query, key, cos, sin, layout, pairing_of(rotary_mode));
 }
 
-VNPU_OPERATOR(RopeWithSinCosCache,
-              (const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& table,
-               const IntArray& section, int64_t head_size, bool half_style, Out query_out,
-               Out key_out)) {
+VNPU_OPERATOR(RopeWithSinCosCache, (const Tensor& positions, const Tensor& query, const Tensor& key,
+                                    const Tensor& table, const IntArray& section, int64_t head_size,
+                                    bool half_style, Out query_out, Out key_out)) {
   rotate_from_table(positions, query, key, table, section, head_size, half_style, false, query_out,
                     key_out);
 }
