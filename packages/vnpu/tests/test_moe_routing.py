@@ -167,6 +167,39 @@ def test_tokens_beyond_the_capacity_are_dropped(capacity: int, seed: int) -> Non
     same(rows, index)
 
 
+def test_routing_in_the_size_that_has_its_own_operator() -> None:
+    x = values((5, 2048), torch.float16, 1)
+    experts = values((5, 4), torch.int64, 2, low=0, high=128).int()
+    out, rows, counts, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=128, expert_tokens_num_type=1,
+        expert_tokens_num_flag=True, active_expert_range=[0, 128],
+    )  # fmt: skip
+    ordered, which = assignments(experts)
+    same(out, x[which // 4])
+    same(rows, which.argsort().int())
+    assert counts.cpu().tolist() == ordered.long().bincount(minlength=128).tolist()
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_routing_with_quantization(mode: int) -> None:
+    x = values((5, 16), torch.float32, 1)
+    experts = values((5, 2), torch.int64, 2, low=0, high=4).int()
+    static = {"scale": torch.tensor([20.0]).npu(), "offset": torch.tensor([3.0]).npu()}
+    out, rows, *_, scale = torch_npu.npu_moe_init_routing_quant(
+        x.npu(), experts.npu(), active_num=10, expert_num=4, quant_mode=mode,
+        **(static if mode == 0 else {}),
+    )  # fmt: skip
+    which = assignments(experts)[1]
+    picked = x[which // 2]
+    same(rows, which.argsort().int())
+    if mode == 0:
+        same(out, (picked * 20 + 3).round().clamp(-128, 127).to(torch.int8))
+    else:
+        step = picked.abs().amax(-1) / 127
+        near(scale, step)
+        assert ((out.cpu() * step[:, None] - picked).abs() <= step[:, None] * 0.501).all()
+
+
 def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
     x, experts = (
         values((5, 8), torch.float32, 1),
