@@ -29,6 +29,7 @@ host = ctypes.create_string_buffer(1 << 20)
 
 
 def test_memory_is_the_size_of_the_chip_and_allocations_count() -> None:
+    torch.npu.set_device(0)
     free, total = torch.npu.mem_get_info()
     assert total == 64 * 2**30
     block = torch.empty(3 * 2**30, dtype=torch.int8, device="npu")
