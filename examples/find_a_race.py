@@ -1,7 +1,7 @@
 """Finds a missing wait: `VNPU_RACES=report vnpu run -- python examples/find_a_race.py`.
 
-A side stream reads a tensor that the main stream is still writing. On a chip the result is wrong now
-and then; the virtual NPU names both lines, every time.
+A side stream reads a tensor that the main stream is still writing. On a chip the result is wrong
+now and then; the virtual NPU names both lines, every time.
 """
 
 import torch
