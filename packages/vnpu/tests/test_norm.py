@@ -207,3 +207,13 @@ def test_first_version_of_add_rms_norm_quant_rounds_to_int8() -> None:
     compare(total, x1 + x2)
     compare(y1, (normed / scales).round().clamp(-128, 127).to(torch.int8), atol=1)
     compare(y2, (normed / scales / 2).round().clamp(-128, 127).to(torch.int8), atol=1)
+
+
+def test_layer_norm_is_the_same_under_the_compatible_implementation() -> None:
+    x, weight, bias = torch.randn(5, 48), torch.randn(48), torch.randn(48)
+    torch_npu.npu.use_compatible_impl(True)
+    try:
+        actual = torch.nn.functional.layer_norm(x.npu(), (48,), weight.npu(), bias.npu())
+    finally:
+        torch_npu.npu.use_compatible_impl(False)
+    torch.testing.assert_close(actual.cpu(), torch.nn.functional.layer_norm(x, (48,), weight, bias))

@@ -207,9 +207,9 @@ VNPU_OPERATOR(RmsNormQuant,
 
 // --- mean and variance
 // -----------------------------------------------------------------------------
-VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
-                          const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
-                          Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
+void layer_norm(const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
+                const OptionalTensor& bias, double epsilon, const Out& out,
+                const OptionalOut& mean_out, const OptionalOut& rstd_out) {
   if (input.numel() == 0) return;
   // ATen wants weight and bias in the input's dtype, or in float32 beside a 16-bit input.
   const auto parameter = [](const OptionalTensor& value) {
@@ -224,6 +224,18 @@ VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
   store(out, y);
   store(mean_out, mean);
   store(rstd_out, rstd);
+}
+VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
+                          const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
+                          Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
+  layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
+}
+// The same function, which torch_npu asks for under use_compatible_impl(True).
+VNPU_OPERATOR(FastLayerNorm, (const Tensor& input, const IntArray& normalized_shape,
+                              const OptionalTensor& weight, const OptionalTensor& bias,
+                              double epsilon, Out out, OptionalOut mean_out,
+                              OptionalOut rstd_out)) {
+  layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
