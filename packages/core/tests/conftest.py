@@ -1,11 +1,17 @@
 """Every test of core needs torch_npu, which needs CANN's libraries: a chip's, or vnpu's."""
 
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 import torch
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +27,24 @@ def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmConfig]:
     config = VllmConfig(device_config=DeviceConfig(device="npu"))
     with set_current_vllm_config(config):
         yield config
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
+    """Process groups of a single rank, which layers ask for while they are built."""
+    init_distributed_environment(
+        world_size=1,
+        rank=0,
+        local_rank=0,
+        distributed_init_method=f"tcp://127.0.0.1:{free_port()}",
+        backend="gloo",
+    )
+    initialize_model_parallel(1, 1)
+    yield
+    cleanup_dist_env_and_memory()

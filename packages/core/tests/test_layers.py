@@ -6,9 +6,13 @@ from vllm.config import VllmConfig
 from vllm.model_executor.custom_op import op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from vllm_davinci.core.ops.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.ops.layernorm import NPURMSNorm
+from vllm_davinci.core.ops.linear import NPUReplicatedLinear
 from vllm_davinci.core.ops.registration import LAYERS
 from vllm_davinci.core.ops.rotary_embedding import NPURotaryEmbedding
 from vllm_davinci.core.registration import register
@@ -114,3 +118,38 @@ def test_rotary_embedding_equals_its_definition(
     )
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(5, 48), (2, 3, 48)])
+def test_linear_equals_its_definition(
+    bias: bool, shape: tuple[int, ...], one_rank: None, device: torch.device
+):
+    layer = ReplicatedLinear(48, 32, bias=bias, return_bias=False).to(device)
+    assert isinstance(layer, NPUReplicatedLinear)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter.data)
+    layer.quant_method.process_weights_after_loading(layer)
+    x = torch.randn(shape)
+    expected = torch.nn.functional.linear(
+        x, layer.weight.data.cpu(), layer.bias.data.cpu() if bias else None
+    )
+    torch.testing.assert_close(layer(x.to(device)).cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_written_after_preparation_are_the_ones_used(one_rank: None, device: torch.device):
+    layer = ReplicatedLinear(8, 8, bias=False, return_bias=False).to(device)
+    layer.weight.data.zero_()
+    layer.quant_method.process_weights_after_loading(layer)
+    layer.weight.data.copy_(torch.eye(8))
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(layer(x.to(device)).cpu(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_embedding_looks_up_rows(dtype: torch.dtype, one_rank: None, device: torch.device):
+    layer = VocabParallelEmbedding(100, 16).to(device)
+    assert isinstance(layer, NPUVocabParallelEmbedding)
+    torch.nn.init.normal_(layer.weight.data)
+    tokens = torch.tensor([0, 99, 5, 5], dtype=dtype)
+    assert torch.equal(layer(tokens.to(device)).cpu(), layer.weight.data.cpu()[tokens.long()])

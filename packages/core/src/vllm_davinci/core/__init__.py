@@ -1,1 +1,17 @@
 """Everything vLLM asks of a platform, answered for the Ascend NPU."""
+
+import vllm  # noqa: F401  first: importing vLLM loads its platform, which is in this package
+
+from vllm_davinci.core import attention, components, errors, ops
+from vllm_davinci.core.config import DavinciConfig, get_config
+from vllm_davinci.core.platform import NPUPlatform
+
+__all__ = [
+    "DavinciConfig",
+    "NPUPlatform",
+    "attention",
+    "components",
+    "errors",
+    "get_config",
+    "ops",
+]

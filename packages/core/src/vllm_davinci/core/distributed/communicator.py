@@ -67,7 +67,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         gathered = contiguous.new_empty((self.world_size * shape[0], *shape[1:]))
         self._collective(
             "all_gather",
-            lambda: dist.all_gather_into_tensor(gathered, contiguous, group=self.device_group),
+            lambda: dist.all_gather_single(gathered, contiguous, group=self.device_group),
             contiguous,
             gathered,
         )
@@ -117,7 +117,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         share = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
         self._collective(
             "reduce_scatter",
-            lambda: dist.reduce_scatter_tensor(share, by_rows, group=self.device_group),
+            lambda: dist.reduce_scatter_single(share, by_rows, group=self.device_group),
             by_rows,
             share,
         )

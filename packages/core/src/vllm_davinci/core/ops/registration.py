@@ -1,12 +1,28 @@
 """The table of vLLM's layers and the classes that take their place."""
 
-from vllm.model_executor.custom_op import CustomOp, op_registry_oot
+from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_davinci.core.ops.activation import NPUSiluAndMul
+from vllm_davinci.core.ops.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.ops.layernorm import NPURMSNorm
+from vllm_davinci.core.ops.linear import (
+    NPUColumnParallelLinear,
+    NPUMergedColumnParallelLinear,
+    NPUQKVParallelLinear,
+    NPUReplicatedLinear,
+    NPURowParallelLinear,
+)
 from vllm_davinci.core.ops.rotary_embedding import VARIANTS, NPURotaryEmbedding
 
 # class name in vLLM -> class that is instantiated in its place
@@ -15,6 +31,12 @@ LAYERS: dict[str, type] = {
     SiluAndMul.__name__: NPUSiluAndMul,
     RotaryEmbedding.__name__: NPURotaryEmbedding,
     **VARIANTS,
+    VocabParallelEmbedding.__name__: NPUVocabParallelEmbedding,
+    ReplicatedLinear.__name__: NPUReplicatedLinear,
+    ColumnParallelLinear.__name__: NPUColumnParallelLinear,
+    MergedColumnParallelLinear.__name__: NPUMergedColumnParallelLinear,
+    QKVParallelLinear.__name__: NPUQKVParallelLinear,
+    RowParallelLinear.__name__: NPURowParallelLinear,
 }
 
 
@@ -22,4 +44,4 @@ def register_layers() -> None:
     """Registers every row of LAYERS with vLLM. Idempotent."""
     for name, layer in LAYERS.items():
         if op_registry_oot.get(name) is not layer:
-            CustomOp.register_oot(layer, name=name)
+            PluggableLayer.register_oot(layer, name=name)

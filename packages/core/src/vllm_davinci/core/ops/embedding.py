@@ -1,0 +1,31 @@
+"""Token embedding divided over the ranks by vocabulary."""
+
+import torch
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+
+
+class NPUVocabParallelEmbedding(VocabParallelEmbedding):
+    """The look-up without vLLM's compiled masking function, which costs seconds at start."""
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        """Rows of the tokens; every rank returns all of them.
+
+        input_: [num_tokens], int32 or int64
+        Returns [num_tokens, embedding_dim].
+        """
+        if type(self.quant_method) is not UnquantizedEmbeddingMethod:
+            return super().forward(input_)
+        if self.tp_size == 1:
+            return torch.nn.functional.embedding(input_, self.weight)
+        indices = self.shard_indices
+        if indices.num_added_elements > 0:
+            return super().forward(input_)
+        row = input_ - indices.org_vocab_start_index
+        is_foreign = (row < 0) | (row >= indices.num_org_elements)
+        partial = torch.nn.functional.embedding(row.masked_fill(is_foreign, 0), self.weight)
+        partial.masked_fill_(is_foreign.unsqueeze(-1), 0)
+        return tensor_model_parallel_all_reduce(partial)

@@ -1,0 +1,71 @@
+"""Linear layers: the weight is prepared once after loading, then each call is one launch."""
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+
+
+class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
+    """x @ weight.T + bias, with the transposed view taken once.
+
+    vLLM's parameters are tensor subclasses, for which torch calls back into Python at every
+    operator; the prepared view is a plain tensor of the same memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weight_t: torch.Tensor | None = None  # [in_features, out_features], a view
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        weight = layer.get_parameter("weight").detach()
+        self._weight_t = weight.as_subclass(torch.Tensor).t()
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [..., in_features]. Returns [..., out_features]."""
+        weight_t = self._weight_t
+        if weight_t is None or x.dim() != 2:
+            return super().apply(layer, x, bias)
+        return torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+
+
+class _PreparedWeight:
+    """Mix-in ahead of one of vLLM's linear layers: unquantized layers use the method above."""
+
+    quant_method: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Exactly vLLM's own: what a quantization configuration chose stays.
+        if type(self.quant_method) is UnquantizedLinearMethod:
+            self.quant_method = NPUUnquantizedLinearMethod()
+
+
+class NPUReplicatedLinear(_PreparedWeight, ReplicatedLinear):
+    """The whole weight on every rank."""
+
+
+class NPUColumnParallelLinear(_PreparedWeight, ColumnParallelLinear):
+    """Output features divided over the ranks."""
+
+
+class NPUMergedColumnParallelLinear(_PreparedWeight, MergedColumnParallelLinear):
+    """Several column-parallel projections in one product."""
+
+
+class NPUQKVParallelLinear(_PreparedWeight, QKVParallelLinear):
+    """Query, key and value projections in one product."""
+
+
+class NPURowParallelLinear(_PreparedWeight, RowParallelLinear):
+    """Input features divided over the ranks; the sum over ranks is the layer's output."""

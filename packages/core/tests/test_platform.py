@@ -1,0 +1,175 @@
+"""What the platform answers, sets and refuses."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from vllm.config import (
+    CompilationMode,
+    CUDAGraphMode,
+    DeviceConfig,
+    ParallelConfig,
+    VllmConfig,
+)
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+from vllm_davinci.core import platform as platform_module
+from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.platform import NPUPlatform
+
+
+def selector(**changes: object) -> AttentionSelectorConfig:
+    values = {
+        "head_size": 64,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+    }
+    return AttentionSelectorConfig(**{**values, **changes})
+
+
+def configured(**changes: object) -> VllmConfig:
+    return VllmConfig(device_config=DeviceConfig(device="npu"), **changes)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+
+
+def test_vllm_runs_on_this_platform():
+    assert isinstance(current_platform, NPUPlatform)
+    assert current_platform.device_type == "npu"
+
+
+def test_importing_the_platform_starts_no_device():
+    program = (
+        "import torch, torch_npu, vllm_davinci.core.platform;assert not torch.npu.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_device_questions_are_answered():
+    assert NPUPlatform.device_count() == torch.npu.device_count()
+    assert NPUPlatform.get_device_name() == torch.npu.get_device_name(0)
+    assert NPUPlatform.get_device_total_memory() > 1 << 30
+    assert NPUPlatform.num_compute_units() > 0
+    assert NPUPlatform.get_device_capability() is None
+
+
+def test_a_configuration_is_set_for_the_npu():
+    config = configured()
+    assert config.parallel_config.worker_cls == "vllm_davinci.core.worker.NPUWorker"
+    assert config.compilation_config.mode == CompilationMode.NONE
+    assert config.compilation_config.cudagraph_mode == CUDAGraphMode.NONE
+    assert config.compilation_config.cudagraph_capture_sizes == []
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_checking_twice_gives_the_same_configuration():
+    config = configured()
+    before = repr(config)
+    NPUPlatform.check_and_update_config(config)
+    assert repr(config) == before
+
+
+@pytest.mark.parametrize("block_size", [16, 100, 192])
+def test_a_block_size_the_operator_lacks_becomes_128(block_size: int):
+    config = configured()
+    config.cache_config.block_size = block_size
+    config.cache_config.user_specified_block_size = True
+    NPUPlatform.check_and_update_config(config)
+    assert config.cache_config.block_size == 128
+
+
+def test_a_multiple_of_the_block_size_is_kept():
+    config = configured()
+    config.cache_config.block_size = 256
+    config.cache_config.user_specified_block_size = True
+    NPUPlatform.check_and_update_config(config)
+    assert config.cache_config.block_size == 256
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value", "named"),
+    [
+        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
+        ("parallel_config", "ubatch_size", 2, "--ubatch-size"),
+        ("parallel_config", "enable_eplb", True, "--enable-eplb"),
+        ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype"),
+    ],
+)
+def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
+    holder: str, name: str, value: object, named: str
+):
+    config = configured()
+    setattr(getattr(config, holder), name, value)
+    with pytest.raises(ConfigurationError, match=f"not available in .*{named}"):
+        NPUPlatform.check_and_update_config(config)
+
+
+def test_an_unknown_option_ends_configuration():
+    with pytest.raises(ValueError, match="Did you mean 'dbo'"):
+        configured(additional_config={"dboo": {}})
+
+
+def test_more_ranks_than_devices_is_an_error_that_counts_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(platform_module.NPUPlatform, "device_count", classmethod(lambda cls: 2))
+    config = configured()
+    config.parallel_config = ParallelConfig(
+        tensor_parallel_size=4, distributed_executor_backend="mp"
+    )
+    with pytest.raises(DeviceError) as caught:
+        NPUPlatform.check_and_update_config(config)
+    message = str(caught.value)
+    assert "4 NPUs are needed" in message
+    assert "2 are visible" in message
+    assert "ASCEND_RT_VISIBLE_DEVICES is 0,1" in message
+    assert "--tensor-parallel-size" in message
+
+
+def test_attention_has_one_backend():
+    assert (
+        NPUPlatform.get_attn_backend_cls(None, selector())
+        == "vllm_davinci.core.attention.backend.NPUAttentionBackend"
+    )
+
+
+def test_a_backend_for_another_device_is_refused():
+    with pytest.raises(ConfigurationError, match="--attention-backend FLASH_ATTN"):
+        NPUPlatform.get_attn_backend_cls(AttentionBackendEnum.FLASH_ATTN, selector())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_mla": True}, "MLA not supported"),
+        ({"has_sink": True}, "attention sinks not supported"),
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"use_mm_prefix": True}, "partial multimodal token full attention not supported"),
+        ({"attn_type": "encoder_decoder"}, "attention type encoder_decoder not supported"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
+        ({"dtype": torch.float64}, "dtype not supported"),
+    ],
+)
+def test_attention_that_cannot_run_is_refused_with_the_reason(changes, reason: str):
+    with pytest.raises(UnsupportedFeatureError, match=reason):
+        NPUPlatform.get_attn_backend_cls(None, selector(**changes))
+
+
+def test_quantization_is_refused_by_name():
+    with pytest.raises(UnsupportedFeatureError, match="'awq'"):
+        NPUPlatform.verify_quantization("awq")
+
+
+def test_a_dtype_the_chip_lacks_is_refused_with_those_it_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform_module, "_device_name", lambda device_id: "Ascend310P3")
+    with pytest.raises(DeviceError, match=r"Ascend310P3 .* bfloat16.*float16, float32"):
+        NPUPlatform.check_if_supports_dtype(torch.bfloat16)
+    assert NPUPlatform().supported_dtypes[0] == torch.float16
