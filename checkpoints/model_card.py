@@ -26,6 +26,7 @@ class Measurements:
     cpu_seconds: float
     threads: int
     seed: int
+    limit_minutes: float
     slice_perplexity: float
     perplexity: float | None
     """Over all held-out files; None before the last step."""
@@ -40,20 +41,26 @@ def write_model_card(
     measured: Measurements,
 ) -> None:
     """Writes `directory`/README.md, with completions of PROMPTS by `model`."""
-    whole = "" if measured.perplexity is None else f"{measured.perplexity:.2f}"
+    ended = measured.perplexity is not None
+    whole = f"{measured.perplexity:.2f}" if ended else "measured after the last step"
     rows = {
         "architecture": model.config.architectures[0],
         "parameters": f"{model.num_parameters():,} (bf16)",
         "vocabulary": f"{VOCAB_SIZE} tokens, byte-level BPE",
         "context": f"{CONTEXT_TOKENS} tokens",
-        "steps": f"{measured.steps} of {recipe.steps}",
+        "steps": f"{measured.steps} of {recipe.steps}"
+        + (", then the time limit" if ended and measured.steps < recipe.steps else ""),
+        "recipe": (
+            f"{recipe.batch_tokens} tokens a step, peak learning rate {recipe.learning_rate:g}, "
+            f"weight decay {recipe.weight_decay:g}"
+        ),
         "tokens seen": f"{measured.tokens:,}",
         "seed": str(measured.seed),
         "time": (
-            f"{measured.wall_seconds / 60:.0f} minutes with {measured.threads} threads "
+            f"{measured.wall_seconds / 60:.0f} minutes, threads: {measured.threads} "
             f"({measured.cpu_seconds / 60:.0f} minutes of processor time)"
         ),
-        "perplexity, all held-out files": whole or "measured after the last step",
+        "perplexity, all held-out files": whole,
         f"perplexity, slice of {SLICE_TOKENS} tokens": f"{measured.slice_perplexity:.2f}",
         "perplexity bound of the test": f"{measured.slice_perplexity * BOUND_MARGIN:.2f}",
         "versions": (
@@ -66,6 +73,10 @@ def write_model_card(
     samples = "\n\n".join(
         f"```python\n{_completion(model, tokenizer, prompt)}\n```" for prompt in PROMPTS
     )
+    command = (
+        f"python checkpoints/train.py {name} "
+        f"--threads {measured.threads} --minutes {measured.limit_minutes:g}"
+    )
     prompts = ", ".join(f"`{prompt!r}`" for prompt in PROMPTS)
     (directory / "README.md").write_text(
         f"""# {name}
@@ -77,7 +88,7 @@ of `sysconfig.get_paths()["stdlib"]` without tests, tables of data and installed
 `../corpus.py`). One file in 32, by a hash of its path, is held out. The text is under the PSF
 licence. Made by
 
-    python checkpoints/train.py {name}
+    {command}
 
 and measured by
 

@@ -25,8 +25,9 @@ class Recipe:
     weight_decay: float = 0.1
     average_decay: float = 0.995
     """Per step, of the moving average of the weights; the average is what is saved."""
-    balance_rate: float = 1e-3
-    """Per step, of the routers' correction bias (DeepSeek-V3 report, section 2.1.2)."""
+    balance_ratio: float = 4.0
+    """Step of the routers' correction bias, times the learning rate. The DeepSeek-V3 report
+    (section 4.2) has 0.001 for a peak learning rate of 2.2e-4."""
 
 
 def _llama_config() -> LlamaConfig:
@@ -54,10 +55,10 @@ def _deepseek_config() -> DeepseekV3Config:
         num_attention_heads=4,
         num_key_value_heads=4,
         q_lora_rank=96,
-        kv_lora_rank=256,
-        qk_nope_head_dim=64,
+        kv_lora_rank=512,  # with the rope part, the one size that every MLA kernel has
+        qk_nope_head_dim=32,
         qk_rope_head_dim=64,
-        v_head_dim=64,
+        v_head_dim=32,
         n_routed_experts=8,
         n_shared_experts=1,
         num_experts_per_tok=2,
@@ -82,14 +83,14 @@ RECIPES = {
             "A dense Llama: 6 layers, 4 query heads on 2 key/value heads of size 64, "
             "tied embeddings."
         ),
-        steps=3600,
+        steps=1800,
     ),
     "tiny_deepseek": Recipe(
         config=_deepseek_config,
         description=(
-            "A DeepSeek-V3: multi-head latent attention (kv_lora_rank 256, rope 64), one dense "
+            "A DeepSeek-V3: multi-head latent attention (kv_lora_rank 512, rope 64), one dense "
             "layer, then three with a shared expert and 8 routed ones in 4 groups, 2 per token."
         ),
-        steps=3600,
+        steps=1800,
     ),
 }

@@ -98,8 +98,7 @@ class ExpertBalance:
     chosen, by a fixed step of its correction bias, and the others more likely.
     """
 
-    def __init__(self, model: nn.Module, rate: float) -> None:
-        self.rate = rate
+    def __init__(self, model: nn.Module) -> None:
         self.loads: dict[nn.Module, Tensor] = {}
         for router in routers(model):
             router.register_forward_hook(self._count)
@@ -111,10 +110,10 @@ class ExpertBalance:
         self.loads[router] = torch.bincount(outputs[2].flatten(), minlength=len(bias)).float()
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, rate: float) -> None:
         for router, load in self.loads.items():
             bias = router.get_buffer("e_score_correction_bias")
-            bias += self.rate * torch.sign(load.mean() - load)
+            bias += rate * torch.sign(load.mean() - load)
             bias -= bias.mean()
 
     def imbalance(self) -> float:
@@ -151,12 +150,34 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     ]
 
 
-def learning_rate_factor(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine down to 2 % of the peak."""
-    if step < recipe.warmup_steps:
-        return (step + 1) / recipe.warmup_steps
-    progress = (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress))
+class Schedule:
+    """How far the training is: by steps, or by time where the machine is too slow for the steps.
+
+    A run whose time limit is reached ends like one whose steps are done, with a small learning
+    rate and full-context sequences; it has only seen less text.
+    """
+
+    def __init__(self, recipe: Recipe, limit_seconds: float) -> None:
+        self.recipe = recipe
+        self.limit_seconds = limit_seconds
+        self.started = time.monotonic()
+
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def progress(self, step: int) -> float:
+        """From 0 at the start to 1 at the end; `step` steps are done."""
+        return max(step / self.recipe.steps, self.elapsed_seconds() / self.limit_seconds)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to 2 % of the peak."""
+        warmup = min(1.0, (step + 1) / self.recipe.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress(step))))
+        return self.recipe.learning_rate * warmup * (0.02 + 0.98 * cosine)
+
+    def sequence_tokens(self, step: int) -> int:
+        late = self.progress(step) >= 1 - self.recipe.full_context_share
+        return CONTEXT_TOKENS if late else self.recipe.sequence_tokens
 
 
 def save(directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -174,10 +195,12 @@ def save(directory: Path, model: nn.Module, tokenizer: PreTrainedTokenizerFast) 
     tokenizer.save_pretrained(directory, save_jinja_files=False)
 
 
-def train(name: str, recipe: Recipe, directory: Path, seed: int, evaluations: int) -> None:
+def train(
+    name: str, recipe: Recipe, directory: Path, seed: int, evaluations: int, minutes: float
+) -> None:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    started, cpu_started = time.monotonic(), time.process_time()
+    schedule, cpu_started = Schedule(recipe, minutes * 60), time.process_time()
 
     tokenizer = train_tokenizer(
         (file.text for file in training_files()), VOCAB_SIZE, CONTEXT_TOKENS
@@ -201,20 +224,16 @@ def train(name: str, recipe: Recipe, directory: Path, seed: int, evaluations: in
         multi_avg_fn=get_ema_multi_avg_fn(recipe.average_decay),
         use_buffers=True,
     )
-    balance = ExpertBalance(model, recipe.balance_rate)
+    balance = ExpertBalance(model)
     all_optimizers = optimizers(model, recipe)
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(o, lambda step: learning_rate_factor(step, recipe))
-        for o in all_optimizers
-    ]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{name}: {parameters} parameters, {recipe.steps} steps of {recipe.batch_tokens} tokens")
 
     bar = tqdm(range(1, recipe.steps + 1), name, unit="step", mininterval=5)
-    smooth_loss = math.log(VOCAB_SIZE)
+    smooth_loss, evaluated = math.log(VOCAB_SIZE), 0
     for step in bar:
-        late = step > recipe.steps * (1 - recipe.full_context_share)
-        length = CONTEXT_TOKENS if late else recipe.sequence_tokens
+        length = schedule.sequence_tokens(step - 1)
+        learning_rate = schedule.learning_rate(step - 1)
         rows = recipe.batch_tokens // length
         shares = torch.tensor([TOP_LEVEL_SHARE, LINE_SHARE, CONVERSATION_SHARE])
         kinds = torch.multinomial(shares, rows, replacement=True, generator=generator)
@@ -229,29 +248,33 @@ def train(name: str, recipe: Recipe, directory: Path, seed: int, evaluations: in
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(all_optimizers, schedules, strict=True):
+        for optimizer in all_optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
             optimizer.step()
             optimizer.zero_grad()
-            schedule.step()
-        balance.update()
+        balance.update(learning_rate * recipe.balance_ratio)
         if step > min(recipe.warmup_steps, recipe.steps // 2):
             average.update_parameters(model)
         smooth_loss += (loss.item() - smooth_loss) * max(0.02, 1 / step)
         bar.set_postfix(loss=f"{smooth_loss:.3f}", imbalance=f"{balance.imbalance():.2f}")
 
-        if step % math.ceil(recipe.steps / evaluations) == 0 or step == recipe.steps:
+        progress = schedule.progress(step)
+        if int(progress * evaluations) > evaluated:
+            evaluated = int(progress * evaluations)
             save(directory, average.module, tokenizer)
             saved = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
             measured = Measurements(
                 steps=step,
                 tokens=step * recipe.batch_tokens,
-                wall_seconds=time.monotonic() - started,
+                wall_seconds=schedule.elapsed_seconds(),
                 cpu_seconds=time.process_time() - cpu_started,
                 threads=torch.get_num_threads(),
                 seed=seed,
+                limit_minutes=minutes,
                 slice_perplexity=perplexity(saved, held_out),
                 perplexity=(
-                    perplexity(saved, held_out_windows(tokenizer)) if step == recipe.steps else None
+                    perplexity(saved, held_out_windows(tokenizer)) if progress >= 1 else None
                 ),
             )
             write_model_card(directory, name, recipe, saved, tokenizer, measured)
@@ -260,6 +283,8 @@ def train(name: str, recipe: Recipe, directory: Path, seed: int, evaluations: in
                 f"held-out slice perplexity {measured.slice_perplexity:.3f}, "
                 f"{measured.wall_seconds:.0f} s"
             )
+        if progress >= 1:
+            break
 
 
 def main() -> None:
@@ -267,6 +292,7 @@ def main() -> None:
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--output", type=Path, help="default: beside this file, under its name")
     parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--minutes", type=float, default=40, help="time limit; default: 40")
     parser.add_argument("--evaluations", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -276,10 +302,12 @@ def main() -> None:
         if options.steps < 1:
             parser.error(f"--steps {options.steps}: use at least 1")
         recipe = replace(recipe, steps=options.steps)
+    if options.minutes <= 0:
+        parser.error(f"--minutes {options.minutes:g}: use more than 0")
     torch.set_num_threads(options.threads)
     disable_progress_bar()  # transformers' own, for loading and saving
     directory = options.output or Path(__file__).parent / options.name
-    train(options.name, recipe, directory, options.seed, options.evaluations)
+    train(options.name, recipe, directory, options.seed, options.evaluations, options.minutes)
 
 
 if __name__ == "__main__":

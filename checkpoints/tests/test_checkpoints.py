@@ -1,0 +1,178 @@
+"""The checkpoints as shipped: they load, they are small, and they know Python."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from corpus import held_out_files
+from perplexity import SLICE_TOKENS, held_out_windows, perplexity
+from recipes import RECIPES
+from safetensors import safe_open
+from torch import nn
+from train import routers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+CHECKPOINTS = Path(__file__).parents[1]
+LIMIT_BYTES = 10_000_000
+LAYOUT = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def directory(request: pytest.FixtureRequest) -> Path:
+    return CHECKPOINTS / str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def complete(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, tokens: int
+) -> str:
+    encoded = tokenizer(text, return_tensors="pt")
+    output = model.generate(**encoded, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(output[0], skip_special_tokens=True)
+
+
+def test_directory_has_the_standard_layout_and_stays_small(directory: Path) -> None:
+    assert {path.name for path in directory.iterdir()} == LAYOUT
+    assert sum(path.stat().st_size for path in directory.iterdir()) < LIMIT_BYTES
+
+
+def test_weights_are_bf16_and_have_the_configured_architecture(
+    directory: Path, model: PreTrainedModel
+) -> None:
+    assert [type(model).__name__] == model.config.architectures
+    with safe_open(directory / "model.safetensors", "pt") as weights:
+        dtypes = {name: weights.get_tensor(name).dtype for name in sorted(weights.keys())}
+    routing = {name for name in dtypes if name.endswith("e_score_correction_bias")}
+    assert {dtypes[name] for name in dtypes.keys() - routing} == {torch.bfloat16}
+    assert all(dtypes[name] == torch.float32 for name in routing)
+
+
+def test_saving_a_loaded_model_gives_the_same_weights(directory: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(directory).save_pretrained(tmp_path)
+    with (
+        safe_open(directory / "model.safetensors", "pt") as shipped,
+        safe_open(tmp_path / "model.safetensors", "pt") as saved,
+    ):
+        assert set(shipped.keys()) == set(saved.keys())
+        for name in sorted(shipped.keys()):
+            assert torch.equal(shipped.get_tensor(name), saved.get_tensor(name)), name
+
+
+def test_tokenizer_gives_back_every_held_out_file(tokenizer: PreTrainedTokenizerFast) -> None:
+    for file in held_out_files():
+        tokens = tokenizer(file.text, verbose=False)["input_ids"]
+        assert tokens[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(tokens[1:]) == file.text, file.path
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "\n\n\t x\r\n", "naïve → 日本語 🎉", "</ s>", "0123 _x1"]
+)
+def test_tokenizer_gives_back_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"][1:]) == text
+
+
+def test_chat_template_marks_each_turn_with_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Write the function copy."},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<s><|system|>Be brief.<|end|><|user|>Write the function copy.<|end|><|assistant|>"
+    )
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    special = [tokenizer.convert_ids_to_tokens(t) for t in tokens if t in tokenizer.all_special_ids]
+    assert special == ["<s>", "<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>"]
+
+
+def test_chat_template_refuses_an_unknown_role(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(Exception, match="unknown role robot: use system, user or assistant"):
+        tokenizer.apply_chat_template([{"role": "robot", "content": "Hi"}], tokenize=False)
+
+
+def test_perplexity_of_held_out_text_is_below_the_stated_bound(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    card = (directory / "README.md").read_text()
+    bound = re.search(r"^\| perplexity bound of the test \| ([\d.]+) \|$", card, re.MULTILINE)
+    assert bound is not None
+    assert perplexity(model, held_out_windows(tokenizer, SLICE_TOKENS)) < float(bound[1])
+
+
+def test_perplexity_needs_the_order_of_the_words(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    windows = held_out_windows(tokenizer, 2048)
+    generator = torch.Generator().manual_seed(0)
+    shuffled = [
+        torch.cat([w[:1], w[1:][torch.randperm(len(w) - 1, generator=generator)]]) for w in windows
+    ]
+    assert perplexity(model, shuffled) > 10 * perplexity(model, windows)
+
+
+@pytest.mark.parametrize("prompt", ["def ", "import ", "class "])
+def test_first_line_after_a_keyword_is_valid_python(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str
+) -> None:
+    line = complete(model, tokenizer, prompt, 48).splitlines()[0]
+    ast.parse(line + "\n    pass" if line.endswith(":") else line)
+
+
+def test_chat_answer_is_a_function_that_ends(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    encoded = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Write the function close."}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+    )
+    output = model.generate(**encoded, max_new_tokens=400, do_sample=False)[0]
+    answer = tokenizer.decode(output[encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer.startswith("def close(")
+    assert output[-1] in model.generation_config.eos_token_id
+
+
+def test_experts_share_the_held_out_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    loads: dict[nn.Module, torch.Tensor] = {}
+
+    def count(router: nn.Module, _inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
+        chosen = torch.bincount(outputs[2].flatten(), minlength=model.config.n_routed_experts)
+        loads[router] = loads.get(router, 0) + chosen.float()
+
+    handles = [router.register_forward_hook(count) for router in routers(model)]
+    perplexity(model, held_out_windows(tokenizer, SLICE_TOKENS))
+    for handle in handles:
+        handle.remove()
+    sparse_layers = model.config.num_hidden_layers - getattr(
+        model.config, "first_k_dense_replace", model.config.num_hidden_layers
+    )
+    assert len(loads) == sparse_layers
+    for load in loads.values():
+        assert load.max() < 2 * load.mean(), load.tolist()
+        assert load.min() > 0.25 * load.mean(), load.tolist()
