@@ -245,6 +245,7 @@ VNPU_OPERATOR(MlaPrologV2WeightNz,
          query, query_rope);
 }
 
+// The arguments are those of CANN 8.5.0 and later; before, queryNormFlag stood after cacheMode.
 VNPU_OPERATOR(MlaPrologV3WeightNz,
               (const Tensor& x, const LaidOut& down_query, const LaidOut& up_query,
                const Tensor& absorbed_key, const LaidOut& down_key, const Tensor& query_gamma,
@@ -253,10 +254,10 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
                const OptionalTensor& down_query_scale, const OptionalTensor& up_query_scale,
                const OptionalTensor& down_key_scale, const OptionalTensor& latent_scale,
                const OptionalTensor& rope_scale, const OptionalTensor& smooth,
-               const OptionalTensor&, double query_epsilon, double key_epsilon,
-               const Text& cache_mode, bool wants_normed_query, int64_t weight_mode,
+               const OptionalTensor&, const OptionalTensor&, double query_epsilon,
+               double key_epsilon, const Text& cache_mode, int64_t weight_mode,
                int64_t cache_quant_mode, int64_t, int64_t joint_caches, int64_t joint_scales,
-               int64_t, double, double query_factor, double key_factor, Out query, Out query_rope,
+               int64_t, double query_factor, double key_factor, Out query, Out query_rope,
                OptionalOut query_scale, OptionalOut normed_query, OptionalOut normed_query_scale)) {
   if (weight_mode > 2 || cache_quant_mode > 2 || joint_caches != 0 || joint_scales != 0) {
     refuse("weightQuantMode " + std::to_string(weight_mode) + ", kvCacheQuantMode " +
@@ -287,7 +288,7 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
           cache_mode,
           query_factor,
           key_factor,
-          wants_normed_query ? filled(normed_query) : OptionalTensor(),
+          filled(normed_query),
           filled(normed_query_scale),
           filled(query_scale)},
          query, query_rope);
