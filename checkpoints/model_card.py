@@ -71,11 +71,11 @@ def write_model_card(
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     samples = "\n\n".join(
-        f"```python\n{_completion(model, tokenizer, prompt)}\n```" for prompt in PROMPTS
+        f"```text\n{_completion(model, tokenizer, prompt)}\n```" for prompt in PROMPTS
     )
     command = (
         f"python checkpoints/train.py {name} "
-        f"--threads {measured.threads} --minutes {measured.limit_minutes:g}"
+        f"--steps {recipe.steps} --threads {measured.threads} --minutes {measured.limit_minutes:g}"
     )
     prompts = ", ".join(f"`{prompt!r}`" for prompt in PROMPTS)
     (directory / "README.md").write_text(
