@@ -34,7 +34,8 @@ def run(weight_form):
     yield torch_npu.npu_weight_quant_batchmatmul(
         floats(4, 32).half(), weight_form(w), scale.half())
 
-for name, a, b in zip(("quant", "grouped", "finalize", "weight"), list(run(dense)), list(run(tiles))):
+names = ("quant", "grouped", "finalize", "weight")
+for name, a, b in zip(names, list(run(dense)), list(run(tiles))):
     print(name, torch.equal(a.cpu(), b.cpu()), a.float().abs().sum().item() > 0)
 w = tiles(ints(32, 64))
 print("format", torch_npu.get_npu_format(w))
