@@ -29,17 +29,28 @@ bool same(const Announcement& a, const Announcement& b) {
 
 const char* name_of(Operation operation) {
   switch (operation) {
-    case Operation::kAllReduce: return "all_reduce";
-    case Operation::kReduce: return "reduce";
-    case Operation::kAllGather: return "all_gather";
-    case Operation::kAllGatherV: return "all_gather_v";
-    case Operation::kReduceScatter: return "reduce_scatter";
-    case Operation::kReduceScatterV: return "reduce_scatter_v";
-    case Operation::kBroadcast: return "broadcast";
-    case Operation::kScatter: return "scatter";
-    case Operation::kAllToAll: return "all_to_all";
-    case Operation::kAllToAllV: return "all_to_all_v";
-    case Operation::kBarrier: return "barrier";
+    case Operation::kAllReduce:
+      return "all_reduce";
+    case Operation::kReduce:
+      return "reduce";
+    case Operation::kAllGather:
+      return "all_gather";
+    case Operation::kAllGatherV:
+      return "all_gather_v";
+    case Operation::kReduceScatter:
+      return "reduce_scatter";
+    case Operation::kReduceScatterV:
+      return "reduce_scatter_v";
+    case Operation::kBroadcast:
+      return "broadcast";
+    case Operation::kScatter:
+      return "scatter";
+    case Operation::kAllToAll:
+      return "all_to_all";
+    case Operation::kAllToAllV:
+      return "all_to_all_v";
+    case Operation::kBarrier:
+      return "barrier";
   }
   return "unknown operation";
 }
@@ -59,7 +70,9 @@ void Collective::rewind() {
   waited_.waiting = false;
 }
 
-std::string Collective::title() const { return std::string(name) + " #" + std::to_string(sequence_); }
+std::string Collective::title() const {
+  return std::string(name) + " #" + std::to_string(sequence_);
+}
 
 std::string Collective::waiting_for() const {
   if (!begun_) return "the collective before it in group " + group_->name();
@@ -77,7 +90,7 @@ void Collective::begin() {
   announcement_.sequence = sequence_;
   announcement_.rounds = Configuration::instance().compute ? rounds() : 1;
   segment.rank(group_->rank()).announcements[sequence_ % 2] = announcement_;
-  announce_sizes(segment.send_sizes(group_->rank(), sequence_));
+  announce_sizes(segment.sizes(group_->rank(), sequence_));
 }
 
 // All ranks must be in the same collective; the round count is the largest that one needs.
@@ -103,8 +116,7 @@ void Collective::compare() {
 }
 
 bool Collective::posted(uint32_t rank) const {
-  const uint32_t there =
-      group_->segment().rank(rank).posted.load(std::memory_order_acquire);
+  const uint32_t there = group_->segment().rank(rank).posted.load(std::memory_order_acquire);
   return static_cast<int32_t>(there - group_->rounds) >= 0;
 }
 
@@ -138,7 +150,8 @@ Progress Collective::advance() {
       }
       if (!all_posted()) {
         group_->throw_if_failed();
-        group_->check(waited_, [this](uint32_t r) { return !posted(r); }, [this] { return title(); });
+        group_->check(
+            waited_, [this](uint32_t r) { return !posted(r); }, [this] { return title(); });
         return Progress::kBlocked;
       }
       waited_.waiting = false;

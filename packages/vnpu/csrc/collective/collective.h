@@ -68,10 +68,10 @@ class Collective : public Task {
   Announcement announcement_;
   std::atomic<bool> begun_{false};  // atomic where reports read it from other threads
   bool put_ = false;
-  uint32_t round_ = 0;        // of this collective
-  uint32_t total_ = 0;        // rounds, known after the first
+  uint32_t round_ = 0;  // of this collective
+  uint32_t total_ = 0;  // rounds, known after the first
   std::atomic<uint64_t> sequence_{0};
-  uint32_t seen_ = 0;         // rings of the bell before the last look at the others
+  uint32_t seen_ = 0;  // rings of the bell before the last look at the others
   Group::Wait waited_;
   std::vector<const std::byte*> slots_;
 };

@@ -11,11 +11,11 @@ struct ElementRow {
 
 // In the order of ElementType.
 constexpr ElementRow kElements[] = {
-    {"int8", 1, true},      {"int16", 2, true},       {"int32", 4, true},
-    {"int64", 8, true},     {"int128", 16, false},    {"uint8", 1, true},
-    {"uint16", 2, true},    {"uint32", 4, true},      {"uint64", 8, true},
-    {"float16", 2, true},   {"bfloat16", 2, true},    {"float32", 4, true},
-    {"float64", 8, true},   {"hifloat8", 1, false},   {"float8_e4m3", 1, false},
+    {"int8", 1, true},         {"int16", 2, true},        {"int32", 4, true},
+    {"int64", 8, true},        {"int128", 16, false},     {"uint8", 1, true},
+    {"uint16", 2, true},       {"uint32", 4, true},       {"uint64", 8, true},
+    {"float16", 2, true},      {"bfloat16", 2, true},     {"float32", 4, true},
+    {"float64", 8, true},      {"hifloat8", 1, false},    {"float8_e4m3", 1, false},
     {"float8_e5m2", 1, false}, {"float8_e8m0", 1, false},
 };
 
@@ -29,10 +29,14 @@ bool can_reduce(ElementType type) { return row(type).reducible; }
 
 const char* name_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kSum: return "sum";
-    case Reduction::kProduct: return "product";
-    case Reduction::kMaximum: return "max";
-    case Reduction::kMinimum: return "min";
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kProduct:
+      return "product";
+    case Reduction::kMaximum:
+      return "max";
+    case Reduction::kMinimum:
+      return "min";
   }
   return "unknown reduction";
 }

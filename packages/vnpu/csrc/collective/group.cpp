@@ -64,16 +64,16 @@ Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int de
       limits_(limits),
       spin_(has_core_per_rank(ranks)) {
   if (rank >= ranks) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: rank " + std::to_string(rank) + " does not exist in a group of " +
-                      std::to_string(ranks) + ".");
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: rank " + std::to_string(rank) +
+                                                     " does not exist in a group of " +
+                                                     std::to_string(ranks) + ".");
   }
   RankBlock& block = own();
   auto absent = static_cast<uint32_t>(RankState::kAbsent);
   if (!block.state.compare_exchange_strong(absent, static_cast<uint32_t>(RankState::kArriving))) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: group " + name_ + " has a " + describe(rank) +
-                      " already. Give every process its own rank.");
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: group " + name_ + " has a " +
+                                                     describe(rank) +
+                                                     " already. Give every process its own rank.");
   }
   block.process = ProcessIdentity::self();
   block.state.store(static_cast<uint32_t>(RankState::kJoined), std::memory_order_release);
@@ -117,19 +117,22 @@ void Group::await_all() {
     if (count == 0) break;
     if (steady_clock::now() >= deadline) {
       fail(FailureKind::kRemoteTimeout,
-           "vnpu: group " + name_ + " of " + std::to_string(ranks_) + " ranks is incomplete after " +
-               std::to_string(limits_.connect.count()) + " s: " + missing +
+           "vnpu: group " + name_ + " of " + std::to_string(ranks_) +
+               " ranks is incomplete after " + std::to_string(limits_.connect.count()) +
+               " s: " + missing +
                " did not join. Look at the output of those processes; a longer wait: "
                "HCCL_CONNECT_TIMEOUT=SECONDS.");
     }
     // Who is absent has no process to look at, except for the one that made the invitation.
     for (uint32_t r = 0; r < ranks_; ++r) {
-      if (!absent(r)) fail_if_ended(r, [](uint32_t) { return true; }, what);
+      if (!absent(r))
+        fail_if_ended(
+            r, [](uint32_t) { return true; }, what);
     }
     if (absent(0) && !invitation_.creator.alive()) {
-      fail(FailureKind::kRemoteLost, "vnpu: rank 0 (pid " + std::to_string(invitation_.creator.pid) +
-                                         ") ended before it joined group " + name_ +
-                                         ". Its own output says why.");
+      fail(FailureKind::kRemoteLost,
+           "vnpu: rank 0 (pid " + std::to_string(invitation_.creator.pid) +
+               ") ended before it joined group " + name_ + ". Its own output says why.");
     }
     own().bell.wait(seen, kArrivalInterval);
   }
@@ -245,12 +248,20 @@ void register_group(const GroupPtr& group) {
   Registry& registry = Registry::instance();
   std::lock_guard lock(registry.mutex);
   std::erase_if(registry.groups, [](const auto& entry) { return entry.second.expired(); });
-  const auto [it, added] = registry.groups.emplace(std::pair(group->name(), group->device()), group);
+  const auto [it, added] =
+      registry.groups.emplace(std::pair(group->name(), group->device()), group);
   if (!added) {
     throw Failure(FailureKind::kInvalidArgument,
                   "vnpu: device " + std::to_string(group->device()) + " takes part in a group " +
                       group->name() + " already. Destroy it first, or choose another name.");
   }
+}
+
+void forget_group(const GroupPtr& group) {
+  Registry& registry = Registry::instance();
+  std::lock_guard lock(registry.mutex);
+  const auto it = registry.groups.find({group->name(), group->device()});
+  if (it != registry.groups.end() && it->second.lock() == group) registry.groups.erase(it);
 }
 
 }  // namespace vnpu

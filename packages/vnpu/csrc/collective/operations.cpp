@@ -34,8 +34,14 @@ struct Piece {
 };
 
 Announcement announce(Operation operation, ElementType type, uint64_t count) {
-  return Announcement{0, static_cast<uint32_t>(operation), static_cast<uint32_t>(type),
-                      Announcement::kNone, Announcement::kNone, count, 0, 0};
+  return Announcement{0,
+                      static_cast<uint32_t>(operation),
+                      static_cast<uint32_t>(type),
+                      Announcement::kNone,
+                      Announcement::kNone,
+                      count,
+                      0,
+                      0};
 }
 
 Announcement announce(Operation operation, ElementType type, uint64_t count, Reduction reduction) {
@@ -117,11 +123,12 @@ class Exchange : public Collective {
     receive_ = static_cast<std::byte*>(memory.backing(receive));
   }
 
-  const std::byte* send_;
-  std::byte* receive_;
+  const std::byte* send_ = nullptr;
+  std::byte* receive_ = nullptr;
 
  private:
   void add_access(const void* buffer, size_t bytes, bool write) {
+    if (!collects_accesses) return;
     const auto begin = reinterpret_cast<uintptr_t>(buffer);
     accesses.push_back(Access{begin, begin + bytes, write});
   }
@@ -338,20 +345,27 @@ class AllToAll final : public Exchange {
 
  private:
   uint32_t rounds() const override {
-    return rounds_of(*std::max_element(send_parts_.counts.begin(), send_parts_.counts.end()), step_);
+    return rounds_of(*std::max_element(send_parts_.counts.begin(), send_parts_.counts.end()),
+                     step_);
   }
   void announce_sizes(uint64_t* sizes) override {
     std::copy(send_parts_.counts.begin(), send_parts_.counts.end(), sizes);
+    std::copy(receive_parts_.counts.begin(), receive_parts_.counts.end(), sizes + group().ranks());
   }
+  // Every rank compares all pairs: all of them fail, or none.
   void compare_sizes() override {
-    for (uint32_t r = 0; r < group().ranks(); ++r) {
-      const uint64_t sent = group().segment().send_sizes(r, sequence())[group().rank()];
-      if (sent == receive_parts_.counts[r]) continue;
-      group().fail(FailureKind::kInvalidArgument,
-                   "vnpu: mismatched sizes in " + title() + " of group " + group().name() + ": " +
-                       group().describe(r) + " sends " + std::to_string(sent) + " bytes to " +
-                       group().describe(group().rank()) + ", which expects " +
-                       std::to_string(receive_parts_.counts[r]) + ".");
+    const uint32_t ranks = group().ranks();
+    for (uint32_t from = 0; from < ranks; ++from) {
+      const uint64_t* sends = group().segment().sizes(from, sequence());
+      for (uint32_t to = 0; to < ranks; ++to) {
+        const uint64_t* expects = group().segment().sizes(to, sequence()) + ranks;
+        if (sends[to] == expects[from]) continue;
+        group().fail(FailureKind::kInvalidArgument,
+                     "vnpu: mismatched sizes in " + title() + " of group " + group().name() + ": " +
+                         group().describe(from) + " sends " + std::to_string(sends[to]) +
+                         " bytes to " + group().describe(to) + ", which expects " +
+                         std::to_string(expects[from]) + ".");
+      }
     }
   }
   void put(uint32_t round, std::byte* slot) override {
@@ -376,8 +390,8 @@ class AllToAll final : public Exchange {
 class Barrier final : public Exchange {
  public:
   explicit Barrier(GroupPtr group)
-      : Exchange(std::move(group), announce(Operation::kBarrier, ElementType::kUint8, 0), nullptr, 0,
-                 nullptr, 0) {}
+      : Exchange(std::move(group), announce(Operation::kBarrier, ElementType::kUint8, 0), nullptr,
+                 0, nullptr, 0) {}
 
  private:
   uint32_t rounds() const override { return 1; }
@@ -423,8 +437,8 @@ TaskPtr all_gather(GroupPtr group, const void* send, uint64_t count, void* recei
 TaskPtr all_gather_v(GroupPtr group, const void* send, uint64_t count, void* receive,
                      Partition receive_parts, ElementType type) {
   require_own_count(*group, Operation::kAllGatherV, receive_parts, count);
-  const Announcement a = with_counts(
-      announce(Operation::kAllGatherV, type, total(receive_parts)), receive_parts);
+  const Announcement a =
+      with_counts(announce(Operation::kAllGatherV, type, total(receive_parts)), receive_parts);
   const size_t bytes = extent(receive_parts) * size_of(type);
   return std::make_shared<AllGather>(group, a, send, receive,
                                      in_bytes(std::move(receive_parts), type), bytes);
@@ -474,10 +488,9 @@ TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts, Ele
   const Announcement a = announce(Operation::kAllToAllV, send_type, 0);
   const size_t send_bytes = extent(send_parts) * size_of(send_type);
   const size_t receive_bytes = extent(receive_parts) * size_of(receive_type);
-  return std::make_shared<AllToAll>(group, a, send, in_bytes(std::move(send_parts), send_type),
-                                    send_bytes, receive,
-                                    in_bytes(std::move(receive_parts), receive_type),
-                                    receive_bytes);
+  return std::make_shared<AllToAll>(
+      group, a, send, in_bytes(std::move(send_parts), send_type), send_bytes, receive,
+      in_bytes(std::move(receive_parts), receive_type), receive_bytes);
 }
 
 TaskPtr barrier(GroupPtr group) { return std::make_shared<Barrier>(std::move(group)); }

@@ -44,9 +44,8 @@ TaskPtr scatter(GroupPtr group, const void* send, void* receive, uint64_t count,
 // receive's part r = this rank's part of rank r's send; `count` per pair of ranks.
 TaskPtr all_to_all(GroupPtr group, const void* send, void* receive, uint64_t count,
                    ElementType type);
-TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts,
-                     ElementType send_type, void* receive, Partition receive_parts,
-                     ElementType receive_type);
+TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts, ElementType send_type,
+                     void* receive, Partition receive_parts, ElementType receive_type);
 TaskPtr barrier(GroupPtr group);
 
 }  // namespace vnpu

@@ -31,6 +31,14 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return ::syscall(SYS_futex, word, operation, value, limit, nullptr, 0);
 }
 
+std::string own_path(int file) { return "/proc/self/fd/" + std::to_string(file); }
+
+std::string target_of(int file) {
+  char target[256];
+  const ssize_t length = ::readlink(own_path(file).c_str(), target, sizeof(target));
+  return std::string(target, length > 0 ? static_cast<size_t>(length) : 0);
+}
+
 int open_file(const Invitation& invitation) {
   const std::string creator = "rank 0 (pid " + std::to_string(invitation.creator.pid) + ")";
   if (invitation.magic != Invitation::kMagic) {
@@ -42,7 +50,8 @@ int open_file(const Invitation& invitation) {
   if (host_name() != invitation.host || pid_namespace() != invitation.pid_namespace) {
     throw Failure(FailureKind::kNotSupported,
                   "vnpu: " + creator + " runs on host " + invitation.host + ", this rank on " +
-                      host_name() + " (or in another container). Ranks on virtual NPUs share "
+                      host_name() +
+                      " (or in another container). Ranks on virtual NPUs share "
                       "memory: start them all on one host, in one container.");
   }
   if (::geteuid() != invitation.user) {
@@ -51,19 +60,32 @@ int open_file(const Invitation& invitation) {
                       ", this rank to user " + std::to_string(::geteuid()) +
                       ". Start all ranks as the same user.");
   }
-  const std::string path = "/proc/" + std::to_string(invitation.creator.pid) + "/fd/" +
-                           std::to_string(invitation.file);
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file >= 0) return file;
+  const std::string path =
+      "/proc/" + std::to_string(invitation.creator.pid) + "/fd/" + std::to_string(invitation.file);
+  // O_PATH first: by now the number may stand for any file, which must not be touched.
+  const int file = ::open(path.c_str(), O_PATH | O_CLOEXEC);
   const int error = errno;
   if (!invitation.creator.alive()) {
-    throw Failure(FailureKind::kRemoteLost,
-                  "vnpu: " + creator + " ended before all ranks had joined its group. Its own "
-                  "output says why.");
+    if (file >= 0) ::close(file);
+    throw Failure(FailureKind::kRemoteLost, "vnpu: " + creator +
+                                                " ended before all ranks had joined its group. "
+                                                "Its own output says why.");
+  }
+  if (file >= 0 && target_of(file) == "/memfd:" + std::string(invitation.identity) + " (deleted)") {
+    const int own = ::open(own_path(file).c_str(), O_RDWR | O_CLOEXEC);
+    ::close(file);
+    if (own >= 0) return own;
+  } else if (file >= 0 || error == ENOENT || error == ENXIO) {
+    if (file >= 0) ::close(file);
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: " + creator + " no longer offers the group " + invitation.identity +
+                      ": the root information is old. Does the store still hold keys of a process "
+                      "group that was destroyed? Give the new one another port or store.");
   }
   throw Failure(FailureKind::kNotSupported,
                 "vnpu: the shared memory of the group cannot be opened at " + path + " (" +
-                    std::strerror(error) + "). The ranks of a group need access to each other's "
+                    std::strerror(error) +
+                    "). The ranks of a group need access to each other's "
                     "/proc entries: same user, same container, no hidepid or ptrace restriction.");
 }
 
@@ -76,7 +98,8 @@ void Bell::ring() {
 
 void Bell::wait(uint32_t seen, std::chrono::microseconds limit) {
   const auto us = limit.count();
-  const timespec time{static_cast<time_t>(us / 1'000'000), static_cast<long>(us % 1'000'000 * 1000)};
+  const timespec time{static_cast<time_t>(us / 1'000'000),
+                      static_cast<long>(us % 1'000'000 * 1000)};
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   // Returns at once when the bell has rung since; any other return is as good as the limit.
   futex(&rings, FUTEX_WAIT, seen, &time);
@@ -102,14 +125,6 @@ Invitation Segment::create() {
                       std::strerror(errno) + ". Check the limits on open files and memory.");
   }
   invitation.file = file;
-  auto* header = static_cast<SegmentHeader*>(
-      ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
-  if (header == MAP_FAILED) {
-    throw Failure(FailureKind::kInternal,
-                  std::string("vnpu: cannot map shared memory: ") + std::strerror(errno) + ".");
-  }
-  std::memcpy(header->identity, invitation.identity, sizeof(header->identity));
-  ::munmap(header, kPage);
   return invitation;
 }
 
@@ -119,42 +134,34 @@ void Segment::close_invitation(const Invitation& invitation) {
 
 Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   if (ranks == 0 || ranks > kMaxRanks) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: a group has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +
-                      std::to_string(ranks) + ".");
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: a group has 1 to " +
+                                                     std::to_string(kMaxRanks) + " ranks, not " +
+                                                     std::to_string(ranks) + ".");
   }
   const int file = open_file(invitation);
   const size_t n = ranks;
   sizes_at_ = pages(sizeof(SegmentHeader)) + pages(n * sizeof(RankBlock));
-  mailboxes_at_ = sizes_at_ + pages(n * 2 * n * sizeof(uint64_t));
+  mailboxes_at_ = sizes_at_ + pages(n * 2 * 2 * n * sizeof(uint64_t));
   slots_at_ = mailboxes_at_ + pages(n * n * sizeof(Mailbox));
   chunks_at_ = slots_at_ + n * 2 * kSlot;
   bytes_ = chunks_at_ + n * n * Mailbox::kDepth * Mailbox::kChunk;
 
-  // All ranks set the same size; who comes with another number of ranks must not shrink the file.
+  // All ranks set the same size; who comes with another number of ranks must not change it.
   void* first = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (first == MAP_FAILED) {
     ::close(file);
     throw Failure(FailureKind::kInternal,
                   std::string("vnpu: cannot map shared memory: ") + std::strerror(errno) + ".");
   }
-  auto* header = static_cast<SegmentHeader*>(first);
-  const bool same = std::memcmp(header->identity, invitation.identity, sizeof(header->identity)) == 0;
   uint32_t expected = 0;
-  if (same && !header->ranks.compare_exchange_strong(expected, ranks) && expected != ranks) {
-    ::munmap(first, kPage);
+  static_cast<SegmentHeader*>(first)->ranks.compare_exchange_strong(expected, ranks);
+  ::munmap(first, kPage);
+  if (expected != 0 && expected != ranks) {
     ::close(file);
     throw Failure(FailureKind::kInvalidArgument,
                   "vnpu: this rank was told that the group has " + std::to_string(ranks) +
                       " ranks, another one " + std::to_string(expected) +
                       ". Give all ranks the same world size.");
-  }
-  ::munmap(first, kPage);
-  if (!same) {
-    ::close(file);
-    throw Failure(FailureKind::kRemoteLost,
-                  "vnpu: rank 0 (pid " + std::to_string(invitation.creator.pid) +
-                      ") no longer offers the group " + invitation.identity + ".");
   }
   void* base = MAP_FAILED;
   if (::ftruncate(file, static_cast<off_t>(bytes_)) == 0) {
@@ -163,10 +170,10 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   const int error = errno;
   ::close(file);
   if (base == MAP_FAILED) {
-    throw Failure(FailureKind::kOutOfMemory,
-                  "vnpu: cannot map " + std::to_string(bytes_ >> 20) +
-                      " MiB of shared memory for a group of " + std::to_string(ranks) +
-                      " ranks: " + std::strerror(error) + ".");
+    throw Failure(FailureKind::kOutOfMemory, "vnpu: cannot map " + std::to_string(bytes_ >> 20) +
+                                                 " MiB of shared memory for a group of " +
+                                                 std::to_string(ranks) +
+                                                 " ranks: " + std::strerror(error) + ".");
   }
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);
@@ -178,9 +185,9 @@ RankBlock& Segment::rank(uint32_t rank) const {
   return reinterpret_cast<RankBlock*>(base_ + pages(sizeof(SegmentHeader)))[rank];
 }
 
-uint64_t* Segment::send_sizes(uint32_t rank, uint64_t sequence) const {
+uint64_t* Segment::sizes(uint32_t rank, uint64_t sequence) const {
   return reinterpret_cast<uint64_t*>(base_ + sizes_at_) +
-         (size_t{rank} * 2 + sequence % 2) * ranks_;
+         (size_t{rank} * 2 + sequence % 2) * 2 * ranks_;
 }
 
 std::byte* Segment::slot(uint32_t rank, uint32_t round) const {

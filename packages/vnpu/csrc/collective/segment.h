@@ -48,7 +48,6 @@ struct alignas(64) RankBlock {
 };
 
 struct alignas(64) SegmentHeader {
-  char identity[64];                    // equals the invitation's
   std::atomic<uint32_t> ranks;          // 0 until the first rank has said how many there are
   std::atomic<uint32_t> failure_state;  // 0 none, 1 being written, 2 valid
   uint32_t failure_kind;                // FailureKind
@@ -77,7 +76,7 @@ struct Invitation {
   uint32_t user;
   int32_t file;
   char host[256];
-  char identity[64];
+  char identity[64];  // the file's name
 };
 
 // Shared memory of one group: an anonymous file, so that nothing is left behind however the
@@ -100,8 +99,9 @@ class Segment {
 
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   RankBlock& rank(uint32_t rank) const;
-  // Bytes that `rank` sends to each rank in its collective `sequence` (all-to-all only).
-  uint64_t* send_sizes(uint32_t rank, uint64_t sequence) const;
+  // Of `rank` in its collective `sequence` (all-to-all only): the bytes that it sends to each rank,
+  // then those that it expects from each.
+  uint64_t* sizes(uint32_t rank, uint64_t sequence) const;
   // Where `rank` puts its data of a round.
   std::byte* slot(uint32_t rank, uint32_t round) const;
   Mailbox& mailbox(uint32_t from, uint32_t to) const;

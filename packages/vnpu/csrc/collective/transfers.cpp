@@ -29,17 +29,19 @@ Transfers::Transfers(GroupPtr group, const char* name, const std::vector<Transfe
   const Memory& memory = Memory::instance();
   for (const Transfer& each : transfers) {
     if (each.peer >= group_->ranks()) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    std::string("vnpu: ") + name + " names rank " + std::to_string(each.peer) +
-                        " in group " + group_->name() + " of " + std::to_string(group_->ranks()) +
-                        " ranks.");
+      throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: ") + name + " names rank " +
+                                                       std::to_string(each.peer) + " in group " +
+                                                       group_->name() + " of " +
+                                                       std::to_string(group_->ranks()) + " ranks.");
     }
     const size_t bytes = each.count * size_of(each.type);
     if (bytes > 0) {
       memory.check(each.buffer, bytes, name);
-      const auto begin = reinterpret_cast<uintptr_t>(each.buffer);
-      accesses.push_back(
-          Access{begin, begin + bytes, each.direction == Transfer::Direction::kReceive});
+      if (collects_accesses) {
+        const auto begin = reinterpret_cast<uintptr_t>(each.buffer);
+        accesses.push_back(
+            Access{begin, begin + bytes, each.direction == Transfer::Direction::kReceive});
+      }
     }
     const auto chunks = static_cast<uint32_t>(std::max<size_t>(1, (bytes + kChunk - 1) / kChunk));
     messages_.push_back(
@@ -117,13 +119,13 @@ void Transfers::receive(Message& message) {
     const Mailbox::Label& label = box.labels[received % Mailbox::kDepth];
     if (label.message_bytes != message.bytes ||
         label.type != static_cast<uint32_t>(message.transfer.type)) {
-      group_->fail(FailureKind::kInvalidArgument,
-                   "vnpu: mismatched message in group " + group_->name() + ": " +
-                       group_->describe(peer) + " sends " +
-                       describe(label.message_bytes, static_cast<ElementType>(label.type)) + " to " +
-                       group_->describe(group_->rank()) + ", which expects " +
-                       describe(message.bytes, message.transfer.type) +
-                       ". Sends and receives between two ranks must match in order, size and type.");
+      group_->fail(
+          FailureKind::kInvalidArgument,
+          "vnpu: mismatched message in group " + group_->name() + ": " + group_->describe(peer) +
+              " sends " + describe(label.message_bytes, static_cast<ElementType>(label.type)) +
+              " to " + group_->describe(group_->rank()) + ", which expects " +
+              describe(message.bytes, message.transfer.type) +
+              ". Sends and receives between two ranks must match in order, size and type.");
     }
     if (Configuration::instance().compute) {
       std::memcpy(message.data + size_t{message.done} * kChunk,
@@ -172,8 +174,8 @@ Progress Transfers::advance() {
       rewind();
       return Progress::kDone;
     }
-    group_->check(waited_, [this](uint32_t r) { return waits_for(r); },
-                  [this] { return std::string(name); });
+    group_->check(
+        waited_, [this](uint32_t r) { return waits_for(r); }, [this] { return std::string(name); });
     return Progress::kBlocked;
   } catch (...) {
     release_turns();

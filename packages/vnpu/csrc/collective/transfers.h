@@ -36,7 +36,7 @@ class Transfers final : public Task {
     std::byte* data;
     size_t bytes;
     uint32_t chunks;
-    uint32_t done = 0;     // chunks
+    uint32_t done = 0;  // chunks
     bool complete = false;
   };
 
@@ -50,7 +50,7 @@ class Transfers final : public Task {
 
   const GroupPtr group_;
   std::vector<Message> messages_;
-  uint32_t seen_ = 0;             // rings of the bell before the last look at the mailboxes
+  uint32_t seen_ = 0;  // rings of the bell before the last look at the mailboxes
   std::atomic<bool> outside_{false};
   Group::Wait waited_;
 };

@@ -18,15 +18,25 @@ uint64_t Event::next_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+void Event::complete(uint64_t version, const std::optional<Failure>& failure) {
+  std::lock_guard lock(mutex_);
+  // Two streams may record one event: completion never goes back.
+  if (version <= completed.load(std::memory_order_relaxed)) return;
+  time_ns.store(now_ns(), std::memory_order_relaxed);
+  failure_ = failure;
+  completed.store(version, std::memory_order_release);
+}
+
+void Event::throw_if_failed(uint64_t version) const {
+  std::lock_guard lock(mutex_);
+  if (failure_.has_value() && completed.load(std::memory_order_relaxed) >= version) throw *failure_;
+}
+
 EventRecord::EventRecord(EventPtr event, uint64_t version)
     : Task("event record"), event_(std::move(event)), version_(version) {}
 
 Progress EventRecord::advance() {
-  event_->time_ns.store(now_ns(), std::memory_order_relaxed);
-  // Two streams may record one event: completion never goes back.
-  uint64_t seen = event_->completed.load(std::memory_order_relaxed);
-  while (seen < version_ && !event_->completed.compare_exchange_weak(seen, version_)) {
-  }
+  event_->complete(version_, failure_);
   return Progress::kDone;
 }
 
@@ -34,8 +44,9 @@ EventWait::EventWait(EventPtr event, uint64_t version)
     : Task("event wait"), event_(std::move(event)), version_(version) {}
 
 Progress EventWait::advance() {
-  return event_->completed.load(std::memory_order_acquire) >= version_ ? Progress::kDone
-                                                                       : Progress::kBlocked;
+  if (event_->completed.load(std::memory_order_acquire) < version_) return Progress::kBlocked;
+  event_->throw_if_failed(version_);
+  return Progress::kDone;
 }
 
 std::string EventWait::waiting_for() const {

@@ -3,7 +3,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 
+#include "device/failure.h"
 #include "device/task.h"
 
 namespace vnpu {
@@ -20,6 +23,12 @@ class Event {
     return completed.load(std::memory_order_acquire) >= recorded.load(std::memory_order_acquire);
   }
 
+  // The stream has reached a record, or has failed before it: what waits for the event then has
+  // nothing to work on and fails likewise.
+  void complete(uint64_t version, const std::optional<Failure>& failure);
+  // Throws what kept the stream from reaching the record, if anything did.
+  void throw_if_failed(uint64_t version) const;
+
   const uint64_t id;
   const uint32_t flags;
   std::atomic<uint64_t> recorded{0};   // records asked for
@@ -30,6 +39,8 @@ class Event {
 
  private:
   static uint64_t next_id();
+  mutable std::mutex mutex_;
+  std::optional<Failure> failure_;  // of the newest completed record
 };
 
 using EventPtr = std::shared_ptr<Event>;
@@ -38,10 +49,13 @@ class EventRecord final : public Task {
  public:
   EventRecord(EventPtr event, uint64_t version);
   Progress advance() override;
+  // The stream has failed before this record.
+  void fail(const Failure& failure) { failure_ = failure; }
 
  private:
   EventPtr event_;
   uint64_t version_;
+  std::optional<Failure> failure_;
 };
 
 class EventWait final : public Task {

@@ -19,6 +19,8 @@ std::string call_site() {
 
 constexpr size_t kQueueDepth = 4096;            // tasks of one stream; the host waits beyond
 constexpr microseconds kOutsideWait{500};       // one sleep inside a task that waits outside
+constexpr microseconds kOutsideTurn{100};       // the same when several tasks wait outside
+constexpr milliseconds kPoll{5};                // longest sleep of who waits for progress
 constexpr milliseconds kIdleHost{20};           // fuzz: when the host is away, work goes on
 
 }  // namespace
@@ -40,11 +42,14 @@ StreamPtr Executor::create_stream(int device, uint32_t priority) {
 }
 
 void Executor::destroy_stream(const StreamPtr& stream) {
-  synchronize(stream, std::nullopt);
   Lock lock(mutex_);
+  if (!stream->idle()) {
+    wait_until([&] { return stream->idle(); }, std::nullopt, "a stream to be destroyed", lock);
+  }
   stream->destroyed = true;
   streams_.erase(std::remove(streams_.begin(), streams_.end(), stream), streams_.end());
-  changed_.notify_all();
+  stream->wake.notify_one();
+  throw_failure(*stream);
 }
 
 void Executor::submit(const StreamPtr& stream, TaskPtr task) {
@@ -66,6 +71,14 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
     graph->replace(stream->update_next++, std::move(task));
     return;
   }
+  if (stream->capture == nullptr && stream->failure.has_value()) {
+    // What was launched before never came about. Records do not need it and hand the news on.
+    if (auto* record = dynamic_cast<EventRecord*>(task.get())) {
+      record->fail(*stream->failure);
+    } else {
+      throw_failure(*stream);
+    }
+  }
   if (detector != nullptr) detector->on_submit(*stream, *task, site);
   if (stream->capture != nullptr) {
     stream->capture->append(std::move(task));
@@ -82,14 +95,19 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
       start_background();
       break;
   }
+  enqueue(stream, std::move(task), lock);
+  stream->wake.notify_one();
+  work_.notify_one();
+  if (policy_ == SchedulePolicy::kFuzz && random_() % 8 == 0) pump_fuzz(lock, random_() % 4);
+}
+
+void Executor::enqueue(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   if (stream->queue.size() >= kQueueDepth) {
     wait_until([&] { return stream->queue.size() < kQueueDepth; }, std::nullopt,
                "room in a stream's queue", lock);
   }
   stream->queue.push_back(std::move(task));
   ++pending_;
-  changed_.notify_all();
-  if (policy_ == SchedulePolicy::kFuzz && random_() % 8 == 0) pump_fuzz(lock, random_() % 4);
 }
 
 // --- events and capture ------------------------------------------------------------------------
@@ -124,7 +142,10 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
     }
     if (detector != nullptr) detector->on_wait(*stream, *event, site);
     version = event->recorded.load();
-    if (event->completed.load() >= version) return;
+    if (event->completed.load() >= version) {
+      event->throw_if_failed(version);
+      return;
+    }
   }
   submit(stream, std::make_shared<EventWait>(event, version));
 }
@@ -200,41 +221,49 @@ void Executor::end_update(const StreamPtr& stream) {
 }
 
 void Executor::submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock) {
-  if (stream->idle()) {
-    stream->running = true;
-    lock.unlock();
-    Progress progress;
-    try {
-      progress = task->advance();
-    } catch (...) {
-      lock.lock();
-      stream->running = false;
-      changed_.notify_all();
-      throw;
-    }
-    lock.lock();
-    stream->running = false;
-    if (progress == Progress::kDone) {
-      if (pending_ > 0) {
-        changed_.notify_all();
-        pump(lock);
-      }
-      return;
-    }
-    stream->blocked = true;
-    stream->queue.push_front(std::move(task));
-    ++pending_;
-    start_background();
-    changed_.notify_all();
+  if (!stream->idle()) {
+    enqueue(stream, std::move(task), lock);
+    pump(lock);
     return;
   }
-  if (stream->queue.size() >= kQueueDepth) {
-    wait_until([&] { return stream->queue.size() < kQueueDepth; }, std::nullopt,
-               "room in a stream's queue", lock);
+  stream->running = true;
+  lock.unlock();
+  Progress progress;
+  try {
+    progress = task->advance();
+  } catch (...) {
+    lock.lock();
+    stream->running = false;
+    announce_progress();
+    if (pending_ > 0) pump(lock);
+    throw;
   }
-  stream->queue.push_back(std::move(task));
+  lock.lock();
+  stream->running = false;
+  if (progress == Progress::kDone) {
+    announce_progress();
+    if (pending_ > 0) pump(lock);
+    return;
+  }
+  stream->blocked = true;
+  stream->queue.push_front(std::move(task));
   ++pending_;
-  pump(lock);
+  start_background();
+  if (hosts_ == 0) work_.notify_one();
+}
+
+void Executor::announce_progress() {
+  if (sleepers_ > 0) changed_.notify_all();
+  if (policy_ != SchedulePolicy::kThreads) return;
+  for (const StreamPtr& stream : streams_) {
+    if (stream->blocked) stream->wake.notify_one();
+  }
+}
+
+void Executor::wait_for_progress(steady_clock::time_point until, Lock& lock) {
+  ++sleepers_;
+  changed_.wait_until(lock, std::min(until, steady_clock::now() + kPoll));
+  --sleepers_;
 }
 
 void Executor::run_head(Stream& stream, Lock& lock) {
@@ -256,10 +285,11 @@ void Executor::run_head(Stream& stream, Lock& lock) {
   if (failure.has_value()) {
     if (!stream.failure.has_value()) stream.failure = failure;
     // What was queued behind a failed task would compute on what it did not produce. Event records
-    // still happen, so that other streams do not wait for ever.
+    // still happen, so that other streams do not wait for ever, and tell those of the failure.
     std::deque<TaskPtr> kept;
     for (size_t i = 1; i < stream.queue.size(); ++i) {
-      if (dynamic_cast<EventRecord*>(stream.queue[i].get()) != nullptr) {
+      if (auto* record = dynamic_cast<EventRecord*>(stream.queue[i].get())) {
+        record->fail(*failure);
         kept.push_back(std::move(stream.queue[i]));
       }
     }
@@ -270,7 +300,7 @@ void Executor::run_head(Stream& stream, Lock& lock) {
     stream.queue.pop_front();
     --pending_;
   }
-  changed_.notify_all();
+  if (!stream.blocked) announce_progress();
 }
 
 bool Executor::pump(Lock& lock) {
@@ -313,20 +343,30 @@ bool Executor::pump_fuzz(Lock& lock, size_t most) {
 }
 
 bool Executor::wait_outside(Lock& lock) {
-  for (const StreamPtr& stream : streams_) {
+  StreamPtr chosen;
+  size_t count = 0;
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    const StreamPtr& stream = streams_[(next_outside_ + i) % streams_.size()];
     if (stream->queue.empty() || stream->running || !stream->blocked) continue;
-    const TaskPtr task = stream->queue.front();
-    if (!task->waits_outside()) continue;
-    const StreamPtr held = stream;
-    held->running = true;
-    lock.unlock();
-    task->wait(kOutsideWait);
-    lock.lock();
-    held->running = false;
-    changed_.notify_all();
-    return true;
+    if (!stream->queue.front()->waits_outside()) continue;
+    if (chosen == nullptr) chosen = stream;
+    ++count;
   }
-  return false;
+  if (chosen == nullptr) return false;
+  ++next_outside_;  // the next search looks elsewhere first
+  wait_inside(*chosen, count > 1 ? kOutsideTurn : kOutsideWait, lock);
+  return true;
+}
+
+void Executor::wait_inside(Stream& stream, microseconds limit, Lock& lock) {
+  const TaskPtr task = stream.queue.front();
+  stream.running = stream.waiting = true;
+  lock.unlock();
+  task->wait(limit);
+  lock.lock();
+  stream.running = stream.waiting = false;
+  // Another thread that saw this head taken sleeps, and this one may not come back to it.
+  announce_progress();
 }
 
 void Executor::wait_until(const std::function<bool()>& done, Limit limit, const char* what,
@@ -334,6 +374,14 @@ void Executor::wait_until(const std::function<bool()>& done, Limit limit, const 
   const auto begin = steady_clock::now();
   const milliseconds most = limit.has_value() ? std::min(*limit, wait_limit_) : wait_limit_;
   const auto deadline = begin + most;
+  // While a host thread drives the streams, the background thread need not.
+  struct Driver {
+    explicit Driver(Executor& executor) : executor(executor) { ++executor.hosts_; }
+    ~Driver() {
+      if (--executor.hosts_ == 0 && executor.pending_ > 0) executor.work_.notify_one();
+    }
+    Executor& executor;
+  } driver(*this);
   while (!done()) {
     bool worked = false;
     if (policy_ == SchedulePolicy::kEager) worked = pump(lock);
@@ -347,7 +395,7 @@ void Executor::wait_until(const std::function<bool()>& done, Limit limit, const 
                         ". A longer wait: VNPU_WAIT_LIMIT=SECONDS.");
     }
     if (policy_ != SchedulePolicy::kThreads && wait_outside(lock)) continue;
-    changed_.wait_until(lock, std::min(deadline, last_host_call_ + milliseconds(5)));
+    wait_for_progress(deadline, lock);
   }
 }
 
@@ -359,7 +407,9 @@ std::string Executor::describe_pending() const {
     const Task& head = *stream->queue.front();
     text += "stream " + std::to_string(stream->id) + " of device " +
             std::to_string(stream->device) + ": " + std::to_string(stream->queue.size()) +
-            " tasks, the first (" + head.name + ") waits for " + head.waiting_for();
+            " tasks, the first (" + head.name + ") " +
+            (stream->running && !stream->waiting ? "is running"
+                                                 : "waits for " + head.waiting_for());
   }
   return text.empty() ? "nothing is queued" : text;
 }
@@ -385,11 +435,14 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
-  if (event->complete() && race::Detector::instance() == nullptr) return;
-  Lock lock(mutex_);
+  race::Detector* const detector = race::Detector::instance();
   const uint64_t version = event->recorded.load();
-  wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
-  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*event);
+  if (detector != nullptr || event->completed.load(std::memory_order_acquire) < version) {
+    Lock lock(mutex_);
+    wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
+    if (detector != nullptr) detector->on_host_wait(*event);
+  }
+  event->throw_if_failed(version);
 }
 
 void Executor::synchronize_device(int device, Limit limit) {
@@ -402,9 +455,14 @@ void Executor::synchronize_device(int device, Limit limit) {
   }
   if (!device_idle(device)) wait_until([&] { return device_idle(device); }, limit, "a device", lock);
   host_has_seen(device);
+  // One failure may have reached several streams through events: it is reported once.
+  std::optional<Failure> first;
   for (const StreamPtr& stream : streams_) {
-    if (stream->device == device) throw_failure(*stream);
+    if (stream->device != device || !stream->failure.has_value()) continue;
+    if (!first.has_value()) first = stream->failure;
+    stream->failure.reset();
   }
+  if (first.has_value()) throw *first;
 }
 
 bool Executor::device_idle(int device) const {
@@ -464,21 +522,20 @@ void Executor::start_background() {
 void Executor::background() {
   Lock lock(mutex_);
   for (;;) {
-    if (pending_ == 0) {
-      changed_.wait(lock);
-      continue;
-    }
     if (policy_ == SchedulePolicy::kFuzz) {
       // The order stays the seed's as long as the host keeps calling.
-      if (steady_clock::now() - last_host_call_ < kIdleHost) {
-        changed_.wait_for(lock, kIdleHost);
-        continue;
+      if (pending_ == 0) {
+        work_.wait(lock);
+      } else if (hosts_ > 0 || steady_clock::now() - last_host_call_ < kIdleHost) {
+        work_.wait_for(lock, kIdleHost);
+      } else if (!pump_fuzz(lock, 1) && !wait_outside(lock)) {
+        wait_for_progress(steady_clock::now() + kPoll, lock);
       }
-      if (pump_fuzz(lock, 1)) continue;
-    } else if (pump(lock)) {
-      continue;
+    } else if (pending_ == 0 || hosts_ > 0) {
+      work_.wait(lock);
+    } else if (!pump(lock) && !wait_outside(lock)) {
+      wait_for_progress(steady_clock::now() + kPoll, lock);
     }
-    if (!wait_outside(lock)) changed_.wait_for(lock, milliseconds(5));
   }
 }
 
@@ -486,20 +543,15 @@ void Executor::stream_worker(StreamPtr stream) {
   Lock lock(mutex_);
   while (!stream->destroyed) {
     if (stream->queue.empty()) {
-      changed_.wait(lock);
+      stream->wake.wait(lock);
       continue;
     }
     run_head(*stream, lock);
     if (!stream->blocked) continue;
-    const TaskPtr task = stream->queue.front();
-    if (task->waits_outside()) {
-      stream->running = true;
-      lock.unlock();
-      task->wait(kOutsideWait);
-      lock.lock();
-      stream->running = false;
+    if (stream->queue.front()->waits_outside()) {
+      wait_inside(*stream, kOutsideWait, lock);
     } else {
-      changed_.wait_for(lock, milliseconds(5));
+      stream->wake.wait_for(lock, kPoll);
     }
   }
 }

@@ -65,13 +65,19 @@ class Executor {
   using Lock = std::unique_lock<std::mutex>;
 
   void submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock);
+  void enqueue(const StreamPtr& stream, TaskPtr task, Lock& lock);
   // Runs the head of a stream until it is done or blocked. Unlocks while it runs.
   void run_head(Stream& stream, Lock& lock);
   // Runs what can run; returns whether anything got done.
   bool pump(Lock& lock);
   bool pump_fuzz(Lock& lock, size_t most);
-  // Sleeps inside one head that waits for something outside; false if there is none.
+  // Sleeps inside one head that waits for something outside; false if there is none that another
+  // thread is not already in.
   bool wait_outside(Lock& lock);
+  void wait_inside(Stream& stream, std::chrono::microseconds limit, Lock& lock);
+  // Tells the threads that sleep until something changes.
+  void announce_progress();
+  void wait_for_progress(std::chrono::steady_clock::time_point until, Lock& lock);
   void wait_until(const std::function<bool()>& done, Limit limit, const char* what, Lock& lock);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
@@ -86,7 +92,11 @@ class Executor {
   const std::chrono::milliseconds wait_limit_;
   std::mt19937_64 random_;                  // of fuzz
   std::mutex mutex_;
-  std::condition_variable changed_;         // a task finished or arrived
+  std::condition_variable changed_;         // a task finished
+  size_t sleepers_ = 0;                     // threads that wait for changed_
+  std::condition_variable work_;            // for the background thread: take over
+  size_t hosts_ = 0;                        // host threads that drive the streams while they wait
+  size_t next_outside_ = 0;                 // where the search for a head to wait in begins
   std::vector<StreamPtr> streams_;
   size_t pending_ = 0;                      // tasks in queues
   std::chrono::steady_clock::time_point last_host_call_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -25,8 +26,10 @@ class Stream {
 
   std::deque<TaskPtr> queue;       // the head may be running
   bool running = false;            // one thread is inside advance() or wait() of the head
+  bool waiting = false;            // ... inside wait()
   bool blocked = false;            // the head's last advance() returned kBlocked
   bool destroyed = false;
+  std::condition_variable wake;    // its worker's, under the threads policy
   std::optional<Failure> failure;  // the first error since it was last reported
 
   GraphPtr capture;                // not null while capturing

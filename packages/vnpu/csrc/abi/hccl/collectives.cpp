@@ -68,8 +68,8 @@ VNPU_HCCL(HcclResult, HcclReduceScatter,
           (void* send, void* receive, uint64_t count, HcclDataType type, HcclReduceOp operation,
            HcclComm communicator, aclrtStream stream)) {
   return hccl_guarded("HcclReduceScatter", [&] {
-    submit(stream, reduce_scatter(group_of(communicator), send, receive, count,
-                                  element_type(type), reduction(operation)));
+    submit(stream, reduce_scatter(group_of(communicator), send, receive, count, element_type(type),
+                                  reduction(operation)));
   });
 }
 
@@ -79,9 +79,8 @@ VNPU_HCCL(HcclResult, HcclReduceScatterV,
            aclrtStream stream)) {
   return hccl_guarded("HcclReduceScatterV", [&] {
     const GroupPtr group = group_of(communicator);
-    submit(stream,
-           reduce_scatter_v(group, send, partition(*group, send_counts, send_displacements),
-                            receive, count, element_type(type), reduction(operation)));
+    submit(stream, reduce_scatter_v(group, send, partition(*group, send_counts, send_displacements),
+                                    receive, count, element_type(type), reduction(operation)));
   });
 }
 
@@ -89,8 +88,7 @@ VNPU_HCCL(HcclResult, HcclScatter,
           (void* send, void* receive, uint64_t count, HcclDataType type, uint32_t root,
            HcclComm communicator, aclrtStream stream)) {
   return hccl_guarded("HcclScatter", [&] {
-    submit(stream,
-           scatter(group_of(communicator), send, receive, count, element_type(type), root));
+    submit(stream, scatter(group_of(communicator), send, receive, count, element_type(type), root));
   });
 }
 
@@ -102,14 +100,14 @@ VNPU_HCCL(HcclResult, HcclAlltoAll,
     const ElementType type = element_type(send_type);
     if (send_count * size_of(type) != receive_count * size_of(element_type(receive_type))) {
       throw Failure(FailureKind::kInvalidArgument,
-                    "vnpu: all_to_all sends " + std::to_string(send_count) + " x " +
-                        name_of(type) + " to each rank but receives " +
-                        std::to_string(receive_count) + " x " +
-                        name_of(element_type(receive_type)) + " from each; both must have the "
+                    "vnpu: all_to_all sends " + std::to_string(send_count) + " x " + name_of(type) +
+                        " to each rank but receives " + std::to_string(receive_count) + " x " +
+                        name_of(element_type(receive_type)) +
+                        " from each; both must have the "
                         "same size.");
     }
-    submit(stream, all_to_all(group_of(communicator), send, const_cast<void*>(receive), send_count,
-                              type));
+    submit(stream,
+           all_to_all(group_of(communicator), send, const_cast<void*>(receive), send_count, type));
   });
 }
 
@@ -128,6 +126,5 @@ VNPU_HCCL(HcclResult, HcclAlltoAllV,
 }
 
 VNPU_HCCL(HcclResult, HcclBarrier, (HcclComm communicator, aclrtStream stream)) {
-  return hccl_guarded("HcclBarrier",
-                      [&] { submit(stream, barrier(group_of(communicator))); });
+  return hccl_guarded("HcclBarrier", [&] { submit(stream, barrier(group_of(communicator))); });
 }

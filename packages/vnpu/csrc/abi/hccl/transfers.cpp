@@ -1,7 +1,7 @@
 // Messages between two ranks.
 
-#include "abi/hccl/communicator.h"
 #include "collective/transfers.h"
+#include "abi/hccl/communicator.h"
 
 using namespace vnpu;
 using namespace vnpu::abi;
@@ -18,8 +18,8 @@ VNPU_HCCL(HcclResult, HcclSend,
 }
 
 VNPU_HCCL(HcclResult, HcclRecv,
-          (void* buffer, uint64_t count, HcclDataType type, uint32_t source,
-           HcclComm communicator, aclrtStream stream)) {
+          (void* buffer, uint64_t count, HcclDataType type, uint32_t source, HcclComm communicator,
+           aclrtStream stream)) {
   return hccl_guarded("HcclRecv", [&] {
     const Transfer transfer{Direction::kReceive, buffer, count, element_type(type), source};
     submit(stream, std::make_shared<Transfers>(group_of(communicator), "receive",
@@ -34,9 +34,10 @@ VNPU_HCCL(HcclResult, HcclBatchSendRecv,
     for (uint32_t i = 0; i < count; ++i) {
       const HcclSendRecvItem& item = items[i];
       if (item.sendRecvType != HCCL_SEND && item.sendRecvType != HCCL_RECV) {
-        throw Failure(FailureKind::kInvalidArgument,
-                      "vnpu: item " + std::to_string(i) + " of HcclBatchSendRecv is neither a send "
-                      "nor a receive: " + std::to_string(item.sendRecvType) + ".");
+        throw Failure(FailureKind::kInvalidArgument, "vnpu: item " + std::to_string(i) +
+                                                         " of HcclBatchSendRecv is neither a send "
+                                                         "nor a receive: " +
+                                                         std::to_string(item.sendRecvType) + ".");
       }
       transfers.push_back({item.sendRecvType == HCCL_SEND ? Direction::kSend : Direction::kReceive,
                            item.buf, item.count, element_type(item.dataType), item.remoteRank});
