@@ -5,7 +5,8 @@
 #include "device/failure.h"
 #include "device/stream.h"
 
-// Between the device and the C interfaces: exceptions become status codes and the recent error text.
+// Between the device and the C interfaces: exceptions become status codes and the recent error
+// text.
 namespace vnpu::abi {
 
 // The aclError of a kind of failure.

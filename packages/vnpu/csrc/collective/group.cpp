@@ -125,9 +125,7 @@ void Group::await_all() {
     }
     // Who is absent has no process to look at, except for the one that made the invitation.
     for (uint32_t r = 0; r < ranks_; ++r) {
-      if (!absent(r))
-        fail_if_ended(
-            r, [](uint32_t) { return true; }, what);
+      if (!absent(r)) fail_if_ended(r, [](uint32_t) { return true; }, what);
     }
     if (absent(0) && !invitation_.creator.alive()) {
       fail(FailureKind::kRemoteLost,

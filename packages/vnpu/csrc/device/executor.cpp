@@ -17,11 +17,11 @@ std::string call_site() {
   return race::Detector::instance() == nullptr ? std::string() : race::python_call_site();
 }
 
-constexpr size_t kQueueDepth = 4096;            // tasks of one stream; the host waits beyond
-constexpr microseconds kOutsideWait{500};       // one sleep inside a task that waits outside
-constexpr microseconds kOutsideTurn{100};       // the same when several tasks wait outside
-constexpr milliseconds kPoll{5};                // longest sleep of who waits for progress
-constexpr milliseconds kIdleHost{20};           // fuzz: when the host is away, work goes on
+constexpr size_t kQueueDepth = 4096;       // tasks of one stream; the host waits beyond
+constexpr microseconds kOutsideWait{500};  // one sleep inside a task that waits outside
+constexpr microseconds kOutsideTurn{100};  // the same when several tasks wait outside
+constexpr milliseconds kPoll{5};           // longest sleep of who waits for progress
+constexpr milliseconds kIdleHost{20};      // fuzz: when the host is away, work goes on
 
 }  // namespace
 
@@ -389,10 +389,10 @@ void Executor::wait_until(const std::function<bool()>& done, Limit limit, const 
     last_host_call_ = steady_clock::now();
     if (worked || done()) continue;
     if (last_host_call_ >= deadline) {
-      throw Failure(FailureKind::kWaitTimeout,
-                    std::string("vnpu: waited ") + std::to_string(most.count()) + " ms for " +
-                        what + ". Pending: " + describe_pending() +
-                        ". A longer wait: VNPU_WAIT_LIMIT=SECONDS.");
+      throw Failure(FailureKind::kWaitTimeout, std::string("vnpu: waited ") +
+                                                   std::to_string(most.count()) + " ms for " +
+                                                   what + ". Pending: " + describe_pending() +
+                                                   ". A longer wait: VNPU_WAIT_LIMIT=SECONDS.");
     }
     if (policy_ != SchedulePolicy::kThreads && wait_outside(lock)) continue;
     wait_for_progress(deadline, lock);
@@ -405,11 +405,10 @@ std::string Executor::describe_pending() const {
     if (stream->queue.empty()) continue;
     if (!text.empty()) text += "; ";
     const Task& head = *stream->queue.front();
-    text += "stream " + std::to_string(stream->id) + " of device " +
-            std::to_string(stream->device) + ": " + std::to_string(stream->queue.size()) +
-            " tasks, the first (" + head.name + ") " +
-            (stream->running && !stream->waiting ? "is running"
-                                                 : "waits for " + head.waiting_for());
+    text +=
+        "stream " + std::to_string(stream->id) + " of device " + std::to_string(stream->device) +
+        ": " + std::to_string(stream->queue.size()) + " tasks, the first (" + head.name + ") " +
+        (stream->running && !stream->waiting ? "is running" : "waits for " + head.waiting_for());
   }
   return text.empty() ? "nothing is queued" : text;
 }
@@ -453,7 +452,8 @@ void Executor::synchronize_device(int device, Limit limit) {
                     "vnpu: the device cannot be synchronised while a stream captures.");
     }
   }
-  if (!device_idle(device)) wait_until([&] { return device_idle(device); }, limit, "a device", lock);
+  if (!device_idle(device))
+    wait_until([&] { return device_idle(device); }, limit, "a device", lock);
   host_has_seen(device);
   // One failure may have reached several streams through events: it is reported once.
   std::optional<Failure> first;

@@ -90,15 +90,15 @@ class Executor {
 
   const SchedulePolicy policy_;
   const std::chrono::milliseconds wait_limit_;
-  std::mt19937_64 random_;                  // of fuzz
+  std::mt19937_64 random_;  // of fuzz
   std::mutex mutex_;
-  std::condition_variable changed_;         // a task finished
-  size_t sleepers_ = 0;                     // threads that wait for changed_
-  std::condition_variable work_;            // for the background thread: take over
-  size_t hosts_ = 0;                        // host threads that drive the streams while they wait
-  size_t next_outside_ = 0;                 // where the search for a head to wait in begins
+  std::condition_variable changed_;  // a task finished
+  size_t sleepers_ = 0;              // threads that wait for changed_
+  std::condition_variable work_;     // for the background thread: take over
+  size_t hosts_ = 0;                 // host threads that drive the streams while they wait
+  size_t next_outside_ = 0;          // where the search for a head to wait in begins
   std::vector<StreamPtr> streams_;
-  size_t pending_ = 0;                      // tasks in queues
+  size_t pending_ = 0;  // tasks in queues
   std::chrono::steady_clock::time_point last_host_call_;
   bool background_started_ = false;
   int next_stream_id_ = 0;

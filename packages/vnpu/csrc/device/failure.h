@@ -12,14 +12,14 @@ enum class FailureKind {
   kNoSuchDevice,
   kDeviceNotSet,
   kOutOfMemory,
-  kIllegalAddress,       // address outside every live allocation, or a range that leaves it
-  kOperatorInvalid,      // an operator refused its arguments
-  kOperatorFailed,       // an operator failed while it ran
+  kIllegalAddress,   // address outside every live allocation, or a range that leaves it
+  kOperatorInvalid,  // an operator refused its arguments
+  kOperatorFailed,   // an operator failed while it ran
   kWaitTimeout,
-  kCaptureConflict,      // a call that a capturing stream does not allow
-  kRemoteLost,           // another rank died
-  kRemoteTimeout,        // another rank did not arrive in time
-  kRace,                 // two launches that nothing orders use the same memory
+  kCaptureConflict,  // a call that a capturing stream does not allow
+  kRemoteLost,       // another rank died
+  kRemoteTimeout,    // another rank did not arrive in time
+  kRace,             // two launches that nothing orders use the same memory
   kNotSupported,
   kInternal,
 };

@@ -62,10 +62,10 @@ void GraphReplay::wait(std::chrono::microseconds limit) {
 bool GraphReplay::waits_outside() const { return current_ != nullptr && current_->waits_outside(); }
 
 std::string GraphReplay::waiting_for() const {
-  return current_ == nullptr ? "its turn"
-                             : std::string(current_->name) + " in graph " +
-                                   std::to_string(graph_->id) + ", which waits for " +
-                                   current_->waiting_for();
+  return current_ == nullptr
+             ? "its turn"
+             : std::string(current_->name) + " in graph " + std::to_string(graph_->id) +
+                   ", which waits for " + current_->waiting_for();
 }
 
 }  // namespace vnpu

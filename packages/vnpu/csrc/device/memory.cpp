@@ -153,11 +153,12 @@ void* Memory::allocate(int device_index, size_t bytes) {
   std::unique_lock lock(mutex_);
   Device& device = devices_.at(static_cast<size_t>(device_index));
   const size_t total = round_up(Configuration::instance().memory_bytes, kPage);
-  void* address = rounded <= total - device.used ? carve(device.gaps, device.next, rounded) : nullptr;
+  void* address =
+      rounded <= total - device.used ? carve(device.gaps, device.next, rounded) : nullptr;
   if (address == nullptr) {
     throw Failure(FailureKind::kOutOfMemory,
-                  "vnpu: device " + std::to_string(device_index) + " is out of memory: " +
-                      std::to_string(bytes) + " bytes asked for, " +
+                  "vnpu: device " + std::to_string(device_index) +
+                      " is out of memory: " + std::to_string(bytes) + " bytes asked for, " +
                       std::to_string(total - device.used) + " of " + std::to_string(total) +
                       " bytes free. VNPU_MEMORY sets the size of the virtual device.");
   }
@@ -256,9 +257,9 @@ void Memory::unreserve(void* address) {
 
 std::shared_ptr<Memory::Physical> Memory::create_physical(int device_index, size_t bytes) {
   if (bytes == 0 || bytes % kPage != 0) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: physical memory comes in multiples of " + std::to_string(kPage) +
-                      " bytes; asked for " + std::to_string(bytes) + ".");
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: physical memory comes in multiples of " +
+                                                     std::to_string(kPage) + " bytes; asked for " +
+                                                     std::to_string(bytes) + ".");
   }
   {
     std::unique_lock lock(mutex_);
@@ -312,7 +313,8 @@ void Memory::map(void* address, size_t bytes, size_t offset,
   void* target = reinterpret_cast<void*>(begin + distance_);
   if (::mmap(target, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, physical->file,
              static_cast<off_t>(offset)) == MAP_FAILED) {
-    throw Failure(FailureKind::kInternal, std::string("vnpu: mmap failed: ") + std::strerror(errno));
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: mmap failed: ") + std::strerror(errno));
   }
   mapped_[begin] = Mapping{bytes, physical};
   live_[begin] = Allocation{begin, bytes, physical->device, ++allocations_};

@@ -21,14 +21,14 @@ namespace vnpu {
 // addresses that programs reserve themselves (virtual memory management).
 class Memory {
  public:
-  static constexpr size_t kAlignment = 512;              // bytes, as the runtime guarantees
-  static constexpr size_t kPage = size_t{2} << 20;       // granularity of physical handles
+  static constexpr size_t kAlignment = 512;         // bytes, as the runtime guarantees
+  static constexpr size_t kPage = size_t{2} << 20;  // granularity of physical handles
 
   struct Allocation {
     uintptr_t begin;
     size_t bytes;
     int device;
-    uint64_t number;       // counts allocations of the process, from 1
+    uint64_t number;  // counts allocations of the process, from 1
   };
 
   static Memory& instance();
@@ -75,9 +75,9 @@ class Memory {
   Memory();
   struct Device {
     uintptr_t begin = 0;
-    uintptr_t next = 0;                       // where the search for room starts: freed room rests
+    uintptr_t next = 0;  // where the search for room starts: freed room rests
     size_t used = 0;
-    std::map<uintptr_t, size_t> gaps;         // begin -> bytes
+    std::map<uintptr_t, size_t> gaps;  // begin -> bytes
   };
   struct Mapping {
     size_t bytes;
@@ -95,9 +95,9 @@ class Memory {
   uintptr_t reservable_begin_ = 0;
   mutable std::shared_mutex mutex_;
   std::vector<Device> devices_;
-  std::map<uintptr_t, Allocation> live_;          // by begin, mapped ranges included
-  std::map<uintptr_t, Allocation> freed_;         // by begin, the newest of each address
-  std::deque<uintptr_t> freed_order_;             // oldest first
+  std::map<uintptr_t, Allocation> live_;   // by begin, mapped ranges included
+  std::map<uintptr_t, Allocation> freed_;  // by begin, the newest of each address
+  std::deque<uintptr_t> freed_order_;      // oldest first
   std::map<uintptr_t, size_t> reserved_gaps_;
   std::map<uintptr_t, size_t> reserved_;
   std::map<uintptr_t, Mapping> mapped_;

@@ -24,16 +24,16 @@ class Stream {
   const int id;
   const uint32_t priority;
 
-  std::deque<TaskPtr> queue;       // the head may be running
-  bool running = false;            // one thread is inside advance() or wait() of the head
-  bool waiting = false;            // ... inside wait()
-  bool blocked = false;            // the head's last advance() returned kBlocked
+  std::deque<TaskPtr> queue;  // the head may be running
+  bool running = false;       // one thread is inside advance() or wait() of the head
+  bool waiting = false;       // ... inside wait()
+  bool blocked = false;       // the head's last advance() returned kBlocked
   bool destroyed = false;
   std::condition_variable wake;    // its worker's, under the threads policy
   std::optional<Failure> failure;  // the first error since it was last reported
 
-  GraphPtr capture;                // not null while capturing
-  bool capture_origin = false;     // began the capture (others joined by events)
+  GraphPtr capture;                          // not null while capturing
+  bool capture_origin = false;               // began the capture (others joined by events)
   std::shared_ptr<Graph::TaskGroup> update;  // launches replace this group's nodes
   size_t update_next = 0;
 };

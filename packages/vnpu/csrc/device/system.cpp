@@ -53,7 +53,8 @@ int System::physical(int device) const {
         FailureKind::kNoSuchDevice,
         "vnpu: there is no device " + std::to_string(device) + "; " +
             std::to_string(visible_.size()) + " are visible" +
-            (visible != nullptr ? std::string(" (ASCEND_RT_VISIBLE_DEVICES=") + visible + ")" : "") +
+            (visible != nullptr ? std::string(" (ASCEND_RT_VISIBLE_DEVICES=") + visible + ")"
+                                : "") +
             ". VNPU_DEVICES sets how many virtual devices there are.");
   }
   return visible_[static_cast<size_t>(device)];

@@ -14,10 +14,10 @@ namespace vnpu {
 struct Access {
   struct Layout {
     int dims = 0;
-    int64_t item = 0;               // bytes of one element
+    int64_t item = 0;  // bytes of one element
     int64_t sizes[8] = {};
-    int64_t strides[8] = {};        // bytes
-    int64_t first = 0;              // bytes from begin to element 0
+    int64_t strides[8] = {};  // bytes
+    int64_t first = 0;        // bytes from begin to element 0
   };
   uintptr_t begin;
   uintptr_t end;

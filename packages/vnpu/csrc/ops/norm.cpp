@@ -231,10 +231,10 @@ VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 // The same function, which torch_npu asks for under use_compatible_impl(True).
-VNPU_OPERATOR(FastLayerNorm, (const Tensor& input, const IntArray& normalized_shape,
-                              const OptionalTensor& weight, const OptionalTensor& bias,
-                              double epsilon, Out out, OptionalOut mean_out,
-                              OptionalOut rstd_out)) {
+VNPU_OPERATOR(FastLayerNorm,
+              (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
+               const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
+               OptionalOut rstd_out)) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,

@@ -49,7 +49,8 @@ Tensor number(const Scalar& scalar) { return at::native::wrapped_scalar_tensor(s
 void DynamicOut::set(const Tensor& result) const {
   const Tensor dense = result.to(tensor.scalar_type()).contiguous();
   require(dense.numel() <= tensor.numel(), "the result does not fit into the memory given for it");
-  if (dense.numel() > 0) std::memcpy(tensor.mutable_data_ptr(), dense.const_data_ptr(), dense.nbytes());
+  if (dense.numel() > 0)
+    std::memcpy(tensor.mutable_data_ptr(), dense.const_data_ptr(), dense.nbytes());
   TensorView& view = handle->view;
   view.dims = static_cast<int8_t>(dense.dim());
   for (int64_t i = 0; i < dense.dim(); ++i) {
@@ -89,9 +90,9 @@ std::vector<TensorView> Launch::views(const aclTensorList* list, bool write, boo
 }
 
 void Launch::missing() const {
-  throw Failure(FailureKind::kOperatorInvalid, std::string(name) + ": argument " +
-                                                   std::to_string(position) +
-                                                   " is null but required.");
+  throw Failure(
+      FailureKind::kOperatorInvalid,
+      std::string(name) + ": argument " + std::to_string(position) + " is null but required.");
 }
 
 Tensor Tensors::make(const TensorView& view) {
@@ -117,21 +118,36 @@ BoolArray read_bools(const aclBoolArray* array) { return array->values; }
 
 ScalarType read_dtype(int32_t acl_data_type) {
   switch (acl_data_type) {  // aclDataType in acl_base_rt.h
-    case 0: return at::kFloat;
-    case 1: return at::kHalf;
-    case 2: return at::kChar;
-    case 3: return at::kInt;
-    case 4: return at::kByte;
-    case 6: return at::kShort;
-    case 7: return at::kUInt16;
-    case 8: return at::kUInt32;
-    case 9: return at::kLong;
-    case 10: return at::kUInt64;
-    case 11: return at::kDouble;
-    case 12: return at::kBool;
-    case 16: return at::kComplexFloat;
-    case 17: return at::kComplexDouble;
-    case 27: return at::kBFloat16;
+    case 0:
+      return at::kFloat;
+    case 1:
+      return at::kHalf;
+    case 2:
+      return at::kChar;
+    case 3:
+      return at::kInt;
+    case 4:
+      return at::kByte;
+    case 6:
+      return at::kShort;
+    case 7:
+      return at::kUInt16;
+    case 8:
+      return at::kUInt32;
+    case 9:
+      return at::kLong;
+    case 10:
+      return at::kUInt64;
+    case 11:
+      return at::kDouble;
+    case 12:
+      return at::kBool;
+    case 16:
+      return at::kComplexFloat;
+    case 17:
+      return at::kComplexDouble;
+    case 27:
+      return at::kBFloat16;
     default:
       throw Failure(FailureKind::kOperatorInvalid,
                     "vnpu: aclDataType " + std::to_string(acl_data_type) +
@@ -174,7 +190,8 @@ int report_exception(const char* name) { return abi::report_exception(name); }
 
 int launch_operator(void*, uint64_t, aclOpExecutor* executor, void* stream) {
   if (executor == nullptr) {
-    return abi::report(FailureKind::kOperatorInvalid, "vnpu: an operator was launched without an executor.");
+    return abi::report(FailureKind::kOperatorInvalid,
+                       "vnpu: an operator was launched without an executor.");
   }
   // One-shot executors end here; a repeatable one belongs to the caller.
   const std::shared_ptr<OperatorTask> task = executor->task;

@@ -6,8 +6,8 @@
 //     store(out, at::add(self, other, alpha));
 //   }
 //
-// and exports aclnnAddGetWorkspaceSize and aclnnAdd with exactly these arguments, in this order. The
-// parameter types below say what crosses the C interface and whether memory is read or written;
+// and exports aclnnAddGetWorkspaceSize and aclnnAdd with exactly these arguments, in this order.
+// The parameter types below say what crosses the C interface and whether memory is read or written;
 // checks of addresses, capture, streams and (in time) cost follow from them. The body runs when the
 // stream reaches it, possibly often (graph replay), on CPU tensors over the device's memory, in
 // inference mode. It computes with ATen; it must not keep references to its arguments.
@@ -65,29 +65,56 @@ using at::Tensor;
 //   bool, int8_t, int32_t, int64_t, uint64_t, float, double   by value
 
 using OptionalTensor = std::optional<Tensor>;
-struct Out { Tensor tensor; };
-struct InOut { Tensor tensor; };
-struct WholeOut { Tensor tensor; TensorView view; };
-struct OptionalOut { std::optional<Tensor> tensor; explicit operator bool() const { return tensor.has_value(); } };
-struct OptionalInOut { std::optional<Tensor> tensor; explicit operator bool() const { return tensor.has_value(); } };
+struct Out {
+  Tensor tensor;
+};
+struct InOut {
+  Tensor tensor;
+};
+struct WholeOut {
+  Tensor tensor;
+  TensorView view;
+};
+struct OptionalOut {
+  std::optional<Tensor> tensor;
+  explicit operator bool() const { return tensor.has_value(); }
+};
+struct OptionalInOut {
+  std::optional<Tensor> tensor;
+  explicit operator bool() const { return tensor.has_value(); }
+};
 struct DynamicOut {
-  Tensor tensor;                  // with the sizes that the caller allocated (an upper bound)
+  Tensor tensor;  // with the sizes that the caller allocated (an upper bound)
   aclTensor* handle = nullptr;
   // Writes `result` (row-major) to the front of the memory and reports its sizes to the caller.
   void set(const Tensor& result) const;
 };
-struct TensorList : std::vector<Tensor> { using std::vector<Tensor>::vector; };
-struct OptionalTensorList : std::vector<Tensor> { using std::vector<Tensor>::vector; };
-struct OutList : std::vector<Tensor> { using std::vector<Tensor>::vector; };
-struct OptionalOutList : std::vector<Tensor> { using std::vector<Tensor>::vector; };
-struct InOutList : std::vector<Tensor> { using std::vector<Tensor>::vector; };
+struct TensorList : std::vector<Tensor> {
+  using std::vector<Tensor>::vector;
+};
+struct OptionalTensorList : std::vector<Tensor> {
+  using std::vector<Tensor>::vector;
+};
+struct OutList : std::vector<Tensor> {
+  using std::vector<Tensor>::vector;
+};
+struct OptionalOutList : std::vector<Tensor> {
+  using std::vector<Tensor>::vector;
+};
+struct InOutList : std::vector<Tensor> {
+  using std::vector<Tensor>::vector;
+};
 using OptionalScalar = std::optional<Scalar>;
 using ScalarList = std::vector<Scalar>;
 using IntArray = std::vector<int64_t>;
 using OptionalIntArray = std::optional<std::vector<int64_t>>;
 using FloatArray = std::vector<float>;
-struct BoolArray : std::vector<bool> { using std::vector<bool>::vector; };
-struct DType { ScalarType type; };
+struct BoolArray : std::vector<bool> {
+  using std::vector<bool>::vector;
+};
+struct DType {
+  ScalarType type;
+};
 using Text = std::string;
 
 // --- for bodies --------------------------------------------------------------------------------
@@ -103,8 +130,8 @@ inline void store(const OptionalOut& out, const Tensor& result) {
 inline void require(bool condition, const char* message) {
   if (!condition) refuse(message);
 }
-// fp32 for 16-bit floats, the tensor's own dtype otherwise: the accumulator of reductions, norms and
-// matrix products.
+// fp32 for 16-bit floats, the tensor's own dtype otherwise: the accumulator of reductions, norms
+// and matrix products.
 Tensor widen(const Tensor& tensor);
 // A scalar as an operand that promotes like a Python number: by its category only.
 Tensor number(const Scalar& scalar);
@@ -112,8 +139,8 @@ Tensor number(const Scalar& scalar);
 // --- machinery: crossing from C arguments to the body -----------------------------------------
 // Collects what a launch needs while its C arguments are read.
 struct Launch {
-  const char* name;                 // "aclnnAdd"
-  int position = 0;                 // of the argument being read, from 1
+  const char* name;  // "aclnnAdd"
+  int position = 0;  // of the argument being read, from 1
   std::vector<Access> accesses = {};
   Launch& next() {
     ++position;
@@ -189,20 +216,22 @@ struct OptionalWrittenArgument {
   static Kept keep(C c, Launch& launch) {
     return c == nullptr ? Kept() : Kept(launch.view(c, true, kRead));
   }
-  static T value(const Kept& kept, Tensors& tensors) {
-    return kept ? T{tensors.make(*kept)} : T{};
-  }
+  static T value(const Kept& kept, Tensors& tensors) { return kept ? T{tensors.make(*kept)} : T{}; }
 };
-template <> struct Argument<Out> : WrittenArgument<Out, false> {};
-template <> struct Argument<InOut> : WrittenArgument<InOut, true> {};
+template <>
+struct Argument<Out> : WrittenArgument<Out, false> {};
+template <>
+struct Argument<InOut> : WrittenArgument<InOut, true> {};
 template <>
 struct Argument<WholeOut> : WrittenArgument<WholeOut, false> {
   static WholeOut value(const Kept& kept, Tensors& tensors) {
     return WholeOut{tensors.make(kept), kept};
   }
 };
-template <> struct Argument<OptionalOut> : OptionalWrittenArgument<OptionalOut, false> {};
-template <> struct Argument<OptionalInOut> : OptionalWrittenArgument<OptionalInOut, true> {};
+template <>
+struct Argument<OptionalOut> : OptionalWrittenArgument<OptionalOut, false> {};
+template <>
+struct Argument<OptionalInOut> : OptionalWrittenArgument<OptionalInOut, true> {};
 template <>
 struct Argument<DynamicOut> {
   using C = aclTensor*;
@@ -225,11 +254,16 @@ struct ListArgument {
   }
   static T value(const Kept& kept, Tensors& tensors) { return tensors.make_list<T>(kept); }
 };
-template <> struct Argument<TensorList> : ListArgument<TensorList, false, true, false> {};
-template <> struct Argument<OptionalTensorList> : ListArgument<OptionalTensorList, false, true, true> {};
-template <> struct Argument<OutList> : ListArgument<OutList, true, false, false> {};
-template <> struct Argument<OptionalOutList> : ListArgument<OptionalOutList, true, false, true> {};
-template <> struct Argument<InOutList> : ListArgument<InOutList, true, true, false> {};
+template <>
+struct Argument<TensorList> : ListArgument<TensorList, false, true, false> {};
+template <>
+struct Argument<OptionalTensorList> : ListArgument<OptionalTensorList, false, true, true> {};
+template <>
+struct Argument<OutList> : ListArgument<OutList, true, false, false> {};
+template <>
+struct Argument<OptionalOutList> : ListArgument<OptionalOutList, true, false, true> {};
+template <>
+struct Argument<InOutList> : ListArgument<InOutList, true, true, false> {};
 
 template <class T>
 struct PlainArgument {
@@ -293,13 +327,20 @@ struct ValueArgument : PlainArgument<T> {
   using C = T;
   static T keep(C c, Launch&) { return c; }
 };
-template <> struct Argument<bool> : ValueArgument<bool> {};
-template <> struct Argument<int8_t> : ValueArgument<int8_t> {};
-template <> struct Argument<int32_t> : ValueArgument<int32_t> {};
-template <> struct Argument<int64_t> : ValueArgument<int64_t> {};
-template <> struct Argument<uint64_t> : ValueArgument<uint64_t> {};
-template <> struct Argument<float> : ValueArgument<float> {};
-template <> struct Argument<double> : ValueArgument<double> {};
+template <>
+struct Argument<bool> : ValueArgument<bool> {};
+template <>
+struct Argument<int8_t> : ValueArgument<int8_t> {};
+template <>
+struct Argument<int32_t> : ValueArgument<int32_t> {};
+template <>
+struct Argument<int64_t> : ValueArgument<int64_t> {};
+template <>
+struct Argument<uint64_t> : ValueArgument<uint64_t> {};
+template <>
+struct Argument<float> : ValueArgument<float> {};
+template <>
+struct Argument<double> : ValueArgument<double> {};
 
 // An operator with its arguments, ready to run any number of times.
 class OperatorTask : public Task {
@@ -317,7 +358,8 @@ void finish_prepare(std::shared_ptr<OperatorTask> task, uint64_t* workspace_byte
 // Turns the exception in flight into a status and the recent error text.
 int report_exception(const char* name);
 // Phase two of every operator.
-int launch_operator(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, void* stream);
+int launch_operator(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor,
+                    void* stream);
 
 // A row's entry in the table of operators, for coverage reports.
 struct Row {
@@ -370,29 +412,30 @@ struct Exported<kBody> {
 
 }  // namespace vnpu::ops
 
-// The exported symbols are indirect functions: the loader asks a resolver for the address, which lets
-// the C signature be derived from the body's parameters instead of being written a second time.
-#define VNPU_EXPORT_AS(SYMBOL, RESOLVER, ADDRESS)                                          \
-  extern "C" {                                                                             \
-  __attribute__((used)) static void (*RESOLVER())() {                                      \
-    return reinterpret_cast<void (*)()>(ADDRESS);                                          \
-  }                                                                                        \
-  __attribute__((visibility("default"), ifunc(#RESOLVER))) void SYMBOL();                  \
+// The exported symbols are indirect functions: the loader asks a resolver for the address, which
+// lets the C signature be derived from the body's parameters instead of being written a second
+// time.
+#define VNPU_EXPORT_AS(SYMBOL, RESOLVER, ADDRESS)                         \
+  extern "C" {                                                            \
+  __attribute__((used)) static void (*RESOLVER())() {                     \
+    return reinterpret_cast<void (*)()>(ADDRESS);                         \
+  }                                                                       \
+  __attribute__((visibility("default"), ifunc(#RESOLVER))) void SYMBOL(); \
   }
 
-#define VNPU_OPERATOR(NAME, PARAMETERS)                                                        \
-  static void vnpu_body_##NAME PARAMETERS;                                                     \
-  static const bool vnpu_row_##NAME = [] {                                                     \
-    ::vnpu::ops::Exported<&vnpu_body_##NAME>::name = "aclnn" #NAME;                            \
-    ::vnpu::ops::register_row({#NAME, #PARAMETERS});                                           \
-    return true;                                                                               \
-  }();                                                                                         \
-  VNPU_EXPORT_AS(aclnn##NAME##GetWorkspaceSize, vnpu_resolve_prepare_##NAME,                   \
-                 &::vnpu::ops::Exported<&vnpu_body_##NAME>::prepare)                           \
-  VNPU_EXPORT_AS(aclnn##NAME, vnpu_resolve_launch_##NAME, &::vnpu::ops::launch_operator)       \
+#define VNPU_OPERATOR(NAME, PARAMETERS)                                                  \
+  static void vnpu_body_##NAME PARAMETERS;                                               \
+  static const bool vnpu_row_##NAME = [] {                                               \
+    ::vnpu::ops::Exported<&vnpu_body_##NAME>::name = "aclnn" #NAME;                      \
+    ::vnpu::ops::register_row({#NAME, #PARAMETERS});                                     \
+    return true;                                                                         \
+  }();                                                                                   \
+  VNPU_EXPORT_AS(aclnn##NAME##GetWorkspaceSize, vnpu_resolve_prepare_##NAME,             \
+                 &::vnpu::ops::Exported<&vnpu_body_##NAME>::prepare)                     \
+  VNPU_EXPORT_AS(aclnn##NAME, vnpu_resolve_launch_##NAME, &::vnpu::ops::launch_operator) \
   static void vnpu_body_##NAME PARAMETERS
 
 // Some operators also have GetMaxWorkspaceSize, with the arguments of GetWorkspaceSize.
-#define VNPU_OPERATOR_MAX_WORKSPACE(NAME)                                                      \
-  VNPU_EXPORT_AS(aclnn##NAME##GetMaxWorkspaceSize, vnpu_resolve_max_##NAME,                    \
+#define VNPU_OPERATOR_MAX_WORKSPACE(NAME)                                   \
+  VNPU_EXPORT_AS(aclnn##NAME##GetMaxWorkspaceSize, vnpu_resolve_max_##NAME, \
                  &::vnpu::ops::Exported<&vnpu_body_##NAME>::prepare)

@@ -24,14 +24,15 @@ std::pair<uintptr_t, uintptr_t> TensorView::extent() const {
     (reach < 0 ? low : high) += reach;
   }
   const auto item = static_cast<int64_t>(at::elementSize(dtype));
-  return {base + static_cast<uintptr_t>(low * item), base + static_cast<uintptr_t>((high + 1) * item)};
+  return {base + static_cast<uintptr_t>(low * item),
+          base + static_cast<uintptr_t>((high + 1) * item)};
 }
 
 Access::Layout TensorView::layout(uintptr_t begin) const {
   Access::Layout layout;
   layout.item = static_cast<int64_t>(at::elementSize(dtype));
-  layout.first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage) - begin) +
-                 offset * layout.item;
+  layout.first =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(storage) - begin) + offset * layout.item;
   for (int i = 0; i < dims; ++i) {
     if (sizes[i] == 1 || strides[i] == 0) continue;
     layout.sizes[layout.dims] = sizes[i];

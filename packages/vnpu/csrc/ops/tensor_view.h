@@ -13,13 +13,13 @@ constexpr int kMaxDims = 8;  // the most that an aclTensor carries
 
 // Where the elements of a tensor lie in device memory: what an aclTensor says, without owning it.
 struct TensorView {
-  void* storage = nullptr;   // device address of the storage's first byte
-  int64_t offset = 0;        // elements from the storage to element 0
+  void* storage = nullptr;  // device address of the storage's first byte
+  int64_t offset = 0;       // elements from the storage to element 0
   int64_t sizes[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};  // elements
   int8_t dims = 0;
   at::ScalarType dtype = at::kFloat;
-  int32_t format = 2;        // aclFormat: 2 = ND, 29 = FRACTAL_NZ (storage_sizes then hold the layout)
+  int32_t format = 2;  // aclFormat: 2 = ND, 29 = FRACTAL_NZ (storage_sizes then hold the layout)
   int64_t storage_sizes[kMaxDims] = {};
   int8_t storage_dims = 0;
 
@@ -31,8 +31,8 @@ struct TensorView {
 };
 
 // The same elements as an ATen CPU tensor over the memory's backing. It owns nothing.
-// `share_with`: a tensor made before from the same storage; they then share one at::Storage, so that
-// ATen's own checks for overlap see what they would see on a CPU.
+// `share_with`: a tensor made before from the same storage; they then share one at::Storage, so
+// that ATen's own checks for overlap see what they would see on a CPU.
 at::Tensor as_tensor(const TensorView& view, const at::Tensor* share_with = nullptr);
 
 }  // namespace vnpu::ops

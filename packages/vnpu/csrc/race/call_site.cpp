@@ -75,8 +75,8 @@ std::string python_call_site() {
     const char* file_text = file != nullptr ? python.utf8(file) : nullptr;
     const char* function_text = function != nullptr ? python.utf8(function) : nullptr;
     if (file_text != nullptr && function_text != nullptr && !belongs_to_torch(file_text)) {
-      text += std::string("\n      ") + file_text + ":" +
-              std::to_string(python.frame_line(frame)) + " in " + function_text;
+      text += std::string("\n      ") + file_text + ":" + std::to_string(python.frame_line(frame)) +
+              " in " + function_text;
       ++kept;
     }
     if (file != nullptr) python.decref(file);

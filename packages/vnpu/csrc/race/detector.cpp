@@ -48,8 +48,8 @@ void Detector::on_submit(const Stream& stream, const Task& task, const std::stri
   Scope& scope = scope_of(stream);
   VectorClock& now = scope.streams[stream.id];
   now.join(scope.host);
-  const auto launch = std::make_shared<const Launch>(Launch{
-      task.name, stream.id, ++scope.launched[stream.id], call_site});
+  const auto launch = std::make_shared<const Launch>(
+      Launch{task.name, stream.id, ++scope.launched[stream.id], call_site});
   now.set(static_cast<size_t>(stream.id), launch->number);
   for (const Access& access : task.accesses) check(scope, now, Use{access, launch});
 }
@@ -75,10 +75,9 @@ void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
     // A newer use of the same kind and range by the same stream stands for the older one.
     std::erase_if(uses, [&](const Use& earlier) {
       return earlier.launch->stream == use.launch->stream &&
-             earlier.access.write == use.access.write &&
-             earlier.access.begin == use.access.begin && earlier.access.end == use.access.end &&
-             earlier.access.layout.dims == use.access.layout.dims &&
-             earlier.launch != use.launch;
+             earlier.access.write == use.access.write && earlier.access.begin == use.access.begin &&
+             earlier.access.end == use.access.end &&
+             earlier.access.layout.dims == use.access.layout.dims && earlier.launch != use.launch;
     });
     uses.push_back(use);
   }
@@ -101,7 +100,8 @@ void Detector::on_wait(const Stream& stream, const Event& event, const std::stri
   if (event.recorded.load() > 0) return;  // recorded outside of this capture: ordered before it
   say("wait " + call_site,
       "vnpu: a stream waits for an event that was never recorded, so it waits for nothing.\n"
-      "  stream " + std::to_string(stream.id) + " at" + call_site +
+      "  stream " +
+          std::to_string(stream.id) + " at" + call_site +
           "\n  Record the event on the producing stream before this wait.");
 }
 

@@ -20,8 +20,8 @@ namespace vnpu::race {
 // the order in which the tasks happened to run.
 //
 // The host counts as one more stream: what it launches comes after everything it has waited for.
-// Inside a capture the same rules hold among the captured launches; a replay is one launch that uses
-// what they use. All calls come under the executor's lock.
+// Inside a capture the same rules hold among the captured launches; a replay is one launch that
+// uses what they use. All calls come under the executor's lock.
 class Detector {
  public:
   // Null when VNPU_RACES is off.

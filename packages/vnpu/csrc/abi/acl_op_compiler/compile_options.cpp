@@ -71,8 +71,8 @@ VNPU_ACL(aclopCompileAndExecute,
           aclopCompileType, const char*, aclrtStream)) {
   return no_such_operator(type);
 }
-VNPU_ACL(aclopCompileAndExecuteV2,
-         (const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[],
-          aclDataBuffer*[], aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream)) {
+VNPU_ACL(aclopCompileAndExecuteV2, (const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int,
+                                    aclTensorDesc*[], aclDataBuffer*[], aclopAttr*, aclopEngineType,
+                                    aclopCompileType, const char*, aclrtStream)) {
   return no_such_operator(type);
 }

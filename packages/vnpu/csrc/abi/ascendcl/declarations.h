@@ -1,6 +1,7 @@
 #pragma once
 
-// CANN's own headers, from the torch_npu wheel: a definition that differs from them does not compile.
+// CANN's own headers, from the torch_npu wheel: a definition that differs from them does not
+// compile.
 #define FUNC_VISIBILITY
 #include "acl/acl.h"
 

@@ -19,8 +19,8 @@ namespace {
 // What is reported as CANN's version: with 8.5.0 torch_npu takes its modern operator path.
 constexpr char kVersion[] = "8.5.0";
 
-// torch_npu opens libopapi.so by its bare name at the first operator. When vnpu was activated inside
-// a process, the loader's search path does not name this directory: load it from here, once.
+// torch_npu opens libopapi.so by its bare name at the first operator. When vnpu was activated
+// inside a process, the loader's search path does not name this directory: load it from here, once.
 void load_operator_library() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -50,8 +50,8 @@ struct Capability {
 
 // Core counts of the SoC families, longest prefix first.
 constexpr Capability kCapabilities[] = {
-    {"Ascend910B1", 24, 48, int64_t{192} << 20}, {"Ascend910B2", 24, 48, int64_t{192} << 20},
-    {"Ascend910B3", 20, 40, int64_t{192} << 20}, {"Ascend910B4", 20, 40, int64_t{96} << 20},
+    {"Ascend910B1", 24, 48, int64_t{192} << 20},  {"Ascend910B2", 24, 48, int64_t{192} << 20},
+    {"Ascend910B3", 20, 40, int64_t{192} << 20},  {"Ascend910B4", 20, 40, int64_t{96} << 20},
     {"Ascend910_93", 24, 48, int64_t{192} << 20}, {"Ascend310P", 8, 8, int64_t{16} << 20},
     {"Ascend", 20, 40, int64_t{192} << 20},
 };
@@ -82,7 +82,7 @@ VNPU_ACL(aclInit, (const char*)) {
 }
 VNPU_ACL(aclFinalize, ()) { return 0; }
 
-VNPU_ACL(aclrtGetDeviceCount, (uint32_t * count)) {
+VNPU_ACL(aclrtGetDeviceCount, (uint32_t* count)) {
   return guarded("aclrtGetDeviceCount", [&] { *count = System::instance().device_count(); });
 }
 VNPU_ACL(aclrtSetDevice, (int32_t device)) {
@@ -91,7 +91,7 @@ VNPU_ACL(aclrtSetDevice, (int32_t device)) {
     System::current_device() = device;
   });
 }
-VNPU_ACL(aclrtGetDevice, (int32_t * device)) {
+VNPU_ACL(aclrtGetDevice, (int32_t* device)) {
   // Asked by every thread that has not chosen yet: no error text for the expected answer "none".
   *device = System::current_device();
   return *device >= 0 ? 0 : abi::status_of(FailureKind::kDeviceNotSet);
@@ -145,7 +145,7 @@ VNPU_ACL(aclrtGetPrimaryCtxState, (int32_t device, uint32_t* flags, int32_t* act
   });
 }
 
-VNPU_ACL(aclrtDeviceCanAccessPeer, (int32_t * can, int32_t device, int32_t peer)) {
+VNPU_ACL(aclrtDeviceCanAccessPeer, (int32_t* can, int32_t device, int32_t peer)) {
   return guarded("aclrtDeviceCanAccessPeer", [&] {
     System::instance().physical(device);
     System::instance().physical(peer);
@@ -159,7 +159,7 @@ VNPU_ACL(aclrtGetLogicDevIdByUserDevId, (const int32_t user, int32_t* const logi
   return guarded("aclrtGetLogicDevIdByUserDevId",
                  [&] { *logic = System::instance().physical(user); });
 }
-VNPU_ACL(aclrtDeviceGetBareTgid, (int32_t * pid)) {
+VNPU_ACL(aclrtDeviceGetBareTgid, (int32_t* pid)) {
   *pid = ::getpid();
   return 0;
 }
@@ -183,13 +183,20 @@ VNPU_ACL(aclGetDeviceCapability, (uint32_t device, aclDeviceInfo info, int64_t* 
   return guarded("aclGetDeviceCapability", [&] {
     System::instance().physical(static_cast<int>(device));
     switch (info) {
-      case ACL_DEVICE_INFO_AI_CORE_NUM: *value = capability().cube_cores; return;
-      case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = capability().vector_cores; return;
-      case ACL_DEVICE_INFO_L2_SIZE: *value = capability().l2_bytes; return;
-      default: break;
+      case ACL_DEVICE_INFO_AI_CORE_NUM:
+        *value = capability().cube_cores;
+        return;
+      case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
+        *value = capability().vector_cores;
+        return;
+      case ACL_DEVICE_INFO_L2_SIZE:
+        *value = capability().l2_bytes;
+        return;
+      default:
+        break;
     }
-    throw Failure(FailureKind::kInvalidArgument, "vnpu: device capability " +
-                                                     std::to_string(info) + " is not known.");
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: device capability " + std::to_string(info) + " is not known.");
   });
 }
 VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* info)) {

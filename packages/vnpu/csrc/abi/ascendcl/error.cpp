@@ -9,7 +9,7 @@ VNPU_ACL(aclrtPeekAtLastError, (aclrtLastErrLevel)) { return 0; }
 VNPU_ACL(aclrtGetLastError, (aclrtLastErrLevel)) { return 0; }
 
 extern "C" __attribute__((visibility("default"))) void aclAppLog(aclLogLevel, const char*,
-                                                                 const char*, uint32_t,
-                                                                 const char*, ...) {
+                                                                 const char*, uint32_t, const char*,
+                                                                 ...) {
   // torch_npu mirrors its own log here; it already prints what matters.
 }

@@ -28,14 +28,12 @@ VNPU_ACL(aclrtDestroyEvent, (aclrtEvent event)) {
   });
 }
 VNPU_ACL(aclrtRecordEvent, (aclrtEvent handle, aclrtStream stream)) {
-  return guarded("aclrtRecordEvent", [&] {
-    executor().record(abi::stream_of(stream), abi::event_of(handle));
-  });
+  return guarded("aclrtRecordEvent",
+                 [&] { executor().record(abi::stream_of(stream), abi::event_of(handle)); });
 }
 VNPU_ACL(aclrtStreamWaitEvent, (aclrtStream stream, aclrtEvent handle)) {
-  return guarded("aclrtStreamWaitEvent", [&] {
-    executor().wait(abi::stream_of(stream), abi::event_of(handle));
-  });
+  return guarded("aclrtStreamWaitEvent",
+                 [&] { executor().wait(abi::stream_of(stream), abi::event_of(handle)); });
 }
 VNPU_ACL(aclrtResetEvent, (aclrtEvent handle, aclrtStream stream)) {
   // A wait refers to the record before it, so there is nothing to take back.

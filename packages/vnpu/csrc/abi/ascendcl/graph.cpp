@@ -49,29 +49,28 @@ using GroupPtr = std::shared_ptr<Graph::TaskGroup>;
 }  // namespace
 
 VNPU_ACL(aclmdlRICaptureBegin, (aclrtStream stream, aclmdlRICaptureMode)) {
-  return guarded("aclmdlRICaptureBegin", [&] {
-    Graphs::instance().add(executor().begin_capture(abi::stream_of(stream)));
-  });
+  return guarded("aclmdlRICaptureBegin",
+                 [&] { Graphs::instance().add(executor().begin_capture(abi::stream_of(stream))); });
 }
 VNPU_ACL(aclmdlRICaptureGetInfo,
          (aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* model)) {
   return guarded("aclmdlRICaptureGetInfo", [&] {
     const GraphPtr graph = executor().capture_of(abi::stream_of(stream));
     if (status != nullptr) {
-      *status = graph == nullptr ? ACL_MODEL_RI_CAPTURE_STATUS_NONE
-                                 : ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE;
+      *status =
+          graph == nullptr ? ACL_MODEL_RI_CAPTURE_STATUS_NONE : ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE;
     }
     if (model != nullptr) *model = graph == nullptr ? nullptr : graph.get();
   });
 }
 VNPU_ACL(aclmdlRICaptureEnd, (aclrtStream stream, aclmdlRI* model)) {
-  return guarded("aclmdlRICaptureEnd", [&] {
-    *model = executor().end_capture(abi::stream_of(stream)).get();
-  });
+  return guarded("aclmdlRICaptureEnd",
+                 [&] { *model = executor().end_capture(abi::stream_of(stream)).get(); });
 }
 VNPU_ACL(aclmdlRIExecuteAsync, (aclmdlRI model, aclrtStream stream)) {
   return guarded("aclmdlRIExecuteAsync", [&] {
-    executor().submit(abi::stream_of(stream), std::make_shared<GraphReplay>(Graphs::instance().find(model)));
+    executor().submit(abi::stream_of(stream),
+                      std::make_shared<GraphReplay>(Graphs::instance().find(model)));
   });
 }
 VNPU_ACL(aclmdlRIDestroy, (aclmdlRI model)) {

@@ -1,6 +1,6 @@
-// The older operator interface (aclop) and what libtorch_npu imports but never needs here. Descriptors
-// and buffers are real; running an operator this way fails with its name, because every operator of
-// the virtual NPU is an aclnn one.
+// The older operator interface (aclop) and what libtorch_npu imports but never needs here.
+// Descriptors and buffers are real; running an operator this way fails with its name, because every
+// operator of the virtual NPU is an aclnn one.
 
 #include <cstring>
 #include <string>
@@ -27,8 +27,8 @@ struct aclopAttr {
 namespace {
 
 aclError unsupported(const char* function) {
-  return vnpu::abi::report(FailureKind::kNotSupported,
-                           std::string("vnpu: ") + function + " is not available on a virtual NPU.");
+  return vnpu::abi::report(FailureKind::kNotSupported, std::string("vnpu: ") + function +
+                                                           " is not available on a virtual NPU.");
 }
 
 aclError keep(aclopAttr* attr, const char* name) {
@@ -103,7 +103,9 @@ VNPU_ACL(aclrtGetFunctionAddr, (aclrtFuncHandle, void**, void**)) {
 }
 
 // Runtime entry points for device binaries: a virtual NPU has no instruction set to run them on.
-VNPU_C(int32_t) rtDevBinaryRegister(const void*, void**) { return unsupported("rtDevBinaryRegister"); }
+VNPU_C(int32_t) rtDevBinaryRegister(const void*, void**) {
+  return unsupported("rtDevBinaryRegister");
+}
 VNPU_C(int32_t) rtFunctionRegister(void*, const void*, const char*, const void*, uint32_t) {
   return unsupported("rtFunctionRegister");
 }

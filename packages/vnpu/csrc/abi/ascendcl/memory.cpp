@@ -58,7 +58,8 @@ class PinnedMemory {
 // Copies when the stream reaches it: the source is read then, not when it was asked for.
 class Copy final : public Task {
  public:
-  Copy(void* to, const void* from, size_t bytes) : Task("memory copy"), to_(to), from_(from), bytes_(bytes) {
+  Copy(void* to, const void* from, size_t bytes)
+      : Task("memory copy"), to_(to), from_(from), bytes_(bytes) {
     if (!collects_accesses) return;
     add(from, false);  // host memory too: two copies into one buffer need an order
     add(to, true);
@@ -87,7 +88,8 @@ class Fill final : public Task {
   Fill(void* address, int value, size_t bytes)
       : Task("memory fill"), address_(address), value_(value), bytes_(bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(address);
-    if (Memory::instance().is_device_address(address)) accesses.push_back({begin, begin + bytes, true});
+    if (Memory::instance().is_device_address(address))
+      accesses.push_back({begin, begin + bytes, true});
   }
   Progress advance() override {
     Memory& memory = Memory::instance();
@@ -107,9 +109,9 @@ class Fill final : public Task {
 
 void check_copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind) {
   if (bytes > room) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: a copy of " + std::to_string(bytes) + " bytes into room for " +
-                      std::to_string(room) + ".");
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: a copy of " + std::to_string(bytes) +
+                                                     " bytes into room for " +
+                                                     std::to_string(room) + ".");
   }
   const Memory& memory = Memory::instance();
   const bool device_to = memory.is_device_address(to);
@@ -242,13 +244,15 @@ VNPU_ACL(aclrtPointerGetAttributes, (const void* address, aclrtPtrAttributes* at
 
 // --- copies ---------------------------------------------------------------------------------
 
-VNPU_ACL(aclrtMemcpy, (void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind)) {
+VNPU_ACL(aclrtMemcpy,
+         (void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind)) {
   return guarded("aclrtMemcpy", [&] {
     if (bytes == 0) return;
     check_copy(to, room, from, bytes, kind);
     System& system = System::instance();
     const int device = system.require_current_device();
-    system.executor().submit(system.default_stream(device), std::make_shared<Copy>(to, from, bytes));
+    system.executor().submit(system.default_stream(device),
+                             std::make_shared<Copy>(to, from, bytes));
     system.executor().synchronize(system.default_stream(device), std::nullopt);
   });
 }
@@ -323,7 +327,8 @@ VNPU_ACL(aclrtMallocPhysical,
 VNPU_ACL(aclrtFreePhysical, (aclrtDrvMemHandle handle)) {
   return guarded("aclrtFreePhysical", [&] { delete &physical_of(handle); });
 }
-VNPU_ACL(aclrtMapMem, (void* address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t)) {
+VNPU_ACL(aclrtMapMem,
+         (void* address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t)) {
   return guarded("aclrtMapMem",
                  [&] { Memory::instance().map(address, bytes, offset, physical_of(handle)); });
 }

@@ -51,8 +51,9 @@ class Reports {
     std::lock_guard lock(mutex_);
     const auto it = threads_.find(stream);
     if (it == threads_.end() || it->second != thread) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    "vnpu: aclrtUnSubscribeReport of a stream that the thread did not subscribe to.");
+      throw Failure(
+          FailureKind::kInvalidArgument,
+          "vnpu: aclrtUnSubscribeReport of a stream that the thread did not subscribe to.");
     }
     threads_.erase(it);
     changed_.notify_all();
@@ -94,7 +95,11 @@ class Reports {
 class ReportedCallback final : public Task {
  public:
   ReportedCallback(aclrtCallback function, void* argument, bool block, const Stream* stream)
-      : Task("host callback"), function_(function), argument_(argument), block_(block), stream_(stream) {}
+      : Task("host callback"),
+        function_(function),
+        argument_(argument),
+        block_(block),
+        stream_(stream) {}
   Progress advance() override {
     if (ran_ == nullptr) {
       ran_ = std::make_shared<std::atomic<bool>>(false);
@@ -120,8 +125,7 @@ class ValueWait final : public Task {
   ValueWait(void* address, uint64_t value, uint32_t flag)
       : Task("value wait"), address_(static_cast<uint64_t*>(address)), value_(value), flag_(flag) {}
   Progress advance() override {
-    const uint64_t seen =
-        __atomic_load_n(Memory::instance().backing(address_), __ATOMIC_ACQUIRE);
+    const uint64_t seen = __atomic_load_n(Memory::instance().backing(address_), __ATOMIC_ACQUIRE);
     return reached(seen) ? Progress::kDone : Progress::kBlocked;
   }
   std::string waiting_for() const override {
@@ -131,10 +135,14 @@ class ValueWait final : public Task {
  private:
   bool reached(uint64_t seen) const {
     switch (flag_) {
-      case 0: return static_cast<int64_t>(seen - value_) >= 0;
-      case 1: return seen == value_;
-      case 2: return (seen & value_) != 0;
-      default: return ~(seen | value_) != 0;
+      case 0:
+        return static_cast<int64_t>(seen - value_) >= 0;
+      case 1:
+        return seen == value_;
+      case 2:
+        return (seen & value_) != 0;
+      default:
+        return ~(seen | value_) != 0;
     }
   }
   uint64_t* address_;
@@ -159,7 +167,8 @@ class ValueWrite final : public Task {
 Executor& executor() { return System::instance().executor(); }
 
 Executor::Limit limit_of(int32_t timeout_ms) {
-  return timeout_ms < 0 ? Executor::Limit() : Executor::Limit(std::chrono::milliseconds(timeout_ms));
+  return timeout_ms < 0 ? Executor::Limit()
+                        : Executor::Limit(std::chrono::milliseconds(timeout_ms));
 }
 
 }  // namespace
@@ -228,8 +237,8 @@ VNPU_ACL(aclrtUnSubscribeReport, (uint64_t thread, aclrtStream stream)) {
   return guarded("aclrtUnSubscribeReport",
                  [&] { Reports::instance().unsubscribe(thread, abi::stream_of(stream).get()); });
 }
-VNPU_ACL(aclrtLaunchCallback, (aclrtCallback function, void* argument,
-                               aclrtCallbackBlockType block, aclrtStream stream)) {
+VNPU_ACL(aclrtLaunchCallback, (aclrtCallback function, void* argument, aclrtCallbackBlockType block,
+                               aclrtStream stream)) {
   return guarded("aclrtLaunchCallback", [&] {
     const StreamPtr& target = abi::stream_of(stream);
     if (!Reports::instance().subscribed(target.get())) {
@@ -245,7 +254,8 @@ VNPU_ACL(aclrtProcessReport, (int32_t timeout_ms)) {
   constexpr aclError kReportTimeout = 507012;
   bool ran = false;
   const int status = guarded("aclrtProcessReport", [&] {
-    const auto limit = timeout_ms < 0 ? std::chrono::hours(1) : std::chrono::milliseconds(timeout_ms);
+    const auto limit =
+        timeout_ms < 0 ? std::chrono::hours(1) : std::chrono::milliseconds(timeout_ms);
     ran = Reports::instance().process(std::chrono::duration_cast<std::chrono::milliseconds>(limit));
   });
   return status != 0 || ran ? status : kReportTimeout;

@@ -1,2 +1,3 @@
-// libge_runner, libgraph, libacl_tdt_channel: libtorch_npu links them and uses nothing of them here.
+// libge_runner, libgraph, libacl_tdt_channel: libtorch_npu links them and uses nothing of them
+// here.
 extern "C" __attribute__((visibility("default"))) const char vnpu_is_the_provider[] = "vnpu";
