@@ -56,9 +56,19 @@ def test_importing_the_platform_starts_no_device():
 def test_device_questions_are_answered():
     assert NPUPlatform.device_count() == torch.npu.device_count()
     assert NPUPlatform.get_device_name() == torch.npu.get_device_name(0)
-    assert NPUPlatform.get_device_total_memory() > 1 << 30
     assert NPUPlatform.num_compute_units() > 0
     assert NPUPlatform.get_device_capability() is None
+
+
+def test_memory_of_a_device_in_use_is_measured(device: torch.device):
+    measured = torch.npu.mem_get_info(device)[1]
+    assert NPUPlatform.get_device_total_memory() == measured
+
+
+def test_memory_of_a_device_not_in_use_comes_from_the_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform_module.npu, "is_initialized", lambda: False)
+    monkeypatch.setattr(platform_module, "_device_name", lambda device_id: "Ascend910B4")
+    assert NPUPlatform.get_device_total_memory() == 32 << 30
 
 
 def test_a_configuration_is_set_for_the_npu():

@@ -13,8 +13,8 @@ class UnsupportedFeatureError(CoreError, ValueError):
     """The model or the request needs something that this release cannot compute."""
 
 
-class VersionMismatchError(CoreError, RuntimeError):
-    """Two installed distributions do not belong together."""
+class CheckpointError(CoreError, ValueError):
+    """A checkpoint's files cannot be read."""
 
 
 class DeviceError(CoreError, RuntimeError):

@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
@@ -17,7 +18,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_davinci.core import torch_cuda_names
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.checkpoint import describe_damage
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
 
 
@@ -32,6 +34,12 @@ class NPUModelRunner(GPUModelRunner):
 
     def _init_device_properties(self) -> None:
         self.num_sms = NPUPlatform.num_compute_units(self.device.index or 0)
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        try:
+            super().load_model(load_dummy_weights=load_dummy_weights)
+        except SafetensorError as error:
+            raise CheckpointError(describe_damage(self.model_config.model, error)) from error
 
     # --- slot mapping ----------------------------------------------------------------------
 

@@ -63,6 +63,12 @@ class NPUPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """Bytes of device memory. Before the device is in use: as the table of chips says.
+
+        The front end asks, to choose default batch sizes, and must not occupy a device.
+        """
+        if not npu.is_initialized():
+            return soc_of(_device_name(device_id)).memory_bytes
         return int(npu.get_device_properties(device_id).total_memory)
 
     @classmethod
@@ -200,6 +206,8 @@ class NPUPlatform(Platform):
             for key, what in retired_keys(vllm_config.additional_config).items()
         ]
         _refuse_unavailable(vllm_config)
+        if vllm_config.model_config is not None:
+            _refuse_architectures(vllm_config.model_config)
         _check_device_count(vllm_config.parallel_config, cls)
         changes = _set_for_npu(vllm_config)
         for note in notes:
@@ -247,6 +255,22 @@ def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:
         raise ConfigurationError(
             f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
+        )
+
+
+def _refuse_architectures(model: Any) -> None:
+    """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
+    needs = {
+        "routed experts (mixture of experts)": model.is_moe,
+        "latent attention (MLA)": model.use_mla,
+        "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
+        "cross-attention (encoder-decoder)": model.is_encoder_decoder,
+    }
+    if named := [need for need, is_needed in needs.items() if is_needed]:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: {' and '.join(named)}, which "
+            f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a dense model, "
+            "such as Llama, Qwen2, Qwen3 or Mistral."
         )
 
 

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.utils.mem_utils import format_gib
-
 from vllm_davinci.core.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -43,10 +41,17 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     remedies.append("raise --tensor-parallel-size")
     raise DeviceError(
         f"The KV cache does not fit: one request of {max_model_len} tokens needs "
-        f"{format_gib(needed_bytes)} GiB, {format_gib(max(available_bytes, 0))} GiB are left on "
-        f"{worker.device}, {format_gib(missing_bytes)} GiB ({missing_bytes} bytes) are missing. "
-        f"The device has {format_gib(total_bytes)} GiB, of which "
-        f"--gpu-memory-utilization {utilization} may be used; weights take "
-        f"{format_gib(int(worker.model_runner.model_memory_usage))} GiB. "
+        f"{format_bytes(needed_bytes)}, {format_bytes(max(available_bytes, 0))} are left on "
+        f"{worker.device}, {format_bytes(missing_bytes)} are missing. The device has "
+        f"{format_bytes(total_bytes)}, of which --gpu-memory-utilization {utilization} may be "
+        f"used; weights take {format_bytes(int(worker.model_runner.model_memory_usage))}. "
         f"To make it fit: {'; or '.join(remedies)}."
     )
+
+
+def format_bytes(count: int) -> str:
+    """A size in the largest unit that leaves a digit before the point: 1.50 GiB, 83.2 MiB."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,77 @@
+"""The message about a KV cache that does not fit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from vllm_davinci.core.device.memory import check_kv_cache_budget, format_bytes
+from vllm_davinci.core.errors import DeviceError
+
+SPEC = FullAttentionSpec(block_size=128, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+MAX_MODEL_LEN = 1024
+NEEDED_BYTES = 2 * (MAX_MODEL_LEN // 128) * SPEC.page_size_bytes
+
+
+@pytest.fixture
+def worker(vllm_config: VllmConfig) -> SimpleNamespace:
+    model = SimpleNamespace(
+        max_model_len=MAX_MODEL_LEN, original_max_model_len=None, is_encoder_decoder=False
+    )
+    vllm_config.model_config = model  # type: ignore[assignment]
+    return SimpleNamespace(
+        vllm_config=vllm_config,
+        model_config=model,
+        cache_config=vllm_config.cache_config,
+        device="npu:0",
+        init_snapshot=SimpleNamespace(total_memory=1 << 30),
+        model_runner=SimpleNamespace(model_memory_usage=3 << 20),
+        get_kv_cache_spec=lambda: {"layers.0": SPEC, "layers.1": SPEC},
+    )
+
+
+def test_enough_memory_passes(worker: SimpleNamespace):
+    check_kv_cache_budget(NEEDED_BYTES, worker)
+
+
+def test_a_model_without_a_cache_passes(worker: SimpleNamespace):
+    worker.get_kv_cache_spec = dict
+    check_kv_cache_budget(0, worker)
+
+
+def test_a_length_chosen_by_vllm_passes(worker: SimpleNamespace):
+    worker.model_config.original_max_model_len = -1
+    check_kv_cache_budget(1, worker)
+
+
+def test_the_missing_bytes_and_the_flags_are_named(worker: SimpleNamespace):
+    with pytest.raises(DeviceError) as caught:
+        check_kv_cache_budget(NEEDED_BYTES // 4, worker)
+    message = str(caught.value)
+    assert f"needs {format_bytes(NEEDED_BYTES)}" in message
+    assert f"{format_bytes(NEEDED_BYTES - NEEDED_BYTES // 4)} are missing" in message
+    assert "lower --max-model-len to 256 or less" in message
+    assert "raise --gpu-memory-utilization to 0.93" in message
+    assert "weights take 3.00 MiB" in message
+
+
+def test_an_explicit_cache_size_is_answered_with_the_size_that_fits(worker: SimpleNamespace):
+    worker.cache_config.kv_cache_memory_bytes = 1
+    with pytest.raises(DeviceError, match=f"raise --kv-cache-memory-bytes to {NEEDED_BYTES}"):
+        check_kv_cache_budget(1, worker)
+
+
+def test_no_memory_at_all_suggests_no_impossible_length(worker: SimpleNamespace):
+    with pytest.raises(DeviceError) as caught:
+        check_kv_cache_budget(-(1 << 20), worker)
+    assert "--max-model-len" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(12, "12 bytes"), (2048, "2.00 KiB"), (3 << 19, "1.50 MiB"), (5 << 30, "5.00 GiB")],
+)
+def test_sizes_are_written_in_the_largest_fitting_unit(count: int, text: str):
+    assert format_bytes(count) == text
