@@ -7,11 +7,18 @@ it must not know is blocked.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 # Package -> what its sources may import of the parts that this table is about.
 MAY_IMPORT = {
@@ -79,8 +86,13 @@ def test_sources_import_only_what_the_table_allows(package: str):
 @pytest.mark.parametrize("package", PRESENT)
 def test_the_package_imports_with_its_forbidden_neighbours_blocked(package: str):
     forbidden = (THIRD_PARTY | OURS) - MAY_IMPORT[package] - {f"vllm_davinci.{package}"}
+    if "torch_npu" in MAY_IMPORT[package]:
+        # The environment's check before torch_npu is executed lives in meta, whoever imports it.
+        forbidden.discard("vllm_davinci.meta")
     done = subprocess.run(
         [sys.executable, "-c", BLOCK_AND_IMPORT, ",".join(forbidden), f"vllm_davinci.{package}"],
+        # What torch and vLLM load through entry points is not the package's doing.
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "VLLM_PLUGINS": ""},
         capture_output=True,
         text=True,
         timeout=240,
@@ -89,20 +101,15 @@ def test_the_package_imports_with_its_forbidden_neighbours_blocked(package: str)
     assert done.stdout.strip().endswith(f"imported vllm_davinci.{package}"), done.stderr
 
 
-@pytest.mark.parametrize("package", PRESENT)
-def test_declared_requirements_agree_with_the_table(package: str):
-    import_names = {"torch-npu": "torch_npu"}
-    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
-    for distribution in ("vllm", "torch", "torch-npu", "transformers", "greenlet"):
-        name = import_names.get(distribution, distribution)
-        declared = any(
-            line.strip().strip('",').split("=")[0].split(">")[0].strip() == distribution
-            for line in text.split("[dependency-groups]")[0].splitlines()
-        )
-        imported = any(
-            concerned(module) == name
-            for source in (ROOT / "packages" / package / "src").rglob("*.py")
-            for module in imported_modules(source)
-        )
-        if imported and package != "meta":
-            assert declared, f"{package} imports {name} and does not declare {distribution}"
+@pytest.mark.parametrize("package", sorted(set(PRESENT) - {"meta"}))
+def test_what_a_package_imports_it_also_declares(package: str):
+    with (ROOT / "packages" / package / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    declared = {Requirement(text).name.replace("-", "_") for text in project["dependencies"]}
+    imported = {
+        part
+        for source in (ROOT / "packages" / package / "src").rglob("*.py")
+        for module in imported_modules(source)
+        if (part := concerned(module)) in THIRD_PARTY
+    }
+    assert imported <= declared
