@@ -61,7 +61,11 @@ class NPUWorker(Worker):
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
         parallel = self.parallel_config
-        if (
+        assigned = parallel.assigned_physical_gpu_ids
+        if assigned is not None:
+            # The engine gave this replica its own devices: local_rank counts among those.
+            set_assigned_physical_gpu_ids(assigned)
+        elif (
             parallel.distributed_executor_backend not in ("ray", "external_launcher")
             and parallel.data_parallel_backend != "ray"
             and parallel.nnodes_within_dp == 1
@@ -71,9 +75,6 @@ class NPUWorker(Worker):
                 dp_local_rank = parallel.data_parallel_index
             ranks_per_replica = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
             self.local_rank += dp_local_rank * ranks_per_replica
-        assigned = parallel.assigned_physical_gpu_ids
-        if assigned is not None:
-            set_assigned_physical_gpu_ids(assigned)
         num_devices = len(assigned) if assigned is not None else torch.accelerator.device_count()
         if self.local_rank >= num_devices:
             raise DeviceError(
