@@ -183,17 +183,10 @@ VNPU_ACL(aclGetDeviceCapability, (uint32_t device, aclDeviceInfo info, int64_t* 
   return guarded("aclGetDeviceCapability", [&] {
     System::instance().physical(static_cast<int>(device));
     switch (info) {
-      case ACL_DEVICE_INFO_AI_CORE_NUM:
-        *value = capability().cube_cores;
-        return;
-      case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
-        *value = capability().vector_cores;
-        return;
-      case ACL_DEVICE_INFO_L2_SIZE:
-        *value = capability().l2_bytes;
-        return;
-      default:
-        break;
+      case ACL_DEVICE_INFO_AI_CORE_NUM: *value = capability().cube_cores; return;
+      case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = capability().vector_cores; return;
+      case ACL_DEVICE_INFO_L2_SIZE: *value = capability().l2_bytes; return;
+      default: break;
     }
     throw Failure(FailureKind::kInvalidArgument,
                   "vnpu: device capability " + std::to_string(info) + " is not known.");
