@@ -21,7 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core.device.memory import check_kv_cache_budget
-from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 
@@ -31,6 +31,7 @@ logger = init_logger(__name__)
 class NPUWorker(Worker):
     """vLLM's GPU worker with an NPU where it expects CUDA."""
 
+    local_rank: int
     profiler: Any
 
     def init_device(self) -> None:
@@ -61,28 +62,11 @@ class NPUWorker(Worker):
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
         parallel = self.parallel_config
-        assigned = parallel.assigned_physical_gpu_ids
-        if assigned is not None:
-            # The engine gave this replica its own devices: local_rank counts among those.
-            set_assigned_physical_gpu_ids(assigned)
-        elif (
-            parallel.distributed_executor_backend not in ("ray", "external_launcher")
-            and parallel.data_parallel_backend != "ray"
-            and parallel.nnodes_within_dp == 1
-        ):
-            dp_local_rank = parallel.data_parallel_rank_local
-            if dp_local_rank is None:
-                dp_local_rank = parallel.data_parallel_index
-            ranks_per_replica = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
-            self.local_rank += dp_local_rank * ranks_per_replica
-        num_devices = len(assigned) if assigned is not None else torch.accelerator.device_count()
-        if self.local_rank >= num_devices:
-            raise DeviceError(
-                f"Worker {self.rank} needs NPU number {self.local_rank} of this host, and this "
-                f"process may use {num_devices}. Lower --tensor-parallel-size, "
-                "--pipeline-parallel-size or --data-parallel-size, or widen "
-                f"{NPUPlatform.device_control_env_var}."
-            )
+        self.local_rank = logical_device(
+            self.local_rank, parallel, torch.accelerator.device_count()
+        )
+        if parallel.assigned_physical_gpu_ids is not None:
+            set_assigned_physical_gpu_ids(parallel.assigned_physical_gpu_ids)
         return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
