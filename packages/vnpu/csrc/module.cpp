@@ -10,7 +10,16 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "State of this process's virtual NPUs.";
-  m.def("device_count", [] { return vnpu::System::instance().device_count(); });
+  m.def("device_count", [] { return vnpu::System::device_count(); });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
+  m.def("schedule", [] {
+    const vnpu::Configuration& configuration = vnpu::Configuration::instance();
+    switch (configuration.schedule) {
+      case vnpu::SchedulePolicy::kEager: return std::string("eager");
+      case vnpu::SchedulePolicy::kThreads: return std::string("threads");
+      case vnpu::SchedulePolicy::kFuzz: return "fuzz:" + std::to_string(configuration.seed);
+    }
+    throw std::logic_error("vnpu: a schedule policy without a name");
+  });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
 }

@@ -44,7 +44,9 @@ size_t parse_bytes(const char* name, const std::string& value) {
   refuse(name, value, kExpected);
 }
 
-Configuration read() {
+}  // namespace
+
+Configuration Configuration::of_environment() {
   Configuration c;
   if (const auto v = environment("VNPU_DEVICES")) {
     const uint64_t n = parse_unsigned("VNPU_DEVICES", *v, "a number of devices from 1 to 64");
@@ -99,10 +101,8 @@ Configuration read() {
   return c;
 }
 
-}  // namespace
-
 const Configuration& Configuration::instance() {
-  static const Configuration configuration = read();
+  static const Configuration configuration = of_environment();
   return configuration;
 }
 

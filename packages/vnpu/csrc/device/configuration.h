@@ -9,7 +9,7 @@ namespace vnpu {
 enum class SchedulePolicy { kEager, kThreads, kFuzz };
 enum class RaceMode { kOff, kReport, kRaise };
 
-// Settings of this process's virtual NPUs. Read once, from the environment (names in brackets);
+// Settings of this process's virtual NPUs. Read from the environment (names in brackets), once;
 // a value that does not parse is an error, never a silent default.
 struct Configuration {
   uint32_t device_count = 8;               // [VNPU_DEVICES]
@@ -22,6 +22,8 @@ struct Configuration {
   RaceMode races = RaceMode::kOff;  // [VNPU_RACES] off | report | raise
 
   static const Configuration& instance();
+  // What instance() would read now, without settling it.
+  static Configuration of_environment();
 };
 
 }  // namespace vnpu

@@ -1,5 +1,6 @@
 #include "device/system.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <set>
 #include <sstream>
@@ -10,8 +11,10 @@
 namespace vnpu {
 namespace {
 
-std::vector<int> visible_devices() {
-  const int count = static_cast<int>(Configuration::instance().device_count);
+std::atomic<bool> exists = false;
+
+std::vector<int> visible_devices(const Configuration& configuration) {
+  const int count = static_cast<int>(configuration.device_count);
   std::vector<int> devices;
   const char* text = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
   if (text == nullptr) {
@@ -40,10 +43,16 @@ System& System::instance() {
   return *system;
 }
 
-System::System() : visible_(visible_devices()) {
+uint32_t System::device_count() {
+  if (exists) return static_cast<uint32_t>(instance().visible_.size());
+  return static_cast<uint32_t>(visible_devices(Configuration::of_environment()).size());
+}
+
+System::System() : visible_(visible_devices(Configuration::instance())) {
   // Never destroyed either: its threads run until the process ends.
   executor_ = new Executor(Configuration::instance());
   default_streams_.resize(visible_.size());
+  exists = true;
 }
 
 int System::physical(int device) const {

@@ -15,7 +15,9 @@ class System {
  public:
   static System& instance();
 
-  uint32_t device_count() const { return static_cast<uint32_t>(visible_.size()); }
+  // How many devices a program sees. Counting settles nothing: a process that only counted, as
+  // libraries do while they are imported, can fork children with other settings.
+  static uint32_t device_count();
   // The device's own number; throws kNoSuchDevice with the valid range.
   int physical(int visible_device) const;
 

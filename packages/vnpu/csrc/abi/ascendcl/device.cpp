@@ -83,7 +83,7 @@ VNPU_ACL(aclInit, (const char*)) {
 VNPU_ACL(aclFinalize, ()) { return 0; }
 
 VNPU_ACL(aclrtGetDeviceCount, (uint32_t* count)) {
-  return guarded("aclrtGetDeviceCount", [&] { *count = System::instance().device_count(); });
+  return guarded("aclrtGetDeviceCount", [&] { *count = System::device_count(); });
 }
 VNPU_ACL(aclrtSetDevice, (int32_t device)) {
   return guarded("aclrtSetDevice", [&] {
