@@ -1,0 +1,76 @@
+"""Checkpoints and engines that the end-to-end tests share."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.vnpu import activate
+
+# Everything below runs on virtual NPUs, whether or not pytest itself was started on them.
+activate()
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+from e2e import model_zoo  # noqa: E402 - imports torch, which the lines above prepare
+from e2e.engine_process import EngineProcess  # noqa: E402
+from e2e.transformers_reference import TransformersReference  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.vnpu)
+
+
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes a checkpoint of model_zoo.ZOO at its first use; its directory."""
+    directory = tmp_path_factory.mktemp("zoo")
+
+    @cache
+    def checkpoint(name: str) -> Path:
+        return model_zoo.write_checkpoint(model_zoo.BY_NAME[name], directory / name)
+
+    return checkpoint
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(repository: Path) -> Path:
+    return repository / "checkpoints" / "tiny_llama"
+
+
+@pytest.fixture(scope="session")
+def reference(zoo: Callable[[str], Path]) -> Callable[[str], TransformersReference]:
+    """A model of the zoo as transformers runs it."""
+    return cache(lambda name: TransformersReference(zoo(name)))
+
+
+@pytest.fixture(scope="module")
+def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Starts engines in processes of their own; those that are still there end with the module."""
+    started: list[EngineProcess] = []
+
+    def start(model: Path, **options: Any) -> EngineProcess:
+        log = tmp_path_factory.mktemp("engine") / "log.txt"
+        engine = EngineProcess(model, log, **options)
+        started.append(engine)
+        return engine
+
+    yield start
+    for engine in started:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """64 prompts of 1 to 150 tokens, among them the lengths around a cache block of 128."""
+    generator = random.Random(2)
+    lengths = [1, 2, 127, 128, 129, 150] + [generator.randint(1, 150) for _ in range(58)]
+    return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]

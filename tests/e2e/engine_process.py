@@ -1,0 +1,187 @@
+"""A vLLM engine in a process of its own, forked from one that has imported vLLM already.
+
+What an engine needs most of the time for is imports; with those shared, a test can afford an
+engine per setting, and each still has its own device, environment and end.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from vllm_davinci.vnpu import _C
+
+# What a wait for an engine may take on a busy machine: its start, or one call.
+LIMIT_S = 240
+
+# Everything small: tests need few tokens, and memory that is reserved is memory that is zeroed.
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 96 << 20,
+    "enforce_eager": True,
+    "seed": 0,
+}
+
+
+# Imported once, by the process that engines are forked from. None of them touches the device.
+SHARED_IMPORTS = [
+    "torch_npu",
+    "vllm.entrypoints.llm",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.structured_output",
+    "vllm.model_executor.models.llama",
+    "vllm_davinci.core.worker",
+    "vllm_davinci.core.attention.paged",
+    "vllm_davinci.core.ops.registration",
+]
+
+
+class EngineError(Exception):
+    """What an engine's process raised, with its traceback there."""
+
+
+class EngineProcess:
+    """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
+
+    log:          file that takes what the process prints
+    environment:  variables of that process
+    engine:       arguments of vllm.LLM, beside DEFAULTS
+    """
+
+    def __init__(
+        self, model: Path, log: Path, environment: Mapping[str, str] | None = None, **engine: Any
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(SHARED_IMPORTS)
+        self._connection, other = context.Pipe()
+        self._log = log
+        self._process = context.Process(
+            target=_serve,
+            args=(
+                other,
+                str(log),
+                {**ENVIRONMENT, **(environment or {})},
+                {"model": str(model), **DEFAULTS, **engine},
+            ),
+        )
+        self._process.start()
+        other.close()
+        try:
+            self._receive("the start of the engine")
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("generate", args, kwargs)
+
+    def embed(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("embed", args, kwargs)
+
+    def metrics(self) -> dict[str, float]:
+        """The engine's counters and gauges by name."""
+        metrics = self._call("get_metrics", (), {})
+        return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
+
+    def scheduler_settings(self) -> dict[str, Any]:
+        """The fields of vLLM's scheduler configuration, as they are in effect."""
+        return self._call("scheduler_settings", (), {})
+
+    def schedule(self) -> str:
+        """The execution policy of the virtual device."""
+        return self._call("schedule", (), {})
+
+    def log_text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """The engine's process and its workers."""
+        engine = psutil.Process(self._process.pid)
+        return [engine, *engine.children(recursive=True)]
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join(60)
+        if self._process.is_alive():
+            self._process.kill()
+            raise TimeoutError(f"The engine did not end within 60 s.\n{self._tail()}")
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._connection.send((method, args, kwargs))
+        return self._receive(method)
+
+    def _receive(self, what: str) -> Any:
+        if not self._connection.poll(LIMIT_S):
+            self._process.kill()
+            raise TimeoutError(f"Waited {LIMIT_S} s for {what}.\n{self._tail()}")
+        try:
+            succeeded, value = self._connection.recv()
+        except EOFError:
+            self._process.join(10)
+            raise EngineError(
+                f"The process ended during {what}, status {self._process.exitcode}.\n{self._tail()}"
+            ) from None
+        if not succeeded:
+            raise EngineError(value)
+        return value
+
+    def _tail(self) -> str:
+        return self.log_text()[-4000:]
+
+
+ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+
+
+def _serve(
+    connection: Connection, log: str, environment: dict[str, str], engine: dict[str, Any]
+) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # several processes share two cores, and the matrices are small
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    from vllm import LLM  # the forked-from process has it already
+
+    try:
+        llm = LLM(**engine)
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while True:
+        try:
+            method, args, kwargs = connection.recv()
+        except EOFError:
+            llm.llm_engine.engine_core.shutdown()
+            return
+        try:
+            if method == "scheduler_settings":
+                config = llm.llm_engine.vllm_config.scheduler_config
+                value = {name: value for name, value in vars(config).items() if name[0] != "_"}
+            elif method == "schedule":
+                value = _C.schedule()
+            elif method == "get_metrics":
+                value = llm.get_metrics()
+            else:
+                value = getattr(llm, method)(*args, use_tqdm=False, **kwargs)
+            connection.send((True, value))
+        except Exception:
+            connection.send((False, traceback.format_exc()))

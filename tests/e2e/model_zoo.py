@@ -1,0 +1,164 @@
+"""Small checkpoints with random weights, made on the spot, which together have every property.
+
+The weights are as large as trained ones, so that an error anywhere changes the tokens: with the
+usual tiny initial weights, a model repeats its input whatever its attention computes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+
+BOS, EOS = "<s>", "</s>"
+# One token per byte, then the two special ones. Not a multiple of 64: vLLM pads the LM head.
+NUM_BYTES = 256
+VOCAB_SIZE = NUM_BYTES + 2
+BOS_ID, EOS_ID = NUM_BYTES, NUM_BYTES + 1
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One checkpoint. `options` are the fields of its transformers configuration."""
+
+    name: str
+    model_type: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int = 256
+    tied: bool = False
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def config(self) -> transformers.PretrainedConfig:
+        return transformers.AutoConfig.for_model(
+            self.model_type,
+            vocab_size=VOCAB_SIZE,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.hidden_size * 3 // 2,
+            num_hidden_layers=2,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            head_dim=self.head_size,
+            max_position_embeddings=512,
+            tie_word_embeddings=self.tied,
+            bos_token_id=BOS_ID,
+            eos_token_id=EOS_ID,
+            pad_token_id=EOS_ID,
+            **self.options,
+        )
+
+
+# Properties that have to occur: the four families, tied and untied embeddings, head sizes 64, 80
+# and 128, 1, 2, 4 and 8 queries per key-value head, a window shorter than the sequences.
+ZOO = (
+    ZooModel("llama_head64_gqa4", "llama", 8, 2, 64),
+    ZooModel("llama_head128_mha_tied", "llama", 2, 2, 128, tied=True),
+    ZooModel(
+        "llama3_rope_head80_gqa4",
+        "llama",
+        4,
+        1,
+        80,
+        hidden_size=320,
+        options={
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    ZooModel("qwen2_bias_head64_gqa8_tied", "qwen2", 8, 1, 64, hidden_size=512, tied=True),
+    ZooModel("qwen2_bias_head128_gqa2", "qwen2", 4, 2, 128, hidden_size=512),
+    ZooModel("qwen3_norm_head128_gqa2", "qwen3", 4, 2, 128),
+    ZooModel("qwen3_norm_head64_gqa8_tied", "qwen3", 8, 1, 64, tied=True),
+    ZooModel(
+        "mistral_window32_head80_gqa2",
+        "mistral",
+        4,
+        2,
+        80,
+        hidden_size=320,
+        options={"sliding_window": 32},
+    ),
+    ZooModel(
+        "mistral_window48_head64_gqa4_tied",
+        "mistral",
+        8,
+        2,
+        64,
+        tied=True,
+        options={"sliding_window": 48},
+    ),
+)
+BY_NAME = {model.name: model for model in ZOO}
+
+
+def write_checkpoint(model: ZooModel, directory: Path) -> Path:
+    """Writes configuration, fp32 weights and tokenizer as transformers does; the directory."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(model.seed)
+        network = transformers.AutoModelForCausalLM.from_config(model.config(), dtype=torch.float32)
+        fill_with_normal_weights(network)
+    network.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
+def write_bert(directory: Path, seed: int = 0) -> Path:
+    """An encoder-only model with bidirectional attention, embeddings from its first token."""
+    config = transformers.BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=384,
+        max_position_embeddings=256,
+        pad_token_id=EOS_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = transformers.BertModel(config, add_pooling_layer=False)
+        fill_with_normal_weights(network)
+    network.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
+
+
+@torch.no_grad()
+def fill_with_normal_weights(network: nn.Module) -> None:
+    """Matrices with a gain of 1.2, norms and biases that differ between channels."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            # An embedding's row is what a projection's input is.
+            module.weight.normal_(std=1.2 / math.sqrt(module.weight.shape[1]))
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.normal_(std=0.3)
+        elif module.__class__.__name__.endswith("Norm"):
+            module.weight.normal_(mean=1.0, std=0.1)
+            if getattr(module, "bias", None) is not None:
+                module.bias.normal_(std=0.1)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A token per byte, so that any text has tokens and any tokens have a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {byte: index for index, byte in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS, EOS])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=EOS
+    ).save_pretrained(directory)

@@ -1,0 +1,140 @@
+"""A real `vllm serve` process on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+
+VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+
+# What the start of a server may take on a busy machine.
+START_LIMIT_S = 300
+# What vLLM's processes may take to end, whatever happened.
+END_LIMIT_S = 30
+
+SMALL = (
+    "--enforce-eager",
+    "--dtype=float32",
+    "--max-model-len=256",
+    "--max-num-seqs=32",
+    f"--kv-cache-memory-bytes={96 << 20}",
+)
+
+
+class ServerProcess:
+    """Starts the server; `wait_until_ready` returns when it answers."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*VLLM, "serve", str(model), "--host=127.0.0.1", f"--port={self.port}", *options],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> ServerProcess:
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(
+                    f"vllm serve ended with {self.process.returncode} before it answered.\n"
+                    f"{self.tail()}"
+                )
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.2)
+        self.kill()
+        raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
+
+    def wait_for_log(self, text: str) -> None:
+        """Returns when the server has printed `text`."""
+        deadline = time.monotonic() + START_LIMIT_S
+        while text not in self.log_text():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.kill()
+                raise TimeoutError(f"vllm serve did not print {text!r}.\n{self.tail()}")
+            time.sleep(0.05)
+
+    def processes(self) -> list[psutil.Process]:
+        """The server's processes: itself, engine cores and workers."""
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does: a signal to the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait_for_end(self) -> int:
+        """The exit status; TimeoutError when processes are left after END_LIMIT_S."""
+        deadline = time.monotonic() + END_LIMIT_S
+        while self.process.poll() is None or processes_of_session(self.process.pid):
+            if time.monotonic() > deadline:
+                left = processes_of_session(self.process.pid)
+                self.kill()
+                raise TimeoutError(
+                    f"{left} of vllm serve are left after {END_LIMIT_S} s.\n{self.tail()}"
+                )
+            time.sleep(0.1)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        for process in processes_of_session(self.process.pid):
+            process.kill()
+        self.process.wait(10)
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def tail(self) -> str:
+        return self.log_text()[-6000:]
+
+
+def processes_of_session(session: int) -> list[psutil.Process]:
+    """Everything that a process started with start_new_session has left running."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            ends = process.info["status"] == psutil.STATUS_ZOMBIE
+            if not ends and os.getsid(process.pid) == session:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
+    """The files in /dev/shm that these processes hold now."""
+    held: set[Path] = set()
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        held.update(Path(path) for path in re.findall(r"/dev/shm/\S+", maps))
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                held.update({descriptor.readlink()} & set(Path("/dev/shm").iterdir()))
+    return {path for path in held if path.exists()}

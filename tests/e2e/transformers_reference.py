@@ -1,0 +1,90 @@
+"""What transformers computes on the CPU in fp32, and the comparison of vLLM's tokens with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+class TransformersReference:
+    """A checkpoint as transformers runs it."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.network = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=dtype, attn_implementation="eager"
+        ).eval()
+        self.network.generation_config.eos_token_id = None  # the tests generate past it
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[len(token_ids), vocabulary]: row i predicts token i + 1."""
+        return self.network(torch.tensor([list(token_ids)])).logits[0].float()
+
+    def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[len(token_ids), vocabulary]: row i is of token i + 1."""
+        return self.logits(token_ids).log_softmax(dim=-1)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Token by token, with transformers' own cache."""
+        output = self.network.generate(
+            torch.tensor([list(prompt)]),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )
+        return output[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def last_hidden_state(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[len(token_ids), hidden], after the last norm."""
+        return self.network.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
+
+    def first_difference(
+        self,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        adjust: Callable[[torch.Tensor, list[int]], torch.Tensor] | None = None,
+    ) -> str | None:
+        """Where `tokens` is not the greedy continuation of `prompt`, in words, or None.
+
+        One pass over prompt and tokens gives the choice at every position: while all earlier
+        tokens are equal, it is the choice that generating token by token would make.
+
+        adjust: changes the logits of one position, given the tokens generated before it
+        """
+        rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+        for position, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if adjust is not None:
+                row = adjust(row.clone(), list(tokens[:position]))
+            expected = int(row.argmax())
+            if expected != token:
+                return (
+                    f"prompt of {len(prompt)} tokens {list(prompt)[:8]}...: token {position} is "
+                    f"{token}, transformers has {expected}; its logits are "
+                    f"{row[token]:.6f} and {row[expected]:.6f}, "
+                    f"{row[expected] - row[token]:.2e} apart"
+                )
+        return None
+
+
+def assert_greedy(
+    reference: TransformersReference,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Any],
+    max_tokens: int,
+) -> None:
+    """All of vLLM's outputs are the greedy continuations of their prompts."""
+    generated = [list(output.outputs[0].token_ids) for output in outputs]
+    assert [len(tokens) for tokens in generated] == [max_tokens] * len(prompts)
+    differences = [
+        difference
+        for prompt, tokens in zip(prompts, generated, strict=True)
+        if (difference := reference.first_difference(prompt, tokens)) is not None
+    ]
+    assert not differences, f"{len(differences)} of {len(prompts)} differ:\n" + "\n".join(
+        differences
+    )
