@@ -69,36 +69,21 @@ EventHandles& events() {
 
 int status_of(FailureKind kind) {
   switch (kind) {  // acl_base_rt.h, rt_error_codes.h, aclnn status codes
-    case FailureKind::kInvalidArgument:
-      return 107000;  // parameter invalid
-    case FailureKind::kInvalidHandle:
-      return 107017;  // invalid handle
-    case FailureKind::kNoSuchDevice:
-      return 107001;  // invalid device id
-    case FailureKind::kDeviceNotSet:
-      return 107002;  // context null
-    case FailureKind::kOutOfMemory:
-      return 207001;  // memory allocation
-    case FailureKind::kIllegalAddress:
-      return 507015;  // AI core exception
-    case FailureKind::kOperatorInvalid:
-      return 161002;  // aclnn: parameter invalid
-    case FailureKind::kOperatorFailed:
-      return 507015;  // AI core exception
-    case FailureKind::kWaitTimeout:
-      return 507046;  // stream sync timeout
-    case FailureKind::kCaptureConflict:
-      return 107027;  // stream is capturing
-    case FailureKind::kRemoteLost:
-      return 507056;  // link error
-    case FailureKind::kRemoteTimeout:
-      return 507048;  // HCCL execution timed out
-    case FailureKind::kRace:
-      return 507015;  // AI core exception
-    case FailureKind::kNotSupported:
-      return 207000;  // feature not supported
-    case FailureKind::kInternal:
-      return 507899;  // driver internal error
+    case FailureKind::kInvalidArgument: return 107000;  // parameter invalid
+    case FailureKind::kInvalidHandle: return 107017;    // invalid handle
+    case FailureKind::kNoSuchDevice: return 107001;     // invalid device id
+    case FailureKind::kDeviceNotSet: return 107002;     // context null
+    case FailureKind::kOutOfMemory: return 207001;      // memory allocation
+    case FailureKind::kIllegalAddress: return 507015;   // AI core exception
+    case FailureKind::kOperatorInvalid: return 161002;  // aclnn: parameter invalid
+    case FailureKind::kOperatorFailed: return 507015;   // AI core exception
+    case FailureKind::kWaitTimeout: return 507046;      // stream sync timeout
+    case FailureKind::kCaptureConflict: return 107027;  // stream is capturing
+    case FailureKind::kRemoteLost: return 507056;       // link error
+    case FailureKind::kRemoteTimeout: return 507048;    // HCCL execution timed out
+    case FailureKind::kRace: return 507015;             // AI core exception
+    case FailureKind::kNotSupported: return 207000;     // feature not supported
+    case FailureKind::kInternal: return 507899;         // driver internal error
   }
   return 507899;
 }

@@ -29,28 +29,17 @@ bool same(const Announcement& a, const Announcement& b) {
 
 const char* name_of(Operation operation) {
   switch (operation) {
-    case Operation::kAllReduce:
-      return "all_reduce";
-    case Operation::kReduce:
-      return "reduce";
-    case Operation::kAllGather:
-      return "all_gather";
-    case Operation::kAllGatherV:
-      return "all_gather_v";
-    case Operation::kReduceScatter:
-      return "reduce_scatter";
-    case Operation::kReduceScatterV:
-      return "reduce_scatter_v";
-    case Operation::kBroadcast:
-      return "broadcast";
-    case Operation::kScatter:
-      return "scatter";
-    case Operation::kAllToAll:
-      return "all_to_all";
-    case Operation::kAllToAllV:
-      return "all_to_all_v";
-    case Operation::kBarrier:
-      return "barrier";
+    case Operation::kAllReduce: return "all_reduce";
+    case Operation::kReduce: return "reduce";
+    case Operation::kAllGather: return "all_gather";
+    case Operation::kAllGatherV: return "all_gather_v";
+    case Operation::kReduceScatter: return "reduce_scatter";
+    case Operation::kReduceScatterV: return "reduce_scatter_v";
+    case Operation::kBroadcast: return "broadcast";
+    case Operation::kScatter: return "scatter";
+    case Operation::kAllToAll: return "all_to_all";
+    case Operation::kAllToAllV: return "all_to_all_v";
+    case Operation::kBarrier: return "barrier";
   }
   return "unknown operation";
 }

@@ -29,14 +29,10 @@ bool can_reduce(ElementType type) { return row(type).reducible; }
 
 const char* name_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kProduct:
-      return "product";
-    case Reduction::kMaximum:
-      return "max";
-    case Reduction::kMinimum:
-      return "min";
+    case Reduction::kSum: return "sum";
+    case Reduction::kProduct: return "product";
+    case Reduction::kMaximum: return "max";
+    case Reduction::kMinimum: return "min";
   }
   return "unknown reduction";
 }

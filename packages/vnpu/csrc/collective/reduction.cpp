@@ -120,14 +120,10 @@ template <class Format>
 void combine(Reduction reduction, std::span<const std::byte* const> inputs, std::byte* output,
              size_t count) {
   switch (reduction) {
-    case Reduction::kSum:
-      return combine<Format, Sum>(inputs, output, count);
-    case Reduction::kProduct:
-      return combine<Format, Product>(inputs, output, count);
-    case Reduction::kMaximum:
-      return combine<Format, Maximum>(inputs, output, count);
-    case Reduction::kMinimum:
-      return combine<Format, Minimum>(inputs, output, count);
+    case Reduction::kSum: return combine<Format, Sum>(inputs, output, count);
+    case Reduction::kProduct: return combine<Format, Product>(inputs, output, count);
+    case Reduction::kMaximum: return combine<Format, Maximum>(inputs, output, count);
+    case Reduction::kMinimum: return combine<Format, Minimum>(inputs, output, count);
   }
 }
 
@@ -136,36 +132,23 @@ void combine(Reduction reduction, std::span<const std::byte* const> inputs, std:
 void reduce(ElementType type, Reduction reduction, std::span<const std::byte* const> inputs,
             std::byte* output, size_t count) {
   switch (type) {
-    case ElementType::kInt8:
-      return combine<Plain<int8_t>>(reduction, inputs, output, count);
-    case ElementType::kInt16:
-      return combine<Plain<int16_t>>(reduction, inputs, output, count);
-    case ElementType::kInt32:
-      return combine<Plain<int32_t>>(reduction, inputs, output, count);
-    case ElementType::kInt64:
-      return combine<Plain<int64_t>>(reduction, inputs, output, count);
-    case ElementType::kUint8:
-      return combine<Plain<uint8_t>>(reduction, inputs, output, count);
-    case ElementType::kUint16:
-      return combine<Plain<uint16_t>>(reduction, inputs, output, count);
-    case ElementType::kUint32:
-      return combine<Plain<uint32_t>>(reduction, inputs, output, count);
-    case ElementType::kUint64:
-      return combine<Plain<uint64_t>>(reduction, inputs, output, count);
-    case ElementType::kFloat16:
-      return combine<Float16>(reduction, inputs, output, count);
-    case ElementType::kBfloat16:
-      return combine<Bfloat16>(reduction, inputs, output, count);
-    case ElementType::kFloat32:
-      return combine<Plain<float>>(reduction, inputs, output, count);
-    case ElementType::kFloat64:
-      return combine<Plain<double>>(reduction, inputs, output, count);
+    case ElementType::kInt8: return combine<Plain<int8_t>>(reduction, inputs, output, count);
+    case ElementType::kInt16: return combine<Plain<int16_t>>(reduction, inputs, output, count);
+    case ElementType::kInt32: return combine<Plain<int32_t>>(reduction, inputs, output, count);
+    case ElementType::kInt64: return combine<Plain<int64_t>>(reduction, inputs, output, count);
+    case ElementType::kUint8: return combine<Plain<uint8_t>>(reduction, inputs, output, count);
+    case ElementType::kUint16: return combine<Plain<uint16_t>>(reduction, inputs, output, count);
+    case ElementType::kUint32: return combine<Plain<uint32_t>>(reduction, inputs, output, count);
+    case ElementType::kUint64: return combine<Plain<uint64_t>>(reduction, inputs, output, count);
+    case ElementType::kFloat16: return combine<Float16>(reduction, inputs, output, count);
+    case ElementType::kBfloat16: return combine<Bfloat16>(reduction, inputs, output, count);
+    case ElementType::kFloat32: return combine<Plain<float>>(reduction, inputs, output, count);
+    case ElementType::kFloat64: return combine<Plain<double>>(reduction, inputs, output, count);
     case ElementType::kInt128:
     case ElementType::kHifloat8:
     case ElementType::kFloat8E4m3:
     case ElementType::kFloat8E5m2:
-    case ElementType::kFloat8E8m0:
-      break;
+    case ElementType::kFloat8E8m0: break;
   }
   throw Failure(FailureKind::kNotSupported, std::string("vnpu: collectives cannot reduce ") +
                                                 name_of(type) +

@@ -85,11 +85,8 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
     return;
   }
   switch (policy_) {
-    case SchedulePolicy::kEager:
-      submit_eager(stream, std::move(task), lock);
-      return;
-    case SchedulePolicy::kThreads:
-      break;
+    case SchedulePolicy::kEager: submit_eager(stream, std::move(task), lock); return;
+    case SchedulePolicy::kThreads: break;
     case SchedulePolicy::kFuzz:
       last_host_call_ = steady_clock::now();
       start_background();

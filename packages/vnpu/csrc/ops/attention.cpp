@@ -9,14 +9,10 @@ namespace vnpu::ops {
 
 Element element_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return Element::kFloat;
-    case at::kBFloat16:
-      return Element::kBFloat16;
-    case at::kHalf:
-      return Element::kHalf;
-    case at::kChar:
-      return Element::kInt8;
+    case at::kFloat: return Element::kFloat;
+    case at::kBFloat16: return Element::kBFloat16;
+    case at::kHalf: return Element::kHalf;
+    case at::kChar: return Element::kInt8;
     default:
       refuse(std::string("attention takes float16, bfloat16, float32 or int8, not ") +
              c10::toString(tensor.scalar_type()) + ".");
@@ -40,19 +36,11 @@ HeadView view_heads(const Tensor& tensor, const std::string& layout, int64_t hea
     const int64_t size = view.tensor.size(i);
     const int64_t stride = view.tensor.stride(i);
     switch (layout[static_cast<size_t>(i)]) {
-      case 'B':
-        view.batches = size, view.batch_stride = stride;
-        break;
-      case 'N':
-        view.heads = size, view.head_stride = stride;
-        break;
+      case 'B': view.batches = size, view.batch_stride = stride; break;
+      case 'N': view.heads = size, view.head_stride = stride; break;
       case 'S':
-      case 'T':
-        view.tokens = size, view.token_stride = stride;
-        break;
-      case 'D':
-        view.size = size;
-        break;
+      case 'T': view.tokens = size, view.token_stride = stride; break;
+      case 'D': view.size = size; break;
       case 'H':
         if (heads <= 0 || size % heads != 0) {
           refuse("a hidden size of " + std::to_string(size) + " is not a multiple of " +
@@ -60,8 +48,7 @@ HeadView view_heads(const Tensor& tensor, const std::string& layout, int64_t hea
         }
         view.heads = heads, view.size = size / heads, view.head_stride = view.size;
         break;
-      default:
-        refuse("layout " + layout + " is not known.");
+      default: refuse("layout " + layout + " is not known.");
     }
   }
   if (view.heads != heads) {
@@ -101,27 +88,18 @@ void SparseMode::bound(AttentionRequest& request, bool has_mask) const {
       // Upper-left corner; without a mask the device ignores both.
       if (has_mask) request.first_visible = -pre, request.last_visible = next;
       break;
-    case 2:
-      request.last_visible = 0;
-      break;
-    case 3:
-      request.last_visible = shift;
-      break;
-    case 4:
-      request.first_visible = shift - pre, request.last_visible = shift + next;
-      break;
-    default:
-      break;
+    case 2: request.last_visible = 0; break;
+    case 3: request.last_visible = shift; break;
+    case 4: request.first_visible = shift - pre, request.last_visible = shift + next; break;
+    default: break;
   }
 }
 
 Tensor four_dimensional_mask(const Tensor& mask, int64_t batches, int64_t queries) {
   const Tensor dense = mask.size(-1) > 1 && mask.stride(-1) != 1 ? mask.contiguous() : mask;
   switch (dense.dim()) {
-    case 4:
-      return dense;
-    case 3:
-      return dense.unsqueeze(1);
+    case 4: return dense;
+    case 3: return dense.unsqueeze(1);
     case 2:
       // With one query per sequence, [batch, keys].
       return queries == 1 && dense.size(0) == batches ? dense.unsqueeze(1).unsqueeze(1)

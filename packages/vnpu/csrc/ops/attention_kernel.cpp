@@ -14,13 +14,10 @@ namespace vnpu::ops {
 
 int64_t element_bytes(Element element) {
   switch (element) {
-    case Element::kFloat:
-      return 4;
+    case Element::kFloat: return 4;
     case Element::kBFloat16:
-    case Element::kHalf:
-      return 2;
-    case Element::kInt8:
-      return 1;
+    case Element::kHalf: return 2;
+    case Element::kInt8: return 1;
   }
   return 0;
 }

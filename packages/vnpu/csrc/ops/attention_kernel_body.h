@@ -66,14 +66,10 @@ inline Vector widen_half(HalfWords bits) {
 
 inline float number(Element element, const char* from) {
   switch (element) {
-    case Element::kFloat:
-      return *reinterpret_cast<const float*>(from);
-    case Element::kBFloat16:
-      return *reinterpret_cast<const c10::BFloat16*>(from);
-    case Element::kHalf:
-      return *reinterpret_cast<const c10::Half*>(from);
-    case Element::kInt8:
-      return *reinterpret_cast<const int8_t*>(from);
+    case Element::kFloat: return *reinterpret_cast<const float*>(from);
+    case Element::kBFloat16: return *reinterpret_cast<const c10::BFloat16*>(from);
+    case Element::kHalf: return *reinterpret_cast<const c10::Half*>(from);
+    case Element::kInt8: return *reinterpret_cast<const int8_t*>(from);
   }
   return 0;
 }
@@ -82,9 +78,7 @@ inline float number(Element element, const char* from) {
 inline void widen_row(Element element, const char* from, int64_t count, float* to) {
   int64_t i = 0;
   switch (element) {
-    case Element::kFloat:
-      std::memcpy(to, from, static_cast<size_t>(count) * 4);
-      return;
+    case Element::kFloat: std::memcpy(to, from, static_cast<size_t>(count) * 4); return;
     case Element::kBFloat16:
       for (; i + kFloats <= count; i += kFloats) {
         save(to + i, widen_bfloat16(*reinterpret_cast<const HalfWords*>(from + 2 * i)));
@@ -107,9 +101,7 @@ inline void widen_row(Element element, const char* from, int64_t count, float* t
 
 inline void narrow_row(Element element, const float* from, int64_t count, char* to) {
   switch (element) {
-    case Element::kFloat:
-      std::memcpy(to, from, static_cast<size_t>(count) * 4);
-      return;
+    case Element::kFloat: std::memcpy(to, from, static_cast<size_t>(count) * 4); return;
     case Element::kBFloat16:
       for (int64_t i = 0; i < count; ++i) {
         reinterpret_cast<c10::BFloat16*>(to)[i] = c10::BFloat16(from[i]);
@@ -118,8 +110,7 @@ inline void narrow_row(Element element, const float* from, int64_t count, char* 
     case Element::kHalf:
       for (int64_t i = 0; i < count; ++i) reinterpret_cast<c10::Half*>(to)[i] = c10::Half(from[i]);
       return;
-    case Element::kInt8:
-      return;  // int8 results are made from fp32 ones by the caller
+    case Element::kInt8: return;  // int8 results are made from fp32 ones by the caller
   }
 }
 

@@ -118,17 +118,14 @@ VNPU_TARGET void strip(const Operands& o, int64_t begin, int64_t end) {
     int64_t m0 = 0;
     for (; m0 + kRows <= o.m; m0 += kRows) tile<kRows, kColumns>(o, m0, n0);
     switch (o.m - m0) {
-      case 1:
-        tile<1, kColumns>(o, m0, n0);
-        break;
+      case 1: tile<1, kColumns>(o, m0, n0); break;
       case 2:
         if constexpr (kRows > 2) tile<2, kColumns>(o, m0, n0);
         break;
       case 3:
         if constexpr (kRows > 3) tile<3, kColumns>(o, m0, n0);
         break;
-      default:
-        break;
+      default: break;
     }
   }
 }

@@ -11,12 +11,9 @@ namespace {
 
 std::optional<std::string_view> rounding_mode(int32_t mode) {
   switch (mode) {
-    case 0:
-      return std::nullopt;
-    case 1:
-      return "trunc";
-    case 2:
-      return "floor";
+    case 0: return std::nullopt;
+    case 1: return "trunc";
+    case 2: return "floor";
     default:
       refuse("mode is " + std::to_string(mode) +
              "; it must be 0 (true division), 1 (towards zero) or 2 (towards minus infinity).");

@@ -80,20 +80,13 @@ std::vector<Tensor> present(const OptionalTensorList& list) {
 
 Tensor activated(const Tensor& x, int64_t activation) {
   switch (activation) {
-    case 0:
-      return x;
-    case 1:
-      return at::relu(x);
-    case 2:
-      return at::gelu(x, "tanh");
-    case 3:
-      return at::gelu(x);
-    case 4:
-      return x * at::sigmoid(x * 1.702);
-    case 5:
-      return at::silu(x);
-    default:
-      refuse("actType " + std::to_string(activation) + " is not known; use 0 to 5.");
+    case 0: return x;
+    case 1: return at::relu(x);
+    case 2: return at::gelu(x, "tanh");
+    case 3: return at::gelu(x);
+    case 4: return x * at::sigmoid(x * 1.702);
+    case 5: return at::silu(x);
+    default: refuse("actType " + std::to_string(activation) + " is not known; use 0 to 5.");
   }
 }
 

@@ -36,12 +36,9 @@ bool selects_nothing(const Tensor& self, const TensorList& indices) {
 Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                  int64_t reduce) {
   switch (reduce) {
-    case 0:
-      return at::scatter(self, dim, as_long(index), src);
-    case 1:
-      return at::scatter(self, dim, as_long(index), src, "add");
-    case 2:
-      return at::scatter(self, dim, as_long(index), src, "multiply");
+    case 0: return at::scatter(self, dim, as_long(index), src);
+    case 1: return at::scatter(self, dim, as_long(index), src, "add");
+    case 2: return at::scatter(self, dim, as_long(index), src, "multiply");
     default:
       refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
   }
@@ -50,12 +47,9 @@ Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Ten
 Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
                  int64_t reduce) {
   switch (reduce) {
-    case 0:
-      return at::scatter(self, dim, as_long(index), value);
-    case 1:
-      return at::scatter(self, dim, as_long(index), value, "add");
-    case 2:
-      return at::scatter(self, dim, as_long(index), value, "multiply");
+    case 0: return at::scatter(self, dim, as_long(index), value);
+    case 1: return at::scatter(self, dim, as_long(index), value, "add");
+    case 2: return at::scatter(self, dim, as_long(index), value, "multiply");
     default:
       refuse("reduce is " + std::to_string(reduce) + "; 0 (none), 1 (add) and 2 (multiply) exist");
   }

@@ -62,8 +62,7 @@ Scales dequantization(const Tensor& scale, const Tensor* offset, int64_t mode, i
       if (last != block_size || count % (heads * last) != 0) wrong();
       scales.how.token = 1, scales.how.head = last, scales.how.block = heads * last;
       break;
-    default:
-      wrong();
+    default: wrong();
   }
   return scales;
 }

@@ -112,15 +112,9 @@ void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gam
   if (sum) norm.sum = dense_sum.emplace(*sum, type).tensor();
   if (rstd && rstd->numel() > 0) norm.rstd = dense_rstd.emplace(*rstd, at::kFloat).tensor();
   switch (type) {
-    case at::kFloat:
-      run_rows<float>(norm, columns);
-      break;
-    case at::kBFloat16:
-      run_rows<at::BFloat16>(norm, columns);
-      break;
-    case at::kHalf:
-      run_rows<at::Half>(norm, columns);
-      break;
+    case at::kFloat: run_rows<float>(norm, columns); break;
+    case at::kBFloat16: run_rows<at::BFloat16>(norm, columns); break;
+    case at::kHalf: run_rows<at::Half>(norm, columns); break;
     default:
       refuse(std::string("x must be float32, float16 or bfloat16; got ") + at::toString(type));
   }

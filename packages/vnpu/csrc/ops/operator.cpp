@@ -118,36 +118,21 @@ BoolArray read_bools(const aclBoolArray* array) { return array->values; }
 
 ScalarType read_dtype(int32_t acl_data_type) {
   switch (acl_data_type) {  // aclDataType in acl_base_rt.h
-    case 0:
-      return at::kFloat;
-    case 1:
-      return at::kHalf;
-    case 2:
-      return at::kChar;
-    case 3:
-      return at::kInt;
-    case 4:
-      return at::kByte;
-    case 6:
-      return at::kShort;
-    case 7:
-      return at::kUInt16;
-    case 8:
-      return at::kUInt32;
-    case 9:
-      return at::kLong;
-    case 10:
-      return at::kUInt64;
-    case 11:
-      return at::kDouble;
-    case 12:
-      return at::kBool;
-    case 16:
-      return at::kComplexFloat;
-    case 17:
-      return at::kComplexDouble;
-    case 27:
-      return at::kBFloat16;
+    case 0: return at::kFloat;
+    case 1: return at::kHalf;
+    case 2: return at::kChar;
+    case 3: return at::kInt;
+    case 4: return at::kByte;
+    case 6: return at::kShort;
+    case 7: return at::kUInt16;
+    case 8: return at::kUInt32;
+    case 9: return at::kLong;
+    case 10: return at::kUInt64;
+    case 11: return at::kDouble;
+    case 12: return at::kBool;
+    case 16: return at::kComplexFloat;
+    case 17: return at::kComplexDouble;
+    case 27: return at::kBFloat16;
     default:
       throw Failure(FailureKind::kOperatorInvalid,
                     "vnpu: aclDataType " + std::to_string(acl_data_type) +

@@ -189,12 +189,8 @@ VNPU_OPERATOR(Quantize, (const Tensor& x, const Tensor& scales, const OptionalTe
   if (zero_points) values = values + along(*zero_points, x, axis);
   values = at::nan_to_num(values.round(), 0.0);
   switch (type.type) {
-    case at::kChar:
-      store(out, values.clamp(-128, 127));
-      return;
-    case at::kByte:
-      store(out, values.clamp(0, 255));
-      return;
+    case at::kChar: store(out, values.clamp(-128, 127)); return;
+    case at::kByte: store(out, values.clamp(0, 255)); return;
     case at::kInt:  // in double, where the limits of int32 are numbers
       store(out, values.to(at::kDouble).clamp(-2147483648.0, 2147483647.0));
       return;

@@ -74,14 +74,10 @@ Tensor uniform_doubles(int64_t count, Source from) {
 // As many random bits as the dtype's significand holds, so that casts do not round up to 1.
 Tensor uniform(int64_t count, Source from, ScalarType type) {
   switch (type) {
-    case at::kDouble:
-      return uniform_doubles(count, from);
-    case at::kHalf:
-      return uniform_floats(count, from, 11);
-    case at::kBFloat16:
-      return uniform_floats(count, from, 8);
-    default:
-      return uniform_floats(count, from);
+    case at::kDouble: return uniform_doubles(count, from);
+    case at::kHalf: return uniform_floats(count, from, 11);
+    case at::kBFloat16: return uniform_floats(count, from, 8);
+    default: return uniform_floats(count, from);
   }
 }
 

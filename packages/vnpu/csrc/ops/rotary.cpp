@@ -22,16 +22,13 @@ Pair pair(Pairing pairing, int64_t i, int64_t width) {
   const int64_t half = width / 2;
   const int64_t quarter = width / 4;
   switch (pairing) {
-    case Pairing::kHalf:
-      return {i, i + half, i, i + half};
-    case Pairing::kInterleave:
-      return {2 * i, 2 * i + 1, 2 * i, 2 * i + 1};
+    case Pairing::kHalf: return {i, i + half, i, i + half};
+    case Pairing::kInterleave: return {2 * i, 2 * i + 1, 2 * i, 2 * i + 1};
     case Pairing::kQuarter: {
       const int64_t a = i / quarter * half + i % quarter;
       return {a, a + quarter, a, a + quarter};
     }
-    case Pairing::kInterleaveHalf:
-      return {2 * i, 2 * i + 1, i, i + half};
+    case Pairing::kInterleaveHalf: return {2 * i, 2 * i + 1, i, i + half};
   }
   return {};
 }

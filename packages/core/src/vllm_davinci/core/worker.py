@@ -21,7 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core.device.memory import check_kv_cache_budget
-from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 
@@ -31,6 +31,7 @@ logger = init_logger(__name__)
 class NPUWorker(Worker):
     """vLLM's GPU worker with an NPU where it expects CUDA."""
 
+    local_rank: int
     profiler: Any
 
     def init_device(self) -> None:
@@ -45,8 +46,7 @@ class NPUWorker(Worker):
             self.vllm_config,
             self.rank,
             self.distributed_init_method,
-            # An out-of-tree platform's groups take device npu:local_rank, as it is.
-            self.device.index,
+            self.local_rank,
             NPUPlatform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
@@ -62,31 +62,11 @@ class NPUWorker(Worker):
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
         parallel = self.parallel_config
-        ranks_per_replica = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
-        assigned = parallel.assigned_physical_gpu_ids
-        # vLLM's process manager hands each replica its own devices; otherwise replicas share a
-        # list of all devices.
-        is_own_list = assigned is not None and len(assigned) == ranks_per_replica
-        if (
-            parallel.distributed_executor_backend not in ("ray", "external_launcher")
-            and parallel.data_parallel_backend != "ray"
-            and parallel.nnodes_within_dp == 1
-            and not is_own_list
-        ):
-            dp_local_rank = parallel.data_parallel_rank_local
-            if dp_local_rank is None:
-                dp_local_rank = parallel.data_parallel_index
-            self.local_rank += dp_local_rank * ranks_per_replica
-        if assigned is not None:
-            set_assigned_physical_gpu_ids(assigned)
-        num_devices = len(assigned) if assigned is not None else torch.accelerator.device_count()
-        if self.local_rank >= num_devices:
-            raise DeviceError(
-                f"Worker {self.rank} needs NPU number {self.local_rank} of this host, and this "
-                f"process may use {num_devices}. Lower --tensor-parallel-size, "
-                "--pipeline-parallel-size or --data-parallel-size, or widen "
-                f"{NPUPlatform.device_control_env_var}."
-            )
+        self.local_rank = logical_device(
+            self.local_rank, parallel, torch.accelerator.device_count()
+        )
+        if parallel.assigned_physical_gpu_ids is not None:
+            set_assigned_physical_gpu_ids(parallel.assigned_physical_gpu_ids)
         return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:

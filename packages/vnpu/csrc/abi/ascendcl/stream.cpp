@@ -135,14 +135,10 @@ class ValueWait final : public Task {
  private:
   bool reached(uint64_t seen) const {
     switch (flag_) {
-      case 0:
-        return static_cast<int64_t>(seen - value_) >= 0;
-      case 1:
-        return seen == value_;
-      case 2:
-        return (seen & value_) != 0;
-      default:
-        return ~(seen | value_) != 0;
+      case 0: return static_cast<int64_t>(seen - value_) >= 0;
+      case 1: return seen == value_;
+      case 2: return (seen & value_) != 0;
+      default: return ~(seen | value_) != 0;
     }
   }
   uint64_t* address_;

@@ -94,23 +94,16 @@ HcclResult result_of(FailureKind kind) {
     case FailureKind::kNoSuchDevice:
     case FailureKind::kIllegalAddress:
     case FailureKind::kOperatorInvalid:
-    case FailureKind::kCaptureConflict:
-      return HCCL_E_PARA;
-    case FailureKind::kOutOfMemory:
-      return HCCL_E_OOM;
+    case FailureKind::kCaptureConflict: return HCCL_E_PARA;
+    case FailureKind::kOutOfMemory: return HCCL_E_OOM;
     case FailureKind::kWaitTimeout:
-    case FailureKind::kRemoteTimeout:
-      return HCCL_E_TIMEOUT;
-    case FailureKind::kRemoteLost:
-      return HCCL_E_REMOTE;
-    case FailureKind::kNotSupported:
-      return HCCL_E_NOT_SUPPORT;
+    case FailureKind::kRemoteTimeout: return HCCL_E_TIMEOUT;
+    case FailureKind::kRemoteLost: return HCCL_E_REMOTE;
+    case FailureKind::kNotSupported: return HCCL_E_NOT_SUPPORT;
     case FailureKind::kRace:
     case FailureKind::kDeviceNotSet:
-    case FailureKind::kOperatorFailed:
-      return HCCL_E_RUNTIME;
-    case FailureKind::kInternal:
-      return HCCL_E_INTERNAL;
+    case FailureKind::kOperatorFailed: return HCCL_E_RUNTIME;
+    case FailureKind::kInternal: return HCCL_E_INTERNAL;
   }
   return HCCL_E_INTERNAL;
 }
@@ -119,42 +112,24 @@ GroupPtr group_of(HcclComm communicator) { return Communicators::instance().find
 
 ElementType element_type(HcclDataType type) {
   switch (type) {
-    case HCCL_DATA_TYPE_INT8:
-      return ElementType::kInt8;
-    case HCCL_DATA_TYPE_INT16:
-      return ElementType::kInt16;
-    case HCCL_DATA_TYPE_INT32:
-      return ElementType::kInt32;
-    case HCCL_DATA_TYPE_FP16:
-      return ElementType::kFloat16;
-    case HCCL_DATA_TYPE_FP32:
-      return ElementType::kFloat32;
-    case HCCL_DATA_TYPE_INT64:
-      return ElementType::kInt64;
-    case HCCL_DATA_TYPE_UINT64:
-      return ElementType::kUint64;
-    case HCCL_DATA_TYPE_UINT8:
-      return ElementType::kUint8;
-    case HCCL_DATA_TYPE_UINT16:
-      return ElementType::kUint16;
-    case HCCL_DATA_TYPE_UINT32:
-      return ElementType::kUint32;
-    case HCCL_DATA_TYPE_FP64:
-      return ElementType::kFloat64;
-    case HCCL_DATA_TYPE_BFP16:
-      return ElementType::kBfloat16;
-    case HCCL_DATA_TYPE_INT128:
-      return ElementType::kInt128;
-    case HCCL_DATA_TYPE_HIF8:
-      return ElementType::kHifloat8;
-    case HCCL_DATA_TYPE_FP8E4M3:
-      return ElementType::kFloat8E4m3;
-    case HCCL_DATA_TYPE_FP8E5M2:
-      return ElementType::kFloat8E5m2;
-    case HCCL_DATA_TYPE_FP8E8M0:
-      return ElementType::kFloat8E8m0;
-    case HCCL_DATA_TYPE_RESERVED:
-      break;
+    case HCCL_DATA_TYPE_INT8: return ElementType::kInt8;
+    case HCCL_DATA_TYPE_INT16: return ElementType::kInt16;
+    case HCCL_DATA_TYPE_INT32: return ElementType::kInt32;
+    case HCCL_DATA_TYPE_FP16: return ElementType::kFloat16;
+    case HCCL_DATA_TYPE_FP32: return ElementType::kFloat32;
+    case HCCL_DATA_TYPE_INT64: return ElementType::kInt64;
+    case HCCL_DATA_TYPE_UINT64: return ElementType::kUint64;
+    case HCCL_DATA_TYPE_UINT8: return ElementType::kUint8;
+    case HCCL_DATA_TYPE_UINT16: return ElementType::kUint16;
+    case HCCL_DATA_TYPE_UINT32: return ElementType::kUint32;
+    case HCCL_DATA_TYPE_FP64: return ElementType::kFloat64;
+    case HCCL_DATA_TYPE_BFP16: return ElementType::kBfloat16;
+    case HCCL_DATA_TYPE_INT128: return ElementType::kInt128;
+    case HCCL_DATA_TYPE_HIF8: return ElementType::kHifloat8;
+    case HCCL_DATA_TYPE_FP8E4M3: return ElementType::kFloat8E4m3;
+    case HCCL_DATA_TYPE_FP8E5M2: return ElementType::kFloat8E5m2;
+    case HCCL_DATA_TYPE_FP8E8M0: return ElementType::kFloat8E8m0;
+    case HCCL_DATA_TYPE_RESERVED: break;
   }
   throw Failure(FailureKind::kInvalidArgument,
                 "vnpu: there is no HCCL data type " + std::to_string(type) + ".");
@@ -162,16 +137,11 @@ ElementType element_type(HcclDataType type) {
 
 Reduction reduction(HcclReduceOp operation) {
   switch (operation) {
-    case HCCL_REDUCE_SUM:
-      return Reduction::kSum;
-    case HCCL_REDUCE_PROD:
-      return Reduction::kProduct;
-    case HCCL_REDUCE_MAX:
-      return Reduction::kMaximum;
-    case HCCL_REDUCE_MIN:
-      return Reduction::kMinimum;
-    case HCCL_REDUCE_RESERVED:
-      break;
+    case HCCL_REDUCE_SUM: return Reduction::kSum;
+    case HCCL_REDUCE_PROD: return Reduction::kProduct;
+    case HCCL_REDUCE_MAX: return Reduction::kMaximum;
+    case HCCL_REDUCE_MIN: return Reduction::kMinimum;
+    case HCCL_REDUCE_RESERVED: break;
   }
   throw Failure(FailureKind::kInvalidArgument,
                 "vnpu: there is no HCCL reduction " + std::to_string(operation) + ".");
@@ -270,58 +240,32 @@ VNPU_HCCL(HcclResult, HcclSetConfig, (HcclConfig config, HcclConfigValue value))
 
 VNPU_HCCL(const char*, HcclGetErrorString, (HcclResult code)) {
   switch (code) {
-    case HCCL_SUCCESS:
-      return "no error";
-    case HCCL_E_PARA:
-      return "parameter error";
-    case HCCL_E_PTR:
-      return "empty pointer";
-    case HCCL_E_MEMORY:
-      return "memory error";
-    case HCCL_E_INTERNAL:
-      return "internal error";
-    case HCCL_E_NOT_SUPPORT:
-      return "not supported";
-    case HCCL_E_NOT_FOUND:
-      return "resource not found";
-    case HCCL_E_UNAVAIL:
-      return "resource unavailable";
-    case HCCL_E_SYSCALL:
-      return "system call error";
-    case HCCL_E_TIMEOUT:
-      return "timeout";
-    case HCCL_E_OPEN_FILE_FAILURE:
-      return "file cannot be opened";
-    case HCCL_E_TCP_CONNECT:
-      return "TCP connection error";
-    case HCCL_E_ROCE_CONNECT:
-      return "RoCE connection error";
-    case HCCL_E_TCP_TRANSFER:
-      return "TCP transfer error";
-    case HCCL_E_ROCE_TRANSFER:
-      return "RoCE transfer error";
-    case HCCL_E_RUNTIME:
-      return "runtime error";
-    case HCCL_E_DRV:
-      return "driver error";
-    case HCCL_E_PROFILING:
-      return "profiling error";
-    case HCCL_E_CCE:
-      return "CCE error";
-    case HCCL_E_NETWORK:
-      return "network error";
-    case HCCL_E_AGAIN:
-      return "try again";
-    case HCCL_E_REMOTE:
-      return "remote rank lost";
-    case HCCL_E_SUSPENDING:
-      return "communicator is suspending";
-    case HCCL_E_OPRETRY_FAIL:
-      return "retry failed";
-    case HCCL_E_OOM:
-      return "out of memory";
-    case HCCL_E_RESERVED:
-      break;
+    case HCCL_SUCCESS: return "no error";
+    case HCCL_E_PARA: return "parameter error";
+    case HCCL_E_PTR: return "empty pointer";
+    case HCCL_E_MEMORY: return "memory error";
+    case HCCL_E_INTERNAL: return "internal error";
+    case HCCL_E_NOT_SUPPORT: return "not supported";
+    case HCCL_E_NOT_FOUND: return "resource not found";
+    case HCCL_E_UNAVAIL: return "resource unavailable";
+    case HCCL_E_SYSCALL: return "system call error";
+    case HCCL_E_TIMEOUT: return "timeout";
+    case HCCL_E_OPEN_FILE_FAILURE: return "file cannot be opened";
+    case HCCL_E_TCP_CONNECT: return "TCP connection error";
+    case HCCL_E_ROCE_CONNECT: return "RoCE connection error";
+    case HCCL_E_TCP_TRANSFER: return "TCP transfer error";
+    case HCCL_E_ROCE_TRANSFER: return "RoCE transfer error";
+    case HCCL_E_RUNTIME: return "runtime error";
+    case HCCL_E_DRV: return "driver error";
+    case HCCL_E_PROFILING: return "profiling error";
+    case HCCL_E_CCE: return "CCE error";
+    case HCCL_E_NETWORK: return "network error";
+    case HCCL_E_AGAIN: return "try again";
+    case HCCL_E_REMOTE: return "remote rank lost";
+    case HCCL_E_SUSPENDING: return "communicator is suspending";
+    case HCCL_E_OPRETRY_FAIL: return "retry failed";
+    case HCCL_E_OOM: return "out of memory";
+    case HCCL_E_RESERVED: break;
   }
   return "unknown error";
 }

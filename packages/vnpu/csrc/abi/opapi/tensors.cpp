@@ -59,20 +59,13 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
 VNPU_C(aclScalar*) aclCreateScalar(void* value, int32_t type) {
   return created("aclCreateScalar", [&] {
     switch (ops::read_dtype(type)) {
-      case at::kFloat:
-        return new aclScalar{at::Scalar(*static_cast<float*>(value))};
-      case at::kDouble:
-        return new aclScalar{at::Scalar(*static_cast<double*>(value))};
-      case at::kInt:
-        return new aclScalar{at::Scalar(*static_cast<int32_t*>(value))};
-      case at::kLong:
-        return new aclScalar{at::Scalar(*static_cast<int64_t*>(value))};
-      case at::kBool:
-        return new aclScalar{at::Scalar(*static_cast<bool*>(value))};
-      case at::kHalf:
-        return new aclScalar{at::Scalar(*static_cast<at::Half*>(value))};
-      case at::kBFloat16:
-        return new aclScalar{at::Scalar(*static_cast<at::BFloat16*>(value))};
+      case at::kFloat: return new aclScalar{at::Scalar(*static_cast<float*>(value))};
+      case at::kDouble: return new aclScalar{at::Scalar(*static_cast<double*>(value))};
+      case at::kInt: return new aclScalar{at::Scalar(*static_cast<int32_t*>(value))};
+      case at::kLong: return new aclScalar{at::Scalar(*static_cast<int64_t*>(value))};
+      case at::kBool: return new aclScalar{at::Scalar(*static_cast<bool*>(value))};
+      case at::kHalf: return new aclScalar{at::Scalar(*static_cast<at::Half*>(value))};
+      case at::kBFloat16: return new aclScalar{at::Scalar(*static_cast<at::BFloat16*>(value))};
       case at::kComplexFloat:
         return new aclScalar{at::Scalar(*static_cast<c10::complex<float>*>(value))};
       case at::kComplexDouble:
