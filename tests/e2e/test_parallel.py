@@ -1,0 +1,101 @@
+"""Several devices: each combination of ranks gives the tokens that one device gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineProcess
+from e2e.server_process import SMALL, ServerProcess, shared_memory
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+MAX_TOKENS = 64
+
+# Eight heads on two key-value heads: four ranks hold one half of a key-value head's queries each,
+# and two of them the same key-value head.
+MODEL = "llama_head64_gqa4"
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [
+        pytest.param(MODEL, {"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param(MODEL, {"tensor_parallel_size": 4}, id="tensor4"),
+        pytest.param(MODEL, {"pipeline_parallel_size": 2}, id="pipeline2"),
+        pytest.param("qwen3_norm_head128_gqa2", {"tensor_parallel_size": 2}, id="tensor2_qk_norm"),
+    ],
+)
+def test_tokens_are_those_of_one_device(
+    model: str,
+    ranks: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+        ranks_seen = engine.log_text().count("backend=hccl")
+        held = shared_memory(engine.processes())
+    assert ranks_seen == next(iter(ranks.values()))
+    # test_generate compares one device with the same reference.
+    assert_greedy(reference(model), prompts, outputs, MAX_TOKENS)
+    # The workers' queues are there while they run, and gone afterwards.
+    assert held
+    assert not [path for path in held if path.exists()]
+
+
+def test_two_replicas_give_the_tokens_of_one(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    server = ServerProcess(
+        zoo(MODEL), tmp_path / "log.txt", *SMALL, "--data-parallel-size=2", "--api-server-count=1"
+    )
+    try:
+        server.wait_until_ready()
+        with httpx.Client(base_url=server.url, timeout=300) as client:
+
+            def complete(prompt: list[int]) -> list[int]:
+                answer = client.post(
+                    "/v1/completions",
+                    json={
+                        "model": str(zoo(MODEL)),
+                        "prompt": prompt,
+                        "max_tokens": 32,
+                        "temperature": 0,
+                        "ignore_eos": True,
+                        "return_token_ids": True,
+                    },
+                )
+                answer.raise_for_status()
+                return answer.json()["choices"][0]["token_ids"]
+
+            with ThreadPoolExecutor(16) as threads:
+                generated = list(threads.map(complete, prompts[:32]))
+            metrics = client.get("/metrics").text.splitlines()
+        for prompt, tokens in zip(prompts, generated, strict=False):
+            assert len(tokens) == 32
+            assert reference(MODEL).first_difference(prompt, tokens) is None
+        for replica in ("0", "1"):
+            served = [
+                float(line.rsplit(" ", 1)[1])
+                for line in metrics
+                if line.startswith("vllm:request_success_total") and f'engine="{replica}"' in line
+            ]
+            assert sum(served) > 0, f"Replica {replica} got no request"
+        server.interrupt()
+        server.wait_for_end()
+    finally:
+        server.kill()

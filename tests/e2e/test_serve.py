@@ -1,0 +1,183 @@
+"""A real server and the openai client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from e2e.server_process import SMALL, VLLM, ServerProcess, shared_memory
+
+MODEL = "tiny_llama"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    server = ServerProcess(tiny_llama, log, *SMALL, f"--served-model-name={MODEL}")
+    try:
+        yield server.wait_until_ready()
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def complete(client: openai.OpenAI, prompt: str, max_tokens: int = 16) -> str:
+    completion = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0
+    )
+    return completion.choices[0].text
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    """The sum of a metric's series."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    values = [line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))]
+    assert values, f"/metrics has no {name}"
+    return sum(map(float, values))
+
+
+def test_models_lists_the_served_model(client: openai.OpenAI):
+    (model,) = client.models.list().data
+    assert (model.id, model.max_model_len) == (MODEL, 256)
+
+
+def test_a_completion_counts_its_tokens(client: openai.OpenAI):
+    completion = client.completions.create(
+        model=MODEL, prompt="import ", max_tokens=12, temperature=0, logprobs=2
+    )
+    (choice,) = completion.choices
+    assert choice.finish_reason == "length"
+    assert completion.usage.completion_tokens == 12
+    assert len(choice.logprobs.token_logprobs) == 12
+    assert "".join(choice.logprobs.tokens) == choice.text
+
+
+def test_a_chat_answers_with_the_templates_roles(client: openai.OpenAI):
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "def main("}],
+        max_tokens=12,
+        temperature=0,
+    )
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens <= 12
+
+
+def test_a_stream_adds_up_to_the_whole_text(client: openai.OpenAI):
+    whole = complete(client, "class ", max_tokens=24)
+    stream = client.completions.create(
+        model=MODEL, prompt="class ", max_tokens=24, temperature=0, stream=True
+    )
+    parts = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert len(parts) > 4
+    assert "".join(parts) == whole
+
+
+def test_concurrent_requests_get_the_texts_they_get_alone(
+    server: ServerProcess, client: openai.OpenAI
+):
+    prompts = [f"def function_{n}(" for n in range(8)] + ["import ", "class A", "    for ", "x = "]
+    alone = [complete(client, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(24) as threads:
+        together = list(threads.map(lambda prompt: complete(client, prompt), prompts * 4))
+    assert together == alone * 4
+
+
+def test_metrics_count_requests_and_tokens(server: ServerProcess, client: openai.OpenAI):
+    requests = metric(server, "vllm:request_success_total")
+    tokens = metric(server, "vllm:generation_tokens_total")
+    complete(client, "def ", max_tokens=5)
+    assert metric(server, "vllm:request_success_total") == requests + 1
+    assert metric(server, "vllm:generation_tokens_total") == tokens + 5
+
+
+def test_a_request_ends_when_its_client_leaves(server: ServerProcess, client: openai.OpenAI):
+    stream = client.completions.create(
+        model=MODEL,
+        prompt="def ",
+        max_tokens=240,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 30
+    while metric(server, "vllm:num_requests_running") > 0:
+        assert time.monotonic() < deadline, "The request still runs 30 s after its client left"
+        time.sleep(0.1)
+
+
+def test_malformed_json_is_a_bad_request(server: ServerProcess):
+    answer = httpx.post(
+        f"{server.url}/v1/completions",
+        content='{"model": "tiny_llama", "prompt": ',
+        headers={"content-type": "application/json"},
+        timeout=60,
+    )
+    assert answer.status_code == 400
+    assert "json" in answer.text.lower()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens"),
+    [("x = 1\n" * 5000, 1), ("x = 1\n", 300)],
+    ids=["prompt", "max_tokens"],
+)
+def test_an_oversized_request_is_refused_with_the_limit(
+    prompt: str, max_tokens: int, client: openai.OpenAI
+):
+    with pytest.raises(openai.BadRequestError, match="256") as refusal:
+        complete(client, prompt, max_tokens=max_tokens)
+    assert refusal.value.status_code == 400
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError, match="another"):
+        client.completions.create(model="another", prompt="x", max_tokens=1)
+
+
+def test_an_impossible_option_is_a_bad_request(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model=MODEL, prompt="x", max_tokens=1, temperature=-1)
+
+
+def test_bench_serve_measures_the_server(server: ServerProcess, tiny_llama: Path, tmp_path: Path):
+    done = subprocess.run(
+        [
+            *VLLM, "bench", "serve", f"--model={MODEL}", f"--tokenizer={tiny_llama}",
+            f"--base-url={server.url}", "--dataset-name=random", "--random-input-len=16",
+            "--random-output-len=8", "--num-prompts=6", "--ignore-eos", "--save-result",
+            f"--result-dir={tmp_path}", "--result-filename=result.json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (6, 48)
+
+
+def test_an_interrupt_ends_the_server_and_frees_shared_memory(server: ServerProcess):
+    # Last in the file: the others need the server.
+    held = shared_memory(server.processes())
+    server.interrupt()
+    assert server.wait_for_end() == 0
+    assert not [path for path in held if path.exists()]
