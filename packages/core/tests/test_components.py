@@ -26,12 +26,24 @@ class KernelsOfAnotherVersion(Kernels):
     api_version = components.API_VERSION + 1
 
 
+class Device:
+    api_version = components.API_VERSION
+
+    def is_active(self) -> bool:
+        return True
+
+
+class IdleDevice(Device):
+    def is_active(self) -> bool:
+        return False
+
+
 class NoKernels:
     api_version = components.API_VERSION
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", ROLE.group) for name in names)
+def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Role = ROLE) -> None:
+    entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", role.group) for name in names)
     monkeypatch.setattr(components, "entry_points", lambda group: entries.select(group=group))
 
 
@@ -88,3 +100,14 @@ def test_missing_components_are_reported_once_with_the_install_command(
     assert len(lines) == len(components.ROLES)
     for line, role in zip(lines, components.ROLES, strict=True):
         assert f"`pip install {role.package}`" in line
+
+
+@pytest.mark.parametrize(
+    ("names", "active"),
+    [((), None), (("IdleDevice",), None), (("IdleDevice", "Device"), "Device")],
+)
+def test_the_active_device_is_named(
+    names: tuple[str, ...], active: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    installed(monkeypatch, *names, role=components.DEVICES)
+    assert components.active_device() == active

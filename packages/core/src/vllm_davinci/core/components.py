@@ -6,7 +6,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from vllm.logger import init_logger
 
 from vllm_davinci.core.errors import ComponentError
@@ -52,15 +51,12 @@ class StreamScheduler(Protocol):
 
 @runtime_checkable
 class DeviceProvider(Protocol):
-    """A device other than a chip."""
+    """A device other than a chip, which computes on this host's threads."""
 
     api_version: int
 
     def is_active(self) -> bool:
         """Whether this process runs on it."""
-
-    def describe(self, device: torch.device) -> str:
-        """One line for the log."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +127,14 @@ def _load(role: Role, entry: EntryPoint) -> Any:
             "that belong together: `pip install vllm-davinci`."
         )
     return provider
+
+
+def active_device() -> str | None:
+    """Name of the provider whose device this process runs on, or None for a chip."""
+    for name, provider in find(DEVICES).items():
+        if provider.is_active():
+            return name
+    return None
 
 
 @cache

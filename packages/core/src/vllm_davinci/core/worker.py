@@ -13,13 +13,14 @@ from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
 from vllm.utils.gc_utils import freeze_gc_heap, maybe_attach_gc_debug_callback
 from vllm.utils.mem_utils import MemorySnapshot
-from vllm.utils.torch_utils import set_random_seed
+from vllm.utils.torch_utils import set_random_seed, set_torch_threads_for_runtime
 from vllm.v1.utils import report_usage_stats
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from vllm_davinci.core import components
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.model_runner import NPUModelRunner
@@ -95,6 +96,9 @@ class NPUWorker(Worker):
                 self.model_runner._dummy_sampler_run(hidden_states=last_hidden_states)
         # Profiling and warm-up must not change what a seed gives.
         set_random_seed(self.model_config.seed)
+        if components.active_device() is None:
+            # A chip leaves the host only small work, which threads slow down.
+            set_torch_threads_for_runtime()
         freeze_gc_heap()
         maybe_attach_gc_debug_callback()
         return CompilationTimes(

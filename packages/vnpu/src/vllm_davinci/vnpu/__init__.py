@@ -4,11 +4,15 @@ from vllm_davinci.vnpu.activate import activate, is_active, library_directory
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import ActivationError, VirtualDeviceError
 
+# Version of the role `vllm_davinci.devices` that this module fills (vllm_davinci.core.components).
+api_version = 1
+
 __all__ = [
     "ActivationError",
     "VirtualDeviceConfig",
     "VirtualDeviceError",
     "activate",
+    "api_version",
     "is_active",
     "library_directory",
 ]

@@ -74,6 +74,7 @@ def prepare_environment(
     environment[env.ASCEND_OPP_PATH] = str(home / "opp")
     environment[env.VNPU_ACTIVE] = "1"
     environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
+    environment.setdefault(env.OMP_WAIT_POLICY, "passive")
     environment.update((config or VirtualDeviceConfig()).environment())
 
 

@@ -33,3 +33,7 @@ LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
 TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
 """torch_npu's launch queue. vnpu sets 0 unless the user chose: its launches do not block, so a
 second thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""
+
+OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
+"""How idle threads of a parallel operator wait. vnpu sets passive unless the user chose: its
+threads share the host's cores, and one that spins takes them from the thread it waits for."""
