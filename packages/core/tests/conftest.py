@@ -1,8 +1,15 @@
-"""Every test of core needs torch_npu, which needs CANN's libraries: a chip's, or vnpu's."""
+"""Every test of core needs torch_npu, which needs CANN's libraries: a chip's, or else vnpu's."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
+
+import vllm_davinci.vnpu
+
+# Before torch. Refused where a real CANN is present, which then serves the tests.
+with contextlib.suppress(vllm_davinci.vnpu.ActivationError):
+    vllm_davinci.vnpu.activate()
 
 import pytest
 import torch
