@@ -102,7 +102,49 @@ ZOO = (
         options={"sliding_window": 48},
     ),
 )
-BY_NAME = {model.name: model for model in ZOO}
+
+
+def deepseek(name: str, model_type: str, **options: Any) -> ZooModel:
+    """Multi-head latent attention in dense layers, with the sizes the operators take."""
+    return ZooModel(
+        name,
+        model_type,
+        num_heads=4,
+        num_kv_heads=4,
+        head_size=64,
+        hidden_size=128,
+        options={
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 0,
+            **options,
+        },
+    )
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
+# Queries with and without their own latent, YaRN with its factor on the softmax scale, and heads
+# of one and of two sizes.
+DEEPSEEK = (
+    deepseek("deepseek_v2_lite_dense", "deepseek_v2", q_lora_rank=None),
+    deepseek("deepseek_v3_dense", "deepseek_v3", q_lora_rank=96),
+    deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
+    deepseek("deepseek_v3_wide_values", "deepseek_v3", q_lora_rank=96, v_head_dim=48),
+)
+BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK)}
 
 
 def write_checkpoint(model: ZooModel, directory: Path) -> Path:

@@ -38,7 +38,7 @@ def tokens_of(outputs: list[Any]) -> list[list[int]]:
 # --- exact tokens ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(model_zoo.BY_NAME))
+@pytest.mark.parametrize("name", [model.name for model in model_zoo.ZOO])
 def test_greedy_tokens_equal_those_of_transformers(
     name: str,
     zoo: Callable[[str], Path],

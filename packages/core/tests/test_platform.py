@@ -144,10 +144,15 @@ def test_more_ranks_than_devices_is_an_error_that_counts_them(monkeypatch: pytes
     assert "--tensor-parallel-size" in message
 
 
-def test_attention_has_one_backend():
+def test_attention_has_one_backend_and_latent_attention_another():
+    attention = "vllm_davinci.core.attention"
+    latent = selector(use_mla=True, head_size=576)
     assert (
         NPUPlatform.get_attn_backend_cls(None, selector())
-        == "vllm_davinci.core.attention.backend.NPUAttentionBackend"
+        == f"{attention}.backend.NPUAttentionBackend"
+    )
+    assert (
+        NPUPlatform.get_attn_backend_cls(None, latent) == f"{attention}.mla_backend.NPUMLABackend"
     )
 
 
@@ -159,7 +164,9 @@ def test_a_backend_for_another_device_is_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"use_mla": True}, "MLA not supported"),
+        ({"use_mla": True, "head_size": 320}, "head_size not supported"),
+        ({"use_mla": True, "head_size": 576, "kv_cache_dtype": "fp8"}, "kv_cache_dtype not"),
+        ({"use_mla": True, "head_size": 576, "use_sparse": True}, "sparse not supported"),
         ({"has_sink": True}, "attention sinks not supported"),
         ({"use_sparse": True}, "sparse not supported"),
         ({"use_mm_prefix": True}, "partial multimodal token full attention not supported"),

@@ -108,7 +108,7 @@ class DavinciConfig(_Options):
     gate_eplb: bool = False
     """Collect expert loads in the gate."""
     chunked_prefill_for_mla: bool = False
-    """Fused operator for chunked prefill of latent attention."""
+    """Fused operator for chunked prefill of latent attention: always used, whatever this says."""
     kv_cache_dtype: Literal["int8"] | None = None
     """Store the KV cache quantized."""
     enable_weight_nz_layout: bool = False
@@ -147,7 +147,6 @@ NOT_AVAILABLE: dict[str, str] = {
     "num_iterations_eplb_update": "dynamic expert balancing",
     "num_wait_worker_iterations": "dynamic expert balancing",
     "gate_eplb": "dynamic expert balancing",
-    "chunked_prefill_for_mla": "latent attention (MLA)",
     "kv_cache_dtype": "a quantized KV cache",
     "enable_weight_nz_layout": "the NZ weight layout",
     "enable_prefill_optimizations": "DeepSeek's prefill operators",

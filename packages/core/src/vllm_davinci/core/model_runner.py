@@ -11,11 +11,13 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheSpec,
     KVCacheTensor,
+    MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
 )
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import torch_cuda_names
+from vllm_davinci.core.attention.mla_cache import LatentCache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.checkpoint import describe_damage
@@ -73,13 +75,16 @@ class NPUModelRunner(GPUModelRunner):
         """Allocates the cache vLLM planned, with each layer's keys and values apart.
 
         vLLM plans one allocation in which every layer has a contiguous region of
-        num_blocks pages. The first half of a region holds the keys of all blocks, the second
-        half the values, so a block's bytes differ from vLLM's own views but belong to the same
-        block of the same region; cache groups that overlay each other stay apart.
+        num_blocks pages. The first part of a region holds the keys of all blocks, the second
+        the values (with latent attention: the latent rows, then the rotary rows), so a block's
+        bytes differ from vLLM's own views but belong to the same block of the same region; cache
+        groups that overlay each other stay apart.
 
-        Binds a PagedCache to every attention layer. Returns the key cache per layer.
+        Binds a PagedCache or a LatentCache to every attention layer. Returns its first part per
+        layer.
         """
-        caches: dict[str, PagedCache] = {}
+        layers = self.compilation_config.static_forward_context
+        caches: dict[str, PagedCache | LatentCache] = {}
         if kv_cache_config.kv_cache_tensors:
             with kv_cache_allocation_context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
@@ -88,15 +93,23 @@ class NPUModelRunner(GPUModelRunner):
                 for index, layer_name in enumerate(placement.layers):
                     region = _layer_region(memory, placement, index, kv_cache_config.num_blocks)
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
-                    caches[layer_name] = _paged_cache(region, spec, block_size, layer_name)
+                    if isinstance(spec, MLAAttentionSpec):
+                        layer = layers[layer_name]
+                        caches[layer_name] = LatentCache.in_region(
+                            region.view(spec.dtype),
+                            block_size,
+                            layer.kv_lora_rank,
+                            layer.qk_rope_head_dim,
+                        )
+                    else:
+                        caches[layer_name] = _paged_cache(region, spec, block_size, layer_name)
         for layer_name, target_name in self.shared_kv_cache_layers.items():
             caches[layer_name] = caches[target_name]
-        layers = self.compilation_config.static_forward_context
         for layer_name, cache in caches.items():
             layers[layer_name].bind_kv_cache(cache)
             # vLLM copies blocks between these along dimension 0.
-            self.kv_caches.extend((cache.key, cache.value))
-        return {layer_name: cache.key for layer_name, cache in caches.items()}
+            self.kv_caches.extend(cache[:2])
+        return {layer_name: cache[0] for layer_name, cache in caches.items()}
 
     def _init_kv_zero_meta(self) -> None:
         """Nothing to prepare: _zero_block_ids indexes the caches directly."""

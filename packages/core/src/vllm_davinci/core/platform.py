@@ -125,23 +125,23 @@ class NPUPlatform(Platform):
         num_heads: int | None = None,
     ) -> str:
         from vllm_davinci.core.attention.backend import NPUAttentionBackend  # imports vllm.v1
+        from vllm_davinci.core.attention.mla_backend import NPUMLABackend
 
-        if selected_backend is not None and selected_backend.name != NPUAttentionBackend.get_name():
+        backend = NPUMLABackend if attn_selector_config.use_mla else NPUAttentionBackend
+        if selected_backend is not None and selected_backend.name != backend.get_name():
             raise ConfigurationError(
                 f"--attention-backend {selected_backend.name} is for another device. Leave it "
                 f"out: {cls.device_name} has one attention backend."
             )
         asked = attn_selector_config._asdict()
         asked.pop("block_size")  # set later, by update_block_size_for_backend
-        reasons = NPUAttentionBackend.validate_configuration(
-            block_size=None, device_capability=None, **asked
-        )
+        reasons = backend.validate_configuration(block_size=None, device_capability=None, **asked)
         if reasons:
             raise UnsupportedFeatureError(
                 f"This model's attention cannot run in {RELEASE}: {'; '.join(reasons)}. "
                 f"Asked for: {attn_selector_config}."
             )
-        return f"{NPUAttentionBackend.__module__}.{NPUAttentionBackend.__qualname__}"
+        return f"{backend.__module__}.{backend.__qualname__}"
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
@@ -262,7 +262,6 @@ def _refuse_architectures(model: Any) -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     needs = {
         "routed experts (mixture of experts)": model.is_moe,
-        "latent attention (MLA)": model.use_mla,
         "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
         "cross-attention (encoder-decoder)": model.is_encoder_decoder,
     }

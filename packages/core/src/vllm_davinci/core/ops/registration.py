@@ -10,6 +10,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -23,6 +24,7 @@ from vllm_davinci.core.ops.linear import (
     NPUReplicatedLinear,
     NPURowParallelLinear,
 )
+from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
 from vllm_davinci.core.ops.rotary_embedding import VARIANTS, NPURotaryEmbedding
 
 # class name in vLLM -> class that is instantiated in its place
@@ -37,6 +39,7 @@ LAYERS: dict[str, type] = {
     MergedColumnParallelLinear.__name__: NPUMergedColumnParallelLinear,
     QKVParallelLinear.__name__: NPUQKVParallelLinear,
     RowParallelLinear.__name__: NPURowParallelLinear,
+    MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttention,
 }
 
 

@@ -1,0 +1,252 @@
+"""Multi-head latent attention: absorbed over the cache for decodes, expanded for prefills."""
+
+from typing import Any
+
+import torch
+import torch_npu
+from vllm.v1.attention.backend import AttentionImplBase
+
+from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.mla_backend import LATENT_SIZE, ROTARY_SIZE
+from vllm_davinci.core.attention.mla_cache import LatentCache
+from vllm_davinci.core.attention.mla_context import ContextChunk
+from vllm_davinci.core.attention.mla_metadata import LatentDecode, LatentPrefill, NPUMLAMetadata
+from vllm_davinci.core.attention.paged import SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Query heads per rank that attention over the latent cache takes. Source: the operator's
+# documentation, constraints of query_rope with heads of 512.
+HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Head sizes that attention over expanded keys and values takes, in elements.
+HEAD_SIZE_MULTIPLE = 16
+
+
+class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
+    """Attention of one layer between queries and the latent cache. No state of a step is here.
+
+    Decodes: the key up-projection W_UK is absorbed into the query, attention runs over the 512
+    wide latent rows as if they were one key-value head, and W_UV turns its result into values.
+    Prefills: `expand` makes keys and values per head, first of the new tokens, then of the
+    cached context, chunk by chunk; the partial results are merged by their log-sum-exp.
+
+    up_key:   W_UK, [num_heads, qk_nope_head_dim, kv_lora_rank]
+    up_value: W_UV, [num_heads, kv_lora_rank, v_head_dim]
+    """
+
+    up_key: torch.Tensor
+    up_value: torch.Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        scale: float,
+        qk_nope_head_dim: int,
+        v_head_dim: int,
+        kv_b_proj: Any,
+    ) -> None:
+        self.num_heads = num_heads
+        self.scale = float(scale)
+        self.qk_nope_head_dim = qk_nope_head_dim
+        self.v_head_dim = v_head_dim
+        self.kv_b_proj = kv_b_proj
+
+    def prepare(self, weight: torch.Tensor) -> None:
+        """Takes W_UK and W_UV from the joint up-projection.
+
+        weight: [num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+        """
+        sizes = [self.qk_nope_head_dim, self.v_head_dim]
+        up_key, up_value = weight.view(self.num_heads, sum(sizes), -1).split(sizes, dim=1)
+        self.up_key = up_key.contiguous()
+        self.up_value = up_value.transpose(1, 2).contiguous()
+
+    def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
+        """Queries in the latent space.
+
+        q_nope: [num_tokens, num_heads, qk_nope_head_dim], heads may be strided
+        Returns [num_tokens, num_heads, kv_lora_rank], contiguous.
+        """
+        return torch_npu.npu_transpose_batchmatmul(
+            q_nope, self.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        )
+
+    def decode(
+        self,
+        absorbed: torch.Tensor,
+        q_rope: torch.Tensor,
+        cache: LatentCache,
+        metadata: LatentDecode,
+    ) -> torch.Tensor:
+        """Attends over the cache, which holds this step's tokens already.
+
+        absorbed: [num_decode_tokens, num_heads, kv_lora_rank]
+        q_rope:   [num_decode_tokens, num_heads, qk_rope_head_dim]
+        Returns [num_decode_tokens, num_heads * v_head_dim].
+        """
+        is_single = metadata.max_query_len == 1
+        latent, _ = torch_npu.npu_fused_infer_attention_score(
+            absorbed,
+            cache.latent_flat,
+            cache.latent_flat,
+            query_rope=q_rope,
+            key_rope=cache.rotary_flat,
+            atten_mask=None if is_single else compressed_causal_mask(absorbed.device),
+            sparse_mode=SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
+            block_table=metadata.block_table,
+            actual_seq_lengths=metadata.query_ends,
+            actual_seq_lengths_kv=metadata.seq_lens,
+            num_heads=self.num_heads,
+            num_key_value_heads=1,
+            scale=self.scale,
+            input_layout="TND_NTD",
+            block_size=cache.block_size,
+        )
+        return torch_npu.npu_transpose_batchmatmul(
+            latent, self.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        ).flatten(1)
+
+    def prefill(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        k_rope: torch.Tensor,
+        cache: LatentCache,
+        metadata: LatentPrefill,
+    ) -> torch.Tensor:
+        """Attends over the new tokens of each request and over its cached context.
+
+        q_nope: [num_prefill_tokens, num_heads, qk_nope_head_dim], heads may be strided
+        q_rope: [num_prefill_tokens, num_heads, qk_rope_head_dim]
+        latent: [num_prefill_tokens, kv_lora_rank], of the new tokens, normalized
+        k_rope: [num_prefill_tokens, qk_rope_head_dim], of the new tokens, rotated
+        Returns [num_prefill_tokens, num_heads * v_head_dim].
+        """
+        q_nope = q_nope.contiguous()
+        ends = metadata.query_ends
+        out, lse = self._attend(
+            q_nope,
+            q_rope,
+            *self.expand(latent, k_rope),
+            query_ends=ends,
+            key_ends=ends,
+            atten_mask=compressed_causal_mask(q_nope.device),
+            sparse_mode=SPARSE_MODE_CAUSAL,
+            softmax_lse_flag=bool(metadata.context),
+        )
+        for chunk in metadata.context:
+            rows = chunk.query_rows
+            partial, partial_lse = self._attend(
+                q_nope[rows],
+                q_rope[rows],
+                *self.expand(*_gather(cache, chunk)),
+                query_ends=chunk.query_ends,
+                key_ends=chunk.key_ends,
+                sparse_mode=SPARSE_MODE_NONE,
+                softmax_lse_flag=True,
+            )
+            merged, merged_lse = torch_npu.npu_attention_update(
+                [lse[rows].flatten(), partial_lse.flatten()],
+                [out[rows].flatten(0, 1), partial.flatten(0, 1)],
+                1,  # with the log-sum-exp of the whole
+            )
+            out[rows].copy_(merged.view_as(partial))
+            lse[rows].copy_(merged_lse.view_as(partial_lse))
+        return out.flatten(1)
+
+    def expand(
+        self, latent: torch.Tensor, k_rope: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values per head.
+
+        latent: [num_tokens, kv_lora_rank]
+        k_rope: [num_tokens, qk_rope_head_dim]
+        Returns the keys' part without position [num_tokens, num_heads, qk_nope_head_dim], their
+        rotary part [num_tokens, num_heads, qk_rope_head_dim] and the values [num_tokens,
+        num_heads, v_head_dim], all contiguous.
+        """
+        joint = self.kv_b_proj(latent)[0].unflatten(-1, (self.num_heads, -1))
+        k_nope, value = joint.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        k_rope = k_rope.unsqueeze(1).expand(-1, self.num_heads, -1)
+        return k_nope.contiguous(), k_rope.contiguous(), value.contiguous()
+
+    def _attend(
+        self,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        k_nope: torch.Tensor,
+        k_rope: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        query_ends: list[int],
+        key_ends: list[int],
+        **options: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32."""
+        if self.qk_nope_head_dim == self.v_head_dim:
+            query, key = q_nope, k_nope
+            options |= {"query_rope": q_rope, "key_rope": k_rope}
+        else:  # the operator takes separate rotary parts only beside heads of one size
+            query, key = torch.cat([q_nope, q_rope], -1), torch.cat([k_nope, k_rope], -1)
+        return torch_npu.npu_fused_infer_attention_score(
+            query,
+            key,
+            value,
+            actual_seq_lengths=query_ends,
+            actual_seq_lengths_kv=key_ends,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_heads,
+            scale=self.scale,
+            input_layout="TND",
+            **options,
+        )
+
+
+def _gather(cache: LatentCache, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chunk's rows of the cache, one request after the other: latent and rotary parts."""
+    num_rows = chunk.key_ends[-1]
+    latent = cache.latent.new_empty(num_rows, 1, cache.latent.shape[-1])
+    rotary = cache.rotary.new_empty(num_rows, 1, cache.rotary.shape[-1])
+    torch_npu.npu_gather_pa_kv_cache(
+        cache.latent,
+        cache.rotary,
+        chunk.block_table,
+        chunk.lengths,
+        latent,
+        rotary,
+        seq_offset=chunk.starts,
+    )
+    return latent.squeeze(1), rotary.squeeze(1)
+
+
+def check_sizes(
+    num_heads: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    qk_nope_head_dim: int,
+    v_head_dim: int,
+    layer_name: str,
+) -> None:
+    """Raises UnsupportedFeatureError, naming the layer, for sizes the operators do not take."""
+    wrong = {
+        f"kv_lora_rank {kv_lora_rank} (must be {LATENT_SIZE})": kv_lora_rank != LATENT_SIZE,
+        f"qk_rope_head_dim {qk_rope_head_dim} (must be {ROTARY_SIZE})": (
+            qk_rope_head_dim != ROTARY_SIZE
+        ),
+        f"qk_nope_head_dim {qk_nope_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
+            qk_nope_head_dim % HEAD_SIZE_MULTIPLE
+        ),
+        f"v_head_dim {v_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
+            v_head_dim % HEAD_SIZE_MULTIPLE
+        ),
+    }
+    if named := [what for what, is_wrong in wrong.items() if is_wrong]:
+        raise UnsupportedFeatureError(
+            f"{layer_name} has {', '.join(named)}, which the NPU's attention operator does not "
+            "take. Choose another model."
+        )
+    if num_heads not in HEAD_COUNTS:
+        raise UnsupportedFeatureError(
+            f"{layer_name} has {num_heads} heads on each rank, and the NPU's attention operator "
+            f"takes {', '.join(map(str, HEAD_COUNTS))}. Choose another --tensor-parallel-size."
+        )

@@ -1,0 +1,168 @@
+"""DeepSeek's latent attention through the whole stack, compared with transformers by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from e2e import model_zoo
+from e2e.engine_process import EngineError, EngineProcess
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+MAX_TOKENS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+# The model of all tests that compare paths through the engine.
+PATHS_MODEL = "deepseek_v3_dense"
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def batch(prompts: list[list[int]]) -> list[list[int]]:
+    """32 prompts of 1 to 150 tokens, among them the lengths around a cache block."""
+    return prompts[:32]
+
+
+@pytest.mark.parametrize("name", [model.name for model in model_zoo.DEEPSEEK])
+def test_greedy_tokens_equal_those_of_transformers(
+    name: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    with start_engine(zoo(name)) as engine:
+        outputs = engine.generate(as_inputs(batch), GREEDY)
+    assert_greedy(reference(name), batch, outputs, MAX_TOKENS)
+    # A model that repeats itself or its prompt would prove little.
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 30
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        pytest.param(
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
+            {},
+            id="whole_prefill",
+        ),
+        # Prompts in pieces of any length, decodes beside them.
+        pytest.param({"max_num_batched_tokens": 48, "max_num_seqs": 16}, {}, id="chunked_prefill"),
+        pytest.param({"async_scheduling": False}, {}, id="sync_scheduling"),
+        pytest.param({}, {"VNPU_SCHEDULE": "fuzz:1"}, id="schedule_fuzz1"),
+        pytest.param({}, {"VNPU_SCHEDULE": "fuzz:2"}, id="schedule_fuzz2"),
+    ],
+)
+def test_tokens_are_the_same_with(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    with start_engine(
+        zoo(PATHS_MODEL), environment=environment, enable_prefix_caching=False, **options
+    ) as engine:
+        outputs = engine.generate(as_inputs(batch), GREEDY)
+    assert_greedy(reference(PATHS_MODEL), batch, outputs, MAX_TOKENS)
+
+
+def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    prefix = list(range(100)) + list(range(30, 58))
+    prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
+    with start_engine(zoo(PATHS_MODEL)) as engine:
+        first = engine.generate(as_inputs(prompts[:1]), GREEDY)
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert first[0].num_cached_tokens == 0
+    assert [output.num_cached_tokens for output in outputs] == [128] * len(prompts)
+    assert_greedy(reference(PATHS_MODEL), prompts[:1], first, MAX_TOKENS)
+    assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param({"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param({"tensor_parallel_size": 4}, id="tensor4"),
+        pytest.param({"pipeline_parallel_size": 2}, id="pipeline2"),
+    ],
+)
+def test_tokens_are_those_of_one_device(
+    ranks: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    with start_engine(zoo(PATHS_MODEL), distributed_executor_backend="mp", **ranks) as engine:
+        outputs = engine.generate(as_inputs(batch), GREEDY)
+    assert_greedy(reference(PATHS_MODEL), batch, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_text_in_16_bits_stays_near_that_of_transformers(
+    dtype: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    with start_engine(zoo(PATHS_MODEL), dtype=dtype, max_logprobs=1) as engine:
+        outputs = engine.generate(
+            as_inputs(batch),
+            SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=1),
+        )
+    worst = 0.0
+    for prompt, output in zip(batch, outputs, strict=True):
+        token = output.outputs[0].token_ids[0]
+        expected = float(reference(PATHS_MODEL).logprobs(prompt)[-1, token])
+        worst = max(worst, abs(output.outputs[0].logprobs[0][token].logprob - expected))
+    # Two layers of normal weights with a gain of 1.2, rounded to 8 and 11 bits.
+    assert worst < {"bfloat16": 0.5, "float16": 0.06}[dtype]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        pytest.param(
+            model_zoo.deepseek("latent_of_256", "deepseek_v3", q_lora_rank=96, kv_lora_rank=256),
+            {},
+            r"layers\.0\.self_attn\.attn has kv_lora_rank 256 \(must be 512\)",
+            id="latent_size",
+        ),
+        pytest.param(
+            model_zoo.deepseek("narrow_heads", "deepseek_v3", q_lora_rank=96, qk_nope_head_dim=24),
+            {},
+            r"qk_nope_head_dim 24 \(must be a multiple of 16\)",
+            id="head_size",
+        ),
+        pytest.param(
+            model_zoo.BY_NAME[PATHS_MODEL],
+            {"kv_cache_dtype": "fp8"},
+            r"a quantized KV cache \(--kv-cache-dtype\)",
+            id="cache_dtype",
+        ),
+    ],
+)
+def test_what_the_operator_cannot_take_is_refused_while_loading(
+    model: model_zoo.ZooModel,
+    options: dict[str, Any],
+    named: str,
+    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+):
+    checkpoint = model_zoo.write_checkpoint(model, tmp_path / model.name)
+    with pytest.raises(EngineError, match=named):
+        start_engine(checkpoint, **options)
