@@ -98,7 +98,8 @@ class AcceleratorDevice:
 
 def current_device() -> Device:
     """The accelerator of this process at its current index, or a device without streams."""
-    if not torch.accelerator.is_available():
+    # A build for an accelerator may be used on a machine without its driver.
+    if not torch.accelerator.is_available() or torch.accelerator.device_count() == 0:
         return HostDevice()
     kind = torch.accelerator.current_accelerator()
     assert kind is not None

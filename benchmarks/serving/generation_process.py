@@ -1,0 +1,84 @@
+"""One engine, started in a process of its own: start-up time, tokens per second, memory.
+
+`python generation_process.py OPTIONS_JSON` runs in either side's environment and writes what
+it found to the file that the options name. It uses vLLM's public API only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BEGIN = time.perf_counter()
+
+
+def _peak_bytes(pid: str | int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="utf-8").split():
+            found += [int(child), *_descendants(int(child))]
+    return found
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams  # timed: the import is part of the start-up
+
+    llm = LLM(
+        options["model"],
+        dtype="bfloat16",
+        max_model_len=options["max_model_len"],
+        max_num_seqs=options["requests"],
+        kv_cache_memory_bytes=options["kv_cache_bytes"],
+        enable_prefix_caching=False,
+        seed=options["seed"],
+        **options["engine"],
+    )
+    vocabulary = options["vocabulary"]
+    prompts = [
+        {
+            "prompt_token_ids": [
+                (7 * position + 13 * request) % (vocabulary - 8) + 4
+                for position in range(options["prompt_tokens"])
+            ]
+        }
+        for request in range(options["requests"])
+    ]
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    llm.generate(prompts[:1], one, use_tqdm=False)
+    start_up_s = time.perf_counter() - BEGIN
+
+    sampling = SamplingParams(temperature=0, max_tokens=options["output_tokens"], ignore_eos=True)
+    rates = []
+    for _ in range(options["repetitions"] + 1):
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        elapsed = time.perf_counter() - begin
+        produced = sum(len(output.outputs[0].token_ids) for output in outputs)
+        rates.append(produced / elapsed)
+    import os
+
+    processes = [os.getpid(), *_descendants(os.getpid())]
+    return {
+        "start_up_s": start_up_s,
+        "warm_up_tokens_per_s": rates[0],
+        "tokens_per_s": rates[1:],
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        # The engine runs in a child process; the front end's own memory is not the engine's.
+        "engine_peak_bytes": max(_peak_bytes(pid) for pid in processes[1:] or processes),
+        "front_end_peak_bytes": _peak_bytes(processes[0]),
+    }
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
