@@ -1,0 +1,111 @@
+#pragma once
+
+// What crosses the C interface of the operators, made from views, lists and numbers.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "launch/view.h"
+
+struct aclTensor;
+struct aclScalar;
+struct aclIntArray;
+struct aclTensorList;
+struct aclOpExecutor;
+
+namespace davinci {
+
+// Handles made for the launches of one stage; destroyed together after the last launch.
+class Handles {
+ public:
+  Handles() = default;
+  Handles(const Handles&) = delete;
+  Handles& operator=(const Handles&) = delete;
+  ~Handles();
+
+  aclTensor* tensor(const View& view);
+  aclTensorList* tensor_list(std::initializer_list<View> views);
+  aclIntArray* ints(at::IntArrayRef values);
+  aclScalar* scalar(double value);
+  aclScalar* scalar(int64_t value);
+
+ private:
+  enum class Kind : uint8_t { kTensor, kTensorList, kIntArray, kScalar };
+  struct Made {
+    void* handle;
+    Kind kind;
+  };
+  template <class T>
+  T* keep(T* handle, Kind kind, const char* function);
+  std::vector<Made> made_;
+};
+
+// Number<T>: a value that crosses as an aclScalar; plain values cross as they are.
+template <class T>
+struct Number {
+  T value;
+};
+// aclTensorList of the views.
+struct Views {
+  std::initializer_list<View> views;
+};
+
+// Argument<T>::c(handles, value): the value as the C interface takes it.
+template <class T>
+struct Argument {
+  static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, const char*>,
+                "wrap what is neither a number nor text");
+  static T c(Handles&, T value) { return value; }
+};
+template <>
+struct Argument<View> {
+  static aclTensor* c(Handles& handles, const View& view) { return handles.tensor(view); }
+};
+template <>
+struct Argument<at::Tensor> {
+  static aclTensor* c(Handles& handles, const at::Tensor& tensor) {
+    return handles.tensor(View::of(tensor));
+  }
+};
+template <>
+struct Argument<std::optional<View>> {
+  static aclTensor* c(Handles& handles, const std::optional<View>& view) {
+    return view ? handles.tensor(*view) : nullptr;
+  }
+};
+template <>
+struct Argument<std::optional<at::Tensor>> {
+  static aclTensor* c(Handles& handles, const std::optional<at::Tensor>& tensor) {
+    return tensor && tensor->defined() ? handles.tensor(View::of(*tensor)) : nullptr;
+  }
+};
+template <>
+struct Argument<std::nullptr_t> {
+  static void* c(Handles&, std::nullptr_t) { return nullptr; }
+};
+template <>
+struct Argument<Views> {
+  static aclTensorList* c(Handles& handles, const Views& views) {
+    return handles.tensor_list(views.views);
+  }
+};
+template <>
+struct Argument<at::IntArrayRef> {
+  static aclIntArray* c(Handles& handles, at::IntArrayRef values) { return handles.ints(values); }
+};
+template <>
+struct Argument<at::OptionalIntArrayRef> {
+  static aclIntArray* c(Handles& handles, at::OptionalIntArrayRef values) {
+    return values.has_value() ? handles.ints(*values) : nullptr;
+  }
+};
+template <class T>
+struct Argument<Number<T>> {
+  static aclScalar* c(Handles& handles, Number<T> number) { return handles.scalar(number.value); }
+};
+
+}  // namespace davinci

@@ -1,0 +1,15 @@
+#pragma once
+
+// What most files here begin with; compiled once.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/ArrayRef.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>

@@ -1,0 +1,156 @@
+#include "launch/stage.h"
+
+#include <ATen/ops/empty.h>
+#include <acl/acl_rt.h>
+#include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <torch_npu/csrc/framework/OpCommand.h>
+
+#include <algorithm>
+
+// Declared in acl.h, which pulls in much more.
+extern "C" const char* aclGetRecentErrMsg();
+
+namespace davinci {
+namespace {
+
+using Launch = int (*)(void*, uint64_t, aclOpExecutor*, aclrtStream);
+
+// Pieces of scratch memory begin at multiples of this. Source: alignment of aclrtMalloc.
+constexpr int64_t kAlignmentBytes = 512;
+constexpr size_t kEvents = 8;  // of one stage on one device
+constexpr int kMaxDevices = 64;
+
+std::string recent_error() {
+  const char* const text = aclGetRecentErrMsg();
+  return text == nullptr || *text == '\0' ? "no further message from CANN" : text;
+}
+
+// Events that order the streams of a stage. A wait takes the latest record before it, so every
+// stage can use the same ones.
+aclrtEvent event(c10::DeviceIndex device, size_t index) {
+  static thread_local std::array<std::array<aclrtEvent, kEvents>, kMaxDevices> events = {};
+  TORCH_CHECK(index < kEvents && device < kMaxDevices, "a stage with more than ", kEvents,
+              " hand-overs between streams");
+  aclrtEvent& made = events[static_cast<size_t>(device)][index];
+  if (made == nullptr) {
+    const int status = aclrtCreateEventExWithFlag(&made, ACL_EVENT_SYNC);
+    TORCH_CHECK(status == 0, "aclrtCreateEventExWithFlag returned ", status, ": ", recent_error());
+  }
+  return made;
+}
+
+}  // namespace
+
+Stage::Stage(const char* name, const at::Tensor& tensor)
+    : name_(name), device_(tensor.device().index()), batch_(std::make_shared<Batch>()) {
+  TORCH_CHECK(tensor.device().type() == c10::DeviceType::PrivateUse1, "vllm_davinci::", name,
+              " runs on the NPU and got a tensor on ", tensor.device(), ": move it with .npu()");
+  own_ = current_ = c10_npu::getCurrentNPUStream(device_).stream(/*need_empty=*/false);
+  batch_->name = name;
+  batch_->steps.reserve(16);
+}
+
+Stage::~Stage() = default;
+
+Stage::Batch::~Batch() {
+  // Executors whose launch never came belong to us.
+  using Destroy = int (*)(aclOpExecutor*);
+  for (size_t step = done; step < steps.size(); ++step) {
+    if (steps[step].executor == nullptr) continue;
+    static const auto destroy =
+        reinterpret_cast<Destroy>(find_symbol_in("libnnopbase.so", "aclDestroyAclOpExecutor"));
+    if (destroy != nullptr) destroy(steps[step].executor);
+  }
+}
+
+void Stage::refuse(const Operator& op, int status) const {
+  TORCH_CHECK(false, "vllm_davinci::", name_, ": ", op.name(), "GetWorkspaceSize returned ", status,
+              ": ", recent_error());
+}
+
+void Stage::add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor) {
+  workspace_bytes_ = std::max(workspace_bytes_, workspace_bytes);
+  batch_->steps.push_back(
+      {Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr, nullptr});
+}
+
+void Stage::copy(void* destination, const void* source, size_t bytes) {
+  batch_->steps.push_back(
+      {Step::Kind::kCopy, nullptr, nullptr, bytes, current_, destination, source});
+}
+
+void Stage::let_wait(void* waiting) {
+  void* const shared = event(device_, next_event_++);
+  batch_->steps.push_back({Step::Kind::kRecord, nullptr, nullptr, 0, current_, shared, nullptr});
+  batch_->steps.push_back({Step::Kind::kWait, nullptr, nullptr, 0, waiting, shared, nullptr});
+}
+
+int Stage::Batch::launch() {
+  for (; done < steps.size(); ++done) {
+    const Step& step = steps[done];
+    int status = 0;
+    const char* function = nullptr;
+    switch (step.kind) {
+      case Step::Kind::kLaunch:
+        function = step.op->name();
+        status = reinterpret_cast<Launch>(step.op->launch())(workspace, step.workspace_bytes,
+                                                             step.executor, step.stream);
+        break;
+      case Step::Kind::kCopy:
+        function = "aclrtMemcpyAsync";
+        status = aclrtMemcpyAsync(step.destination, step.workspace_bytes, step.source,
+                                  step.workspace_bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, step.stream);
+        break;
+      case Step::Kind::kRecord:
+        function = "aclrtRecordEvent";
+        status = aclrtRecordEvent(step.destination, step.stream);
+        break;
+      case Step::Kind::kWait:
+        function = "aclrtStreamWaitEvent";
+        status = aclrtStreamWaitEvent(step.stream, step.destination);
+        break;
+    }
+    if (status != 0) {
+      ++done;  // phase two has taken the executor, whatever came of it
+      TORCH_CHECK(false, "vllm_davinci::", name, ": ", function, " returned ", status, ": ",
+                  recent_error());
+    }
+  }
+  return 0;
+}
+
+void Stage::submit() {
+  at::Tensor workspace;
+  if (workspace_bytes_ > 0) {
+    // Freed when this returns: the allocator gives it to nobody but later work of this stream.
+    workspace = at::empty(
+        {static_cast<int64_t>(workspace_bytes_)},
+        at::TensorOptions().dtype(at::kByte).device(c10::DeviceType::PrivateUse1, device_));
+    batch_->workspace = workspace.mutable_data_ptr();
+  }
+  at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
+}
+
+Scratch::Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces) {
+  int64_t bytes = 0;
+  views_.reserve(pieces.size());
+  for (const Piece& piece : pieces) {
+    View view = View::over(nullptr, piece.dtype, piece.sizes);
+    view.offset = bytes;  // until the memory is there
+    const int64_t size = view.numel() * static_cast<int64_t>(c10::elementSize(piece.dtype));
+    bytes += (size + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    views_.push_back(view);
+  }
+  memory_ = empty({bytes}, at::kByte, like);
+  auto* const base = static_cast<char*>(memory_.mutable_data_ptr());
+  for (View& view : views_) {
+    view.storage = base + view.offset;
+    view.offset = 0;
+  }
+}
+
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
+  return at::empty(sizes, like.options().dtype(dtype));
+}
+
+}  // namespace davinci

@@ -1,0 +1,116 @@
+#pragma once
+
+// A stage of a layer: several operators that are launched by one call.
+//
+//   Stage stage("mla_preprocess");
+//   stage.run(kRmsNorm, x, gamma, epsilon, y, rstd);   // phase one of an operator
+//   stage.run(kMm, y, weight, out, kKeepDtype);
+//   stage.submit();                                    // phase two of all, in this order
+//
+// Phase one checks the arguments, on the calling thread; nothing is launched unless all of them
+// pass. submit() hands the launches to torch_npu as one entry of its task queue (or runs them at
+// once where there is no queue), so they keep their place among torch_npu's own operators.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "launch/handles.h"
+#include "launch/symbols.h"
+
+namespace davinci {
+
+// How matrix products treat fp32 operands. Source: cubeMathType of aclnnMm.
+inline constexpr int8_t kKeepDtype = 0;
+
+class Stage {
+ public:
+  // On the current stream of the device of `tensor`. `name` is a literal.
+  Stage(const char* name, const at::Tensor& tensor);
+  ~Stage();
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
+
+  template <class... A>
+  void run(Operator& op, const A&... arguments) {
+    Batch& batch = *batch_;
+    void* const prepare = op.prepare();
+    // Braces fix the order in which handles are made.
+    const auto c = std::tuple{Argument<A>::c(batch.handles, arguments)...};
+    uint64_t workspace_bytes = 0;
+    aclOpExecutor* executor = nullptr;
+    const int status = std::apply(
+        [&](auto... value) {
+          using Prepare = int (*)(decltype(value)..., uint64_t*, aclOpExecutor**);
+          return reinterpret_cast<Prepare>(prepare)(value..., &workspace_bytes, &executor);
+        },
+        c);
+    if (status != 0) refuse(op, status);
+    add(op, workspace_bytes, executor);
+  }
+
+  // Copies bytes from device memory to device memory.
+  void copy(void* destination, const void* source, size_t bytes);
+
+  // What follows runs on `stream` / on the stage's own stream again.
+  void use(void* stream) { current_ = stream; }
+  void use_own() { current_ = own_; }
+  // `waiting` goes on only after what was launched on the stage's current stream so far.
+  void let_wait(void* waiting);
+  void* own_stream() const { return own_; }
+
+  void submit();
+
+ private:
+  struct Step {
+    enum class Kind : uint8_t { kLaunch, kCopy, kRecord, kWait } kind;
+    Operator* op;
+    aclOpExecutor* executor;
+    uint64_t workspace_bytes;
+    void* stream;
+    void* destination;  // of a copy; the event of record and wait
+    const void* source;
+  };
+  struct Batch {
+    ~Batch();
+    int launch();
+    const char* name;
+    Handles handles;
+    std::vector<Step> steps;
+    size_t done = 0;
+    void* workspace = nullptr;
+  };
+  [[noreturn]] void refuse(const Operator& op, int status) const;
+  void add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor);
+
+  const char* name_;
+  c10::DeviceIndex device_;
+  void* own_;
+  void* current_;
+  uint64_t workspace_bytes_ = 0;
+  size_t next_event_ = 0;
+  std::shared_ptr<Batch> batch_;
+};
+
+// Memory for intermediate results of a stage: one allocation, cut into pieces.
+class Scratch {
+ public:
+  struct Piece {
+    at::ScalarType dtype;
+    std::vector<int64_t> sizes;
+  };
+  Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces);
+  const View& operator[](size_t index) const { return views_[index]; }
+
+ private:
+  at::Tensor memory_;
+  std::vector<View> views_;
+};
+
+// A new tensor on the device of `like`.
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like);
+
+}  // namespace davinci

@@ -1,0 +1,103 @@
+"""Norms equal torch_npu's launches bit for bit, and their definitions."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci.kernels import reference
+
+ops = torch.ops.vllm_davinci
+EPSILON = 1e-5
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SIZES = st.tuples(st.integers(0, 9), st.sampled_from([1, 16, 33, 128]))
+
+
+def rows(sizes: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(sizes, generator=generator).to(dtype)
+
+
+def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
+    # One unit in the last place of the output's dtype, of values up to about 8.
+    limit = 16 * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(npu.cpu(), expected, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_norm_with_and_without_residual(
+    dtype: torch.dtype, sizes: tuple[int, int], seed: int
+) -> None:
+    x, residual = rows(sizes, dtype, seed), rows(sizes, dtype, seed + 1)
+    weight = rows(sizes[1:], dtype, seed + 2)
+    inputs = [t.npu() for t in (x, residual, weight)]
+    alone = ops.rms_norm(inputs[0], inputs[2], EPSILON)
+    assert torch.equal(alone, torch_npu.npu_rms_norm(inputs[0], inputs[2], EPSILON)[0])
+    near(alone, reference.rms_norm(x, weight, EPSILON))
+    normalized, total = ops.add_rms_norm(*inputs, EPSILON)
+    expected, _, expected_total = torch_npu.npu_add_rms_norm(*inputs, EPSILON)
+    assert torch.equal(normalized, expected) and torch.equal(total, expected_total)
+    for ours, defined in zip(
+        (normalized, total), reference.add_rms_norm(x, residual, weight, EPSILON), strict=True
+    ):
+        near(ours, defined)
+
+
+def test_norm_of_strided_rows() -> None:
+    wide = rows((5, 96), torch.float32, 1).npu()
+    weight = rows((64,), torch.float32, 2).npu()
+    strided = wide[:, 16:80]
+    assert torch.equal(
+        ops.rms_norm(strided, weight, EPSILON), ops.rms_norm(strided.contiguous(), weight, EPSILON)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+@given(sizes=SIZES.filter(lambda sizes: sizes[0] > 0), seed=st.integers(0, 99))
+def test_norm_quantized_with_a_given_scale(
+    dtype: torch.dtype, with_bias: bool, sizes: tuple[int, int], seed: int
+) -> None:
+    x, residual, weight, bias = (
+        rows(s, dtype, seed + n) for n, s in enumerate((sizes, sizes, sizes[1:], sizes[1:]))
+    )
+    scale, offset = torch.tensor([0.05], dtype=dtype), torch.tensor([3], dtype=torch.int32)
+    optional = bias if with_bias else None
+    integers, total = ops.add_rms_norm_quant(
+        *(t.npu() for t in (x, residual, weight, scale, offset)),
+        bias.npu() if with_bias else None,
+        EPSILON,
+    )
+    expected, expected_total = reference.add_rms_norm_quant(
+        x, residual, weight, scale, offset, optional, EPSILON
+    )
+    assert torch.equal(total.cpu(), expected_total)
+    # A value between two integers may fall to either, for the norm is summed in another order
+    # and is rounded to x's dtype before it is quantized.
+    assert (integers.cpu().int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_norm_quantized_row_by_row(dtype: torch.dtype, sizes: tuple[int, int], seed: int) -> None:
+    inputs = [rows(s, dtype, seed + n).npu() for n, s in enumerate((sizes, sizes, sizes[1:]))]
+    integers, scales, total = ops.add_rms_norm_dynamic_quant(*inputs, EPSILON)
+    normalized, _, expected_total = torch_npu.npu_add_rms_norm(*inputs, EPSILON)
+    expected, expected_scales = torch_npu.npu_dynamic_quant(normalized)
+    assert torch.equal(integers, expected) and torch.equal(scales, expected_scales)
+    assert torch.equal(total, expected_total)
+    defined = reference.dynamic_quant(normalized.cpu())
+    assert torch.equal(integers.cpu(), defined[0])
+    torch.testing.assert_close(scales.cpu(), defined[1], rtol=1e-6, atol=0)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    x = torch.ones(3, 8).npu()
+    with pytest.raises(ValueError, match=r"\[3, 8\].*\[7\].*one entry per entry"):
+        ops.rms_norm(x, torch.ones(7).npu(), EPSILON)
+    with pytest.raises(ValueError, match=r"residual of sizes \[2, 8\]"):
+        ops.add_rms_norm(x, x[:2], torch.ones(8).npu(), EPSILON)
+    with pytest.raises(RuntimeError, match=r"tensor on cpu among tensors on the NPU.*\.npu\(\)"):
+        ops.rms_norm(x, torch.ones(8), EPSILON)
