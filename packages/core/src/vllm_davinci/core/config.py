@@ -148,7 +148,6 @@ NOT_AVAILABLE: dict[str, str] = {
     "num_wait_worker_iterations": "dynamic expert balancing",
     "gate_eplb": "dynamic expert balancing",
     "kv_cache_dtype": "a quantized KV cache",
-    "enable_weight_nz_layout": "the NZ weight layout",
     "enable_prefill_optimizations": "DeepSeek's prefill operators",
     "enable_cpu_binding": "CPU binding",
     "lmhead_tp_size": "a tensor parallel size of the LM head alone",

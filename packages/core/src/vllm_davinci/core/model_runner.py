@@ -23,6 +23,7 @@ from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.checkpoint import describe_damage
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 
 
 class NPUModelRunner(GPUModelRunner):
@@ -42,6 +43,9 @@ class NPUModelRunner(GPUModelRunner):
             super().load_model(load_dummy_weights=load_dummy_weights)
         except SafetensorError as error:
             raise CheckpointError(describe_damage(self.model_config.model, error)) from error
+        quantization = self.vllm_config.quant_config
+        if isinstance(quantization, AscendQuantizationConfig):
+            quantization.log_missing()
 
     # --- slot mapping ----------------------------------------------------------------------
 

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import PrefixStore
     from vllm.config import VllmConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = init_logger(__name__)
 
 BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
+QUANTIZATION_METHODS = ("ascend", "compressed-tensors")  # see core.quantization
 
 
 class NPUPlatform(Platform):
@@ -180,16 +182,28 @@ class NPUPlatform(Platform):
     # --- configuration ---------------------------------------------------------------------
 
     @classmethod
+    def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
+        from vllm_davinci.core.quantization.registration import register  # imports vLLM's layers
+
+        register()
+
+    @classmethod
     def verify_quantization(cls, quant: str) -> None:
-        raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: quantization {quant!r}. Use the model's unquantized "
-            "checkpoint and leave --quantization out."
-        )
+        if quant not in QUANTIZATION_METHODS:
+            raise UnsupportedFeatureError(
+                f"not available in {RELEASE}: quantization {quant!r}; "
+                f"{' and '.join(QUANTIZATION_METHODS)} are. Use the model's unquantized checkpoint "
+                "and leave --quantization out, or make an int8 checkpoint of it: vllm-davinci "
+                "quantize SOURCE DESTINATION."
+            )
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
+        from vllm_davinci.core.quantization.selection import choose_quantization
+
+        choose_quantization(vllm_config)
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE

@@ -1,0 +1,205 @@
+"""What a ModelSlim export says about itself: a type for every tensor of the checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+
+FILE_NAME = "quant_model_description.json"
+# Earlier exports put the type into the file's name.
+FILE_PATTERN = "quant_model_description*.json"
+
+# Keys that describe the export as a whole. All others are tensors.
+GLOBAL_KEYS = frozenset(
+    {
+        "model_quant_type",
+        "version",
+        "group_size",
+        "kv_quant_type",
+        "kv_cache_type",
+        "fa_quant_type",
+        "reduce_quant_type",
+        "optional",
+        "metadata",
+    }
+)
+# Layers that vLLM computes as one product -> their parts in a checkpoint. A model's own
+# `packed_modules_mapping` goes first.
+FUSED_LAYERS: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+_EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.[^.]+\.weight$")
+
+
+class QuantType(str, Enum):
+    """How one layer's weight and input are stored and multiplied."""
+
+    FLOAT = "FLOAT"
+    W8A8 = "W8A8"  # int8 weight; the input's scale and offset are in the checkpoint
+    W8A8_DYNAMIC = "W8A8_DYNAMIC"  # int8 weight; every token's scale is found when it comes
+
+
+def quant_type(name: str, tensor: str) -> QuantType:
+    """The type of that name. Raises UnsupportedFeatureError, which names the tensor."""
+    try:
+        return QuantType(name)
+    except ValueError:
+        known = [known.value for known in QuantType]
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f" Did the export mean {close[0]}?" if close else ""
+        raise UnsupportedFeatureError(
+            f"{tensor} has quantization type {name!r}, and {', '.join(known)} are supported."
+            f"{hint} Export the model again with a supported type for this layer."
+        ) from None
+
+
+@dataclass(frozen=True)
+class QuantDescription:
+    """The types of a checkpoint's tensors.
+
+    types:   tensor name -> type name, as in the file
+    options: the keys that describe the export as a whole
+    source:  the file, for messages
+    """
+
+    types: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = FILE_NAME
+
+    @classmethod
+    def parse(cls, content: Any, source: str = FILE_NAME) -> QuantDescription:
+        """From the file's JSON. Raises CheckpointError when it is not a map of names to types."""
+        if not isinstance(content, Mapping):
+            raise CheckpointError(
+                f"{source} holds a {type(content).__name__}, and must be a JSON object of tensor "
+                "names and their quantization types. Copy the file again from the export."
+            )
+        types = {
+            name: value
+            for name, value in content.items()
+            if name not in GLOBAL_KEYS and isinstance(value, str)
+        }
+        odd = [
+            name
+            for name, value in content.items()
+            if name.endswith(".weight") and not isinstance(value, str)
+        ]
+        if odd:
+            raise CheckpointError(
+                f"{source} gives {odd[0]} the type {content[odd[0]]!r}, and a type is a string "
+                f"such as {QuantType.W8A8.value!r}. Copy the file again from the export."
+            )
+        options = {name: value for name, value in content.items() if name not in types}
+        return cls(types, options, source)
+
+    @classmethod
+    def load(cls, path: Path) -> QuantDescription:
+        """From a file. Raises CheckpointError when it does not read."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} does not read: {error}. Copy the file again from the export."
+            ) from error
+        return cls.parse(content, str(path))
+
+    def renamed(self, rename: Callable[[dict[str, str]], dict[str, str]]) -> QuantDescription:
+        """With the names of the model's modules in place of the checkpoint's."""
+        return QuantDescription(rename(dict(self.types)), self.options, self.source)
+
+    def refuse_unsupported_options(self) -> None:
+        """Raises UnsupportedFeatureError for a quantized KV cache or attention."""
+        for key in ("kv_quant_type", "kv_cache_type", "fa_quant_type"):
+            value = self.options.get(key)
+            if value not in (None, "", QuantType.FLOAT.value):
+                raise UnsupportedFeatureError(
+                    f"{self.source} says {key} {value!r}, which is not available. Export the "
+                    f"model without it, or take the key out when the layers' own types suffice."
+                )
+
+    @property
+    def has_norm_biases(self) -> bool:
+        """Whether outliers were moved out of the activations, which gives norms a bias."""
+        return any(name.endswith("norm.bias") for name in self.types)
+
+    def of_layer(
+        self, prefix: str, fused: Mapping[str, Sequence[str]] | None = None
+    ) -> QuantType | None:
+        """Type of the layer of that name, or None when the file has no entry for it.
+
+        fused: layers that consist of several in the checkpoint -> their names
+        Raises CheckpointError when parts of one layer have different types, and
+        UnsupportedFeatureError for a type that is not known.
+        """
+        own = self.types.get(f"{prefix}.weight")
+        if own is not None:
+            return quant_type(own, f"{prefix}.weight")
+        parent, _, name = prefix.rpartition(".")
+        parts = (fused or {}).get(name) or FUSED_LAYERS.get(name)
+        if parts is None:
+            return None
+        names = [f"{parent}.{part}" if parent else part for part in parts]
+        return self._agreed(prefix, {name: self.types.get(f"{name}.weight") for name in names})
+
+    def of_experts(self, prefix: str) -> QuantType | None:
+        """Type of all routed experts under `<prefix>.<number>`, or None without an entry."""
+        return self._agreed(prefix, self._expert_types.get(prefix, {}))
+
+    @cached_property
+    def _expert_types(self) -> dict[str, dict[str, str | None]]:
+        found: dict[str, dict[str, str | None]] = {}
+        for name, value in self.types.items():
+            if match := _EXPERT_WEIGHT.match(name):
+                found.setdefault(match["experts"], {})[name.removesuffix(".weight")] = value
+        return found
+
+    def _agreed(self, prefix: str, types: Mapping[str, str | None]) -> QuantType | None:
+        by_type: dict[QuantType | None, list[str]] = {}
+        for name, value in types.items():
+            kind = None if value is None else quant_type(value, f"{name}.weight")
+            by_type.setdefault(kind, []).append(name)
+        if len(by_type) > 1:
+            listed = ", ".join(
+                f"{shortened(names)} {'no entry' if kind is None else kind.value}"
+                for kind, names in by_type.items()
+            )
+            raise CheckpointError(
+                f"{prefix} is one product, and {self.source} gives its parts different types: "
+                f"{listed}. Export the model again with one type for all of them."
+            )
+        return next(iter(by_type), None)
+
+
+def shortened(names: Iterable[str], most: int = 3) -> str:
+    """The first few of many names, for a message."""
+    listed = list(names)
+    rest = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def find_description(directory: Path) -> Path | None:
+    """The description among a checkpoint's files, or None.
+
+    Raises CheckpointError when there are several and none has the usual name.
+    """
+    usual = directory / FILE_NAME
+    if usual.is_file():
+        return usual
+    found = sorted(directory.glob(FILE_PATTERN))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{directory} has {', '.join(path.name for path in found)}. Rename the one that "
+            f"belongs to these weights to {FILE_NAME}."
+        )
+    return found[0] if found else None

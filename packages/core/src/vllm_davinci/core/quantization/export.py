@@ -1,0 +1,223 @@
+"""Writes a quantized checkpoint in ModelSlim's format from a float one, by round-to-nearest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.checkpoint_files import (
+    INDEX_NAME,
+    StoredTensor,
+    read_config,
+    read_header,
+    tensor_files,
+)
+from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
+from vllm_davinci.core.quantization.examination import Severity, examine
+from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
+
+MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMAT_VERSION = "1.0.0"
+# Projections and experts, by the last part of the layer's name.
+_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
+# Latent attention takes this one apart; the MTP head's is small and sensitive.
+_KEPT_FLOAT = re.compile(r"(^|\.)(kv_b_proj|eh_proj)$|(^|\.)(visual|vision_\w+|audio_\w+)\.")
+_ROUTED = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    directory: Path
+    counts: dict[str, int]  # layers per type
+    num_bytes: int
+    source_bytes: int
+
+
+@dataclass
+class Exporter:
+    """One export.
+
+    kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
+            reach each, and a range from a short text would cut off the rest
+    dtype:  of the model: the tensors that stay floats, and the scales
+    ranges: layer -> range of its input, for static layers
+    """
+
+    source: Path
+    destination: Path
+    kind: QuantType
+    dtype: torch.dtype
+    ranges: Mapping[str, InputRange]
+
+    def run(self, advance: Callable[[int], None]) -> Exported:
+        """Reads tensor by tensor, writes file by file.
+
+        advance: called after each tensor with its bytes in the source
+        Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
+        """
+        config = read_config(self.source)
+        files = tensor_files(self.source)
+        headers = {path: read_header(path) for path in files}
+        stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
+        require_float(self.source, config, stored)
+        self.destination.mkdir(parents=True, exist_ok=True)
+        description: dict[str, Any] = {
+            "model_quant_type": self.kind.value,
+            "version": FORMAT_VERSION,
+        }
+        places: dict[str, str] = {}
+        total = 0
+        for path, header in headers.items():
+            written = self._file(path, header, stored, description, advance)
+            save_file(written, self.destination / path.name, metadata={"format": "pt"})
+            places |= dict.fromkeys(written, path.name)
+            total += sum(tensor.nbytes for tensor in written.values())
+        self._copy_rest(config)
+        if (self.source / INDEX_NAME).is_file():
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            _write_json(self.destination / INDEX_NAME, index)
+        _write_json(self.destination / FILE_NAME, description)
+        self._validate()
+        layers = {name: kind for name, kind in description.items() if name.endswith(".weight")}
+        counts: dict[str, int] = {}
+        for name, kind in layers.items():
+            if len(stored[name].shape) > 1:
+                counts[kind] = counts.get(kind, 0) + 1
+        return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
+
+    def _file(
+        self,
+        path: Path,
+        header: Mapping[str, StoredTensor],
+        stored: Mapping[str, StoredTensor],
+        description: dict[str, Any],
+        advance: Callable[[int], None],
+    ) -> dict[str, torch.Tensor]:
+        """The tensors that stand in place of one file's, and their entries in the description."""
+        written: dict[str, torch.Tensor] = {}
+        with safe_open(path, framework="pt") as file:
+            for name in header:
+                tensor = file.get_tensor(name)
+                prefix = name.removesuffix(".weight")
+                kind = self._kind(name, tensor)
+                if kind is QuantType.FLOAT:
+                    # Routing biases and the like stay in fp32, where the source has them so.
+                    narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
+                    written[name] = (
+                        tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)
+                    )
+                    description[name] = kind.value
+                else:
+                    for part, value in self._layer(prefix, tensor, kind, stored).items():
+                        written[f"{prefix}.{part}"] = value.contiguous()
+                        description[f"{prefix}.{part}"] = kind.value
+                advance(tensor.nbytes)
+        return written
+
+    def _kind(self, name: str, tensor: torch.Tensor) -> QuantType:
+        prefix = name.removesuffix(".weight")
+        if prefix == name or tensor.dim() != 2 or not tensor.dtype.is_floating_point:
+            return QuantType.FLOAT
+        if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
+            return QuantType.FLOAT
+        if self.kind is QuantType.W8A8 and _ROUTED.search(prefix):
+            return QuantType.W8A8_DYNAMIC
+        return self.kind
+
+    def _layer(
+        self,
+        prefix: str,
+        weight: torch.Tensor,
+        kind: QuantType,
+        stored: Mapping[str, StoredTensor],
+    ) -> dict[str, torch.Tensor]:
+        if kind is QuantType.W8A8_DYNAMIC:
+            return dynamic_tensors(weight, self.dtype)
+        if prefix not in self.ranges:
+            raise CheckpointError(
+                f"The calibration text never reached {prefix}, so its input has no range. Use a "
+                "longer text, or --type W8A8_DYNAMIC, which needs none."
+            )
+        bias = None
+        if (entry := stored.get(f"{prefix}.bias")) is not None:
+            with safe_open(entry.file, framework="pt") as file:
+                bias = file.get_tensor(f"{prefix}.bias")
+        return static_tensors(weight, bias, self.ranges[prefix], self.dtype)
+
+    def _copy_rest(self, config: dict[str, Any]) -> None:
+        """Tokenizer, generation settings and code of the model; config.json with its new dtype."""
+        for path in sorted(self.source.iterdir()):
+            is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+            if path.is_file() and not is_weights and path.name not in (INDEX_NAME, "config.json"):
+                shutil.copy2(path, self.destination / path.name)
+        name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
+        key = "torch_dtype" if "torch_dtype" in config else "dtype"
+        _write_json(self.destination / "config.json", {**config, key: name})
+
+    def _validate(self) -> None:
+        problems = [
+            f"{finding.subject}: {finding.what}"
+            for finding in examine(self.destination).findings
+            if finding.severity is Severity.PROBLEM
+        ]
+        if problems:
+            raise CheckpointError(
+                f"{self.destination} was written and is not whole: {'; '.join(problems[:5])}. "
+                "Is the source whole? vllm-davinci check-model on it tells."
+            )
+
+
+def require_float(
+    directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> None:
+    """Raises CheckpointError for a checkpoint that is quantized already, or has unpacked experts
+    that are not stored one by one."""
+    if find_description(directory) is not None or config.get("quantization_config"):
+        raise CheckpointError(
+            f"{directory} is quantized already. Start from the model's float checkpoint."
+        )
+    strange = [
+        name for name, tensor in stored.items()
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2
+    ]  # fmt: skip
+    weights = [name for name in strange if name.endswith("_proj.weight")]
+    if weights:
+        raise CheckpointError(
+            f"{weights[0]} of {directory} holds {stored[weights[0]].dtype}. Start from the model's "
+            "float checkpoint."
+        )
+    fused = [
+        name for name, tensor in stored.items() if "experts." in name and len(tensor.shape) > 2
+    ]
+    if fused:
+        raise CheckpointError(
+            f"{fused[0]} of {directory} holds all experts in one tensor, and the format has them "
+            "one by one. Save the model with one tensor per expert."
+        )
+
+
+def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:
+    """The dtype to write: the asked one, else the configuration's where it is a 16-bit one."""
+    name = asked or str(config.get("dtype") or config.get("torch_dtype") or "")
+    return MODEL_DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
+
+
+def _same_kind(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A 16-bit tensor in the model's dtype; others as they are."""
+    return tensor.to(dtype) if tensor.dtype in MODEL_DTYPES.values() else tensor
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

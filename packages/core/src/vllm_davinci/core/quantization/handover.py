@@ -1,0 +1,110 @@
+"""What the layers of a quantized MLP hand each other in place of rounded activations.
+
+Both are tensors of the float dtype to whoever does not know them: any operator on one sees the
+values that it stands for. The next quantized layer takes the integers instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_npu
+from torch.utils._pytree import tree_map
+
+
+class _StandIn(torch.Tensor):
+    """A tensor whose values are computed when an operator asks for them."""
+
+    def to_float(self) -> torch.Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        def computed(value: Any) -> Any:
+            return value.to_float() if isinstance(value, _StandIn) else value
+
+        return func(*tree_map(computed, args), **tree_map(computed, kwargs or {}))
+
+
+class QuantizedActivation(_StandIn):
+    """int8 rows with a scale each: value = integer * scale.
+
+    integers: [num_tokens, features] int8
+    scales:   [num_tokens] fp32
+    """
+
+    integers: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def __new__(
+        cls, integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+    ) -> QuantizedActivation:
+        made: QuantizedActivation = torch.Tensor._make_wrapper_subclass(
+            cls, integers.shape, dtype=dtype, device=integers.device
+        )
+        made.integers = integers
+        made.scales = scales
+        return made
+
+    def to_float(self) -> torch.Tensor:
+        return (self.integers.to(torch.float32) * self.scales.unsqueeze(-1)).to(self.dtype)
+
+
+class IntegerProjection(_StandIn):
+    """The int32 sums of a product of int8 matrices, not scaled yet.
+
+    sums:         [num_tokens, features] int32
+    row_scales:   [num_tokens] fp32, of the input
+    weight_scale: [features] fp32
+    on_use:       called when the values are asked for, which the fused operator does not
+    """
+
+    sums: torch.Tensor
+    row_scales: torch.Tensor
+    weight_scale: torch.Tensor
+    on_use: Callable[[], None]
+
+    @staticmethod
+    def __new__(
+        cls,
+        sums: torch.Tensor,
+        row_scales: torch.Tensor,
+        weight_scale: torch.Tensor,
+        dtype: torch.dtype,
+        on_use: Callable[[], None],
+    ) -> IntegerProjection:
+        made: IntegerProjection = torch.Tensor._make_wrapper_subclass(
+            cls, sums.shape, dtype=dtype, device=sums.device
+        )
+        made.sums = sums
+        made.row_scales = row_scales
+        made.weight_scale = weight_scale
+        made.on_use = on_use
+        return made
+
+    def to_float(self) -> torch.Tensor:
+        self.on_use()
+        values: torch.Tensor = torch_npu.npu_dequant_bias(
+            self.sums, self.weight_scale, self.row_scales, None, output_dtype=self.dtype
+        )
+        return values
+
+    def swiglu(self) -> QuantizedActivation:
+        """silu(first half) * second half, quantized per token: one launch, no rounding between."""
+        integers, scales = torch_npu.npu_dequant_swiglu_quant(
+            self.sums,
+            weight_scale=self.weight_scale,
+            activation_scale=self.row_scales,
+            activate_left=True,
+            quant_mode=1,
+        )
+        return QuantizedActivation(integers, scales, self.dtype)

@@ -1,0 +1,310 @@
+"""Linear layers on int8 products.
+
+Static:  xq = clamp(round(x / input_scale + input_offset), -128, 127)
+         y  = (xq * weight^T + quant_bias) * deq_scale
+Dynamic: s  = max|x| / 127 per token, xq = round(x / s)
+         y  = (xq * weight^T) * weight_scale * s + bias
+Sums are int32, scaling is fp32, the result is rounded once to the input's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch_npu
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    QKVParallelLinear,
+    RowParallelLinear,
+    register_weight_loader_v2_supported_method,
+)
+from vllm.model_executor.parameter import (
+    BasevLLMParameter,
+    ChannelQuantScaleParameter,
+    ModelWeightParameter,
+    PerTensorScaleParameter,
+)
+
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.handover import IntegerProjection, QuantizedActivation
+from vllm_davinci.core.quantization.loading import RecordingLoader, require_loaded
+from vllm_davinci.core.quantization.tensors import (
+    LINEAR_TENSORS,
+    Extent,
+    TensorSpec,
+    bits_from_float,
+    float_from_bits,
+)
+from vllm_davinci.core.quantization.weight_layout import arrange
+
+
+class _QuantizedLinearMethod(LinearMethodBase):
+    """The tensors of one type: made, filled from the checkpoint, checked.
+
+    prefix:    name of the layer, for messages
+    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+    """
+
+    kind: QuantType
+
+    def __init__(self, prefix: str, is_loaded: bool) -> None:
+        self.prefix = prefix
+        self._is_loaded = is_loaded
+        self._loaders: dict[str, RecordingLoader] = {}
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers the parameters of LINEAR_TENSORS on the layer."""
+        load = extra_weight_attrs["weight_loader"]
+        out_features = sum(output_partition_sizes)
+        for spec in LINEAR_TENSORS[self.kind]:
+            loader = RecordingLoader(
+                load, f"{self.prefix}.{spec.name}", _conversion(spec, params_dtype)
+            )
+            self._loaders[spec.name] = loader
+            layer.register_parameter(
+                spec.name,
+                _parameter(
+                    spec,
+                    _device_dtype(spec, params_dtype),
+                    (out_features, input_size_per_partition),
+                    len(output_partition_sizes),
+                    loader,
+                ),
+            )
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Raises CheckpointError for a tensor that is missing or that the format rules out."""
+        if not self._is_loaded:
+            return
+        require_loaded(self.prefix, self.kind.value, self._loaders.values(), _parts(layer))
+        if bool(_plain(layer, "weight_offset").any()):
+            raise UnsupportedFeatureError(
+                f"{self.prefix}.weight_offset is not zero: the weight is asymmetric, and "
+                f"{self.kind.value} multiplies symmetric ones. Export the model with symmetric "
+                "weights."
+            )
+
+
+@register_weight_loader_v2_supported_method
+class W8A8LinearMethod(_QuantizedLinearMethod):
+    """int8 weight, input quantized with the scale and offset of the checkpoint."""
+
+    kind = QuantType.W8A8
+
+    def __init__(self, prefix: str, is_loaded: bool, use_nz: bool) -> None:
+        super().__init__(prefix, is_loaded)
+        self._use_nz = use_nz
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
+        self._input_scale = self._one_of(layer, "input_scale").to(torch.float32)
+        self._input_offset = self._one_of(layer, "input_offset").to(torch.int32)
+        self._deq_scale = _plain(layer, "deq_scale")
+        # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
+        adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
+        self._quant_bias = _plain(layer, "quant_bias") if adds_bias else None
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [..., in_features]. Returns [..., out_features] of the same dtype.
+
+        bias: not used; the export folded it into quant_bias
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        integers = torch_npu.npu_quantize(
+            rows, self._input_scale, self._input_offset, torch.qint8, -1, True
+        )
+        result: torch.Tensor = torch_npu.npu_quant_matmul(
+            integers, self._weight, self._deq_scale, bias=self._quant_bias, output_dtype=x.dtype
+        )
+        return result.view(*x.shape[:-1], -1)
+
+    def _one_of(self, layer: torch.nn.Module, name: str) -> torch.Tensor:
+        """The value that all parts of a fused layer have, [1]."""
+        values = _plain(layer, name)
+        if self._is_loaded and bool((values != values[0]).any()):
+            raise CheckpointError(
+                f"{self.prefix} is one product of one input, and {name} differs between its parts: "
+                f"{values.tolist()}. Export the model with one input scale for these parts."
+            )
+        return values[:1].contiguous()
+
+
+@register_weight_loader_v2_supported_method
+class W8A8DynamicLinearMethod(_QuantizedLinearMethod):
+    """int8 weight, every token quantized with its own scale.
+
+    hands_over: leave scaling to the next layer of an MLP, which does it in its own launch
+    """
+
+    kind = QuantType.W8A8_DYNAMIC
+
+    def __init__(
+        self, prefix: str, is_loaded: bool, use_nz: bool, hands_over: bool = False
+    ) -> None:
+        super().__init__(prefix, is_loaded)
+        self._use_nz = use_nz
+        self.hands_over = hands_over
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
+        self._weight_scale = _plain(layer, "weight_scale").flatten().to(torch.float32)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [..., in_features]. Returns [..., out_features] of the same dtype."""
+        if isinstance(x, QuantizedActivation):
+            return self._multiply(x.integers, x.scales, bias, x.dtype)
+        integers, scales = torch_npu.npu_dynamic_quant(x.reshape(-1, x.shape[-1]))
+        if self.hands_over and bias is None and x.dim() == 2:
+            sums = torch_npu.npu_quant_matmul(
+                integers, self._weight, self._weight_scale, output_dtype=torch.int32
+            )
+            return IntegerProjection(
+                sums, scales, self._weight_scale, x.dtype, self._stop_handing_over
+            )
+        return self._multiply(integers, scales, bias, x.dtype).view(*x.shape[:-1], -1)
+
+    def _multiply(
+        self,
+        integers: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        result: torch.Tensor = torch_npu.npu_quant_matmul(
+            integers,
+            self._weight,
+            self._weight_scale,
+            pertoken_scale=scales,
+            bias=bias,
+            output_dtype=dtype,
+        )
+        return result
+
+    def _stop_handing_over(self) -> None:
+        """This model does something else with the projection: scale it here from now on."""
+        self.hands_over = False
+
+
+@register_weight_loader_v2_supported_method
+class WeightOnlyAtLoadLinearMethod(_QuantizedLinearMethod):
+    """A quantized weight that is needed as floats: weight * weight_scale, computed once.
+
+    Latent attention derives its absorbed matrices from `kv_b_proj`.
+    """
+
+    def __init__(self, kind: QuantType, prefix: str, is_loaded: bool) -> None:
+        super().__init__(prefix, is_loaded)
+        self.kind = kind
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        self._dtype = params_dtype
+        super().create_weights(
+            layer,
+            input_size_per_partition,
+            output_partition_sizes,
+            input_size,
+            output_size,
+            params_dtype,
+            **extra_weight_attrs,
+        )
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        scaled = _plain(layer, "weight").float() * _plain(layer, "weight_scale").float()
+        for name in self._loaders:
+            delattr(layer, name)
+        layer.weight = torch.nn.Parameter(scaled.to(self._dtype), requires_grad=False)
+        method = NPUUnquantizedLinearMethod()
+        method.process_weights_after_loading(layer)
+        layer.quant_method = method
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        raise CheckpointError(
+            f"{self.prefix} is used before its weights were prepared: load the model through vLLM."
+        )
+
+
+def _parts(layer: torch.nn.Module) -> Sequence[Any]:
+    """The shard ids under which a checkpoint's tensors come for this layer."""
+    if isinstance(layer, QKVParallelLinear):
+        return ("q", "k", "v")
+    count = len(getattr(layer, "output_partition_sizes", [0]))
+    return range(count) if count > 1 else (None,)
+
+
+def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:
+    return layer.get_parameter(name).detach().as_subclass(torch.Tensor)
+
+
+def _device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor on the device. The product of an FP16 model takes scales as bits."""
+    if spec.name == "deq_scale":
+        return torch.int64 if params_dtype == torch.float16 else torch.float32
+    if spec.name == "input_offset":
+        return torch.int32
+    return spec.dtypes[0] if spec.dtypes else torch.float32
+
+
+def _conversion(spec: TensorSpec, params_dtype: torch.dtype) -> Any:
+    """From what the checkpoint holds to what the parameter holds, where a cast is not enough."""
+    if spec.name != "deq_scale":
+        return None
+    as_bits = params_dtype == torch.float16
+
+    def convert(loaded: torch.Tensor) -> torch.Tensor:
+        is_bits = not loaded.dtype.is_floating_point
+        if is_bits == as_bits:
+            return loaded
+        converted = bits_from_float(loaded) if as_bits else float_from_bits(loaded)
+        if shard_id := getattr(loaded, "shard_id", None):
+            converted.shard_id = shard_id  # type: ignore[attr-defined]
+        return converted
+
+    return convert
+
+
+def _parameter(
+    spec: TensorSpec,
+    dtype: torch.dtype,
+    matrix: tuple[int, int],
+    num_parts: int,
+    loader: RecordingLoader,
+) -> BasevLLMParameter:
+    """The vLLM parameter that divides a tensor over ranks as its extent says."""
+    shape = (num_parts,) if spec.extent is Extent.ONE else spec.extent.shape(*matrix)
+    data = torch.zeros(shape, dtype=dtype)
+    if spec.extent is Extent.MATRIX:
+        return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
+    if spec.extent is Extent.ONE:
+        return PerTensorScaleParameter(data=data, weight_loader=loader)
+    return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)

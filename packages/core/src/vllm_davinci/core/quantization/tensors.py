@@ -1,0 +1,77 @@
+"""The tensors of a quantized layer in a checkpoint: names, dtypes and shapes, per type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from vllm_davinci.core.quantization.description import QuantType
+
+
+class Extent(Enum):
+    """The shape of a layer's tensor, before it is divided over ranks."""
+
+    MATRIX = "[out, in]"
+    CHANNELS = "[out]"
+    CHANNEL_COLUMN = "[out, 1]"
+    ONE = "[1]"
+
+    def shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
+        return {
+            Extent.MATRIX: (out_features, in_features),
+            Extent.CHANNELS: (out_features,),
+            Extent.CHANNEL_COLUMN: (out_features, 1),
+            Extent.ONE: (1,),
+        }[self]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a layer.
+
+    dtypes: what a checkpoint may hold; empty for any floating dtype
+    """
+
+    name: str
+    extent: Extent
+    dtypes: tuple[torch.dtype, ...] = ()
+
+    def accepts(self, dtype: torch.dtype) -> bool:
+        return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
+
+
+_WEIGHT = TensorSpec("weight", Extent.MATRIX, (torch.int8,))
+_PER_CHANNEL = (
+    TensorSpec("weight_scale", Extent.CHANNEL_COLUMN),
+    TensorSpec("weight_offset", Extent.CHANNEL_COLUMN),
+)
+LINEAR_TENSORS: dict[QuantType, tuple[TensorSpec, ...]] = {
+    QuantType.FLOAT: (TensorSpec("weight", Extent.MATRIX),),
+    QuantType.W8A8_DYNAMIC: (_WEIGHT, *_PER_CHANNEL),
+    QuantType.W8A8: (
+        _WEIGHT,
+        *_PER_CHANNEL,
+        TensorSpec("input_scale", Extent.ONE),
+        # int8 in the format's definition; exporters have written it as a float, too.
+        TensorSpec(
+            "input_offset",
+            Extent.ONE,
+            (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32),
+        ),
+        TensorSpec("deq_scale", Extent.CHANNELS, (torch.float32, torch.int64)),
+        TensorSpec("quant_bias", Extent.CHANNELS, (torch.int32,)),
+    ),
+}
+
+
+def float_from_bits(bits: torch.Tensor) -> torch.Tensor:
+    """fp32 values whose bit patterns are in the low halves of `bits`, int64."""
+    low = bits & 0xFFFFFFFF
+    return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
+
+
+def bits_from_float(values: torch.Tensor) -> torch.Tensor:
+    """The bit patterns of fp32 values as int64, which is how FP16 models keep `deq_scale`."""
+    return values.to(torch.float32).contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF

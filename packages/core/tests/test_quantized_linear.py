@@ -1,0 +1,455 @@
+"""Quantized linear layers equal an integer definition in plain torch, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+
+from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.description import QuantDescription
+from vllm_davinci.core.quantization.handover import IntegerProjection, QuantizedActivation
+from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
+from vllm_davinci.core.registration import register
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+TYPES = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
+IN, OUT = 64, 48
+
+
+@pytest.fixture(autouse=True)
+def ready(one_rank: None) -> None:
+    register()
+
+
+# --- the definition ------------------------------------------------------------------------------
+
+
+@dataclass
+class Exported:
+    """One linear layer of a checkpoint, in the format's names, shapes and dtypes."""
+
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def make(
+        cls, kind: str, out: int, columns: int, dtype: torch.dtype, seed: int = 0, parts: int = 1
+    ) -> Exported:
+        g = torch.Generator().manual_seed(seed)
+        weight_scale = torch.rand(out, 1, generator=g) * 1e-3 + 1e-4
+        tensors = {
+            "weight": torch.randint(-128, 128, (out, columns), generator=g, dtype=torch.int8),
+            "weight_scale": weight_scale.to(dtype),
+            "weight_offset": torch.zeros(out, 1, dtype=dtype),
+        }
+        if kind == "W8A8":
+            deq_scale = (torch.rand(out, generator=g) + 0.5) * 3e-5
+            tensors |= {
+                "input_scale": torch.tensor([0.0314], dtype=dtype),
+                "input_offset": torch.tensor([-7], dtype=torch.int8),
+                "deq_scale": deq_scale if dtype == torch.bfloat16 else bits_from_float(deq_scale),
+                "quant_bias": torch.randint(-3000, 3000, (out,), generator=g, dtype=torch.int32),
+            }
+        return cls(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def sums(self, integers: Tensor) -> Tensor:
+        return (integers.long() @ self["weight"].long().t()).int()
+
+    def static(self, x: Tensor, adds_bias: bool = True) -> Tensor:
+        scaled = x.float() / self["input_scale"].float() + self["input_offset"].float()
+        sums = self.sums(scaled.round().clamp(-128, 127))
+        deq_scale = self["deq_scale"]
+        if deq_scale.dtype == torch.int64:
+            deq_scale = deq_scale.int().view(torch.float32)
+        total = sums + self["quant_bias"] if adds_bias else sums
+        return (total.float() * deq_scale).to(x.dtype)
+
+    def dynamic(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        integers, scale = quantized(x)
+        return self.scaled(integers, scale, bias).to(x.dtype)
+
+    def scaled(self, integers: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        """fp32, before rounding to the model's dtype."""
+        values = self.sums(integers).float() * self["weight_scale"].float().flatten()
+        values = values * scale[:, None]
+        return values if bias is None else values + bias.float()
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.float().abs().amax(-1) / 127
+    integers = torch.nan_to_num(x.float() / scale[:, None]).round().clamp(-128, 127)
+    return integers.to(torch.int8), scale
+
+
+# --- layers under test ---------------------------------------------------------------------------
+
+
+def config_of(types: dict[str, str]) -> AscendQuantizationConfig:
+    return AscendQuantizationConfig(
+        QuantDescription.parse({f"{name}.weight": kind for name, kind in types.items()})
+    )
+
+
+def build(
+    layer: type[LinearBase], *args: Any, kinds: dict[str, str], prefix: str, **kwargs: Any
+) -> LinearBase:
+    kwargs = {"bias": False, "return_bias": False, **kwargs}
+    with torch.device("npu", 0):
+        made: LinearBase = layer(*args, quant_config=config_of(kinds), prefix=prefix, **kwargs)
+    return made
+
+
+def fill(layer: LinearBase, export: Exported, *shard: Any) -> None:
+    for name, tensor in export.tensors.items():
+        parameter = layer.get_parameter(name)
+        parameter.weight_loader(parameter, tensor, *shard)
+
+
+def prepare(layer: LinearBase) -> LinearBase:
+    layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
+def single(kind: str, dtype: torch.dtype, layer: type[LinearBase] = ReplicatedLinear) -> LinearBase:
+    return build(layer, IN, OUT, kinds={"p": kind}, prefix="p", params_dtype=dtype)
+
+
+def inputs(dtype: torch.dtype, rows: int = 9, columns: int = IN) -> Tensor:
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(5)).to(dtype)
+    x[rows // 2] = 0  # a row without a range
+    return x
+
+
+LAYERS = pytest.mark.parametrize(
+    "layer", [ReplicatedLinear, ColumnParallelLinear, RowParallelLinear]
+)
+
+
+@DTYPES
+@LAYERS
+def test_static_layers_equal_the_integer_definition(layer: type[LinearBase], dtype: torch.dtype):
+    export = Exported.make("W8A8", OUT, IN, dtype)
+    made = single("W8A8", dtype, layer)
+    fill(made, export)
+    prepare(made)
+    x = inputs(dtype) * 3  # some values leave the range
+    assert torch.equal(made(x.npu()).cpu(), export.static(x))
+
+
+@DTYPES
+@LAYERS
+def test_dynamic_layers_equal_the_integer_definition(layer: type[LinearBase], dtype: torch.dtype):
+    export = Exported.make("W8A8_DYNAMIC", OUT, IN, dtype)
+    made = single("W8A8_DYNAMIC", dtype, layer)
+    fill(made, export)
+    prepare(made)
+    x = inputs(dtype)
+    assert torch.equal(made(x.npu()).cpu(), export.dynamic(x))
+    batched = x.view(3, 3, IN)
+    assert torch.equal(made(batched.npu()).cpu(), export.dynamic(x).view(3, 3, OUT))
+
+
+def test_a_dynamic_layer_adds_its_float_bias_after_scaling():
+    dtype = torch.bfloat16
+    export = Exported.make("W8A8_DYNAMIC", OUT, IN, dtype)
+    made = build(
+        ReplicatedLinear, IN, OUT, bias=True, kinds={"p": "W8A8_DYNAMIC"}, prefix="p",
+        params_dtype=dtype,
+    )  # fmt: skip
+    fill(made, export)
+    bias = torch.randn(OUT).to(dtype)
+    made.bias.data.copy_(bias)
+    prepare(made)
+    x = inputs(dtype)
+    assert torch.equal(made(x.npu()).cpu(), export.dynamic(x, bias))
+
+
+@TYPES
+def test_fused_projections_equal_their_parts(kind: str):
+    dtype = torch.bfloat16
+    kinds = {f"attn.{name}": kind for name in ("q_proj", "k_proj", "v_proj")}
+    made = build(
+        QKVParallelLinear, IN, 16, 4, 2, kinds=kinds, prefix="attn.qkv_proj", params_dtype=dtype
+    )
+    exports = {
+        name: Exported.make(kind, heads * 16, IN, dtype, seed)
+        for seed, (name, heads) in enumerate({"q": 4, "k": 2, "v": 2}.items())
+    }
+    for name, export in exports.items():
+        fill(made, export, name)
+    prepare(made)
+    x = inputs(dtype)
+    parts = [
+        export.static(x) if kind == "W8A8" else export.dynamic(x) for export in exports.values()
+    ]
+    assert torch.equal(made(x.npu()).cpu(), torch.cat(parts, -1))
+
+
+@TYPES
+def test_tokens_do_not_depend_on_their_neighbours(kind: str):
+    dtype = torch.bfloat16
+    made = single(kind, dtype)
+    fill(made, Exported.make(kind, OUT, IN, dtype))
+    prepare(made)
+    x = inputs(dtype)
+    sane = made(x.npu()).cpu()
+    x[3, 7], x[5] = float("nan"), float("inf")
+    disturbed = made(x.npu()).cpu()
+    others = [0, 1, 2, 4, 6, 7, 8]
+    assert torch.equal(disturbed[others], sane[others])
+
+
+def test_the_bias_of_a_row_parallel_layer_is_added_on_one_rank():
+    dtype = torch.bfloat16
+    export = Exported.make("W8A8", OUT, IN, dtype)
+    x = inputs(dtype)
+    made = single("W8A8", dtype, RowParallelLinear)
+    fill(made, export)
+    made.tp_rank = 1
+    prepare(made)
+    on_second_rank = made.quant_method.apply(made, x.npu()).cpu()
+    assert torch.equal(on_second_rank, export.static(x, adds_bias=False))
+    made.tp_rank = 0
+    assert torch.equal(prepare(made).quant_method.apply(made, x.npu()).cpu(), export.static(x))
+
+
+def test_a_column_parallel_layer_adds_the_bias_on_every_rank():
+    export = Exported.make("W8A8", OUT, IN, torch.bfloat16)
+    made = single("W8A8", torch.bfloat16, ColumnParallelLinear)
+    fill(made, export)
+    made.tp_rank = 1
+    x = inputs(torch.bfloat16)
+    assert torch.equal(prepare(made)(x.npu()).cpu(), export.static(x))
+
+
+@DTYPES
+def test_scales_may_come_as_bits_or_as_floats(dtype: torch.dtype):
+    export = Exported.make("W8A8", OUT, IN, dtype)
+    x = inputs(dtype)
+    expected = export.static(x)
+    deq_scale = export["deq_scale"]
+    is_bits = deq_scale.dtype == torch.int64
+    export.tensors["deq_scale"] = (
+        float_from_bits(deq_scale) if is_bits else bits_from_float(deq_scale)
+    )
+    made = single("W8A8", dtype)
+    fill(made, export)
+    assert torch.equal(prepare(made)(x.npu()).cpu(), expected)
+
+
+def test_bits_of_floats_are_the_format_s_and_go_back():
+    values = torch.tensor([1.0, -2.5, 3e-5, 0.0])
+    bits = bits_from_float(values)
+    assert bits.tolist()[:2] == [0x3F800000, 0xC0200000]
+    assert torch.equal(float_from_bits(bits), values)
+    signed = values.view(torch.int32).long()  # some exporters extend the sign
+    assert torch.equal(float_from_bits(signed), values)
+
+
+# --- hand-over inside an MLP ---------------------------------------------------------------------
+
+
+def mlp(
+    gate: str, down: str, dtype: torch.dtype, inter: int = 96
+) -> tuple[LinearBase, LinearBase, list[Exported]]:
+    kinds = {"mlp.gate_proj": gate, "mlp.up_proj": gate, "mlp.down_proj": down}
+    gate_up = build(
+        MergedColumnParallelLinear, IN, [inter, inter], kinds=kinds, prefix="mlp.gate_up_proj",
+        params_dtype=dtype,
+    )  # fmt: skip
+    down_proj = build(
+        RowParallelLinear, inter, IN, kinds=kinds, prefix="mlp.down_proj", params_dtype=dtype
+    )
+    exports = [Exported.make(gate, inter, IN, dtype, seed) for seed in (1, 2)]
+    exports.append(Exported.make(down, IN, inter, dtype, 3))
+    fill(gate_up, exports[0], 0)
+    fill(gate_up, exports[1], 1)
+    fill(down_proj, exports[2])
+    return prepare(gate_up), prepare(down_proj), exports
+
+
+@DTYPES
+def test_a_dynamic_mlp_hands_integers_over_and_equals_its_definition(dtype: torch.dtype):
+    gate_up, down_proj, exports = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", dtype)
+    x = inputs(dtype)
+    projected = gate_up(x.npu())
+    assert isinstance(projected, IntegerProjection)
+    activated = SiluAndMul()(projected)
+    assert isinstance(activated, QuantizedActivation)
+    actual = down_proj(activated).cpu()
+
+    integers, scale = quantized(x)
+    gate, up = (export.scaled(integers, scale) for export in exports[:2])
+    gated = torch.nn.functional.silu(gate) * up
+    largest = gated.abs().amax(-1, keepdim=True)
+    again = torch.nan_to_num(gated * (127 / largest)).round().to(torch.int8)
+    assert torch.equal(activated.integers.cpu(), again)
+    expected = exports[2].scaled(again, largest.squeeze(-1) / 127).to(dtype)
+    assert torch.equal(actual, expected)
+
+
+def test_other_operators_see_the_values_and_end_the_hand_over():
+    dtype = torch.bfloat16
+    gate_up, _, exports = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", dtype)
+    x = inputs(dtype)
+    plain = torch.cat([export.dynamic(x) for export in exports[:2]], -1)
+    projected = gate_up(x.npu())
+    assert isinstance(projected, IntegerProjection)
+    gate, up = plain.float().chunk(2, -1)
+    expected = (torch.nn.functional.gelu(gate) * up).to(dtype)
+    torch.testing.assert_close(GeluAndMul()(projected).cpu(), expected, atol=1e-2, rtol=1e-2)
+    again = gate_up(x.npu())
+    assert type(again) is torch.Tensor
+    assert torch.equal(again.cpu(), plain)
+
+
+def test_an_activation_that_was_handed_over_has_its_values():
+    gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+    activated = SiluAndMul()(gate_up(inputs(torch.bfloat16).npu()))
+    values = activated.integers.cpu().float() * activated.scales.cpu()[:, None]
+    assert torch.equal((activated + 0).cpu(), values.bfloat16())
+
+
+@pytest.mark.parametrize(("gate", "down"), [("W8A8", "W8A8_DYNAMIC"), ("W8A8_DYNAMIC", "W8A8")])
+def test_an_mlp_of_several_types_rounds_between_its_layers(gate: str, down: str):
+    dtype = torch.bfloat16
+    gate_up, down_proj, exports = mlp(gate, down, dtype)
+    x = inputs(dtype)
+    run: Callable[[Exported, Tensor], Tensor] = (
+        Exported.static if gate == "W8A8" else Exported.dynamic
+    )
+    projected = gate_up(x.npu())
+    assert torch.equal(projected.cpu(), torch.cat([run(e, x) for e in exports[:2]], -1))
+    activated = SiluAndMul()(projected)
+    last = Exported.static if down == "W8A8" else Exported.dynamic
+    assert torch.equal(down_proj(activated).cpu(), last(exports[2], activated.cpu()))
+
+
+# --- layers that stay floats ---------------------------------------------------------------------
+
+
+def test_a_float_layer_of_a_quantized_model_is_an_ordinary_one():
+    made = build(ReplicatedLinear, IN, OUT, kinds={"p": "FLOAT"}, prefix="p")
+    assert type(made.quant_method) is NPUUnquantizedLinearMethod
+
+
+def test_layers_without_an_entry_are_floats_and_named_once(monkeypatch: pytest.MonkeyPatch):
+    config = config_of({"p": "W8A8"})
+    for prefix in ("lm_head", "visual.proj"):
+        with torch.device("npu", 0):
+            made = ReplicatedLinear(IN, OUT, quant_config=config, prefix=prefix)
+        assert type(made.quant_method) is NPUUnquantizedLinearMethod
+    told: list[str] = []
+    monkeypatch.setattr(
+        "vllm_davinci.core.quantization.config.logger.warning",
+        lambda text, *args: told.append(text % args),
+    )
+    config.log_missing()
+    config.log_missing()
+    assert len(told) == 1
+    assert "lm_head, visual.proj" in told[0]
+
+
+@TYPES
+def test_the_projection_behind_latent_attention_becomes_floats(kind: str):
+    dtype = torch.bfloat16
+    made = build(
+        ColumnParallelLinear, IN, OUT, kinds={"attn.kv_b_proj": kind}, prefix="attn.kv_b_proj",
+        params_dtype=dtype,
+    )  # fmt: skip
+    export = Exported.make(kind, OUT, IN, dtype)
+    fill(made, export)
+    prepare(made)
+    weight = (export["weight"].float() * export["weight_scale"].float()).to(dtype)
+    assert torch.equal(made.weight.cpu(), weight)
+    assert [name for name, _ in made.named_parameters()] == ["weight"]
+    x = inputs(dtype)
+    torch.testing.assert_close(made(x.npu()).cpu(), x @ weight.t(), atol=0.05, rtol=0.05)
+
+
+# --- bad checkpoints -----------------------------------------------------------------------------
+
+
+@TYPES
+def test_a_missing_tensor_is_named_at_load(kind: str):
+    made = single(kind, torch.bfloat16)
+    export = Exported.make(kind, OUT, IN, torch.bfloat16)
+    del export.tensors["weight_scale"]
+    fill(made, export)
+    with pytest.raises(CheckpointError, match=r"lacks p\.weight_scale.*check-model"):
+        prepare(made)
+
+
+def test_a_missing_part_of_a_fused_layer_is_named_at_load():
+    kinds = {f"attn.{name}": "W8A8_DYNAMIC" for name in ("q_proj", "k_proj", "v_proj")}
+    made = build(QKVParallelLinear, IN, 16, 4, 2, kinds=kinds, prefix="attn.qkv_proj")
+    fill(made, Exported.make("W8A8_DYNAMIC", 64, IN, torch.float32), "q")
+    fill(made, Exported.make("W8A8_DYNAMIC", 32, IN, torch.float32), "v")
+    with pytest.raises(CheckpointError, match=r"attn\.qkv_proj\.weight \(part 'k'\)"):
+        prepare(made)
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale", "deq_scale", "input_scale"])
+@pytest.mark.parametrize("layer", [ReplicatedLinear, ColumnParallelLinear, RowParallelLinear])
+def test_a_wrong_shape_is_named_at_load(name: str, layer: type[LinearBase]):
+    made = single("W8A8", torch.bfloat16, layer)
+    export = Exported.make("W8A8", OUT, IN, torch.bfloat16)
+    export.tensors[name] = torch.cat([export[name], export[name]])[: export[name].shape[0] + 1]
+    if layer is ColumnParallelLinear and name != "input_scale":
+        export.tensors[name] = export[name][:-2]  # a column-parallel layer takes a slice
+    with pytest.raises(CheckpointError, match=rf"p\.{name}.*has shape .*config\.json"):
+        fill(made, export)
+
+
+def test_input_scales_that_differ_between_parts_are_an_error():
+    kinds = {"mlp.gate_proj": "W8A8", "mlp.up_proj": "W8A8"}
+    made = build(MergedColumnParallelLinear, IN, [32, 32], kinds=kinds, prefix="mlp.gate_up_proj")
+    export = Exported.make("W8A8", 32, IN, torch.float32)
+    fill(made, export, 0)
+    export.tensors["input_scale"] = export["input_scale"] * 2
+    fill(made, export, 1)
+    with pytest.raises(CheckpointError, match="input_scale differs between its parts"):
+        prepare(made)
+
+
+def test_asymmetric_weights_are_refused():
+    made = single("W8A8_DYNAMIC", torch.bfloat16)
+    export = Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16)
+    export.tensors["weight_offset"][3] = 4
+    fill(made, export)
+    with pytest.raises(UnsupportedFeatureError, match=r"p\.weight_offset is not zero"):
+        prepare(made)
+
+
+def test_a_quantized_lm_head_is_refused():
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    with pytest.raises(UnsupportedFeatureError, match=r"lm_head\.weight.*FLOAT"):
+        ParallelLMHead(64, 32, quant_config=config_of({"lm_head": "W8A8"}), prefix="lm_head")
+
+
+def test_the_nz_layout_is_asked_for_and_its_failure_explained(vllm_config: VllmConfig):
+    vllm_config.additional_config = {"enable_weight_nz_layout": True}
+    made = single("W8A8_DYNAMIC", torch.bfloat16)
+    fill(made, Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16))
+    with pytest.raises(DeviceError, match=r"enable_weight_nz_layout.*Remove the key"):
+        prepare(made)
