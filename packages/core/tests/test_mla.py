@@ -4,6 +4,7 @@ The reference computes every request anew from all its hidden states: no cache, 
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -284,15 +285,16 @@ def test_decodes_of_several_queries_see_each_other_causally(
 
 
 def test_more_drafts_than_the_operator_takes_are_refused(
-    vllm_config: VllmConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    vllm_config: VllmConfig, device: torch.device
 ):
-    block = Block(vllm_config, device)
-    monkeypatch.setattr(NPUMLAMetadataBuilder, "reorder_batch_threshold", 17, raising=False)
-    monkeypatch.setattr(
-        NPUMLAMetadataBuilder, "_init_reorder_batch_threshold", lambda self, *_, **__: None
+    spec = Block(vllm_config, device).builder.kv_cache_spec
+    vllm_config.speculative_config = SimpleNamespace(
+        num_speculative_tokens=16, parallel_drafting=False
     )
-    with pytest.raises(ConfigurationError, match="lower num_speculative_tokens to 15"):
-        NPUMLAMetadataBuilder(block.builder.kv_cache_spec, [], vllm_config, device)
+    with pytest.raises(
+        ConfigurationError, match=r"17 queries .*lower num_speculative_tokens to 15"
+    ):
+        NPUMLAMetadataBuilder(spec, [], vllm_config, device)
 
 
 def test_padding_rows_become_zero_and_change_nothing_else(
