@@ -95,6 +95,10 @@ class EngineProcess:
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
 
+    def on_workers(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of every worker; their answers by rank."""
+        return self._call("collective_rpc", (method,), {"args": args})
+
     def scheduler_settings(self) -> dict[str, Any]:
         """The fields of vLLM's scheduler configuration, as they are in effect."""
         return self._call("scheduler_settings", (), {})
@@ -180,6 +184,8 @@ def _serve(
                 value = _C.schedule()
             elif method == "get_metrics":
                 value = llm.get_metrics()
+            elif method == "collective_rpc":
+                value = llm.collective_rpc(*args, **kwargs)
             else:
                 value = getattr(llm, method)(*args, use_tqdm=False, **kwargs)
             connection.send((True, value))

@@ -107,8 +107,6 @@ def test_a_multiple_of_the_block_size_is_kept():
 @pytest.mark.parametrize(
     ("holder", "name", "value", "named"),
     [
-        ("parallel_config", "enable_dbo", True, "--enable-dbo"),
-        ("parallel_config", "ubatch_size", 2, "--ubatch-size"),
         ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
         ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype"),

@@ -4,22 +4,25 @@ import pytest
 
 from vllm_davinci.multistream import Reason, SplitPolicy, StepFacts
 
-PREFILL = StepFacts([128, 128, 128, 128], num_decodes=0)
+PREFILL = StepFacts([128, 128, 128, 128])
 
 CASES = [
     (SplitPolicy(), PREFILL, Reason.SPLIT),
     (SplitPolicy(enabled=False), PREFILL, Reason.DISABLED),
-    (SplitPolicy(), StepFacts([512], 0, is_real=False), Reason.NOT_A_STEP),
-    (SplitPolicy(), StepFacts([256, 256], 0, is_graph_replay=True), Reason.GRAPH_REPLAY),
-    (SplitPolicy(), StepFacts([256, 256], 0, is_supported=False), Reason.UNSUPPORTED),
-    (SplitPolicy(), StepFacts([1] * 400, 400), Reason.NO_PREFILL),
-    (SplitPolicy(decode=True), StepFacts([1] * 400, 400), Reason.SPLIT),
-    (SplitPolicy(decode=True), StepFacts([1] * 31, 31), Reason.FEW_TOKENS),
-    (SplitPolicy(), StepFacts([128, 127], 0), Reason.FEW_TOKENS),
-    (SplitPolicy(), StepFacts([128, 128], 0), Reason.SPLIT),
-    (SplitPolicy(), StepFacts([1] * 250 + [63], 250), Reason.FEW_PREFILL_TOKENS),
-    (SplitPolicy(), StepFacts([1] * 250 + [64], 250), Reason.SPLIT),
-    (SplitPolicy(), StepFacts([512], 0), Reason.NO_CUT),
+    (SplitPolicy(), StepFacts([512], is_real=False), Reason.NOT_A_STEP),
+    (SplitPolicy(has_communication=False), PREFILL, Reason.NO_COMMUNICATION),
+    (SplitPolicy(), StepFacts([256, 256], is_graph_replay=True), Reason.GRAPH_REPLAY),
+    (SplitPolicy(), StepFacts([256, 256], is_supported=False), Reason.UNSUPPORTED),
+    (SplitPolicy(), StepFacts([1] * 400), Reason.NO_PREFILL),
+    (SplitPolicy(decode=True), StepFacts([1] * 400), Reason.SPLIT),
+    (SplitPolicy(decode=True), StepFacts([1] * 31), Reason.FEW_TOKENS),
+    (SplitPolicy(), StepFacts([128, 127]), Reason.FEW_TOKENS),
+    (SplitPolicy(), StepFacts([128, 128]), Reason.SPLIT),
+    (SplitPolicy(), StepFacts([1] * 250 + [63]), Reason.FEW_PREFILL_TOKENS),
+    (SplitPolicy(), StepFacts([1] * 250 + [64]), Reason.SPLIT),
+    (SplitPolicy(decode=True), StepFacts([3] * 400, decode_query_len=3), Reason.SPLIT),
+    (SplitPolicy(), StepFacts([1] * 100 + [64] + [1] * 100), Reason.FEW_TOKENS),
+    (SplitPolicy(), StepFacts([512]), Reason.NO_CUT),
     (SplitPolicy(is_ordered=lambda split: False), PREFILL, Reason.PREFIX_DEPENDENCY),
     (SplitPolicy(is_worth_it=lambda step, split: False), PREFILL, Reason.NOT_WORTH_IT),
 ]
@@ -43,5 +46,5 @@ def test_a_veto_takes_the_split_back_and_recounts_it() -> None:
     assert decision.split is None
     assert decision.reason is Reason.VETOED
     assert +policy.counters == {Reason.VETOED: 1}
-    whole = policy.decide(StepFacts([4], 0))
+    whole = policy.decide(StepFacts([4]))
     assert policy.veto(whole) is whole

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from vllm.logger import init_logger
 
 from vllm_davinci.core.errors import ComponentError
+from vllm_davinci.core.stream_scheduler import StreamScheduler
 
 logger = init_logger(__name__)
 
@@ -40,16 +41,6 @@ class ModelProvider(Protocol):
 
 
 @runtime_checkable
-class StreamScheduler(Protocol):
-    """Runs parts of a step on several streams."""
-
-    api_version: int
-
-    def interleave(self, parts: list[Any]) -> list[Any]:
-        """Runs the callables so that one computes while another communicates; their results."""
-
-
-@runtime_checkable
 class DeviceProvider(Protocol):
     """A device other than a chip, which computes on this host's threads."""
 
@@ -69,6 +60,12 @@ class Role:
     without: str
 
 
+STREAMS = Role(
+    "vllm_davinci.stream_schedulers",
+    StreamScheduler,
+    "vllm-davinci-multistream",
+    "everything runs on one stream",
+)
 ROLES: tuple[Role, ...] = (
     Role(
         "vllm_davinci.op_providers",
@@ -82,12 +79,7 @@ ROLES: tuple[Role, ...] = (
         "vllm-davinci-models",
         "vLLM's own model definitions are used",
     ),
-    Role(
-        "vllm_davinci.stream_schedulers",
-        StreamScheduler,
-        "vllm-davinci-multistream",
-        "everything runs on one stream",
-    ),
+    STREAMS,
 )
 DEVICES = Role(
     "vllm_davinci.devices", DeviceProvider, "vllm-davinci-vnpu", "only real chips are seen"
@@ -127,6 +119,12 @@ def _load(role: Role, entry: EntryPoint) -> Any:
             "that belong together: `pip install vllm-davinci`."
         )
     return provider
+
+
+@cache
+def stream_scheduler() -> StreamScheduler | None:
+    """This process's stream scheduler, or None when no package provides one."""
+    return next(iter(find(STREAMS).values()), None)
 
 
 def active_device() -> str | None:

@@ -82,6 +82,8 @@ class DualBatchConfig(_Options):
     """Cut between requests only, or also inside one."""
     decode: bool = False
     """Split steps without a prefill too."""
+    min_decode_tokens_to_split: int = Field(default=32, ge=0)
+    """Steps without a prefill and with fewer tokens stay whole."""
 
 
 class DavinciConfig(_Options):
@@ -140,7 +142,8 @@ NOT_AVAILABLE: dict[str, str] = {
     "torchair_graph_config.enabled": "graph mode",
     "torchair_graph_config.enable_view_optimize": "graph mode",
     "ascend_scheduler_config.enabled": "the prefill-first scheduler",
-    "dbo.enabled": "dual-batch overlap",
+    "expert_tensor_parallel_size": "expert tensor parallelism",
+    "expert_map_path": "static expert placement",
     "dynamic_eplb": "dynamic expert balancing",
     "num_iterations_eplb_update": "dynamic expert balancing",
     "num_wait_worker_iterations": "dynamic expert balancing",

@@ -29,9 +29,13 @@ class EnvironmentVariable:
     is_refused: bool
 
 
+# Served: 1 is dbo.enabled (core.overlap.options).
+OVERLAP_REQUESTS: tuple[EnvironmentVariable, ...] = (
+    EnvironmentVariable("VLLM_ASCEND_ENABLE_DBO", "0", "dual-batch overlap", False),
+    EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling", False),
+)
+
 INHERITED: tuple[EnvironmentVariable, ...] = (
-    EnvironmentVariable("VLLM_ASCEND_ENABLE_DBO", "0", "dual-batch overlap", True),
-    EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling", True),
     EnvironmentVariable("VLLM_ENABLE_MC2", "0", "fused dispatch and combine of experts", True),
     EnvironmentVariable(
         "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism", True

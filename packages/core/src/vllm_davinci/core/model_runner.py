@@ -1,6 +1,7 @@
 """A thin subclass of vLLM's V1 runner: cache layout, slot mapping and synchronization."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
 )
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from vllm_davinci.core import torch_cuda_names
 from vllm_davinci.core.attention.mla_cache import LatentCache
@@ -22,17 +23,19 @@ from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.checkpoint import describe_damage
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.overlap.runner import OverlapRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 
 
-class NPUModelRunner(GPUModelRunner):
+class NPUModelRunner(OverlapRunner):
     """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(vllm_config, device)
         self.cascade_attn_enabled = False
+        self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
         self._take_over_block_tables()
 
     def _init_device_properties(self) -> None:
@@ -46,6 +49,20 @@ class NPUModelRunner(GPUModelRunner):
         quantization = self.vllm_config.quant_config
         if isinstance(quantization, AscendQuantizationConfig):
             quantization.log_missing()
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Samples, and keeps an asynchronous output until the next step.
+
+        A rank whose output nobody asks for drops it at once, and with it device memory that the
+        copy to the host still reads.
+        """
+        output = super().sample_tokens(*args, **kwargs)
+        if self._output_being_copied is not None:
+            # Not Stream.wait_event: torch's own stream takes no torch_npu event.
+            self._output_being_copied.async_copy_ready_event.wait()
+        is_asynchronous = isinstance(output, AsyncGPUModelRunnerOutput)
+        self._output_being_copied = output if is_asynchronous else None
+        return output
 
     # --- slot mapping ----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.model_runner import NPUModelRunner
@@ -55,7 +56,8 @@ class NPUWorker(Worker):
         torch.accelerator.empty_cache()
         self.init_snapshot = MemorySnapshot(device=self.device)
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
-        init_workspace_manager(self.device, 1)
+        num_micro_batches = get_config(self.vllm_config).dbo.num_micro_batches
+        init_workspace_manager(self.device, 1, num_lanes=num_micro_batches)
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
@@ -105,6 +107,10 @@ class NPUWorker(Worker):
             language_model=self.compilation_config.compilation_time,
             encoder=self.compilation_config.encoder_compilation_time,
         )
+
+    def overlap_decisions(self) -> dict[str, int]:
+        """Why steps were split or not: reason -> number of steps of this worker."""
+        return self.model_runner.overlap_decisions()
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         if is_start and self.profiler is None and self.profiler_config.profiler == "torch":

@@ -30,12 +30,12 @@ class Reason(enum.Enum):
 class StepFacts:
     """What the decision looks at.
 
-    query_lens:  new tokens of each request, in batch order, decodes first
-    num_decodes: requests at the front that decode
+    query_lens:       new tokens of each request, in batch order
+    decode_query_len: a request with at most so many new tokens decodes
     """
 
     query_lens: Sequence[int]
-    num_decodes: int
+    decode_query_len: int = 1
     is_real: bool = True
     is_graph_replay: bool = False
     is_supported: bool = True
@@ -46,7 +46,7 @@ class StepFacts:
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(self.query_lens[self.num_decodes :])
+        return sum(length for length in self.query_lens if length > self.decode_query_len)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Decision:
 class SplitPolicy:
     """Decides for each step and counts the reasons.
 
+    has_communication: whether there is a rank to communicate with
     min_total_tokens, min_prefill_tokens: smaller steps stay whole
     decode:   whether steps without a prefill may be split
     min_decode_tokens: for those, the smallest step
@@ -69,6 +70,7 @@ class SplitPolicy:
     """
 
     enabled: bool = True
+    has_communication: bool = True
     num_micro_batches: int = 2
     min_total_tokens: int = 256
     min_prefill_tokens: int = 64
@@ -100,6 +102,8 @@ class SplitPolicy:
             return Decision(Reason.DISABLED)
         if not step.is_real:
             return Decision(Reason.NOT_A_STEP)
+        if not self.has_communication:
+            return Decision(Reason.NO_COMMUNICATION)
         if not step.is_supported:
             return Decision(Reason.UNSUPPORTED)
         if step.is_graph_replay:

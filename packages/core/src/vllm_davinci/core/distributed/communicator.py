@@ -6,18 +6,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from vllm.config import get_current_vllm_config_or_none
 from vllm.distributed.device_communicators.all2all import AgRsAll2AllManager
 from vllm.distributed.device_communicators.base_device_communicator import (
     DeviceCommunicatorBase,
 )
 
+from vllm_davinci.core import components
+from vllm_davinci.core.config import get_config
+
 
 class NPUCommunicator(DeviceCommunicatorBase):
     """Out-of-place collectives of one group of NPUs.
 
-    Every collective passes through `_collective`, the one method to override in order to order
-    collectives against computation. Runs on the current stream; HCCL's own stream waits for it
-    and is waited for.
+    Every collective passes through `_collective`. In a micro-batch it runs on the communication
+    stream, beside the computation of the other micro-batches; elsewhere on the current stream,
+    which HCCL's own stream waits for and is waited for by.
     """
 
     def __init__(
@@ -39,6 +43,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
             global_world_size,
             use_all2all,
         )
+        config = get_current_vllm_config_or_none()
+        is_overlapped = config is not None and get_config(config).dbo.enabled
+        self._scheduler = components.stream_scheduler() if is_overlapped else None
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
@@ -47,9 +54,12 @@ class NPUCommunicator(DeviceCommunicatorBase):
 
         name:    which collective, for logs and schedules
         launch:  enqueues it
-        tensors: what it reads and writes
+        tensors: what it reads and writes; allocated before, and held until this returns
         """
-        launch()
+        if self._scheduler is None:
+            launch()
+        else:
+            self._scheduler.communicate(launch)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""

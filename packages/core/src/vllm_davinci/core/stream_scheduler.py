@@ -1,0 +1,92 @@
+"""What core asks of the package that runs parts of a step on several streams."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+T = TypeVar("T")
+
+
+class MicroBatch(Protocol):
+    """A contiguous range of a step's tokens, and the requests it holds tokens of."""
+
+    @property
+    def tokens(self) -> slice: ...
+    @property
+    def requests(self) -> slice: ...
+
+
+class Split(Protocol):
+    """A step cut into micro-batches that together hold each token once."""
+
+    @property
+    def micro_batches(self) -> Sequence[MicroBatch]: ...
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The tokens at which the second and later micro-batches begin."""
+
+    def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
+        """Each micro-batch's rows, as views; rows behind the step's tokens go to the last one."""
+
+    def merge(self, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        """The inverse of `slice`."""
+
+
+class Decision(Protocol):
+    """A split, or the reason why there is none."""
+
+    @property
+    def reason(self) -> Enum: ...
+    @property
+    def split(self) -> Split | None: ...
+
+
+class StepFacts(Protocol):
+    """What a decision looks at."""
+
+    @property
+    def query_lens(self) -> Sequence[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prefill_tokens(self) -> int: ...
+
+
+class SplitPolicy(Protocol):
+    """Decides for each step whether to split it, and counts the reasons."""
+
+    @property
+    def counters(self) -> Mapping[Any, int]: ...
+    def decide(self, step: Any) -> Decision: ...
+    def veto(self, decision: Any) -> Decision:
+        """Takes back a split because another rank does not agree."""
+
+
+class Interleave(Protocol):
+    """Runs micro-batches in turn; a collective is where they take turns."""
+
+    @property
+    def num_switches(self) -> int: ...
+    def run(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
+        """Runs all of them to their end. The first error ends the run, which leaves nothing."""
+
+
+@runtime_checkable
+class StreamScheduler(Protocol):
+    """The role."""
+
+    api_version: int
+
+    def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
+        """The decisions of one engine. mode: "request" or "token"."""
+
+    def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
+        """Facts about one step."""
+
+    def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
+        """on_switch: called with a micro-batch's index each time it starts or goes on."""
+
+    def communicate(self, launch: Callable[[], T]) -> T:
+        """Runs a collective; inside a micro-batch, the others compute meanwhile."""

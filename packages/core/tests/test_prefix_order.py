@@ -1,0 +1,63 @@
+"""Where a step must not be cut: a token would read cache blocks that a later part fills."""
+
+import numpy as np
+import pytest
+
+from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
+
+BLOCK = 4
+
+
+def in_order(
+    tables: list[list[int]], num_computed: list[int], query_lens: list[int], *cuts: int
+) -> bool:
+    width = max(map(len, tables))
+    table = np.array([[*row, *[0] * (width - len(row))] for row in tables], np.int32)
+    groups = [BlockIds(table, BLOCK)]
+    return is_in_order(groups, np.array(num_computed), np.array(query_lens), cuts)
+
+
+def test_prompts_without_a_common_prefix_may_be_cut_anywhere():
+    for cut in range(1, 16):
+        assert in_order([[1, 2], [3, 4]], [0, 0], [8, 8], cut)
+
+
+@pytest.mark.parametrize(("cut", "is_legal"), [(4, False), (8, False), (11, False), (12, True)])
+def test_a_reader_ahead_of_the_writer_of_its_prefix_stays_with_it(cut: int, is_legal: bool):
+    # Request 0 hits block 7, which request 1 fills: its tokens 4 to 7, which are 8 to 11 here.
+    assert in_order([[7, 2], [6, 7, 8]], [4, 0], [4, 12], cut) is is_legal
+
+
+def test_a_reader_behind_the_writer_of_its_prefix_may_be_cut_off():
+    assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 12)
+    # Also inside the writer, once it has filled the block that is read.
+    assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 4)
+
+
+def test_one_new_token_behind_a_prefix_of_this_step_counts_as_a_reader():
+    # The hit leaves one token to compute; it looks like a decode.
+    assert not in_order([[6, 2], [6, 7]], [4, 0], [1, 8], 1)
+    assert in_order([[6, 7], [6, 2]], [0, 4], [8, 1], 8)
+
+
+def test_a_decode_reads_blocks_of_earlier_steps_only():
+    assert in_order([[1, 2], [3, 4]], [6, 0], [1, 8], 1)
+
+
+def test_a_cut_inside_a_request_leaves_its_own_earlier_blocks_alone():
+    # 5 tokens are cached; the cut divides the block that they share with the new ones.
+    assert in_order([[1, 2, 3]], [5], [7], 1)
+
+
+def test_every_cut_of_several_is_looked_at():
+    tables, computed, lens = [[1, 2], [7, 3], [6, 7, 8]], [0, 4, 0], [8, 4, 12]
+    assert not in_order(tables, computed, lens, 8, 12)
+    assert in_order(tables, computed, lens, 8, 20)
+
+
+def test_every_cache_group_is_looked_at():
+    apart = BlockIds(np.array([[1, 2], [3, 4]]), BLOCK)
+    shared = BlockIds(np.array([[4, 2], [4, 5]]), BLOCK)
+    computed, lens = np.array([4, 0]), np.array([4, 8])
+    assert is_in_order([apart], computed, lens, [4])
+    assert not is_in_order([apart, shared], computed, lens, [4])

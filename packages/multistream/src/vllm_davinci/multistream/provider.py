@@ -1,0 +1,34 @@
+"""The stream scheduler that vllm-davinci-core finds through an entry point."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm_davinci.multistream.interleave import Interleave, communicate
+from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
+from vllm_davinci.multistream.split import CutMode
+from vllm_davinci.multistream.streams import StreamPool
+
+
+class StreamScheduler:
+    """One per process: all its work shares one stream per role."""
+
+    api_version = 1
+
+    communicate = staticmethod(communicate)
+
+    def __init__(self) -> None:
+        self._streams: StreamPool | None = None
+
+    def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
+        """The decisions of one engine. mode: "request" or "token"; rules: SplitPolicy's fields."""
+        return SplitPolicy(mode=CutMode(mode), **rules)
+
+    def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
+        """What a policy decides on. facts: StepFacts' other fields."""
+        return StepFacts(query_lens, **facts)
+
+    def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
+        """Runs micro-batches in turn. Call it once the process has chosen its device."""
+        if self._streams is None:
+            self._streams = StreamPool()
+        return Interleave(self._streams, on_switch)

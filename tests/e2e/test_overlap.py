@@ -1,0 +1,197 @@
+"""Dual-batch overlap: the same tokens as whole steps, in every schedule, without a race."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from e2e import model_zoo
+from e2e.engine_process import EngineError, EngineProcess
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+MODEL = "llama_head64_gqa4"
+MAX_TOKENS = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=5)
+
+# Split whatever can be split, decodes too.
+ALWAYS = {
+    "enabled": True,
+    "decode": True,
+    "min_total_tokens_to_split": 2,
+    "min_prefill_tokens_to_split": 1,
+    "min_decode_tokens_to_split": 2,
+    "imbalance_ratio": 0.5,
+}
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+def overlapped(**options: Any) -> dict[str, Any]:
+    return {"additional_config": {"dbo": {**ALWAYS, **options}}}
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def decisions(engine: EngineProcess) -> Counter[str]:
+    """Reason -> number of steps; every rank decided alike."""
+    first, *others = engine.on_workers("overlap_decisions")
+    # A stage of a pipeline warms up on its own.
+    assert all({**other, "not_a_step": 0} == {**first, "not_a_step": 0} for other in others)
+    return Counter(first)
+
+
+def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]
+
+
+# --- exact tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param(MODEL, overlapped(), id="request"),
+        pytest.param(
+            "qwen3_norm_head128_gqa2",
+            {**overlapped(split="token"), "max_num_batched_tokens": 96, "max_num_seqs": 16},
+            id="token_chunked_qwen3",
+        ),
+        pytest.param(
+            "mistral_window48_head64_gqa4_tied",
+            overlapped(split="token", num_micro_batches=3),
+            id="three_parts_window",
+        ),
+        pytest.param(
+            MODEL,
+            {**overlapped(split="token"), "pipeline_parallel_size": 2, "async_scheduling": False},
+            id="token_pipeline2",
+        ),
+    ],
+)
+def test_tokens_are_those_of_whole_steps(
+    model: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    with start_engine(zoo(model), **TWO_RANKS, **options) as engine:
+        outputs = engine.generate(as_inputs(prompts[:32]), GREEDY)
+        counts = decisions(engine)
+    assert counts["split"] > 10
+    assert_greedy(reference(model), prompts[:32], outputs, MAX_TOKENS)
+
+
+# --- when a step is split ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
+    """Overlap asked for by vLLM's own flag, with default thresholds."""
+    return start_engine(zoo(MODEL), **TWO_RANKS, enable_dbo=True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        pytest.param([128, 128], "split", id="256_tokens"),
+        pytest.param([128, 127], "few_tokens", id="255_tokens"),
+        pytest.param([200, 100], "no_cut", id="no_boundary_near_the_middle"),
+    ],
+)
+def test_the_first_step_is_split_or_not_by_its_tokens(
+    lengths: list[int],
+    reason: str,
+    engine: EngineProcess,
+    reference: Callable[[str], TransformersReference],
+):
+    before = decisions(engine)
+    prompts = random_prompts(sum(lengths), lengths)
+    outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
+    assert decisions(engine) - before == Counter({reason: 1})
+    assert_greedy(reference(MODEL), prompts, outputs, 1)
+
+
+def test_decodes_stay_whole_unless_asked_for(engine: EngineProcess):
+    before = decisions(engine)
+    engine.generate(as_inputs(random_prompts(1, [5] * 60)), GREEDY)
+    given = decisions(engine) - before
+    assert given["no_prefill"] == MAX_TOKENS - 1
+    assert given["split"] == 1
+
+
+def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
+    engine: EngineProcess, reference: Callable[[str], TransformersReference]
+):
+    # All four are admitted at once: the first one fills the block that the others read.
+    prefix = random_prompts(7, [128])[0]
+    prompts = [prefix + random_prompts(seed, [100])[0] for seed in range(4)]
+    outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
+    assert sum(output.num_cached_tokens for output in outputs) >= 128
+    assert_greedy(reference(MODEL), prompts, outputs, 1)
+
+
+def test_the_log_tells_why(engine: EngineProcess, tmp_path: Path):
+    assert "--enable-dbo is served as dbo.enabled = True" in engine.log_text()
+
+
+# --- any schedule, no race -----------------------------------------------------------------------
+
+
+def test_every_schedule_gives_the_same_bits_and_none_races(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    answers = {}
+    for schedule in ("eager", "fuzz:1", "fuzz:2"):
+        with start_engine(
+            zoo(MODEL),
+            environment={"VNPU_SCHEDULE": schedule, "VNPU_RACES": "raise"},
+            **TWO_RANKS,
+            **overlapped(split="token"),
+            max_logprobs=5,
+        ) as engine:
+            outputs = engine.generate(as_inputs(prompts[:12]), FIRST_TOKEN)
+            assert decisions(engine)["split"] >= 1
+        answers[schedule] = [
+            [(token, item.logprob) for token, item in completion.logprobs[0].items()]
+            for output in outputs
+            for completion in output.outputs
+        ]
+    assert answers["fuzz:1"] == answers["eager"]
+    assert answers["fuzz:2"] == answers["eager"]
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_micro_batch_ends_the_step_with_that_error_on_every_rank(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    for part in (0, 1):
+        with start_engine(
+            zoo(MODEL),
+            **TWO_RANKS,
+            **overlapped(split="token"),
+            worker_extension_cls="e2e.failing_worker.FailingWorker",
+        ) as engine:
+            engine.on_workers("fail_once_in", part, 1)
+            with pytest.raises(EngineError, match=f"planted in micro-batch {part}, layer 1"):
+                engine.generate(as_inputs(prompts[:4]), GREEDY)
+            # The workers' streams and collectives are as they were.
+            assert len(engine.on_workers("overlap_decisions")) == 2
+            log = engine.log_text()
+        assert "GreenletExit" not in log
