@@ -49,7 +49,7 @@ def whole_context(parts: int, **values: Any) -> ForwardContext:
 
 def test_a_switching_context_reads_and_writes_the_part_that_runs():
     first, second = (whole_context(1, moe_layer_index=index) for index in (1, 2))
-    context = SwitchingContext(first)
+    context = SwitchingContext.showing(first)
     assert isinstance(context, ForwardContext)
     context.moe_layer_index += 10
     context.show(second)

@@ -21,7 +21,7 @@ CASES = [
     (SplitPolicy(), StepFacts([1] * 250 + [63]), Reason.FEW_PREFILL_TOKENS),
     (SplitPolicy(), StepFacts([1] * 250 + [64]), Reason.SPLIT),
     (SplitPolicy(decode=True), StepFacts([3] * 400, decode_query_len=3), Reason.SPLIT),
-    (SplitPolicy(), StepFacts([1] * 100 + [64] + [1] * 100), Reason.FEW_TOKENS),
+    (SplitPolicy(), StepFacts([1] * 150 + [63] + [1] * 150), Reason.FEW_PREFILL_TOKENS),
     (SplitPolicy(), StepFacts([512]), Reason.NO_CUT),
     (SplitPolicy(is_ordered=lambda split: False), PREFILL, Reason.PREFIX_DEPENDENCY),
     (SplitPolicy(is_worth_it=lambda step, split: False), PREFILL, Reason.NOT_WORTH_IT),

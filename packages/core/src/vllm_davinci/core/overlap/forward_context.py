@@ -17,8 +17,12 @@ class SwitchingContext(ForwardContext):
     It is entered once for the whole step, so that nothing of vLLM's is replaced at a switch.
     """
 
-    def __init__(self, first: ForwardContext) -> None:
-        self.show(first)
+    @classmethod
+    def showing(cls, part: ForwardContext) -> "SwitchingContext":
+        """One whose attributes are those of `part` at first."""
+        context = cls.__new__(cls)
+        context.show(part)
+        return context
 
     def show(self, part: ForwardContext) -> None:
         """From now on this object is `part`: it shares its attributes."""

@@ -76,7 +76,7 @@ class StepRunner:
         contexts = part_contexts(
             get_forward_context(), split, self._vllm_config, step.num_tokens_across_dp
         )
-        running = SwitchingContext(contexts[0])
+        running = SwitchingContext.showing(contexts[0])
         self._show = lambda index: running.show(contexts[index])
 
         def part(index: int, **inputs: Any) -> Callable[[], Any]:
