@@ -144,7 +144,76 @@ DEEPSEEK = (
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
     deepseek("deepseek_v3_wide_values", "deepseek_v3", q_lora_rank=96, v_head_dim=48),
 )
-BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK)}
+
+# Routed experts: softmax over all or over the chosen, more experts than any run has ranks.
+MIXTURES = (
+    ZooModel(
+        "qwen3_moe_softmax_top2_of_8",
+        "qwen3_moe",
+        4,
+        2,
+        64,
+        hidden_size=128,
+        options={
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 96,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+        },
+    ),
+    ZooModel(
+        "qwen3_moe_unnormalized_top3_of_16",
+        "qwen3_moe",
+        4,
+        2,
+        64,
+        hidden_size=128,
+        seed=1,
+        options={
+            "num_experts": 16,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [0],
+        },
+    ),
+    # Groups and a correction bias of the choice; shared experts; a first dense layer.
+    deepseek(
+        "deepseek_v3_moe",
+        "deepseek_v3",
+        q_lora_rank=96,
+        first_k_dense_replace=1,
+        n_routed_experts=16,
+        n_shared_experts=1,
+        num_experts_per_tok=4,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
+    # Softmax scores, of which the best groups are those with the best expert.
+    deepseek(
+        "deepseek_v2_moe",
+        "deepseek_v2",
+        q_lora_rank=None,
+        first_k_dense_replace=0,
+        n_routed_experts=8,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        topk_method="group_limited_greedy",
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=64,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
+)
+BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, *MIXTURES)}
 
 
 def write_checkpoint(model: ZooModel, directory: Path) -> Path:
@@ -187,6 +256,11 @@ def fill_with_normal_weights(network: nn.Module) -> None:
             module.weight.normal_(std=1.2 / math.sqrt(module.weight.shape[1]))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.normal_(std=0.3)
+        elif module.__class__.__name__.endswith(("Experts", "Router")):
+            for weight in module.parameters():  # [experts, out, in], or [experts, in]
+                weight.normal_(std=1.2 / math.sqrt(weight.shape[-1]))
+            for bias in module.buffers():  # of the choice, small beside scores of 0 to 1
+                bias.normal_(std=0.05)
         elif module.__class__.__name__.endswith("Norm"):
             module.weight.normal_(mean=1.0, std=0.1)
             if getattr(module, "bias", None) is not None:

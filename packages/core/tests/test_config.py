@@ -121,9 +121,6 @@ def test_options_that_are_no_object_are_an_error(whole: object):
         ("enable_graph_mode", True),
         ("torchair_graph_config.enable_view_optimize", False),
         ("ascend_scheduler_config.enabled", True),
-        ("expert_tensor_parallel_size", 16),
-        ("expert_tensor_parallel_size", "16"),
-        ("expert_map_path", "map.json"),
         ("dynamic_eplb", True),
         ("num_iterations_eplb_update", 10),
         ("num_wait_worker_iterations", 10),
@@ -148,9 +145,17 @@ def test_every_top_level_option_either_works_or_is_refused():
         "refresh",
         "chunked_prefill_for_mla",
         "enable_weight_nz_layout",
+        "expert_tensor_parallel_size",
+        "expert_map_path",
     }
     refused = {key for key in NOT_AVAILABLE if "." not in key}
     assert set(DavinciConfig.model_fields) == works | refused
+
+
+@pytest.mark.parametrize("digits", [16, "16"])
+def test_expert_tensor_parallel_size_may_be_a_string_of_digits(digits: object):
+    config = parse_config({"expert_tensor_parallel_size": digits})
+    assert config.expert_tensor_parallel_size == 16
 
 
 @pytest.mark.parametrize(

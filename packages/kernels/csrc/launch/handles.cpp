@@ -7,23 +7,6 @@
 namespace davinci {
 namespace {
 
-// aclDataType, from aclDataType in acl_base.h.
-int32_t acl_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat: return 0;
-    case at::kHalf: return 1;
-    case at::kChar: return 2;
-    case at::kInt: return 3;
-    case at::kByte: return 4;
-    case at::kShort: return 6;
-    case at::kLong: return 9;
-    case at::kDouble: return 11;
-    case at::kBool: return 12;
-    case at::kBFloat16: return 27;
-    default: TORCH_CHECK_TYPE(false, "operators of vllm_davinci do not take tensors of ", type);
-  }
-}
-
 struct Functions {
   template <class Signature>
   static Signature* find(const char* name) {
@@ -51,6 +34,23 @@ const Functions& functions() {
 }
 
 }  // namespace
+
+// Source: aclDataType in acl_base.h.
+int32_t acl_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return 0;
+    case at::kHalf: return 1;
+    case at::kChar: return 2;
+    case at::kInt: return 3;
+    case at::kByte: return 4;
+    case at::kShort: return 6;
+    case at::kLong: return 9;
+    case at::kDouble: return 11;
+    case at::kBool: return 12;
+    case at::kBFloat16: return 27;
+    default: TORCH_CHECK_TYPE(false, "operators of vllm_davinci do not take tensors of ", type);
+  }
+}
 
 Handles::~Handles() {
   if (made_.empty()) return;

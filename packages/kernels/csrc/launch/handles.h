@@ -49,6 +49,11 @@ template <class T>
 struct Number {
   T value;
 };
+// A dtype, which crosses as an aclDataType.
+struct AclType {
+  at::ScalarType dtype;
+};
+int32_t acl_type(at::ScalarType dtype);
 // aclTensorList of the views.
 struct Views {
   std::initializer_list<View> views;
@@ -60,6 +65,10 @@ struct Argument {
   static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, const char*>,
                 "wrap what is neither a number nor text");
   static T c(Handles&, T value) { return value; }
+};
+template <size_t N>
+struct Argument<char[N]> {
+  static const char* c(Handles&, const char (&text)[N]) { return text; }
 };
 template <>
 struct Argument<View> {
@@ -86,6 +95,10 @@ struct Argument<std::optional<at::Tensor>> {
 template <>
 struct Argument<std::nullptr_t> {
   static void* c(Handles&, std::nullptr_t) { return nullptr; }
+};
+template <>
+struct Argument<AclType> {
+  static int32_t c(Handles&, AclType type) { return acl_type(type.dtype); }
 };
 template <>
 struct Argument<Views> {

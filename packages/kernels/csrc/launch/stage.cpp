@@ -79,6 +79,10 @@ void Stage::copy(void* destination, const void* source, size_t bytes) {
       {Step::Kind::kCopy, nullptr, nullptr, bytes, current_, destination, source});
 }
 
+void* Stage::handle(const c10::Stream& stream) {
+  return c10_npu::NPUStream(stream).stream(/*need_empty=*/false);
+}
+
 void Stage::let_wait(void* waiting) {
   void* const shared = event(device_, next_event_++);
   batch_->steps.push_back({Step::Kind::kRecord, nullptr, nullptr, 0, current_, shared, nullptr});

@@ -12,6 +12,7 @@
 // once where there is no queue), so they keep their place among torch_npu's own operators.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
@@ -55,6 +56,8 @@ class Stage {
   // Copies bytes from device memory to device memory.
   void copy(void* destination, const void* source, size_t bytes);
 
+  // A stream of torch as CANN's.
+  static void* handle(const c10::Stream& stream);
   // What follows runs on `stream` / on the stage's own stream again.
   void use(void* stream) { current_ = stream; }
   void use_own() { current_ = own_; }

@@ -4,6 +4,7 @@
 // Each checks what aclnn does not, launches on the current stream, and returns new tensors.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <optional>
 #include <tuple>
@@ -13,29 +14,64 @@ namespace davinci {
 
 using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
+// absorbed, q_rope, q, latent, k_rope: see reference.mla_preprocess.
+using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The same functions twice: on the NPU, and on meta tensors, where only shapes are computed.
-#define DAVINCI_DECLARE_OPERATORS                                                             \
-  /* norm.cpp */                                                                              \
-  Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon);                     \
-  std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,            \
-                                          const Tensor& weight, double epsilon);              \
-  std::tuple<Tensor, Tensor> add_rms_norm_quant(                                              \
-      const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,     \
-      const Tensor& offset, const OptionalTensor& bias, double epsilon);                      \
-  std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(                              \
-      const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon);         \
-  /* rotary.cpp */                                                                            \
-  std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& positions, const Tensor& query,   \
-                                              const Tensor& key, const Tensor& cos_sin_cache, \
-                                              int64_t head_size, bool is_neox_style);         \
-  /* vocabulary.cpp */                                                                        \
-  std::tuple<Tensor, Tensor> vocabulary_mask(const Tensor& token_ids, int64_t first_row,      \
-                                             int64_t num_rows);                               \
-  Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight,              \
-                                  int64_t first_row, int64_t num_rows);                       \
-  /* kv_cache.cpp */                                                                          \
-  void copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs);
+#define DAVINCI_DECLARE_OPERATORS                                                                  \
+  /* norm.cpp */                                                                                   \
+  Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon);                          \
+  std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,                 \
+                                          const Tensor& weight, double epsilon);                   \
+  std::tuple<Tensor, Tensor> add_rms_norm_quant(                                                   \
+      const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,          \
+      const Tensor& offset, const OptionalTensor& bias, double epsilon);                           \
+  std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(                                   \
+      const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon);              \
+  /* rotary.cpp */                                                                                 \
+  std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& positions, const Tensor& query,        \
+                                              const Tensor& key, const Tensor& cos_sin_cache,      \
+                                              int64_t head_size, bool is_neox_style);              \
+  /* vocabulary.cpp */                                                                             \
+  std::tuple<Tensor, Tensor> vocabulary_mask(const Tensor& token_ids, int64_t first_row,           \
+                                             int64_t num_rows);                                    \
+  Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight,                   \
+                                  int64_t first_row, int64_t num_rows);                            \
+  /* kv_cache.cpp */                                                                               \
+  void copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs);                        \
+  /* fused_attention.cpp */                                                                        \
+  void paged_attention(                                                                            \
+      const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,                 \
+      const Tensor& key_cache, const Tensor& value_cache, const OptionalTensor& slot_mapping,      \
+      const Tensor& block_table, at::IntArrayRef query_ends, at::IntArrayRef seq_lens,             \
+      const OptionalTensor& mask, double scale, int64_t sparse_mode, int64_t pre_tokens,           \
+      int64_t next_tokens, const Tensor& out);                                                     \
+  std::tuple<Tensor, Tensor> prefill_attention(                                                    \
+      const Tensor& query, const Tensor& key, const Tensor& value,                                 \
+      const OptionalTensor& query_rope, const OptionalTensor& key_rope,                            \
+      at::IntArrayRef query_ends, at::IntArrayRef key_ends, const OptionalTensor& mask,            \
+      double scale, int64_t sparse_mode, int64_t pre_tokens, int64_t next_tokens,                  \
+      bool returns_lse);                                                                           \
+  /* latent_attention.cpp */                                                                       \
+  LatentQueries mla_preprocess(                                                                    \
+      const Tensor& hidden_states, const Tensor& a_weight, const OptionalTensor& q_a_norm,         \
+      const Tensor& q_b_weight, const Tensor& kv_a_norm, const Tensor& up_key, const Tensor& cos,  \
+      const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,                   \
+      const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,  \
+      const std::optional<c10::Stream>& side_stream);                                              \
+  Tensor mla_decode_attention(                                                                     \
+      const Tensor& absorbed, const Tensor& q_rope, const Tensor& latent_cache,                    \
+      const Tensor& rotary_cache, const Tensor& block_table, at::IntArrayRef query_ends,           \
+      at::IntArrayRef seq_lens, const OptionalTensor& mask, const Tensor& up_value, double scale); \
+  /* experts.cpp */                                                                                \
+  Tensor experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,              \
+                 const Tensor& gate_up, const Tensor& down, int64_t first_expert,                  \
+                 int64_t num_experts);                                                             \
+  Tensor routed_experts(const Tensor& x, const Tensor& router_logits,                              \
+                        const OptionalTensor& correction_bias, const Tensor& gate_up,              \
+                        const Tensor& down, int64_t top_k, int64_t num_groups,                     \
+                        int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,         \
+                        int64_t first_expert, int64_t num_experts);
 
 namespace npu {
 DAVINCI_DECLARE_OPERATORS

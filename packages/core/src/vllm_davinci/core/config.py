@@ -142,8 +142,6 @@ NOT_AVAILABLE: dict[str, str] = {
     "torchair_graph_config.enabled": "graph mode",
     "torchair_graph_config.enable_view_optimize": "graph mode",
     "ascend_scheduler_config.enabled": "the prefill-first scheduler",
-    "expert_tensor_parallel_size": "expert tensor parallelism",
-    "expert_map_path": "static expert placement",
     "dynamic_eplb": "dynamic expert balancing",
     "num_iterations_eplb_update": "dynamic expert balancing",
     "num_wait_worker_iterations": "dynamic expert balancing",

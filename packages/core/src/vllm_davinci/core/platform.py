@@ -19,6 +19,7 @@ from vllm_davinci.core.config import (
 )
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.moe.groups import check_experts
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class NPUPlatform(Platform):
         _refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
             _refuse_architectures(vllm_config.model_config)
+            notes += check_experts(vllm_config, config)
         _check_device_count(vllm_config.parallel_config, cls)
         changes = _set_for_npu(vllm_config)
         for note in notes:
@@ -276,15 +278,14 @@ def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
 def _refuse_architectures(model: Any) -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     needs = {
-        "routed experts (mixture of experts)": model.is_moe,
         "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
         "cross-attention (encoder-decoder)": model.is_encoder_decoder,
     }
     if named := [need for need, is_needed in needs.items() if is_needed]:
         raise UnsupportedFeatureError(
             f"not available in {RELEASE}: {' and '.join(named)}, which "
-            f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a dense model, "
-            "such as Llama, Qwen2, Qwen3 or Mistral."
+            f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a model of "
+            "attention layers alone, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3."
         )
 
 

@@ -144,3 +144,307 @@ def copy_kv_blocks(kv_caches: list[Tensor], block_pairs: Tensor) -> None:
     for cache in kv_caches:
         for source, target in block_pairs.tolist():
             cache[target] = cache[source]
+
+
+def paged_attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor | None,
+    block_table: Tensor,
+    query_ends: list[int],
+    seq_lens: list[int],
+    mask: Tensor | None,
+    scale: float,
+    sparse_mode: int,
+    pre_tokens: int,
+    next_tokens: int,
+    out: Tensor,
+) -> None:
+    """Writes a step's keys and values to the cache, then attends over the cache.
+
+    query:        [num_tokens, num_heads, head_size]
+    key, value:   [num_tokens, num_kv_heads, head_size], or None when they are in the cache
+    caches:       [num_blocks, block_size, num_kv_heads, head_size], contiguous, written in place
+    slot_mapping: [num_tokens], block * block_size + offset; negative writes nothing
+    block_table:  [num_reqs, max_blocks], int32
+    query_ends:   cumulative query lengths; seq_lens: all tokens of each request
+    mask:         [2048, 2048] bool or int8 with ones above the diagonal, in modes 3 and 4
+    sparse_mode:  0 every key, 3 causal from the last query back, 4 the band from pre_tokens
+                  before a query to next_tokens after it
+    out:          like query, written in place
+    """
+    if key is not None and value is not None and slot_mapping is not None:
+        slots = slot_mapping.long()
+        written = slots >= 0
+        for cache, rows in ((key_cache, key), (value_cache, value)):
+            cache.view(-1, *cache.shape[2:])[slots[written]] = rows[written].to(cache.dtype)
+    begin = 0
+    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
+        keys, values = (cache[blocks].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
+        visible = _visible(end - begin, length, sparse_mode, pre_tokens, next_tokens, out.device)
+        out[begin:end] = _attend(query[begin:end], keys, values, visible, scale)[0].to(out.dtype)
+        begin = end
+
+
+def prefill_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_rope: Tensor | None,
+    key_rope: Tensor | None,
+    query_ends: list[int],
+    key_ends: list[int],
+    mask: Tensor | None,
+    scale: float,
+    sparse_mode: int,
+    pre_tokens: int,
+    next_tokens: int,
+    returns_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attends over keys and values that are given, request by request.
+
+    query:      [num_queries, num_heads, head_size]
+    key, value: [num_keys, num_kv_heads, head_size]
+    query_rope, key_rope: further entries of each head, beside those of query and key, or None
+    query_ends, key_ends: cumulative lengths. The other arguments are those of paged_attention.
+    Returns [num_queries, num_heads, head_size of value] and the logarithm of the sum of
+    exponentials, fp32 [num_queries, num_heads, 1], or None.
+    """
+    if query_rope is not None and key_rope is not None:
+        query, key = torch.cat([query, query_rope], -1), torch.cat([key, key_rope], -1)
+    results = []
+    begin, key_begin = 0, 0
+    for end, key_end in zip(query_ends, key_ends, strict=True):
+        visible = _visible(
+            end - begin, key_end - key_begin, sparse_mode, pre_tokens, next_tokens, query.device
+        )
+        rows = slice(key_begin, key_end)
+        results.append(_attend(query[begin:end], key[rows], value[rows], visible, scale))
+        begin, key_begin = end, key_end
+    out = torch.cat([rows for rows, _ in results]).to(query.dtype)
+    return out, torch.cat([lse for _, lse in results]) if returns_lse else None
+
+
+def _visible(
+    num_queries: int,
+    num_keys: int,
+    sparse_mode: int,
+    pre_tokens: int,
+    next_tokens: int,
+    device: torch.device,
+) -> Tensor:
+    """[num_queries, num_keys]: which keys a query sees; the last query is at the last key."""
+    position = torch.arange(num_queries, device=device).unsqueeze(1) + num_keys - num_queries
+    distance = torch.arange(num_keys, device=device) - position
+    if sparse_mode == 0:
+        return torch.ones_like(distance, dtype=torch.bool)
+    if sparse_mode == 3:
+        return distance <= 0
+    return (distance >= -pre_tokens) & (distance <= next_tokens)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One request: [queries, heads, value size] and [queries, heads, 1], both fp32."""
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (t.float().repeat_interleave(repeats, dim=1) for t in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
+    scores = scores.masked_fill(~visible, -torch.inf)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    return out, scores.logsumexp(-1).transpose(0, 1).unsqueeze(-1)
+
+
+def mla_preprocess(
+    hidden_states: Tensor,
+    a_weight: Tensor,
+    q_a_norm: Tensor | None,
+    q_b_weight: Tensor,
+    kv_a_norm: Tensor,
+    up_key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    latent_cache: Tensor,
+    rotary_cache: Tensor,
+    q_epsilon: float,
+    kv_epsilon: float,
+    num_decode_tokens: int,
+    side_stream: torch.Stream | None = None,
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Query and key-value paths of latent attention, up to attention itself.
+
+    hidden_states: [num_tokens, hidden_size]; the first num_decode_tokens rows are decodes
+    a_weight:      [hidden_size, q_lora_rank + kv_lora_rank + rope]: both down projections, or
+                   without q_a_norm [hidden_size, kv_lora_rank + rope]
+    q_a_norm:      [q_lora_rank], or None when queries have no down projection
+    q_b_weight:    [q_lora_rank or hidden_size, num_heads * (nope + rope)]
+    kv_a_norm:     [kv_lora_rank]
+    up_key:        W_UK, [num_heads, nope, kv_lora_rank]
+    cos, sin:      [num_tokens, 1, 1, rope], each value for both entries of a pair
+    slot_mapping:  [num_tokens], int64; negative writes nothing
+    latent_cache:  [num_blocks, block_size, 1, kv_lora_rank], written in place
+    rotary_cache:  [num_blocks, block_size, 1, rope], written in place
+    side_stream:   where the key-value path and the rotation of queries run, beside the rest; the
+                   down projections are two products then
+    Returns
+      absorbed: [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
+      q_rope:   [num_tokens, num_heads, rope], rotated; pairs (2 i, 2 i + 1) end as halves
+      q:        [num_tokens, num_heads, nope + rope], not rotated, or None without prefills
+      latent:   [num_tokens, kv_lora_rank], normalized, or None without prefills
+      k_rope:   [num_tokens, rope], rotated, or None without prefills
+    Source: DeepSeek-V2 technical report, section 2.1.
+    """
+    num_heads, nope, rank = up_key.shape
+    num_tokens, rope = hidden_states.shape[0], rotary_cache.shape[-1]
+    joint = _product(hidden_states, a_weight)
+    if q_a_norm is None:
+        queries, kv = hidden_states, joint
+    else:
+        queries, kv = joint.split([q_a_norm.shape[0], rank + rope], -1)
+        queries = rms_norm(queries, q_a_norm, q_epsilon)
+    q = _product(queries, q_b_weight).view(num_tokens, num_heads, nope + rope)
+    latent = rms_norm(kv[:, :rank], kv_a_norm, kv_epsilon)
+    k_rope = _rotated_pairs(kv[:, rank:], cos.view(num_tokens, rope), sin.view(num_tokens, rope))
+    q_rope = _rotated_pairs(
+        q[..., nope:], cos.view(num_tokens, 1, rope), sin.view(num_tokens, 1, rope)
+    )
+    slots = slot_mapping.long()
+    written = slots >= 0
+    latent_cache.view(-1, rank)[slots[written]] = latent[written]
+    rotary_cache.view(-1, rope)[slots[written]] = k_rope[written]
+    absorbed = None
+    if num_decode_tokens:
+        q_nope = q[:num_decode_tokens, :, :nope]
+        absorbed = torch.einsum("thp,hpl->thl", q_nope.float(), up_key.float()).to(q.dtype)
+    if num_decode_tokens == num_tokens:
+        return absorbed, q_rope, None, None, None
+    return absorbed, q_rope, q, latent, k_rope
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    return (x.float() @ weight.float()).to(x.dtype)
+
+
+def _rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Entries (2 i, 2 i + 1) rotated together; the results lie at i and i + size / 2."""
+    even, odd = x[..., ::2].float(), x[..., 1::2].float()
+    turned = torch.cat([even, odd], -1) * cos.float() + torch.cat([-odd, even], -1) * sin.float()
+    return turned.to(x.dtype)
+
+
+def mla_decode_attention(
+    absorbed: Tensor,
+    q_rope: Tensor,
+    latent_cache: Tensor,
+    rotary_cache: Tensor,
+    block_table: Tensor,
+    query_ends: list[int],
+    seq_lens: list[int],
+    mask: Tensor | None,
+    up_value: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attention of absorbed queries over the latent cache, and the values' up projection.
+
+    absorbed:  [num_tokens, num_heads, kv_lora_rank]
+    q_rope:    [num_tokens, num_heads, rope]
+    caches:    as in mla_preprocess; they hold this step's tokens
+    mask:      as in paged_attention, when a request has several queries; they are causal then
+    up_value:  W_UV, [num_heads, kv_lora_rank, v_head_dim]
+    Returns [num_tokens, num_heads * v_head_dim].
+    """
+    query = torch.cat([absorbed, q_rope], -1)
+    out = torch.empty_like(absorbed, dtype=torch.float32)
+    begin = 0
+    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
+        latent, rotary = (
+            cache[blocks].flatten(0, 1)[:length] for cache in (latent_cache, rotary_cache)
+        )
+        visible = _visible(end - begin, length, 0 if mask is None else 3, 0, 0, out.device)
+        key = torch.cat([latent, rotary], -1)
+        out[begin:end] = _attend(query[begin:end], key, latent, visible, scale)[0]
+        begin = end
+    rounded = out.to(absorbed.dtype).float()
+    return torch.einsum("thl,hlv->thv", rounded, up_value.float()).to(absorbed.dtype).flatten(1)
+
+
+def experts(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    first_expert: int,
+    num_experts: int,
+) -> Tensor:
+    """The weighted sum of every token's experts that are on this rank.
+
+    x:            [num_tokens, hidden_size]
+    topk_weights: [num_tokens, top_k]
+    topk_ids:     [num_tokens, top_k], int32, numbers over all ranks
+    gate_up:      [num_local, hidden_size, 2 * intermediate_size], gate before up
+    down:         [num_local, intermediate_size, hidden_size]
+    first_expert: this rank has the experts [first_expert, first_expert + num_local) of num_experts
+    Returns a tensor like x: zeros for a token without experts here.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for local in range(gate_up.shape[0]):
+        token, choice = (topk_ids == first_expert + local).nonzero(as_tuple=True)
+        gate, up = _product(x[token], gate_up[local]).float().chunk(2, dim=-1)
+        hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype)
+        weights = topk_weights[token, choice].float().unsqueeze(-1)
+        out.index_add_(0, token, _product(hidden, down[local]).float() * weights)
+    return out.to(x.dtype)
+
+
+def routed_experts(
+    x: Tensor,
+    router_logits: Tensor,
+    correction_bias: Tensor | None,
+    gate_up: Tensor,
+    down: Tensor,
+    top_k: int,
+    num_groups: int,
+    num_chosen_groups: int,
+    is_sigmoid: bool,
+    scaling_factor: float,
+    first_expert: int,
+    num_experts: int,
+) -> Tensor:
+    """Chooses each token's experts, then computes `experts`.
+
+    router_logits:   [num_tokens, num_experts]
+    correction_bias: [num_experts], added to the scores for the choice only, or None
+    num_groups, num_chosen_groups: experts come from the best groups; a group's score is the sum
+                     of its two best with a correction bias and its best without; 1, 1 for no groups
+    is_sigmoid:      scores are sigmoids and the chosen ones are scaled to sum to one; otherwise a
+                     softmax, whose chosen ones sum to one only without groups, bias and factor
+    scaling_factor:  multiplies the weights
+    Source: DeepSeek-V3 technical report, section 2.1.2.
+    """
+    logits = router_logits.float()
+    scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
+    choice = scores if correction_bias is None else scores + correction_bias.float()
+    groups = choice.view(choice.shape[0], num_groups, -1)
+    best = groups.amax(-1) if correction_bias is None else groups.topk(2, dim=-1).values.sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(1, best.topk(num_chosen_groups, dim=-1).indices, True)
+    choice = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)
+    topk_ids = choice.topk(top_k, dim=-1).indices
+    weights = scores.gather(1, topk_ids)
+    is_plain = num_groups == 1 and correction_bias is None and scaling_factor == 1.0
+    if is_sigmoid or is_plain:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return experts(
+        x,
+        (weights * scaling_factor).to(x.dtype),
+        topk_ids.to(torch.int32),
+        gate_up,
+        down,
+        first_expert,
+        num_experts,
+    )

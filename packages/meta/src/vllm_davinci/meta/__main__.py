@@ -1,4 +1,4 @@
-"""`vllm-davinci doctor [--json]`: can a model run here, and if not, what to do."""
+"""`vllm-davinci COMMAND`: report on the environment, look at checkpoints, quantize them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import doctor
+from vllm_davinci.meta import check_model, doctor, quantize
 from vllm_davinci.meta.report_table import print_report
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 only if a model could run."""
+    """Exit status 0 only if the answer is a good one; see each command."""
     parser = argparse.ArgumentParser(prog="vllm-davinci", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    doctor_parser = commands.add_parser("doctor", help="report on the environment")
+    doctor_parser = commands.add_parser("doctor", help="can a model run here?")
     doctor_parser.add_argument("--json", action="store_true", help="the report for programs")
+    check_parser = commands.add_parser(
+        "check-model", help="what a checkpoint would be loaded as, what is missing or disagrees"
+    )
+    check_model.add_arguments(check_parser)
+    quantize_parser = commands.add_parser("quantize", help="write an int8 checkpoint")
+    quantize.add_arguments(quantize_parser)
     options = parser.parse_args(arguments)
+    if options.command == "check-model":
+        return check_model.run(options)
+    if options.command == "quantize":
+        return quantize.run(options)
     report = doctor.examine()
     if options.json:
         print(report.to_json())

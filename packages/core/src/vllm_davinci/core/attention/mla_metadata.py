@@ -19,6 +19,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from vllm_davinci.core.attention.backend import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.attention.mla_context import ContextChunk, ContextPart, plan_context
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 
@@ -173,7 +174,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         plan = plan_context(
             [seq_len - length for seq_len, length in zip(seq_lens, query_lens, strict=True)],
             self.context_chunk_rows,
-            self.kv_cache_spec.block_size,
+            BLOCK_SIZE_TOKENS,
         )
         return LatentPrefill(
             query_ends, [self._chunk(parts, query_lens, block_table) for parts in plan]

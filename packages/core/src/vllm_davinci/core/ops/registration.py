@@ -2,6 +2,10 @@
 
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -14,6 +18,8 @@ from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from vllm_davinci.core.moe.layer import NPURoutedExperts
+from vllm_davinci.core.moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.ops.activation import NPUSiluAndMul
 from vllm_davinci.core.ops.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.ops.layernorm import NPURMSNorm
@@ -40,6 +46,8 @@ LAYERS: dict[str, type] = {
     QKVParallelLinear.__name__: NPUQKVParallelLinear,
     RowParallelLinear.__name__: NPURowParallelLinear,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttention,
+    RoutedExperts.__name__: NPURoutedExperts,
+    UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,
 }
 
 

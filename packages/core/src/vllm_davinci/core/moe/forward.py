@@ -1,0 +1,48 @@
+"""One mixture-of-experts layer on this rank, from the router's logits to the routed sum."""
+
+from dataclasses import dataclass
+
+import torch
+
+from vllm_davinci.core.moe.experts import Experts
+from vllm_davinci.core.moe.routing import RoutingRule, select_experts
+
+
+@dataclass(frozen=True)
+class RoutedForward:
+    """What a layer does with its tokens once its weights are loaded.
+
+    physical_experts: [num_experts], int32, on the device: each expert's number by place; None
+                      when experts lie in order
+    """
+
+    rule: RoutingRule
+    experts: Experts
+    physical_experts: torch.Tensor | None
+    weight_on_input: bool = False
+
+    def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
+
+        x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
+        Returns a new tensor shaped like x.
+        """
+        topk_weights, topk_ids = self.route(x, router_logits)
+        return self.compute(x, topk_weights, topk_ids)
+
+    def route(
+        self, x: torch.Tensor, router_logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and physical experts of each token: [num_tokens, top_k] both."""
+        topk_weights, topk_ids = select_experts(x, router_logits, self.rule)
+        if self.physical_experts is not None:
+            topk_ids = self.physical_experts[topk_ids.to(torch.int64)]
+        return topk_weights, topk_ids
+
+    def compute(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """The expert stage of tokens that are all here."""
+        if self.weight_on_input:  # one expert per token: its weight may come before it
+            return self.experts.routed(x * topk_weights, torch.ones_like(topk_weights), topk_ids)
+        return self.experts.routed(x, topk_weights, topk_ids)

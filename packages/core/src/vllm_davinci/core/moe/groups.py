@@ -1,0 +1,103 @@
+"""Which ranks hold which slice of which experts.
+
+The ranks of all replicas together, one pipeline stage at a time, hold the experts: consecutive
+ranks share each expert, and ranks at the same place in their groups share all experts out.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig, VllmConfig
+
+    from vllm_davinci.core.config import DavinciConfig
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """How `world_size` ranks hold the experts.
+
+    etp_size: ranks that share one expert, each with a part of its intermediate dimension
+    """
+
+    world_size: int
+    etp_size: int
+
+    @property
+    def ep_size(self) -> int:
+        """Ranks among which whole experts are dealt out."""
+        return self.world_size // self.etp_size
+
+    def ep_rank(self, rank: int) -> int:
+        return rank // self.etp_size
+
+    def etp_rank(self, rank: int) -> int:
+        return rank % self.etp_size
+
+    def etp_groups(self) -> list[list[int]]:
+        """Ranks that share experts: [k * etp_size, (k + 1) * etp_size)."""
+        starts = range(0, self.world_size, self.etp_size)
+        return [list(range(start, start + self.etp_size)) for start in starts]
+
+    def ep_groups(self) -> list[list[int]]:
+        """Ranks with the same part of different experts: equal modulo etp_size."""
+        return [
+            list(range(first, self.world_size, self.etp_size)) for first in range(self.etp_size)
+        ]
+
+
+def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> ExpertLayout:
+    """The layout that the engine's options ask for.
+
+    Experts are shared by as many ranks as tensors are, unless --enable-expert-parallel asks for
+    whole experts or expert_tensor_parallel_size says otherwise.
+    Raises ConfigurationError for options that contradict each other or do not divide the ranks.
+    """
+    world_size = parallel.data_parallel_size * parallel.tensor_parallel_size
+    asked = config.expert_tensor_parallel_size
+    if parallel.enable_expert_parallel:
+        if asked > 1:
+            raise ConfigurationError(
+                f"--enable-expert-parallel keeps experts whole, and additional_config key "
+                f"'expert_tensor_parallel_size' = {asked} divides each among {asked} ranks. "
+                "Remove one of them."
+            )
+        return ExpertLayout(world_size, 1)
+    etp_size = asked or parallel.tensor_parallel_size
+    if world_size % etp_size:
+        raise ConfigurationError(
+            f"additional_config key 'expert_tensor_parallel_size' is {etp_size} and does not "
+            f"divide the {world_size} ranks (data parallel {parallel.data_parallel_size} x tensor "
+            f"parallel {parallel.tensor_parallel_size}). Use a divisor of {world_size}."
+        )
+    return ExpertLayout(world_size, etp_size)
+
+
+def check_expert_count(num_experts: int, layout: ExpertLayout) -> None:
+    """Raises ConfigurationError when the experts cannot be dealt out evenly."""
+    if num_experts % layout.ep_size:
+        raise ConfigurationError(
+            f"The model's {num_experts} experts do not divide among {layout.ep_size} ranks "
+            f"({layout.world_size} ranks, {layout.etp_size} per expert). Change "
+            "--tensor-parallel-size or --data-parallel-size, or set additional_config key "
+            "'expert_tensor_parallel_size' so that ranks / size divides the experts."
+        )
+
+
+def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig") -> list[str]:
+    """Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
+
+    Returns notes about options that have no effect on this model.
+    """
+    model = vllm_config.model_config
+    if model.is_moe:
+        layout = expert_layout(vllm_config.parallel_config, config)
+        check_expert_count(model.get_num_experts(), layout)
+        return []
+    return [
+        f"additional_config key {key!r} has no effect: {model.model} has no routed experts"
+        for key in ("expert_tensor_parallel_size", "expert_map_path")
+        if getattr(config, key)
+    ]

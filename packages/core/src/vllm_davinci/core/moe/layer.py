@@ -1,0 +1,93 @@
+"""vLLM's container of expert weights, with experts laid out over the ranks our way."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_ep_group
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.models.utils import extract_layer_index
+
+from vllm_davinci.core.config import get_config
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.moe.groups import ExpertLayout, check_expert_count, expert_layout
+from vllm_davinci.core.moe.placement import NPUExpertMapManager, placement_of_layer
+
+
+class NPURoutedExperts(RoutedExperts):
+    """Expert weights of one layer on this rank.
+
+    vLLM deals experts out whole or cuts all of them into as many parts as there are ranks. Here
+    `layout` says how many ranks share an expert, and a file may say which rank has which.
+    """
+
+    layout: ExpertLayout
+    expert_map_manager: NPUExpertMapManager
+
+    def __init__(
+        self,
+        layer_name: str,
+        params_dtype: torch.dtype,
+        moe_config: FusedMoEConfig,
+        quant_config: QuantizationConfig | None,
+        expert_map_manager: ExpertMapManager,
+        **options: Any,
+    ) -> None:
+        vllm_config = get_current_vllm_config()
+        config = get_config(vllm_config)
+        layout = expert_layout(vllm_config.parallel_config, config)
+        check_expert_count(moe_config.num_experts, layout)
+        _check_intermediate_size(layer_name, moe_config, layout)
+        rank = get_ep_group().rank_in_group
+        # vLLM's own object for this layer, which its runner reads too.
+        moe_config.moe_parallel_config = dataclasses.replace(
+            moe_config.moe_parallel_config,
+            tp_size=layout.etp_size,
+            tp_rank=layout.etp_rank(rank),
+            ep_size=layout.ep_size,
+            ep_rank=layout.ep_rank(rank),
+            use_ep=layout.ep_size > 1,
+        )
+        moe_config.num_local_experts = moe_config.num_experts // layout.ep_size
+        moe_config.intermediate_size_per_partition = moe_config.intermediate_size // layout.etp_size
+        moe_config.intermediate_size_per_partition_unpadded = (
+            moe_config.intermediate_size_per_partition
+        )
+        placement = None
+        if config.expert_map_path is not None and layout.ep_size > 1:
+            placement = placement_of_layer(
+                config.expert_map_path,
+                extract_layer_index(layer_name),
+                moe_config.num_experts,
+                layout.ep_size,
+            )
+        super().__init__(
+            layer_name,
+            params_dtype,
+            moe_config,
+            quant_config,
+            expert_map_manager=NPUExpertMapManager(
+                expert_map_manager,
+                moe_config.moe_parallel_config,
+                options.get("num_expert_group"),
+                vllm_config.parallel_config.expert_placement_strategy,
+                placement,
+            ),
+            **options,
+        )
+        self.layout = layout
+
+
+def _check_intermediate_size(
+    layer_name: str, moe_config: FusedMoEConfig, layout: ExpertLayout
+) -> None:
+    if moe_config.intermediate_size % layout.etp_size:
+        raise UnsupportedFeatureError(
+            f"{layer_name}: experts of intermediate size {moe_config.intermediate_size} do not "
+            f"divide among {layout.etp_size} ranks. Start with --enable-expert-parallel, or set "
+            "additional_config key 'expert_tensor_parallel_size' to a divisor."
+        )

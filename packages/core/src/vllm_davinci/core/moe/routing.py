@@ -1,0 +1,125 @@
+"""Which experts a token goes to, and with what weight: one launch for the usual rules."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch_npu
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+# What npu_moe_gating_top_k calls its choices.
+NORM_SOFTMAX, NORM_SIGMOID = 0, 1
+GROUP_SCORE_MAX, GROUP_SCORE_TOP2_SUM = 0, 1
+
+# (x, router_logits, top_k, renormalize) -> (weights, expert ids)
+CustomRouting = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class RoutingRule:
+    """A model's rule for choosing experts.
+
+    scoring:         "softmax" or "sigmoid" over the router's logits
+    renormalize:     the chosen experts' weights sum to one, before scaling
+    num_groups, num_chosen_groups: experts are chosen within the best groups only; 1, 1 without
+    correction_bias: [num_experts], added to the scores for the choice, not for the weights
+    custom:          the model's own function, instead of all of the above
+    """
+
+    top_k: int
+    scoring: str = "softmax"
+    renormalize: bool = True
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    scaling_factor: float = 1.0
+    correction_bias: torch.Tensor | None = None
+    custom: CustomRouting | None = None
+
+    @classmethod
+    def of_layer(cls, layer: "RoutedExperts") -> "RoutingRule":
+        """The rule vLLM's model gave to its layer."""
+        if layer.scoring_func not in ("softmax", "sigmoid"):
+            raise UnsupportedFeatureError(
+                f"{layer.layer_name} scores experts by {layer.scoring_func!r}. Known are 'softmax' "
+                "and 'sigmoid'; choose another model."
+            )
+        grouped = layer.use_grouped_topk
+        bias = layer.e_score_correction_bias
+        # vLLM scales where groups or a bias are, and nowhere else.
+        scaled = grouped or bias is not None
+        return cls(
+            top_k=layer.top_k,
+            scoring=layer.scoring_func,
+            renormalize=layer.renormalize,
+            num_groups=layer.num_expert_group or 1 if grouped else 1,
+            num_chosen_groups=layer.topk_group or 1 if grouped else 1,
+            scaling_factor=layer.routed_scaling_factor if scaled else 1.0,
+            correction_bias=None if bias is None else bias.detach().as_subclass(torch.Tensor),
+            custom=layer.custom_routing_function,
+        )
+
+
+def select_experts(
+    x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, best first.
+
+    x:             [num_tokens, hidden_size]; its dtype becomes the weights'
+    router_logits: [num_tokens, num_experts], fp32, bf16 or fp16
+    Returns weights [num_tokens, top_k] with x's dtype and ids [num_tokens, top_k], int32.
+    Scores are computed in fp32; of equal scores the lower number wins. A NaN in one token's
+    logits changes that token's choice only.
+    Source: Huang et al. DeepSeek-V3 technical report, 2.1.2; vLLM's grouped_topk.
+    """
+    if rule.custom is not None:
+        weights, ids = rule.custom(
+            hidden_states=x,
+            gating_output=router_logits,
+            topk=rule.top_k,
+            renormalize=rule.renormalize,
+        )
+        return weights.to(x.dtype), ids.to(torch.int32)
+    bias = rule.correction_bias
+    if bias is not None and bias.dtype != router_logits.dtype:
+        router_logits = router_logits.to(bias.dtype)
+    plain = rule.num_groups == 1 and bias is None and rule.scaling_factor == 1.0
+    if plain and rule.scoring == "softmax":
+        # The softmax over the chosen logits alone is the renormalized softmax over all.
+        weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
+            router_logits, k=rule.top_k, renorm=int(rule.renormalize)
+        )
+    else:
+        weights, ids = _gating_top_k(router_logits, rule)
+    return weights if weights.dtype == x.dtype else weights.to(x.dtype), ids
+
+
+def _gating_top_k(
+    router_logits: torch.Tensor, rule: RoutingRule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sigmoid scores, groups, bias, scaling."""
+    sigmoid = rule.scoring == "sigmoid"
+    # The operator always renormalizes sigmoid scores and never those of a softmax: where the
+    # model differs, its weights are computed here.
+    weights_fit = rule.renormalize == sigmoid
+    weights, ids, scores = torch_npu.npu_moe_gating_top_k(
+        router_logits,
+        rule.top_k,
+        bias=rule.correction_bias,
+        k_group=rule.num_chosen_groups,
+        group_count=rule.num_groups,
+        group_select_mode=GROUP_SCORE_MAX if rule.correction_bias is None else GROUP_SCORE_TOP2_SUM,
+        norm_type=NORM_SIGMOID if sigmoid else NORM_SOFTMAX,
+        out_flag=not weights_fit,
+        routed_scaling_factor=rule.scaling_factor,
+    )
+    if weights_fit:
+        return weights, ids
+    chosen = scores.gather(-1, ids.to(torch.int64))
+    if rule.renormalize:
+        chosen = chosen / chosen.sum(-1, keepdim=True)
+    return chosen * rule.scaling_factor, ids

@@ -1,0 +1,430 @@
+"""vLLM's DeepSeek attention on the device, step by step, against attention written out in torch.
+
+The reference computes every request anew from all its hidden states: no cache, no absorption.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DeepseekV3Config
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLAAttention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vllm_davinci.core.attention.mla_cache import LatentCache
+from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
+from vllm_davinci.core.registration import register
+
+BLOCK, LATENT, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+    "original_max_position_embeddings": 256,
+}
+
+# A step is a list of (request, number of new tokens); requests keep their order of first use.
+Step = list[tuple[str, int]]
+WHOLE: list[Step] = [[("a", 3), ("b", 200), ("c", 1)]]
+DECODES: list[Step] = [
+    [("a", 5), ("b", 127), ("c", 300)],
+    [("a", 1), ("b", 1), ("c", 1)],
+    [("c", 1), ("a", 1)],
+]
+CHUNKED: list[Step] = [[("a", 40), ("b", 130)], [("b", 200)], [("a", 70), ("b", 3)]]
+MIXED: list[Step] = [
+    [("a", 40), ("b", 255), ("c", 128)],
+    [("a", 1), ("b", 1), ("c", 20), ("d", 150)],
+    [("d", 1), ("a", 1), ("b", 300), ("c", 2)],
+]
+STEPS = {"whole": WHOLE, "decodes": DECODES, "chunked": CHUNKED, "mixed": MIXED}
+
+
+class Block:
+    """One attention block of vLLM's model, its cache, and the hidden states of its requests."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, dtype=torch.float32, **options
+    ) -> None:
+        values = {"qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 48, "rope": None}
+        values |= options
+        self.config = DeepseekV3Config(
+            hidden_size=HIDDEN,
+            num_attention_heads=HEADS,
+            kv_lora_rank=LATENT,
+            qk_rope_head_dim=ROPE,
+            rope_parameters=values["rope"] or {"rope_type": "default", "rope_theta": 10000.0},
+            **{name: value for name, value in values.items() if name != "rope"},
+        )
+        self.vllm_config, self.device, self.dtype = vllm_config, device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+        standard = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            self.module = DeepseekV2MLAAttention(
+                vllm_config,
+                self.config,
+                HIDDEN,
+                values.get("heads", HEADS),
+                self.config.qk_nope_head_dim,
+                ROPE,
+                self.config.v_head_dim,
+                self.config.q_lora_rank,
+                LATENT,
+                max_position_embeddings=1024,
+                cache_config=vllm_config.cache_config,
+                prefix="layers.0.attention",
+            )
+        finally:
+            torch.set_default_dtype(standard)
+        with torch.no_grad():
+            for name, weight in self.module.named_parameters():
+                bound = 0.1 if "norm" in name else 1 / math.sqrt(weight.shape[-1])
+                random = torch.randn(weight.shape, generator=self.generator) * bound
+                weight.copy_(random + 1 if "norm" in name else random)
+        self.module.to(device)
+        self.wrapper: NPUMultiHeadLatentAttention = self.module.mla_attn
+        for layer in self.module.modules():
+            if hasattr(layer, "quant_method"):
+                layer.quant_method.process_weights_after_loading(layer)
+        self.wrapper.mla_attn.process_weights_after_loading(dtype)
+        self.ids = (torch.randperm(31, generator=self.generator) + 1).tolist()
+        self.cache = LatentCache.in_region(
+            torch.zeros(32 * BLOCK * (LATENT + ROPE), dtype=dtype, device=device),
+            BLOCK, LATENT, ROPE,
+        )  # fmt: skip
+        self.wrapper.mla_attn.bind_kv_cache(self.cache)
+        spec = self.wrapper.mla_attn.get_kv_cache_spec(vllm_config)
+        self.builder = NPUMLAMetadataBuilder(spec, [], vllm_config, device)
+        self.hidden: dict[str, torch.Tensor] = {}
+        self.blocks: dict[str, list[int]] = {}
+
+    def common(self, step: Step) -> CommonAttentionMetadata:
+        """Adds the step's new tokens to its requests and describes the batch as the runner does."""
+        seq_lens, slots, table = [], [], torch.zeros(len(step), 8, dtype=torch.int32)
+        self.new, positions = [], []
+        for row, (name, count) in enumerate(step):
+            before = self.hidden.get(name, torch.empty(0, HIDDEN, dtype=self.dtype))
+            rows = torch.randn(count, HIDDEN, generator=self.generator).to(self.dtype)
+            self.hidden[name] = torch.cat([before, rows])
+            self.new.append(rows)
+            seq_lens.append(len(self.hidden[name]))
+            own = self.blocks.setdefault(name, [])
+            while len(own) * BLOCK < seq_lens[-1]:
+                own.append(self.ids.pop())
+            table[row, : len(own)] = torch.tensor(own)
+            span = range(len(before), seq_lens[-1])
+            positions.extend(span)
+            slots.extend(own[p // BLOCK] * BLOCK + p % BLOCK for p in span)
+        starts = torch.tensor([0, *[count for _, count in step]]).cumsum(0).to(torch.int32)
+        self.positions = torch.tensor(positions, device=self.device)
+        return CommonAttentionMetadata(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            seq_lens_cpu_upper_bound=torch.tensor(seq_lens, dtype=torch.int32),
+            num_reqs=len(step),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=max(count for _, count in step),
+            max_seq_len=max(seq_lens),
+            block_table_tensor=table.to(self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
+        )
+
+    def metadata(self, step: Step) -> NPUMLAMetadata:
+        return self.builder.build(0, self.common(step))
+
+    def forward(
+        self,
+        metadata: NPUMLAMetadata | None,
+        hidden: torch.Tensor | None = None,
+        num_padding_rows: int = 0,
+    ) -> torch.Tensor:
+        hidden = torch.cat(self.new) if hidden is None else hidden
+        hidden = torch.cat([hidden, hidden.new_full((num_padding_rows, HIDDEN), 9.0)])
+        padding = self.positions.new_zeros(num_padding_rows)
+        by_layer = {self.wrapper.mla_attn.layer_name: metadata} if metadata else None
+        with torch.inference_mode(), set_forward_context(by_layer, self.vllm_config):
+            output = self.module(torch.cat([self.positions, padding]), hidden.to(self.device), None)
+        return output.cpu()
+
+    def run(self, step: Step) -> list[torch.Tensor]:
+        """Per request of the step, the output of its new tokens."""
+        output = self.forward(self.metadata(step))
+        return list(output.split([count for _, count in step]))
+
+    def expected(self, name: str, scale_correction: float) -> torch.Tensor:
+        """[tokens, HIDDEN] of a request, in fp64, from all its hidden states."""
+        weights = {
+            key: value.detach().cpu().double() for key, value in self.module.named_parameters()
+        }
+        config = self.config
+        x = self.hidden[name].double()
+
+        def norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            mean = rows.pow(2).mean(-1, keepdim=True)
+            return rows * (mean + config.rms_norm_eps).rsqrt() * weight
+
+        def linear(rows: torch.Tensor, layer: str) -> torch.Tensor:
+            return rows @ weights[f"{layer}.weight"].T
+
+        if config.q_lora_rank is not None:
+            joint = linear(x, "fused_qkv_a_proj")
+            q_c, kv = joint.split([config.q_lora_rank, LATENT + ROPE], -1)
+            q = linear(norm(q_c, weights["q_a_layernorm.weight"]), "q_b_proj")
+        else:
+            q, kv = linear(x, "q_proj"), linear(x, "kv_a_proj_with_mqa")
+        nope, value_size = config.qk_nope_head_dim, config.v_head_dim
+        q_nope, q_rope = q.unflatten(-1, (HEADS, -1)).split([nope, ROPE], -1)
+        latent, k_rope = kv.split([LATENT, ROPE], -1)
+        up = linear(norm(latent, weights["kv_a_layernorm.weight"]), "kv_b_proj")
+        k_nope, value = up.unflatten(-1, (HEADS, -1)).split([nope, value_size], -1)
+        table = self.module.rotary_emb.cos_sin_cache.cpu().double()[: len(x)]
+
+        def rotate(rows: torch.Tensor) -> torch.Tensor:  # pairs of neighbours, [tokens, heads, R]
+            cos, sin = table[:, None].chunk(2, -1)
+            even, odd = rows[..., ::2], rows[..., 1::2]
+            return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
+
+        scores = torch.einsum("qhd,khd->hqk", q_nope, k_nope)
+        scores += torch.einsum("qhd,kd->hqk", rotate(q_rope), rotate(k_rope[:, None])[:, 0])
+        scores *= scale_correction / math.sqrt(nope + ROPE)
+        hidden_keys = torch.ones(len(x), len(x)).triu(1).bool()
+        weights_of_keys = scores.masked_fill(hidden_keys, -math.inf).softmax(-1)
+        out = torch.einsum("hqk,khd->qhd", weights_of_keys, value).flatten(1)
+        return linear(out, "o_proj")
+
+    def check(
+        self, steps: list[Step], scale_correction: float = 1.0, tolerance: float = 2e-5
+    ) -> None:
+        for step in steps:
+            for (name, count), actual in zip(step, self.run(step), strict=True):
+                expected = self.expected(name, scale_correction)[-count:].to(self.dtype)
+                torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def registered(one_rank: None) -> None:
+    register()
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_every_step_equals_attention_written_out(
+    steps: list[Step], q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, q_lora_rank=q_lora_rank).check(steps)
+
+
+@pytest.mark.parametrize("steps", [CHUNKED, MIXED], ids=["chunked", "mixed"])
+@pytest.mark.parametrize("rows", [128, 200, 384])
+def test_context_in_several_chunks_gives_the_same(
+    steps: list[Step], rows: int, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.builder.context_chunk_rows = rows
+    block.check(steps)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"qk_nope_head_dim": 32, "v_head_dim": 64},
+        {"qk_nope_head_dim": 128, "v_head_dim": 128},
+    ],
+    ids=["unequal", "full_size"],
+)
+def test_head_sizes_of_keys_and_values_may_differ(
+    sizes: dict[str, int], vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, **sizes).check(MIXED)
+
+
+def test_yarn_stretches_positions_and_sharpens_the_softmax(
+    vllm_config: VllmConfig, device: torch.device
+):
+    mscale = 0.1 * YARN["mscale_all_dim"] * math.log(YARN["factor"]) + 1.0
+    Block(vllm_config, device, rope=dict(YARN)).check(MIXED, scale_correction=mscale**2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
+)
+def test_16_bits_are_near_attention_written_out(
+    dtype: torch.dtype, tolerance: float, vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, dtype).check(MIXED, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("threshold", [2, 16])
+def test_decodes_of_several_queries_see_each_other_causally(
+    threshold: int, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.check([[("a", 40), ("b", 127), ("c", 20)]])
+    block.builder.reorder_batch_threshold = threshold
+    step = [("a", 1), ("b", threshold), ("c", 2), ("d", 17)]
+    metadata = block.metadata(step)
+    assert (metadata.num_decodes, metadata.num_prefills) == (3, 1)
+    assert metadata.decode is not None
+    assert metadata.decode.max_query_len == threshold
+    outputs = block.forward(metadata).split([count for _, count in step])
+    for (name, count), actual in zip(step, outputs, strict=True):
+        expected = block.expected(name, 1.0)[-count:].float()
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_more_drafts_than_the_operator_takes_are_refused(
+    vllm_config: VllmConfig, device: torch.device
+):
+    spec = Block(vllm_config, device).builder.kv_cache_spec
+    vllm_config.speculative_config = SimpleNamespace(
+        num_speculative_tokens=16, parallel_drafting=False
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"17 queries .*lower num_speculative_tokens to 15"
+    ):
+        NPUMLAMetadataBuilder(spec, [], vllm_config, device)
+
+
+def test_padding_rows_become_zero_and_change_nothing_else(
+    vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.run(MIXED[0])
+    metadata = block.metadata(MIXED[1])
+    plain = block.forward(metadata)
+    padded = block.forward(metadata, num_padding_rows=5)
+    assert torch.equal(padded[:-5], plain)
+    assert torch.equal(padded[-5:], torch.zeros(5, HIDDEN))
+
+
+def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, device: torch.device):
+    block = Block(vllm_config, device)
+    block.common([("a", 9)])
+    idle = block.forward(None)
+    block.wrapper.mla_attn.kv_cache = None
+    profile = block.forward(None)
+    assert torch.equal(idle, torch.zeros(9, HIDDEN))
+    assert torch.equal(profile, torch.zeros(9, HIDDEN))
+
+
+@pytest.mark.parametrize("poisoned", range(4))
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_inf_stay_in_their_request(
+    poisoned: int, value: float, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.run(MIXED[0])
+    step = MIXED[1]
+    metadata = block.metadata(step)
+    counts = [count for _, count in step]
+    plain = block.forward(metadata).split(counts)
+    rows = list(torch.cat(block.new).split(counts))
+    rows[poisoned] = torch.full_like(rows[poisoned], value)
+    outputs = block.forward(metadata, torch.cat(rows)).split(counts)
+    for request, (before, after) in enumerate(zip(plain, outputs, strict=True)):
+        assert request == poisoned or torch.equal(before, after)
+    assert not outputs[poisoned].isfinite().any()
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Counts calls that compute: no views, no bare allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        # `contiguous` is a view of what is contiguous already, and else a copy.
+        is_view = func.is_view and (isinstance(result, list) or _same_memory(result, args[0]))
+        if not is_view and "empty" not in func.name():
+            self.names.append(func.name())
+        return result
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+# Launches of one block: projections, norm, rotary, cache write, attention, output projection.
+DECODE_LAUNCHES = {48: 9, None: 8}
+# The absorbed products are not there; instead queries, keys and values are expanded and copied.
+PREFILL_LAUNCHES = {48: 12, None: 11}
+CONTEXT_CHUNK_LAUNCHES = 9
+
+
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_launches_per_block_stay_in_the_budget(
+    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
+
+    def launches(step: Step) -> int:
+        metadata = block.metadata(step)
+        block.forward(metadata)  # the first block of a step looks up cosines and sines for all
+        hidden = torch.cat(block.new).to(device)
+        by_layer = {block.wrapper.mla_attn.layer_name: metadata}
+        with (
+            torch.inference_mode(),
+            set_forward_context(by_layer, vllm_config),
+            LaunchCounter() as counter,
+        ):
+            block.module(block.positions, hidden, None)
+        copies = [name for name in counter.names if "_to_copy" in name or "item" in name]
+        assert not copies, "a copy between host and device"
+        return len(counter.names)
+
+    assert launches([("a", 40), ("b", 300)]) == PREFILL_LAUNCHES[q_lora_rank]
+    assert launches([("a", 1), ("b", 1)]) == DECODE_LAUNCHES[q_lora_rank]
+    assert (
+        launches([("a", 20), ("b", 20)]) == PREFILL_LAUNCHES[q_lora_rank] + CONTEXT_CHUNK_LAUNCHES
+    )
+
+
+def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: torch.device):
+    """Each part has metadata of its own, and nothing of a step stays on the layer."""
+    whole = Block(vllm_config, device)
+    whole.run(MIXED[0])
+    step = MIXED[1]
+    common = whole.common(step)
+    expected = whole.forward(whole.builder.build(0, common)).split([n for _, n in step])
+    hidden, positions = torch.cat(whole.new), whole.positions
+    parts = []
+    for requests, rows in ((slice(0, 3), slice(0, 22)), (slice(3, 4), slice(22, 172))):
+        starts = common.query_start_loc_cpu[requests.start : requests.stop + 1]
+        part = common.replace(
+            query_start_loc_cpu=starts - starts[0],
+            seq_lens_cpu_upper_bound=common.seq_lens_cpu_upper_bound[requests],
+            num_reqs=requests.stop - requests.start,
+            num_actual_tokens=rows.stop - rows.start,
+            max_query_len=max(n for _, n in step[requests]),
+            block_table_tensor=common.block_table_tensor[requests],
+            slot_mapping=common.slot_mapping[rows],
+        )
+        parts.append((whole.builder.build(0, part), rows))
+    outputs = []
+    for metadata, rows in parts:
+        whole.positions = positions[rows]
+        outputs.append(whole.forward(metadata, hidden[rows]))
+    cut = torch.cat(outputs).split([n for _, n in step])
+    for before, after in zip(expected, cut, strict=True):
+        torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
+
+
+def test_a_head_count_the_operator_does_not_take_names_the_option(
+    vllm_config: VllmConfig, device: torch.device
+):
+    with pytest.raises(UnsupportedFeatureError, match=r"12 heads .*--tensor-parallel-size"):
+        Block(vllm_config, device, heads=12)

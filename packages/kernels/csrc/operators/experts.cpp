@@ -1,0 +1,181 @@
+// Mixture of experts on one rank: from the router's logits, or from chosen experts, to the weighted
+// sum of every token's experts that are here.
+
+#include "launch/stage.h"
+#include "operators/operators.h"
+
+namespace davinci {
+namespace {
+
+Operator kGatingTopK("aclnnMoeGatingTopK");
+Operator kGatingTopKSoftmax("aclnnMoeGatingTopKSoftmaxV2");
+Operator kCast("aclnnCast");
+Operator kInitRouting("aclnnMoeInitRoutingV3");
+Operator kGroupedMatmul("aclnnGroupedMatmulV5");
+Operator kSwiGlu("aclnnSwiGlu");
+Operator kFinalizeRouting("aclnnMoeFinalizeRoutingV2");
+
+// Of the routing operators.
+constexpr int64_t kCounts = 1;  // how many tokens each expert has, not where they end
+constexpr int64_t kNoCapacity = -1;
+constexpr int64_t kDropless = 0;
+constexpr int64_t kGatherIndex = 0;      // rowIdxType: where each assignment's row lies
+constexpr int64_t kRowsMayBeAbsent = 3;  // dropPadMode: row -1 means no row on this rank
+constexpr int64_t kNoQuantization = -1;
+// Of the grouped product.
+constexpr int64_t kSingleOutput = 2;
+constexpr int64_t kSplitRows = 0;
+constexpr int64_t kNoActivation = 0;
+
+struct ExpertSizes {
+  int64_t tokens, hidden, top_k, local, intermediate;
+
+  ExpertSizes(const Tensor& x, int64_t top_k_, const Tensor& gate_up, const Tensor& down,
+              int64_t first_expert, int64_t num_experts)
+      : tokens(x.size(0)),
+        hidden(x.size(-1)),
+        top_k(top_k_),
+        local(gate_up.size(0)),
+        intermediate(down.dim() == 3 ? down.size(1) : 0) {
+    TORCH_CHECK_VALUE(x.dim() == 2 && gate_up.dim() == 3 && down.dim() == 3 &&
+                          gate_up.size(1) == hidden && gate_up.size(2) == 2 * intermediate &&
+                          down.size(0) == local && down.size(2) == hidden,
+                      "tokens of sizes ", x.sizes(), ", gate_up of sizes ", gate_up.sizes(),
+                      " and down of sizes ", down.sizes(),
+                      ": give [tokens, hidden], [experts, hidden, 2 * intermediate] and [experts, "
+                      "intermediate, hidden]");
+    TORCH_CHECK_VALUE(first_expert >= 0 && first_expert + local <= num_experts, "experts ",
+                      first_expert, " to ", first_expert + local, " of ", num_experts);
+  }
+  int64_t rows() const { return tokens * top_k; }
+};
+
+void check_assignments(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids) {
+  TORCH_CHECK_VALUE(topk_ids.dim() == 2 && topk_ids.sizes() == topk_weights.sizes() &&
+                        topk_ids.size(0) == x.size(0),
+                    "weights of sizes ", topk_weights.sizes(), " and experts of sizes ",
+                    topk_ids.sizes(), " for tokens of sizes ", x.sizes(),
+                    ": give [tokens, top_k] both");
+}
+
+void multiply(Stage& stage, const View& rows, const Tensor& weight, const View& counts,
+              const View& out) {
+  stage.run(kGroupedMatmul, Views{{rows}}, Views{{View::of(weight)}}, nullptr, nullptr, nullptr,
+            nullptr, nullptr, nullptr, counts, nullptr, nullptr, nullptr, kSingleOutput, kSplitRows,
+            kCounts, kNoActivation, nullptr, Views{{out}}, nullptr, nullptr);
+}
+
+// Sorts tokens by expert, runs the experts, and sums per token.
+void compute(Stage& stage, const ExpertSizes& s, const Tensor& x, const View& topk_weights,
+             const View& topk_ids, const Tensor& gate_up, const Tensor& down, int64_t first_expert,
+             int64_t num_experts, const Tensor& out) {
+  const at::ScalarType dtype = x.scalar_type();
+  const Scratch scratch(x, {{dtype, {s.rows(), s.hidden}},            // tokens by expert
+                            {at::kInt, {s.rows()}},                   // row of each assignment
+                            {at::kLong, {s.local}},                   // tokens of each expert
+                            {at::kFloat, {s.rows()}},                 // scales, not used
+                            {dtype, {s.rows(), 2 * s.intermediate}},  // gate and up
+                            {dtype, {s.rows(), s.intermediate}},
+                            {dtype, {s.rows(), s.hidden}}});
+  const std::array<int64_t, 2> range = {first_expert, first_expert + s.local};
+  stage.run(kInitRouting, x, topk_ids, nullptr, nullptr, s.rows(), kNoCapacity, num_experts,
+            kDropless, kCounts, /*expertTokensNumFlag=*/true, kNoQuantization,
+            at::IntArrayRef(range), kGatherIndex, scratch[0], scratch[1], scratch[2], scratch[3]);
+  multiply(stage, scratch[0], gate_up, scratch[2], scratch[4]);
+  constexpr int64_t kLastDim = -1;
+  stage.run(kSwiGlu, scratch[4], kLastDim, scratch[5]);
+  multiply(stage, scratch[5], down, scratch[2], scratch[6]);
+  stage.run(kFinalizeRouting, scratch[6].unsqueezed(0), scratch[1], nullptr, nullptr, nullptr,
+            topk_weights, nullptr, kRowsMayBeAbsent, out);
+}
+
+}  // namespace
+
+Tensor npu::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
+                    const Tensor& gate_up, const Tensor& down, int64_t first_expert,
+                    int64_t num_experts) {
+  check_assignments(x, topk_weights, topk_ids);
+  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
+  Stage stage("experts", x);
+  Tensor out = empty(x.sizes(), x.scalar_type(), x);
+  compute(stage, s, x, View::of(topk_weights), View::of(topk_ids), gate_up, down, first_expert,
+          num_experts, out);
+  stage.submit();
+  return out;
+}
+
+Tensor meta::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
+                     const Tensor& gate_up, const Tensor& down, int64_t first_expert,
+                     int64_t num_experts) {
+  check_assignments(x, topk_weights, topk_ids);
+  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
+  return empty(x.sizes(), x.scalar_type(), x);
+}
+
+namespace {
+
+void check_logits(const Tensor& x, const Tensor& router_logits,
+                  const OptionalTensor& correction_bias, int64_t num_experts, int64_t num_groups) {
+  TORCH_CHECK_VALUE(router_logits.dim() == 2 && router_logits.size(0) == x.size(0) &&
+                        router_logits.size(1) == num_experts && num_groups > 0 &&
+                        num_experts % num_groups == 0,
+                    "logits of sizes ", router_logits.sizes(), " for tokens of sizes ", x.sizes(),
+                    ", ", num_experts, " experts and ", num_groups,
+                    " groups: give [tokens, experts] and groups of equal size");
+  TORCH_CHECK_VALUE(!correction_bias.has_value() ||
+                        (correction_bias->dim() == 1 && correction_bias->size(0) == num_experts &&
+                         correction_bias->scalar_type() == router_logits.scalar_type()),
+                    "a correction bias beside logits of sizes ", router_logits.sizes(), ", ",
+                    router_logits.scalar_type(), ": give [experts] of the logits' dtype");
+}
+
+}  // namespace
+
+Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
+                           const OptionalTensor& correction_bias, const Tensor& gate_up,
+                           const Tensor& down, int64_t top_k, int64_t num_groups,
+                           int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
+                           int64_t first_expert, int64_t num_experts) {
+  check_logits(x, router_logits, correction_bias, num_experts, num_groups);
+  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
+  const at::ScalarType logits_type = router_logits.scalar_type();
+  Stage stage("routed_experts", x);
+  Tensor out = empty(x.sizes(), x.scalar_type(), x);
+  const bool casts = logits_type != x.scalar_type();
+  const Scratch scratch(x, {{logits_type, {s.tokens, top_k}},
+                            {at::kInt, {s.tokens, top_k}},
+                            {x.scalar_type(), {casts ? s.tokens : 0, top_k}},
+                            {at::kFloat, {s.tokens, num_experts}}});
+  constexpr int64_t kRenormalize = 1;
+  constexpr int64_t kRenormalizeByRule = 0;  // sigmoid scores are renormalized, softmax not
+  constexpr int64_t kTopTwoSum = 1;
+  constexpr int64_t kMaximum = 0;
+  constexpr double kEpsilon = 1e-20;
+  const bool is_plain =
+      !is_sigmoid && num_groups == 1 && !correction_bias.has_value() && scaling_factor == 1.0;
+  if (is_plain) {
+    stage.run(kGatingTopKSoftmax, router_logits, nullptr, top_k, kRenormalize,
+              /*softmaxFlag=*/false, scratch[0], scratch[1], scratch[3]);
+  } else {
+    stage.run(kGatingTopK, router_logits, correction_bias, top_k, num_chosen_groups, num_groups,
+              correction_bias.has_value() ? kTopTwoSum : kMaximum, kRenormalizeByRule,
+              static_cast<int64_t>(is_sigmoid), /*outFlag=*/false, scaling_factor, kEpsilon,
+              scratch[0], scratch[1], scratch[3]);
+  }
+  if (casts) stage.run(kCast, scratch[0], AclType{x.scalar_type()}, scratch[2]);
+  compute(stage, s, x, casts ? scratch[2] : scratch[0], scratch[1], gate_up, down, first_expert,
+          num_experts, out);
+  stage.submit();
+  return out;
+}
+
+Tensor meta::routed_experts(const Tensor& x, const Tensor& router_logits,
+                            const OptionalTensor& correction_bias, const Tensor& gate_up,
+                            const Tensor& down, int64_t top_k, int64_t num_groups, int64_t, bool,
+                            double, int64_t first_expert, int64_t num_experts) {
+  check_logits(x, router_logits, correction_bias, num_experts, num_groups);
+  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
+  return empty(x.sizes(), x.scalar_type(), x);
+}
+
+}  // namespace davinci

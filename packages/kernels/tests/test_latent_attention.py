@@ -1,0 +1,177 @@
+"""Latent attention's stages equal torch_npu's launches bit for bit, and their definitions."""
+
+import pytest
+import torch
+import torch_npu
+
+from vllm_davinci.kernels import reference
+
+ops = torch.ops.vllm_davinci
+HIDDEN, HEADS, NOPE, ROPE, LATENT, VALUE, BLOCK = 96, 4, 32, 64, 512, 32, 128
+EPSILON = 1e-6
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+class Block:
+    """Weights of one block and a cache, with tokens that go into it."""
+
+    def __init__(self, dtype: torch.dtype, query_rank: int | None, num_tokens: int) -> None:
+        generator = torch.Generator().manual_seed(num_tokens)
+
+        def normal(*sizes: int) -> torch.Tensor:
+            return (torch.randn(sizes, generator=generator) / sizes[0] ** 0.5).to(dtype).npu()
+
+        self.query_rank = query_rank
+        self.x = normal(num_tokens, HIDDEN) * num_tokens**0.5
+        # Stored as [out, in] and used transposed, as a linear layer does.
+        self.a_weight = normal((query_rank or 0) + LATENT + ROPE, HIDDEN).t()
+        self.q_a_norm = None if query_rank is None else normal(query_rank)
+        self.q_b_weight = normal(HEADS * (NOPE + ROPE), query_rank or HIDDEN).t()
+        self.kv_a_norm = normal(LATENT)
+        self.up_key, self.up_value = normal(HEADS, NOPE, LATENT), normal(HEADS, LATENT, VALUE)
+        angles = torch.rand(num_tokens, 1, 1, ROPE // 2, generator=generator) * 6
+        self.cos, self.sin = (
+            f.repeat(1, 1, 1, 2).to(dtype).npu() for f in (angles.cos(), angles.sin())
+        )
+        slots = torch.randperm(4 * BLOCK, generator=generator)[:num_tokens]
+        slots[num_tokens // 2] = -1
+        self.slots = slots.npu()
+        self.caches = [torch.zeros(4, BLOCK, 1, n).to(dtype).npu() for n in (LATENT, ROPE)]
+
+    def arguments(self) -> list[object]:
+        return [
+            self.x,
+            self.a_weight,
+            self.q_a_norm,
+            self.q_b_weight,
+            self.kv_a_norm,
+            self.up_key,
+            self.cos,
+            self.sin,
+            self.slots,
+            *self.caches,
+            EPSILON,
+            EPSILON,
+        ]
+
+
+def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
+    """The stage as calls of torch_npu."""
+    num_tokens = block.x.shape[0]
+    joint = torch.mm(block.x, block.a_weight)
+    if block.q_a_norm is None:
+        q, kv = torch.mm(block.x, block.q_b_weight), joint
+    else:
+        normed = torch_npu.npu_rms_norm(joint[:, : block.query_rank], block.q_a_norm, EPSILON)[0]
+        q, kv = torch.mm(normed, block.q_b_weight), joint[:, block.query_rank :]
+    q = q.view(num_tokens, HEADS, NOPE + ROPE)
+    _, _, k_rope, latent = torch_npu.npu_kv_rmsnorm_rope_cache(
+        kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
+        block.caches[1], block.caches[0], epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
+    )  # fmt: skip
+    q_rope = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
+    absorbed = torch_npu.npu_transpose_batchmatmul(
+        q[:num_decode_tokens, :, :NOPE], block.up_key,
+        perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
+    )  # fmt: skip
+    return absorbed, q_rope.squeeze(2), q, latent.flatten(1), k_rope.flatten(1)
+
+
+def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
+    # Products over up to 512 entries of order one, summed in another order.
+    limit = 512 * torch.finfo(torch.float32).eps
+    if expected.dtype != torch.float32:
+        limit = 32 * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(npu.cpu(), expected, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query_rank", [None, 48])
+@pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(1, 1), (5, 5), (7, 3), (6, 0)])
+def test_preprocess_equals_its_composition(
+    dtype: torch.dtype, query_rank: int | None, num_tokens: int, num_decode_tokens: int
+) -> None:
+    block, other = (Block(dtype, query_rank, num_tokens) for _ in range(2))
+    found = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
+    expected = composed(other, num_decode_tokens)
+    host = Block(dtype, query_rank, num_tokens)
+    on_host = [a.cpu() if isinstance(a, torch.Tensor) else a for a in host.arguments()]
+    defined = reference.mla_preprocess(*on_host, num_decode_tokens)
+    for ours, launched, definition in zip(found, expected, defined, strict=True):
+        assert (ours is None) == (definition is None)
+        if ours is not None:
+            assert torch.equal(ours, launched)
+            near(ours, definition)
+    for cache, launched, definition in zip(
+        block.caches, other.caches, (on_host[9], on_host[10]), strict=True
+    ):
+        assert torch.equal(cache, launched)
+        near(cache, definition)
+
+
+@pytest.mark.parametrize("query_rank", [None, 48])
+@pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
+def test_a_side_stream_changes_nothing(
+    query_rank: int | None, num_tokens: int, num_decode_tokens: int
+) -> None:
+    block, other = (Block(torch.float32, query_rank, num_tokens) for _ in range(2))
+    alone = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
+    beside = ops.mla_preprocess(
+        *other.arguments(), num_decode_tokens, side_stream=torch.npu.Stream()
+    )
+    for one, two in zip((*alone, *block.caches), (*beside, *other.caches), strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            # Two products in place of one may sum in another order.
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [2, 2, 2], [1, 3]])
+def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens: list[int]) -> None:
+    num_tokens, num_reqs = sum(query_lens), len(query_lens)
+    generator = torch.Generator().manual_seed(num_tokens)
+    block = Block(dtype, None, num_tokens)
+    caches = [
+        torch.randn(8, BLOCK, 1, n, generator=generator).to(dtype).npu() for n in (LATENT, ROPE)
+    ]
+    absorbed, q_rope = (
+        torch.randn(num_tokens, HEADS, n, generator=generator).to(dtype).npu()
+        for n in (LATENT, ROPE)
+    )
+    table = torch.randperm(8, generator=generator)[: num_reqs * 2].view(num_reqs, 2).int().npu()
+    ends = torch.tensor(query_lens).cumsum(0).tolist()
+    seq_lens = [130 + 17 * n for n in range(num_reqs)]
+    causal = max(query_lens) > 1
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu() if causal else None
+    found = ops.mla_decode_attention(
+        absorbed, q_rope, *caches, table, ends, seq_lens, mask, block.up_value, 0.1
+    )
+    latent, _ = torch_npu.npu_fused_infer_attention_score(
+        absorbed, caches[0].flatten(2), caches[0].flatten(2), query_rope=q_rope,
+        key_rope=caches[1].flatten(2), atten_mask=mask, sparse_mode=3 if causal else 0,
+        block_table=table, actual_seq_lengths=ends, actual_seq_lengths_kv=seq_lens,
+        num_heads=HEADS, num_key_value_heads=1, scale=0.1, input_layout="TND_NTD",
+        block_size=BLOCK,
+    )  # fmt: skip
+    expected = torch_npu.npu_transpose_batchmatmul(
+        latent, block.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+    ).flatten(1)
+    assert torch.equal(found, expected)
+    arguments = (absorbed, q_rope, *caches, table)
+    near(
+        found,
+        reference.mla_decode_attention(
+            *(t.cpu() for t in arguments), ends, seq_lens, mask, block.up_value.cpu(), 0.1
+        ),
+    )
+
+
+def test_weights_that_do_not_belong_together_are_refused() -> None:
+    block = Block(torch.float32, 48, 4)
+    wrong = block.arguments()
+    wrong[1] = block.a_weight[:, :-1]
+    with pytest.raises(ValueError, match=r"a_weight of sizes \[96, 623\].*\[hidden, 624\]"):
+        ops.mla_preprocess(*wrong, 4)
+    with pytest.raises(ValueError, match="5 decode tokens among 4"):
+        ops.mla_preprocess(*block.arguments(), 5)

@@ -1,0 +1,70 @@
+"""`vllm-davinci check-model DIRECTORY [--json]`: what a checkpoint would be loaded as."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vllm_davinci.meta import core_access
+
+if TYPE_CHECKING:
+    from vllm_davinci.core.quantization.examination import Examination
+
+_STYLES = {"problem": "bold red", "note": "yellow"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, help="config.json, *.safetensors, ...")
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0 only if the checkpoint can be loaded as it was meant."""
+    core_access.prepare()
+    from vllm_davinci.core.quantization.examination import examine  # imports torch and vLLM
+
+    found = examine(options.directory)
+    if options.json:
+        print(json.dumps({"can_load": found.can_load, **asdict(found)}, indent=2))
+    else:
+        print_examination(found, Console())
+    return 0 if found.can_load else 1
+
+
+def print_examination(found: Examination, console: Console) -> None:
+    """A table of the kinds of layers, then what is wrong or worth knowing, then the verdict."""
+    console.print(
+        Text(
+            f"{found.directory}: {found.num_tensors} tensors, {found.num_bytes / 2**20:.1f} MiB, "
+            f"quantization {found.quantization}"
+        ),
+        soft_wrap=True,
+    )
+    if found.kinds:
+        table = Table()
+        for column in ("layers", "count", "loads as", "stored", "shape of the first"):
+            table.add_column(
+                column, justify="right" if column == "count" else "left", overflow="fold"
+            )
+        for kind in found.kinds:
+            shape = " x ".join(map(str, kind.shape))
+            table.add_row(Text(kind.name), str(kind.count), kind.loads, kind.dtype, shape)
+        console.print(table)
+    for finding in found.findings:
+        severity = finding.severity.value
+        line = Text(f"{severity}: ", style=_STYLES[severity])
+        text = finding.what
+        if not text.startswith(finding.subject):
+            text = f"{finding.subject}: {text}"
+        console.print(line.append(text, style="default"), soft_wrap=True)
+    if found.can_load:
+        console.print("This checkpoint can be loaded.", style="bold green")
+    else:
+        console.print("This checkpoint cannot be loaded as it is.", style="bold red")

@@ -1,0 +1,24 @@
+"""Makes core importable for commands that need no device: its libraries, or the virtual NPU's."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+from vllm_davinci.meta import device_library, supported_versions
+from vllm_davinci.meta.errors import DeviceLibraryError
+
+
+def prepare() -> None:
+    """Call this before the first import of core. Raises DeviceLibraryError.
+
+    torch_npu, which vLLM imports with its platform, needs libraries to load; nothing here starts a
+    device. vLLM's start-up messages go, because a command's output may be read by a program.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    message = device_library.loader_error()
+    if message is None:
+        return
+    if supported_versions.installed_version("vllm-davinci-vnpu") is None:
+        raise DeviceLibraryError(device_library.explanation(message))
+    import_module("vllm_davinci.vnpu").activate()
