@@ -4,12 +4,15 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "launch/stage.h"
 #include "launch/symbols.h"
 #include "registration.h"
 
 PYBIND11_MODULE(_C, module) {
   module.def("operator_names", &davinci::operator_names, "Names under torch.ops.vllm_davinci.");
   module.def("launches", &davinci::launches, "Operators of CANN that one of ours launches.");
+  module.def("launch_count", &davinci::Stage::launch_count,
+             "Operators of CANN that ours have launched in this process.");
   module.def(
       "find_symbol",
       [](const std::string& name) {

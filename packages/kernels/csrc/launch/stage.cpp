@@ -2,10 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <acl/acl_rt.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
 #include <algorithm>
+#include <atomic>
 
 // Declared in acl.h, which pulls in much more.
 extern "C" const char* aclGetRecentErrMsg();
@@ -19,6 +22,8 @@ using Launch = int (*)(void*, uint64_t, aclOpExecutor*, aclrtStream);
 constexpr int64_t kAlignmentBytes = 512;
 constexpr size_t kEvents = 8;  // of one stage on one device
 constexpr int kMaxDevices = 64;
+
+std::atomic<uint64_t> launched{0};
 
 std::string recent_error() {
   const char* const text = aclGetRecentErrMsg();
@@ -89,6 +94,8 @@ void Stage::let_wait(void* waiting) {
   batch_->steps.push_back({Step::Kind::kWait, nullptr, nullptr, 0, waiting, shared, nullptr});
 }
 
+uint64_t Stage::launch_count() { return launched.load(); }
+
 int Stage::Batch::launch() {
   for (; done < steps.size(); ++done) {
     const Step& step = steps[done];
@@ -97,6 +104,7 @@ int Stage::Batch::launch() {
     switch (step.kind) {
       case Step::Kind::kLaunch:
         function = step.op->name();
+        launched.fetch_add(1, std::memory_order_relaxed);
         status = reinterpret_cast<Launch>(step.op->launch())(workspace, step.workspace_bytes,
                                                              step.executor, step.stream);
         break;
@@ -145,8 +153,11 @@ Scratch::Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces) {
     bytes += (size + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
     views_.push_back(view);
   }
-  memory_ = empty({bytes}, at::kByte, like);
-  auto* const base = static_cast<char*>(memory_.mutable_data_ptr());
+  // Memory only: a tensor around it would cost as much again.
+  static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
+  const c10::DeviceGuard guard(like.device());
+  memory_ = allocator->allocate(static_cast<size_t>(bytes));
+  auto* const base = static_cast<char*>(memory_.get());
   for (View& view : views_) {
     view.storage = base + view.offset;
     view.offset = 0;

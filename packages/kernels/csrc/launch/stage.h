@@ -12,6 +12,7 @@
 // once where there is no queue), so they keep their place among torch_npu's own operators.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
@@ -67,6 +68,9 @@ class Stage {
 
   void submit();
 
+  // Operators launched by all stages of this process so far.
+  static uint64_t launch_count();
+
  private:
   struct Step {
     enum class Kind : uint8_t { kLaunch, kCopy, kRecord, kWait } kind;
@@ -109,7 +113,7 @@ class Scratch {
   const View& operator[](size_t index) const { return views_[index]; }
 
  private:
-  at::Tensor memory_;
+  c10::DataPtr memory_;
   std::vector<View> views_;
 };
 

@@ -1,0 +1,221 @@
+"""One decode layer of DeepSeek-V3 on one device, as calls of torch_npu and as our stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_npu
+
+import vllm_davinci.kernels
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """DeepSeek-V3's config.json, by its names; one layer on one device."""
+
+    hidden: int = 7168
+    heads: int = 128
+    q_lora_rank: int = 1536
+    kv_lora_rank: int = 512
+    nope: int = 128
+    rope: int = 64
+    value: int = 128
+    experts: int = 256
+    intermediate: int = 2048
+    top_k: int = 8
+    groups: int = 8
+    chosen_groups: int = 4
+    scaling_factor: float = 2.5
+    block_size: int = 128
+    context: int = 1024
+
+
+def _made(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Memory on the device, reserved and not set."""
+    return torch.empty(sizes, dtype=dtype, device="npu")
+
+
+class Layer:
+    """The layer's weights, and what its step brings: caches, lengths, rows."""
+
+    def __init__(self, num_tokens: int) -> None:
+        s = self.sizes = Sizes()
+        self.x, self.residual = _made(num_tokens, s.hidden), _made(num_tokens, s.hidden)
+        self.input_norm, self.post_norm = _made(s.hidden), _made(s.hidden)
+        # Linear weights lie as [out, in] and are used transposed.
+        self.a_weight = _made(s.q_lora_rank + s.kv_lora_rank + s.rope, s.hidden).t()
+        self.q_a_norm, self.kv_a_norm = _made(s.q_lora_rank), _made(s.kv_lora_rank)
+        self.q_b_weight = _made(s.heads * (s.nope + s.rope), s.q_lora_rank).t()
+        self.up_key = _made(s.heads, s.nope, s.kv_lora_rank)
+        self.up_value = _made(s.heads, s.kv_lora_rank, s.value)
+        self.o_weight = _made(s.hidden, s.heads * s.value).t()
+        self.cos, self.sin = (_made(num_tokens, 1, 1, s.rope) for _ in range(2))
+        self.slots = torch.arange(num_tokens).npu()
+        num_blocks = num_tokens * (s.context // s.block_size)
+        self.latent_cache = _made(num_blocks, s.block_size, 1, s.kv_lora_rank)
+        self.rotary_cache = _made(num_blocks, s.block_size, 1, s.rope)
+        self.latent_flat, self.rotary_flat = (
+            cache.flatten(2) for cache in (self.latent_cache, self.rotary_cache)
+        )
+        self.block_table = torch.arange(num_blocks).view(num_tokens, -1).int().npu()
+        self.query_ends = list(range(1, num_tokens + 1))
+        self.seq_lens = [s.context - 7 * n for n in range(num_tokens)]
+        self.router = _made(s.experts, s.hidden).t()
+        self.correction_bias = _made(s.experts, dtype=torch.float32)
+        self.gate_up = _made(s.experts, s.hidden, 2 * s.intermediate)
+        self.down = _made(s.experts, s.intermediate, s.hidden)
+        self.scale = (s.nope + s.rope) ** -0.5
+
+
+def composed(layer: Layer) -> dict[str, Callable[..., Any]]:
+    """The stages as calls of torch_npu, as core makes them without the package."""
+    s = layer.sizes
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normalized, _, total = torch_npu.npu_add_rms_norm(x, layer.residual, weight, EPSILON)
+        return normalized, total
+
+    def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        joint = torch.mm(x, layer.a_weight)
+        normed = torch_npu.npu_rms_norm(joint[:, : s.q_lora_rank], layer.q_a_norm, EPSILON)[0]
+        q = torch.mm(normed, layer.q_b_weight).view(-1, s.heads, s.nope + s.rope)
+        q_nope, q_rope = q.split([s.nope, s.rope], dim=-1)
+        torch_npu.npu_kv_rmsnorm_rope_cache(
+            joint[:, s.q_lora_rank :][:, None, None, :],
+            layer.kv_a_norm,
+            layer.cos,
+            layer.sin,
+            layer.slots,
+            layer.rotary_cache,
+            layer.latent_cache,
+            epsilon=EPSILON,
+            cache_mode="PA_BNSD",
+            is_output_kv=False,
+        )
+        q_rope = torch_npu.npu_interleave_rope(q_rope.unsqueeze(2), layer.cos, layer.sin)
+        absorbed = torch_npu.npu_transpose_batchmatmul(
+            q_nope, layer.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        )
+        return absorbed, q_rope.squeeze(2)
+
+    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
+        latent, _ = torch_npu.npu_fused_infer_attention_score(
+            absorbed,
+            layer.latent_flat,
+            layer.latent_flat,
+            query_rope=q_rope,
+            key_rope=layer.rotary_flat,
+            sparse_mode=0,
+            block_table=layer.block_table,
+            actual_seq_lengths=layer.query_ends,
+            actual_seq_lengths_kv=layer.seq_lens,
+            num_heads=s.heads,
+            num_key_value_heads=1,
+            scale=layer.scale,
+            input_layout="TND_NTD",
+            block_size=s.block_size,
+        )
+        return torch_npu.npu_transpose_batchmatmul(
+            latent, layer.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        ).flatten(1)
+
+    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        weights, ids, _ = torch_npu.npu_moe_gating_top_k(
+            logits,
+            s.top_k,
+            bias=layer.correction_bias,
+            k_group=s.chosen_groups,
+            group_count=s.groups,
+            group_select_mode=1,
+            norm_type=1,
+            routed_scaling_factor=s.scaling_factor,
+        )
+        weights = weights.to(x.dtype)
+        rows, row_of_assignment, counts, _ = torch_npu.npu_moe_init_routing_v2(
+            x,
+            ids,
+            active_num=ids.numel(),
+            expert_num=s.experts,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=[0, s.experts],
+        )
+        for weight in (layer.gate_up, layer.down):
+            if weight is layer.down:
+                rows = torch_npu.npu_swiglu(rows)
+            rows = torch_npu.npu_grouped_matmul(
+                [rows], [weight], group_list=counts, split_item=2, group_type=0, group_list_type=1
+            )[0]
+        return torch_npu.npu_moe_finalize_routing(
+            rows.unsqueeze(0), None, None, None, weights, row_of_assignment, None, drop_pad_mode=3
+        )
+
+    return {"norm": norm, "preprocess": preprocess, "attend": attend, "experts": experts}
+
+
+def ours(layer: Layer) -> dict[str, Callable[..., Any]]:
+    """The same stages, one call each."""
+    s = layer.sizes
+    add_rms_norm, mla_preprocess, mla_decode_attention, routed_experts = (
+        vllm_davinci.kernels.load(name)
+        for name in ("add_rms_norm", "mla_preprocess", "mla_decode_attention", "routed_experts")
+    )
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm(x, layer.residual, weight, EPSILON)
+
+    def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        absorbed, q_rope, *_ = mla_preprocess(
+            x,
+            layer.a_weight,
+            layer.q_a_norm,
+            layer.q_b_weight,
+            layer.kv_a_norm,
+            layer.up_key,
+            layer.cos,
+            layer.sin,
+            layer.slots,
+            layer.latent_cache,
+            layer.rotary_cache,
+            EPSILON,
+            EPSILON,
+            x.shape[0],
+        )
+        return absorbed, q_rope
+
+    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
+        return mla_decode_attention(
+            absorbed,
+            q_rope,
+            layer.latent_cache,
+            layer.rotary_cache,
+            layer.block_table,
+            layer.query_ends,
+            layer.seq_lens,
+            None,
+            layer.up_value,
+            layer.scale,
+        )
+
+    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return routed_experts(
+            x,
+            logits,
+            layer.correction_bias,
+            layer.gate_up,
+            layer.down,
+            s.top_k,
+            s.groups,
+            s.chosen_groups,
+            True,
+            s.scaling_factor,
+            0,
+            s.experts,
+        )
+
+    return {"norm": norm, "preprocess": preprocess, "attend": attend, "experts": experts}
