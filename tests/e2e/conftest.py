@@ -47,6 +47,11 @@ def tiny_llama(repository: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_deepseek(repository: Path) -> Path:
+    return repository / "checkpoints" / "tiny_deepseek"
+
+
+@pytest.fixture(scope="session")
 def reference(zoo: Callable[[str], Path]) -> Callable[[str], TransformersReference]:
     """A model of the zoo as transformers runs it."""
     return cache(lambda name: TransformersReference(zoo(name)))

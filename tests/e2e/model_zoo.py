@@ -196,6 +196,24 @@ MIXTURES = (
         norm_topk_prob=True,
         routed_scaling_factor=2.5,
     ),
+    # All that DeepSeek-R1 has, on stretched positions.
+    deepseek(
+        "deepseek_r1_yarn_moe",
+        "deepseek_v3",
+        q_lora_rank=96,
+        rope_parameters=YARN,
+        first_k_dense_replace=1,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        n_group=2,
+        topk_group=1,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+    ),
     # Softmax scores, of which the best groups are those with the best expert.
     deepseek(
         "deepseek_v2_moe",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from vllm import SamplingParams
 
 from e2e import model_zoo
@@ -30,7 +31,10 @@ def batch(prompts: list[list[int]]) -> list[list[int]]:
     return prompts[:32]
 
 
-@pytest.mark.parametrize("name", [model.name for model in model_zoo.DEEPSEEK])
+NAMES = [*(model.name for model in model_zoo.DEEPSEEK), "deepseek_r1_yarn_moe"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_those_of_transformers(
     name: str,
     zoo: Callable[[str], Path],
@@ -107,6 +111,31 @@ def test_tokens_are_those_of_one_device(
     with start_engine(zoo(PATHS_MODEL), distributed_executor_backend="mp", **ranks) as engine:
         outputs = engine.generate(as_inputs(batch), GREEDY)
     assert_greedy(reference(PATHS_MODEL), batch, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="one_device"),
+        pytest.param(
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, id="tensor2"
+        ),
+    ],
+)
+def test_the_trained_checkpoint_writes_what_transformers_writes(
+    options: dict[str, Any],
+    tiny_deepseek: Path,
+    start_engine: Callable[..., EngineProcess],
+):
+    source = Path(__file__).read_text(encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_deepseek)
+    prompts = [tokenizer(source[n * 300 : n * 300 + 40 * (n % 9 + 1)]).input_ids for n in range(16)]
+    # The checkpoint's weights are bf16; both sides compute with them in fp32.
+    with start_engine(
+        tiny_deepseek, max_num_batched_tokens=64, max_num_seqs=8, **options
+    ) as engine:
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(TransformersReference(tiny_deepseek), prompts, outputs, MAX_TOKENS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
