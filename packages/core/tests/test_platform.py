@@ -188,3 +188,17 @@ def test_a_dtype_the_chip_lacks_is_refused_with_those_it_has(monkeypatch: pytest
     with pytest.raises(DeviceError, match=r"Ascend310P3 .* bfloat16.*float16, float32"):
         NPUPlatform.check_if_supports_dtype(torch.bfloat16)
     assert NPUPlatform().supported_dtypes[0] == torch.float16
+
+
+def test_what_is_configured_is_logged_where_vllm_logs(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    program = (
+        "from vllm.config import DeviceConfig, VllmConfig;"
+        "VllmConfig(device_config=DeviceConfig(device='npu'),"
+        "additional_config={'sequence_parallel': {'min_tokens': 7}})"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert "Effective vllm-davinci configuration: {'sequence_parallel.min_tokens': 7}" in (
+        "".join(capfd.readouterr())
+    )

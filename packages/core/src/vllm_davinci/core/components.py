@@ -6,9 +6,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, runtime_checkable
 
-from vllm.logger import init_logger
-
 from vllm_davinci.core.errors import ComponentError
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.stream_scheduler import StreamScheduler
 
 logger = init_logger(__name__)
@@ -60,27 +59,25 @@ class Role:
     without: str
 
 
+OPERATORS = Role(
+    "vllm_davinci.op_providers",
+    OpProvider,
+    "vllm-davinci-kernels",
+    "torch_npu's own operators are used",
+)
+MODELS = Role(
+    "vllm_davinci.model_providers",
+    ModelProvider,
+    "vllm-davinci-models",
+    "vLLM's own model definitions are used",
+)
 STREAMS = Role(
     "vllm_davinci.stream_schedulers",
     StreamScheduler,
     "vllm-davinci-multistream",
     "everything runs on one stream",
 )
-ROLES: tuple[Role, ...] = (
-    Role(
-        "vllm_davinci.op_providers",
-        OpProvider,
-        "vllm-davinci-kernels",
-        "torch_npu's own operators are used",
-    ),
-    Role(
-        "vllm_davinci.model_providers",
-        ModelProvider,
-        "vllm-davinci-models",
-        "vLLM's own model definitions are used",
-    ),
-    STREAMS,
-)
+ROLES: tuple[Role, ...] = (OPERATORS, MODELS, STREAMS)
 DEVICES = Role(
     "vllm_davinci.devices", DeviceProvider, "vllm-davinci-vnpu", "only real chips are seen"
 )

@@ -86,6 +86,15 @@ class DualBatchConfig(_Options):
     """Steps without a prefill and with fewer tokens stay whole."""
 
 
+class SequenceParallelConfig(_Options):
+    """Tokens of a step divided among tensor-parallel ranks between attention and experts."""
+
+    enabled: bool = True
+    """Use it in models whose definition can (vllm-davinci-models)."""
+    min_tokens: int = Field(default=256, ge=1)
+    """Steps with fewer tokens reduce whole: two small collectives take longer than one."""
+
+
 class DavinciConfig(_Options):
     """Every key of `--additional-config`."""
 
@@ -95,6 +104,8 @@ class DavinciConfig(_Options):
     """Prefill-first scheduler."""
     dbo: DualBatchConfig = DualBatchConfig()
     """Dual-batch overlap."""
+    sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
+    """Tokens divided among tensor-parallel ranks between attention and experts."""
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
         default=0, ge=0
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch_npu import npu
-from vllm.logger import init_logger
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
 from vllm_davinci.core import components, environment_variables
@@ -19,6 +18,7 @@ from vllm_davinci.core.config import (
 )
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.groups import check_experts
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
 
@@ -235,6 +235,7 @@ class NPUPlatform(Platform):
             logger.info_once("%s", change)
         logger.info_once(
             "Effective vllm-davinci configuration: %s",
+            # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.
             str(non_default_options(config) or "all options at their defaults"),
         )
         components.log_missing()

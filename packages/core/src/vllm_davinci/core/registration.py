@@ -1,8 +1,8 @@
-"""What vLLM's general plugin calls: tells vLLM about our layers."""
+"""What vLLM's general plugin calls: tells vLLM about our layers and model definitions."""
 
 
 def register() -> None:
-    """Registers out-of-tree layers and quantization. Idempotent, and touches no device.
+    """Registers out-of-tree layers, quantization and models. Idempotent, and touches no device.
 
     vLLM calls this in every process, before any model is built.
     """
@@ -11,3 +11,15 @@ def register() -> None:
 
     register_layers()
     register_quantization()
+    _register_models()
+
+
+def _register_models() -> None:
+    """Makes vLLM take the definitions of installed model providers instead of its own."""
+    from vllm.model_executor.models import ModelRegistry  # imported late, as above
+
+    from vllm_davinci.core import components
+
+    for provider in components.find(components.MODELS).values():
+        for architecture, path in provider.models().items():
+            ModelRegistry.register_model(architecture, path)

@@ -8,7 +8,6 @@ import torch
 import torch_npu
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
-from vllm.logger import init_logger
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
 from vllm.utils.gc_utils import freeze_gc_heap, maybe_attach_gc_debug_callback
@@ -24,6 +23,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 

@@ -119,15 +119,38 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
                 f"{self.prefix} scales its queries by position (llama_4_scaling), which "
                 "vllm-davinci-core 0.1 cannot compute. Choose another model."
             )
-        metadata = get_forward_context().attn_metadata
-        if isinstance(metadata, dict):
-            metadata = metadata[self.mla_attn.layer_name]
+        metadata = self._step_metadata()
         if metadata is None:
             return self.o_proj(self._without_batch(hidden_states))[0]
         num_tokens = metadata.num_actual_tokens
         stage = self.preprocess(positions[:num_tokens], hidden_states[:num_tokens], metadata)
+        return self._output(stage, metadata, hidden_states.shape[0])
+
+    def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
+        """`forward` of hidden states that `compress` has reduced already, on any rank.
+
+        positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
+        qk_rope_head_dim]. Returns [num_tokens, hidden_size].
+        """
+        metadata = self._step_metadata()
+        if metadata is None:
+            num_tokens = compressed.shape[0]
+            return self.o_proj(compressed.new_zeros(num_tokens, self.num_heads * self.v_head_dim))[
+                0
+            ]
+        num_tokens = metadata.num_actual_tokens
+        q, kv = self.decompress(compressed[:num_tokens])
+        stage = self.prepare_attention(positions[:num_tokens], q, kv, metadata)
+        return self._output(stage, metadata, compressed.shape[0])
+
+    def _step_metadata(self) -> NPUMLAMetadata | None:
+        metadata = get_forward_context().attn_metadata
+        return metadata[self.mla_attn.layer_name] if isinstance(metadata, dict) else metadata
+
+    def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
+        """Attention and output projection of `num_rows` rows, the last of which may be padding."""
         out = self.attend(stage, metadata)
-        if num_padding := hidden_states.shape[0] - num_tokens:
+        if num_padding := num_rows - metadata.num_actual_tokens:
             out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
         return self.o_proj(out)[0]
 
@@ -139,7 +162,12 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]
         """
-        q, kv = self.project(hidden_states)
+        return self.prepare_attention(positions, *self.project(hidden_states), metadata)
+
+    def prepare_attention(
+        self, positions: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, metadata: NPUMLAMetadata
+    ) -> Preprocessed:
+        """Rotation, key-value norm, cache write and absorption of what `project` returns."""
         q_nope, q_rope = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
         table = self.rotary_emb._match_cos_sin_cache_dtype(q)
         cos, sin = metadata.rotary_rows(table, positions)
@@ -163,13 +191,23 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         qk_rope_head_dim], the latter perhaps strided.
         """
         if self.q_lora_rank is not None:
-            joint = self.fused_qkv_a_proj(hidden_states)[0]
-            q = self.q_b_proj(self.q_a_layernorm(joint[:, : self.q_lora_rank]))[0]
-            kv = joint[:, self.q_lora_rank :]
-        else:
-            q = self.q_proj(hidden_states)[0]
-            kv = self.kv_a_proj_with_mqa(hidden_states)[0]
+            return self.decompress(self.compress(hidden_states))
+        q = self.q_proj(hidden_states)[0]
+        kv = self.kv_a_proj_with_mqa(hidden_states)[0]
         return q.view(-1, self.num_heads, self.qk_head_dim), kv
+
+    def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Both down-projections, W_DQ and W_DKV, which every rank has whole.
+
+        hidden_states: [num_tokens, hidden_size]
+        Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
+        """
+        return self.fused_qkv_a_proj(hidden_states)[0]
+
+    def decompress(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `project` returns, of what `compress` returns."""
+        q = self.q_b_proj(self.q_a_layernorm(compressed[:, : self.q_lora_rank]))[0]
+        return q.view(-1, self.num_heads, self.qk_head_dim), compressed[:, self.q_lora_rank :]
 
     def write_cache(
         self,

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from vllm.logger import init_logger
-
 from vllm_davinci.core.config import DualBatchConfig
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.stream_scheduler import Decision, Split, StepFacts, StreamScheduler
 
 logger = init_logger(__name__)

@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
-
 from vllm_davinci.core import components
 from vllm_davinci.core.config import RELEASE, DualBatchConfig
 from vllm_davinci.core.environment_variables import OVERLAP_REQUESTS
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -10,12 +10,12 @@ import vllm.envs as envs
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.forward_context import BatchDescriptor
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config import DualBatchConfig, get_config
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.overlap.decisions import Counts, Decisions
 from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
 from vllm_davinci.core.overlap.step import SplitStep, StepRunner

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
@@ -22,6 +21,7 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.description import (
     FILE_NAME,

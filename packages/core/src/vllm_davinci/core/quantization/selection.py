@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
-
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization.config import NAME, read_description
 
 if TYPE_CHECKING:

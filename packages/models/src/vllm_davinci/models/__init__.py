@@ -1,0 +1,1 @@
+"""Model definitions that gain from their own code."""

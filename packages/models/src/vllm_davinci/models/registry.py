@@ -1,0 +1,17 @@
+"""The definitions this package has, as core looks them up."""
+
+from collections.abc import Mapping
+
+# Version of vllm_davinci.core.components.ModelProvider this module was written for.
+api_version = 1
+
+# Architecture in a checkpoint's config.json -> class path, as vLLM's ModelRegistry takes it.
+MODELS = {
+    "DeepseekV2ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV3ForCausalLM",
+}
+
+
+def models() -> Mapping[str, str]:
+    """Architecture -> class path."""
+    return MODELS

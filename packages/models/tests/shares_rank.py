@@ -1,0 +1,35 @@
+"""One rank of test_token_shares.py: `python shares_rank.py RANK WORLD_SIZE PORT`."""
+
+import sys
+
+import torch
+import torch_npu  # noqa: F401  registers the hccl backend
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+from vllm_davinci.models.token_shares import TokenShares
+
+
+def main(rank: int, world_size: int, port: int) -> None:
+    torch.npu.set_device(rank)
+    config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=world_size))
+    with set_current_vllm_config(config):
+        init_distributed_environment(
+            world_size, rank, f"tcp://127.0.0.1:{port}", local_rank=rank, backend="hccl"
+        )
+        initialize_model_parallel(world_size)
+    for num_tokens in (1, world_size, 2 * world_size + 1, 7 * world_size):
+        rows = torch.randn(num_tokens, 6, generator=torch.Generator().manual_seed(num_tokens))
+        shares = TokenShares.of_step(num_tokens)
+        share = shares.take(rows.npu())
+        assert share.shape == (shares.size, 6)
+        own = rows[rank * shares.size : (rank + 1) * shares.size]
+        assert torch.equal(share.cpu()[: len(own)], own)
+        assert torch.equal(shares.gather(share).cpu(), rows)
+        total = shares.gather(shares.reduce(rows.npu() * (rank + 1))).cpu()
+        torch.testing.assert_close(total, rows * (world_size * (world_size + 1) / 2))
+    print(f"rank {rank} agrees")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

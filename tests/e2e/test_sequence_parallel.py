@@ -1,0 +1,85 @@
+"""Tokens divided among ranks between attention and experts: the tokens of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineProcess
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+MAX_TOKENS = 32
+
+
+@pytest.mark.parametrize(
+    ("model", "min_tokens", "engine"),
+    [
+        # Every step is divided, most of them into shares of which the last one has padding.
+        pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 4}, id="tensor4"),
+        # Whole and divided steps in turn, prompts in pieces.
+        pytest.param(
+            "deepseek_v3_dense",
+            48,
+            {"tensor_parallel_size": 2, "max_num_batched_tokens": 64},
+            id="tensor2_chunked",
+        ),
+        pytest.param(
+            "deepseek_v3_dense",
+            1,
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            id="tensor2_pipeline2",
+        ),
+        pytest.param(
+            "deepseek_v2_lite_dense", 1, {"tensor_parallel_size": 2}, id="no_query_latent"
+        ),
+    ],
+)
+def test_tokens_are_those_of_transformers(
+    model: str,
+    min_tokens: int,
+    engine: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    batch = prompts[:16]
+    with start_engine(
+        zoo(model),
+        distributed_executor_backend="mp",
+        additional_config={"sequence_parallel": {"min_tokens": min_tokens}},
+        **engine,
+    ) as running:
+        outputs = running.generate(
+            [{"prompt_token_ids": prompt} for prompt in batch],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+        log = running.log_text()
+    assert f"Steps of {min_tokens} tokens or more are divided" in log
+    assert_greedy(reference(model), batch, outputs, MAX_TOKENS)
+
+
+def test_turned_off_nothing_is_divided(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    with start_engine(
+        zoo("deepseek_v3_dense"),
+        distributed_executor_backend="mp",
+        tensor_parallel_size=2,
+        additional_config={"sequence_parallel": {"enabled": False, "min_tokens": 1}},
+    ) as running:
+        outputs = running.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts[:4]],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+        log = running.log_text()
+    assert "are divided" not in log
+    assert_greedy(reference("deepseek_v3_dense"), prompts[:4], outputs, MAX_TOKENS)
