@@ -112,6 +112,57 @@ def test_routing_and_experts_equal_their_composition(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 7, 40])
+@pytest.mark.parametrize(("first", "num_local"), [(0, EXPERTS), (4, 8)])
+def test_int8_experts_equal_their_composition(
+    dtype: torch.dtype, num_tokens: int, first: int, num_local: int
+) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    x = normal(0, dtype, num_tokens, HIDDEN)
+    gate_up = torch.randint(
+        -127, 128, (num_local, HIDDEN, 2 * INTERMEDIATE), dtype=torch.int8, generator=generator
+    )
+    down = torch.randint(
+        -127, 128, (num_local, INTERMEDIATE, HIDDEN), dtype=torch.int8, generator=generator
+    )
+    gate_up_scale = normal(7, torch.float32, num_local, 2 * INTERMEDIATE).abs() / 800
+    down_scale = normal(8, torch.float32, num_local, HIDDEN).abs() / 800
+    if dtype == torch.bfloat16:
+        down_scale = down_scale.to(dtype)
+    topk_weights = normal(3, dtype, num_tokens, TOP_K).abs()
+    topk_ids = torch.stack(
+        [torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(num_tokens)]
+    ).int()
+    host = (x, topk_weights, topk_ids, gate_up, gate_up_scale, down, down_scale)
+    inputs = [t.npu() for t in host]
+    found = ops.experts_w8a8(*inputs, first, EXPERTS)
+
+    rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
+        inputs[0], inputs[2], active_num=topk_ids.numel(), expert_num=EXPERTS,
+        expert_tokens_num_type=1, expert_tokens_num_flag=True, quant_mode=1,
+        active_expert_range=[first, first + num_local],
+    )  # fmt: skip
+    groups = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_type": 1}
+    sums = torch_npu.npu_grouped_matmul([rows], [inputs[3]], output_dtype=torch.int32, **groups)
+    activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
+        sums[0], weight_scale=inputs[4], activation_scale=scales, group_index=counts,
+        activate_left=True, quant_mode=1,
+    )  # fmt: skip
+    rows = torch_npu.npu_grouped_matmul(
+        [activated], [inputs[5]], scale=[inputs[6]], per_token_scale=[activated_scales],
+        output_dtype=dtype, **groups,
+    )[0]  # fmt: skip
+    expected = torch_npu.npu_moe_finalize_routing(
+        rows.unsqueeze(0), None, None, None, inputs[1], row_of_assignment, None, drop_pad_mode=3
+    )
+    assert torch.equal(found, expected)
+    defined = reference.experts_w8a8(*host, first, EXPERTS)
+    # An activation between two integers may fall to either, which moves a sum by a hundredth.
+    limit = 0.02 * float(defined.abs().max())
+    torch.testing.assert_close(found.cpu(), defined, rtol=0.02, atol=limit)
+
+
 def test_a_broken_token_spoils_no_other() -> None:
     x = normal(0, torch.float32, 6, HIDDEN)
     gate_up, down = weights(torch.float32, EXPERTS)

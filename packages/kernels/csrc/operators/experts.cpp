@@ -12,7 +12,9 @@ Operator kGatingTopKSoftmax("aclnnMoeGatingTopKSoftmaxV2");
 Operator kCast("aclnnCast");
 Operator kInitRouting("aclnnMoeInitRoutingV3");
 Operator kGroupedMatmul("aclnnGroupedMatmulV5");
+Operator kGroupedMatmulWeightNz("aclnnGroupedMatmulWeightNz");
 Operator kSwiGlu("aclnnSwiGlu");
+Operator kDequantSwigluQuant("aclnnDequantSwigluQuant");
 Operator kFinalizeRouting("aclnnMoeFinalizeRoutingV2");
 
 // Of the routing operators.
@@ -22,6 +24,7 @@ constexpr int64_t kDropless = 0;
 constexpr int64_t kGatherIndex = 0;      // rowIdxType: where each assignment's row lies
 constexpr int64_t kRowsMayBeAbsent = 3;  // dropPadMode: row -1 means no row on this rank
 constexpr int64_t kNoQuantization = -1;
+constexpr int64_t kScalePerRow = 1;
 // Of the grouped product.
 constexpr int64_t kSingleOutput = 2;
 constexpr int64_t kSplitRows = 0;
@@ -58,35 +61,86 @@ void check_assignments(const Tensor& x, const Tensor& topk_weights, const Tensor
                     ": give [tokens, top_k] both");
 }
 
+// Scales that turn int32 sums into floats: of the weight's columns, and of the rows.
+struct ProductScales {
+  View columns, rows;
+};
+
 void multiply(Stage& stage, const View& rows, const Tensor& weight, const View& counts,
-              const View& out) {
-  stage.run(kGroupedMatmul, Views{{rows}}, Views{{View::of(weight)}}, nullptr, nullptr, nullptr,
-            nullptr, nullptr, nullptr, counts, nullptr, nullptr, nullptr, kSingleOutput, kSplitRows,
-            kCounts, kNoActivation, nullptr, Views{{out}}, nullptr, nullptr);
+              const View& out, const std::optional<ProductScales>& scales = std::nullopt) {
+  const View matrix = View::of(weight);
+  const auto run = [&](Operator& op, const auto&... after_tuning) {
+    if (scales) {
+      stage.run(op, Views{{rows}}, Views{{matrix}}, nullptr, Views{{scales->columns}}, nullptr,
+                nullptr, nullptr, Views{{scales->rows}}, counts, nullptr, nullptr, nullptr,
+                kSingleOutput, kSplitRows, kCounts, kNoActivation, nullptr, after_tuning...,
+                Views{{out}}, nullptr, nullptr);
+    } else {
+      stage.run(op, Views{{rows}}, Views{{matrix}}, nullptr, nullptr, nullptr, nullptr, nullptr,
+                nullptr, counts, nullptr, nullptr, nullptr, kSingleOutput, kSplitRows, kCounts,
+                kNoActivation, nullptr, after_tuning..., Views{{out}}, nullptr, nullptr);
+    }
+  };
+  constexpr int64_t kNoQuantGroups = 0;
+  if (matrix.storage_dims > 0) {  // in a format of its own
+    run(kGroupedMatmulWeightNz, kNoQuantGroups);
+  } else {
+    run(kGroupedMatmul);
+  }
 }
 
-// Sorts tokens by expert, runs the experts, and sums per token.
-void compute(Stage& stage, const ExpertSizes& s, const Tensor& x, const View& topk_weights,
-             const View& topk_ids, const Tensor& gate_up, const Tensor& down, int64_t first_expert,
-             int64_t num_experts, const Tensor& out) {
-  const at::ScalarType dtype = x.scalar_type();
-  const Scratch scratch(x, {{dtype, {s.rows(), s.hidden}},            // tokens by expert
-                            {at::kInt, {s.rows()}},                   // row of each assignment
-                            {at::kLong, {s.local}},                   // tokens of each expert
-                            {at::kFloat, {s.rows()}},                 // scales, not used
-                            {dtype, {s.rows(), 2 * s.intermediate}},  // gate and up
-                            {dtype, {s.rows(), s.intermediate}},
-                            {dtype, {s.rows(), s.hidden}}});
-  const std::array<int64_t, 2> range = {first_expert, first_expert + s.local};
-  stage.run(kInitRouting, x, topk_ids, nullptr, nullptr, s.rows(), kNoCapacity, num_experts,
-            kDropless, kCounts, /*expertTokensNumFlag=*/true, kNoQuantization,
-            at::IntArrayRef(range), kGatherIndex, scratch[0], scratch[1], scratch[2], scratch[3]);
+// What a stage of experts brings along, in any precision.
+struct Assignments {
+  const Tensor& x;
+  View topk_weights, topk_ids;
+  int64_t first_expert, num_experts;
+};
+
+// Copies of the tokens in the order of their experts, quantized row by row when rows are int8.
+void sort_by_expert(Stage& stage, const ExpertSizes& s, const Assignments& a, const View& rows,
+                    const View& row_of_assignment, const View& counts, const View& scales) {
+  const std::array<int64_t, 2> range = {a.first_expert, a.first_expert + s.local};
+  stage.run(kInitRouting, a.x, a.topk_ids, nullptr, nullptr, s.rows(), kNoCapacity, a.num_experts,
+            kDropless, kCounts, /*expertTokensNumFlag=*/true,
+            rows.dtype == at::kChar ? kScalePerRow : kNoQuantization, at::IntArrayRef(range),
+            kGatherIndex, rows, row_of_assignment, counts, scales);
+}
+
+void sum_by_token(Stage& stage, const Assignments& a, const View& rows,
+                  const View& row_of_assignment, const Tensor& out) {
+  stage.run(kFinalizeRouting, rows.unsqueezed(0), row_of_assignment, nullptr, nullptr, nullptr,
+            a.topk_weights, nullptr, kRowsMayBeAbsent, out);
+}
+
+void compute(Stage& stage, const ExpertSizes& s, const Assignments& a, const Tensor& gate_up,
+             const Tensor& down, const Tensor& out) {
+  const at::ScalarType dtype = a.x.scalar_type();
+  const Scratch scratch(a.x, {{dtype, {s.rows(), s.hidden}},            // tokens by expert
+                              {at::kInt, {s.rows()}},                   // row of each assignment
+                              {at::kLong, {s.local}},                   // tokens of each expert
+                              {at::kFloat, {s.rows()}},                 // scales, not used
+                              {dtype, {s.rows(), 2 * s.intermediate}},  // gate and up
+                              {dtype, {s.rows(), s.intermediate}},
+                              {dtype, {s.rows(), s.hidden}}});
+  sort_by_expert(stage, s, a, scratch[0], scratch[1], scratch[2], scratch[3]);
   multiply(stage, scratch[0], gate_up, scratch[2], scratch[4]);
   constexpr int64_t kLastDim = -1;
   stage.run(kSwiGlu, scratch[4], kLastDim, scratch[5]);
   multiply(stage, scratch[5], down, scratch[2], scratch[6]);
-  stage.run(kFinalizeRouting, scratch[6].unsqueezed(0), scratch[1], nullptr, nullptr, nullptr,
-            topk_weights, nullptr, kRowsMayBeAbsent, out);
+  sum_by_token(stage, a, scratch[6], scratch[1], out);
+}
+
+void check_scales(const ExpertSizes& s, const Tensor& gate_up, const Tensor& gate_up_scale,
+                  const Tensor& down, const Tensor& down_scale) {
+  TORCH_CHECK_TYPE(gate_up.scalar_type() == at::kChar && down.scalar_type() == at::kChar,
+                   "weights of ", gate_up.scalar_type(), " and ", down.scalar_type(),
+                   ": give int8, or use `experts`");
+  TORCH_CHECK_VALUE(gate_up_scale.dim() == 2 && gate_up_scale.size(0) == s.local &&
+                        gate_up_scale.size(1) == 2 * s.intermediate && down_scale.dim() == 2 &&
+                        down_scale.size(0) == s.local && down_scale.size(1) == s.hidden,
+                    "scales of sizes ", gate_up_scale.sizes(), " and ", down_scale.sizes(),
+                    ": give one per column, [", s.local, ", ", 2 * s.intermediate, "] and [",
+                    s.local, ", ", s.hidden, "]");
 }
 
 }  // namespace
@@ -98,8 +152,8 @@ Tensor npu::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& t
   const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
   Stage stage("experts", x);
   Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  compute(stage, s, x, View::of(topk_weights), View::of(topk_ids), gate_up, down, first_expert,
-          num_experts, out);
+  compute(stage, s, {x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts},
+          gate_up, down, out);
   stage.submit();
   return out;
 }
@@ -109,6 +163,43 @@ Tensor meta::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& 
                      int64_t num_experts) {
   check_assignments(x, topk_weights, topk_ids);
   const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
+  return empty(x.sizes(), x.scalar_type(), x);
+}
+
+Tensor npu::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
+                         const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,
+                         const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
+  check_assignments(x, topk_weights, topk_ids);
+  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
+  check_scales(s, gate_up, gate_up_scale, down, down_scale);
+  Stage stage("experts_w8a8", x);
+  Tensor out = empty(x.sizes(), x.scalar_type(), x);
+  const Scratch scratch(x, {{at::kChar, {s.rows(), s.hidden}},           // tokens by expert
+                            {at::kInt, {s.rows()}},                      // row of each assignment
+                            {at::kLong, {s.local}},                      // tokens of each expert
+                            {at::kFloat, {s.rows()}},                    // their scales
+                            {at::kInt, {s.rows(), 2 * s.intermediate}},  // gate and up, sums
+                            {at::kChar, {s.rows(), s.intermediate}},     // activated
+                            {at::kFloat, {s.rows()}},                    // their scales
+                            {x.scalar_type(), {s.rows(), s.hidden}}});
+  const Assignments a{x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts};
+  sort_by_expert(stage, s, a, scratch[0], scratch[1], scratch[2], scratch[3]);
+  multiply(stage, scratch[0], gate_up, scratch[2], scratch[4]);
+  stage.run(kDequantSwigluQuant, scratch[4], gate_up_scale, scratch[3], nullptr, nullptr, nullptr,
+            scratch[2], /*activateLeft=*/true, "dynamic", scratch[5], scratch[6]);
+  multiply(stage, scratch[5], down, scratch[2], scratch[7],
+           ProductScales{View::of(down_scale), scratch[6]});
+  sum_by_token(stage, a, scratch[7], scratch[1], out);
+  stage.submit();
+  return out;
+}
+
+Tensor meta::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
+                          const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,
+                          const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
+  check_assignments(x, topk_weights, topk_ids);
+  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
+  check_scales(s, gate_up, gate_up_scale, down, down_scale);
   return empty(x.sizes(), x.scalar_type(), x);
 }
 
@@ -163,8 +254,8 @@ Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
               scratch[0], scratch[1], scratch[3]);
   }
   if (casts) stage.run(kCast, scratch[0], AclType{x.scalar_type()}, scratch[2]);
-  compute(stage, s, x, casts ? scratch[2] : scratch[0], scratch[1], gate_up, down, first_expert,
-          num_experts, out);
+  compute(stage, s, {x, casts ? scratch[2] : scratch[0], scratch[1], first_expert, num_experts},
+          gate_up, down, out);
   stage.submit();
   return out;
 }

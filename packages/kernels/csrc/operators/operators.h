@@ -67,6 +67,9 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   Tensor experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,              \
                  const Tensor& gate_up, const Tensor& down, int64_t first_expert,                  \
                  int64_t num_experts);                                                             \
+  Tensor experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,         \
+                      const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,      \
+                      const Tensor& down_scale, int64_t first_expert, int64_t num_experts);        \
   Tensor routed_experts(const Tensor& x, const Tensor& router_logits,                              \
                         const OptionalTensor& correction_bias, const Tensor& gate_up,              \
                         const Tensor& down, int64_t top_k, int64_t num_groups,                     \

@@ -401,6 +401,38 @@ def experts(
     return out.to(x.dtype)
 
 
+def experts_w8a8(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    first_expert: int,
+    num_experts: int,
+) -> Tensor:
+    """`experts` with int8 weights; rows are quantized with scales of their own.
+
+    gate_up, down: as in `experts`, int8
+    gate_up_scale: [num_local, 2 * intermediate_size], fp32
+    down_scale:    [num_local, hidden_size], fp32, or bf16 for a bf16 x
+    Sums of products are exact integers; a row is quantized before each of the two products.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for local in range(gate_up.shape[0]):
+        token, choice = (topk_ids == first_expert + local).nonzero(as_tuple=True)
+        rows, scales = dynamic_quant(x[token])
+        sums = rows.double() @ gate_up[local].double()
+        gate, up = (sums.float() * gate_up_scale[local] * scales.unsqueeze(-1)).chunk(2, dim=-1)
+        rows, scales = dynamic_quant(torch.nn.functional.silu(gate) * up)
+        sums = rows.double() @ down[local].double()
+        result = sums.float() * down_scale[local].float() * scales.unsqueeze(-1)
+        weights = topk_weights[token, choice].float().unsqueeze(-1)
+        out.index_add_(0, token, result.to(x.dtype).float() * weights)
+    return out.to(x.dtype)
+
+
 def routed_experts(
     x: Tensor,
     router_logits: Tensor,
