@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
@@ -30,6 +31,7 @@ from vllm_davinci.core.quantization.description import (
     find_description,
     shortened,
 )
+from vllm_davinci.core.quantization.experts import W8A8DynamicFusedMoEMethod
 from vllm_davinci.core.quantization.linear import (
     W8A8DynamicLinearMethod,
     W8A8LinearMethod,
@@ -124,6 +126,8 @@ class AscendQuantizationConfig(QuantizationConfig):
         """The method of a layer, from the type of `<prefix>.weight` or of all its parts."""
         if isinstance(layer, LinearBase):
             return self._linear_method(prefix)
+        if isinstance(layer, RoutedExperts):
+            return self._experts_method(layer, prefix)
         if isinstance(layer, VocabParallelEmbedding):
             # Some models name no prefix, and a head that is the embedding has no tensor.
             is_stored = prefix and (self._has_own_head or not isinstance(layer, ParallelLMHead))
@@ -170,12 +174,7 @@ class AscendQuantizationConfig(QuantizationConfig):
         kind = self.type_of(prefix)
         if kind is QuantType.FLOAT:
             return NPUUnquantizedLinearMethod()
-        vllm_config = get_current_vllm_config_or_none()
-        is_loaded = (
-            vllm_config is None
-            or vllm_config.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS
-        )
-        use_nz = vllm_config is not None and get_config(vllm_config).enable_weight_nz_layout
+        is_loaded, use_nz = _load_settings()
         parent, _, name = prefix.rpartition(".")
         if name == "kv_b_proj":
             return WeightOnlyAtLoadLinearMethod(kind, prefix, is_loaded)
@@ -188,3 +187,26 @@ class AscendQuantizationConfig(QuantizationConfig):
             use_nz,
             hands_over=name == "gate_up_proj" and next_kind is QuantType.W8A8_DYNAMIC,
         )
+
+    def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase | None:
+        kind = self.description.of_experts(prefix)
+        if kind is None:
+            self._missing[prefix] = None
+        if kind is None or kind is QuantType.FLOAT:
+            return None  # vLLM takes the unquantized method
+        if kind is not QuantType.W8A8_DYNAMIC:
+            raise UnsupportedFeatureError(
+                f"The experts of {prefix} have quantization type {kind.value}, and routed experts "
+                f"are {QuantType.W8A8_DYNAMIC.value} or {QuantType.FLOAT.value}. Export them as "
+                f"{QuantType.W8A8_DYNAMIC.value}; the other layers may keep their type."
+            )
+        return W8A8DynamicFusedMoEMethod(layer.moe_config, prefix, *_load_settings())
+
+
+def _load_settings() -> tuple[bool, bool]:
+    """Of the engine being built: whether tensors pass through loaders, whether to use NZ."""
+    vllm_config = get_current_vllm_config_or_none()
+    if vllm_config is None:
+        return True, False
+    is_loaded = vllm_config.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS
+    return is_loaded, get_config(vllm_config).enable_weight_nz_layout

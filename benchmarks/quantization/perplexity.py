@@ -1,0 +1,131 @@
+"""Perplexity of int8 checkpoints on held-out text, beside the bf16 checkpoint they come from.
+
+`vllm-davinci quantize` makes both int8 checkpoints; the static one's input ranges come from
+training text. Each model scores the same windows of held-out files of the standard library in
+vLLM, one after another, so that the figures differ by the arithmetic alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 1200
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
+CHILD = Path(__file__).with_name("scoring_process.py")
+# Type -> the most its perplexity may be over that of bf16.
+AT_MOST = {"W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
+BOS = "<s>"  # stands before every window, as it did in training
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="tiny_llama", help="a name under checkpoints/ (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=16_384,
+        help="predicted tokens, spread over all held-out files",
+    )
+    parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
+    parser.add_argument("--calibration-tokens", type=int, default=8192)
+
+
+def run(args: argparse.Namespace) -> Result:
+    sys.path.append(str(CHECKPOINTS))
+    from corpus import held_out_files, training_files  # beside the checkpoints, not a package
+
+    source = CHECKPOINTS / args.model
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    files = held_out_files()
+    windows = []
+    for file in files:
+        tokens = tokenizer.encode(file.text, add_special_tokens=False).ids
+        tokens = tokens[: args.tokens // len(files)]
+        for start in range(0, len(tokens), args.window):
+            windows.append([tokenizer.token_to_id(BOS), *tokens[start : start + args.window]])
+    console = Console()
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        (scratch / "windows.json").write_text(json.dumps(windows))
+        text = scratch / "training.txt"
+        # A part of every file: ranges should know all sorts of text.
+        share = max(1, 8 * args.calibration_tokens // len(training_files()))
+        text.write_text("\n".join(file.text[:share] for file in training_files()))
+        console.print(f"scoring {args.model} in bf16")
+        baseline, count = _score(source, scratch)
+        rows = []
+        for kind, at_most in AT_MOST.items():
+            console.print(f"quantizing to {kind} and scoring")
+            made = scratch / kind
+            _quantize(source, made, kind, text, args.calibration_tokens)
+            value, _ = _score(made, scratch)
+            rows.append(
+                Row(
+                    name=f"perplexity, {kind}",
+                    unit="",
+                    ours=value,
+                    baseline=baseline,
+                    kind=Kind.MEASURED,
+                    at_most=at_most,
+                    note=f"{100 * (value / baseline - 1):+.2f} % over bf16",
+                )
+            )
+    return Result(
+        benchmark="quantization/perplexity",
+        ours="int8",
+        baseline="bf16",
+        rows=rows,
+        settings={
+            "model": args.model,
+            "held_out_files": len(files),
+            "predicted_tokens": count,
+            "window_tokens": args.window,
+            "calibration_tokens": args.calibration_tokens,
+        },
+        seed=0,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="rounding of weights to 255 levels per channel, of activations per token or once",
+    )
+
+
+def _quantize(source: Path, made: Path, kind: str, text: Path, tokens: int) -> None:
+    options = ["--type", kind]
+    if kind == "W8A8":
+        options += ["--calibrate", str(text), "--calibration-tokens", str(tokens)]
+    command = ["-m", "vllm_davinci.meta", "quantize", str(source), str(made), *options]
+    _run(command)
+
+
+def _score(model: Path, scratch: Path) -> tuple[float, int]:
+    found = scratch / "found.json"
+    _run([str(CHILD), str(model), str(scratch / "windows.json"), str(found)])
+    figures = json.loads(found.read_text(encoding="utf-8"))
+    return figures["perplexity"], figures["tokens"]
+
+
+def _run(arguments: list[str]) -> None:
+    process = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_LIMIT_S,
+        check=False,
+    )
+    if process.returncode:
+        raise RuntimeError(
+            f"{' '.join(arguments)} ended with status {process.returncode}. Its last lines:\n"
+            + "\n".join((process.stdout + process.stderr).splitlines()[-30:])
+        )
