@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> Result:
         },
         seed=0,
         device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
-        bounded_by="rounding of weights to 255 levels per channel, of activations per token or once",
+        bounded_by="weights rounded to 255 levels per channel, activations per token or once",
     )
 
 

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
                     options.source, options.calibrate, options.calibration_tokens
                 )
                 tokens = sum(window.numel() for window in windows)
-                task = progress.add_task("calibrating (tokens)", total=tokens)
+                task = progress.add_task("calibrating, twice (tokens)", total=2 * tokens)
                 ranges = calibration.input_ranges(
                     options.source, windows, lambda count: progress.advance(task, count)
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,9 +10,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import InputRange, least_error_range
 
 WINDOW_TOKENS = 512
+HISTOGRAM_BINS = 2048
 
 
 def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Tensor]:
@@ -37,36 +38,59 @@ def text_windows(directory: Path, text: Path, max_tokens: int) -> list[torch.Ten
     ]
 
 
-@torch.no_grad()
 def input_ranges(
     directory: Path, windows: list[torch.Tensor], advance: Callable[[int], None]
 ) -> dict[str, InputRange]:
-    """Name of each nn.Linear that ran -> the range of its input.
+    """Name of each nn.Linear that ran -> the range of its input that its levels should cover.
 
-    advance: called after each window with its number of tokens
+    The model runs twice: for the ranges, then for the histograms over them.
+    advance: called after each of 2 * len(windows) windows with its number of tokens
     """
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ranges: dict[str, InputRange] = {}
+    counts: dict[str, torch.Tensor] = {}
 
-    def observer(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-        def observe(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            if inputs[0].numel() == 0:
-                return
-            low, high = torch.aminmax(inputs[0])
-            seen = InputRange(low.item(), high.item())
-            ranges[name] = ranges[name].joined(seen) if name in ranges else seen
+    def widen(name: str, values: torch.Tensor) -> None:
+        low, high = (bound.item() for bound in torch.aminmax(values))
+        seen = InputRange(low, high)
+        ranges[name] = ranges[name].joined(seen) if name in ranges else seen
 
-        return observe
+    def count(name: str, values: torch.Tensor) -> None:
+        seen = ranges[name]
+        found = torch.histc(values.float(), HISTOGRAM_BINS, seen.low, seen.high)
+        counts[name] = counts[name] + found if name in counts else found
 
-    for name, module in _linears(model):
-        module.register_forward_pre_hook(observer(name))
+    _run(model, windows, widen, advance)
+    _run(model, windows, count, advance)
+    return {
+        name: least_error_range(counts[name], seen) if seen.low < seen.high else seen
+        for name, seen in ranges.items()
+    }
+
+
+@torch.no_grad()
+def _run(
+    model: nn.Module,
+    windows: list[torch.Tensor],
+    look: Callable[[str, torch.Tensor], None],
+    advance: Callable[[int], None],
+) -> None:
+    """Shows `look` the input of every linear layer, by the layer's name."""
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def show(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            if inputs[0].numel():
+                look(name, inputs[0])
+
+        return show
+
+    handles = [
+        module.register_forward_pre_hook(hook(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
     for window in windows:
         model(input_ids=window, use_cache=False)
         advance(window.numel())
-    return ranges
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            yield name, module
+    for handle in handles:
+        handle.remove()
