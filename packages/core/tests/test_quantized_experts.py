@@ -1,0 +1,147 @@
+"""Quantized experts equal an integer definition in plain torch, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.experts import DynamicExperts, ExpertTensorLoader
+
+NUM_EXPERTS, HIDDEN, INTER, TOP_K = 6, 64, 32, 2
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+class Weights:
+    """All experts of a layer, as a checkpoint has them: [experts, out, in] and a scale per out."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        g = torch.Generator().manual_seed(0)
+        self.gate_up = torch.randint(
+            -128, 128, (NUM_EXPERTS, 2 * INTER, HIDDEN), generator=g, dtype=torch.int8
+        )
+        self.down = torch.randint(
+            -128, 128, (NUM_EXPERTS, HIDDEN, INTER), generator=g, dtype=torch.int8
+        )
+        self.gate_up_scale = torch.rand(NUM_EXPERTS, 2 * INTER, generator=g).to(dtype) * 1e-3 + 1e-4
+        self.down_scale = torch.rand(NUM_EXPERTS, HIDDEN, generator=g).to(dtype) * 1e-3 + 1e-4
+        self.dtype = dtype
+
+    def on_device(self, first: int = 0, count: int = NUM_EXPERTS) -> DynamicExperts:
+        here = slice(first, first + count)
+        down_scale = self.down_scale[here]
+        return DynamicExperts(
+            gate_up=self.gate_up[here].transpose(1, 2).contiguous().npu(),
+            gate_up_scale=self.gate_up_scale[here].float().npu(),
+            down=self.down[here].transpose(1, 2).contiguous().npu(),
+            down_scale=(down_scale if self.dtype == torch.bfloat16 else down_scale.float()).npu(),
+            dtype=self.dtype,
+            first=first,
+            num_local=count,
+            num_experts=NUM_EXPERTS,
+        )
+
+    def expert(self, number: int, integers: Tensor, scale: Tensor) -> Tensor:
+        """Rows that are quantized already through one expert."""
+        sums = (integers.long() @ self.gate_up[number].long().t()).float()
+        values = sums * self.gate_up_scale[number].float() * scale[:, None]
+        gate, up = values.chunk(2, -1)
+        integers, scale = quantized(torch.nn.functional.silu(gate) * up)
+        sums = (integers.long() @ self.down[number].long().t()).float()
+        return (sums * self.down_scale[number].float() * scale[:, None]).to(self.dtype)
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The fused operators' rounding: multiplied by 127 / max|x|."""
+    largest = x.float().abs().amax(-1, keepdim=True)
+    integers = torch.nan_to_num(x.float() * (127 / largest)).round().to(torch.int8)
+    return integers, largest.squeeze(-1) / 127
+
+
+def tokens(dtype: torch.dtype, count: int = 17) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(count, HIDDEN, generator=g).to(dtype)
+    x[4] = 0
+    scores = torch.rand(count, NUM_EXPERTS, generator=g)
+    weights, ids = scores.topk(TOP_K)
+    return x, weights.to(dtype), ids.int()
+
+
+@DTYPES
+@pytest.mark.parametrize(("first", "count"), [(0, NUM_EXPERTS), (2, 3)])
+def test_the_stage_equals_the_integer_definition(dtype: torch.dtype, first: int, count: int):
+    weights = Weights(dtype)
+    x, topk_weights, ids = tokens(dtype)
+    experts = weights.on_device(first, count)
+    actual = experts.routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
+    expected = torch.zeros(x.shape)
+    for row in range(len(x)):
+        integers, scale = quantized(x[row : row + 1])
+        for choice in range(TOP_K):
+            number = int(ids[row, choice])
+            if first <= number < first + count:
+                value = weights.expert(number, integers, scale)[0].float()
+                expected[row] += value * topk_weights[row, choice].float()
+    assert torch.equal(actual, expected.to(dtype))
+
+
+@DTYPES
+def test_rows_that_are_sorted_already_equal_the_definition(dtype: torch.dtype):
+    weights = Weights(dtype)
+    counts = torch.tensor([3, 0, 5, 1, 2, 4])
+    rows = torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
+    rows[15:] = float("nan")  # beyond the last expert's rows
+    actual = weights.on_device().grouped(rows.npu(), counts.npu()).cpu()
+    start = 0
+    for number, count in enumerate(counts.tolist()):
+        part = rows[start : start + count]
+        scale = part.float().abs().amax(-1) / 127
+        integers = torch.nan_to_num(part.float() / scale[:, None]).round().to(torch.int8)
+        assert torch.equal(
+            actual[start : start + count], weights.expert(number, integers, scale)
+        ), number
+        start += count
+
+
+def test_values_that_are_not_numbers_stay_in_their_token():
+    weights = Weights(torch.bfloat16)
+    x, topk_weights, ids = tokens(torch.bfloat16)
+    experts = weights.on_device()
+    sane = experts.routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
+    x[2, 5], x[9] = float("nan"), float("inf")
+    disturbed = experts.routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
+    others = [row for row in range(len(x)) if row not in (2, 9)]
+    assert torch.equal(disturbed[others], sane[others])
+
+
+def load_into_one_place(
+    param: Tensor, loaded: Tensor, name: str, shard: str, expert: int, return_success: bool
+) -> bool:
+    """As vLLM's: experts of other ranks are left out, shapes must fit."""
+    if expert >= 2:
+        return False
+    param[expert].copy_(loaded)
+    return True
+
+
+def test_parts_of_experts_that_did_not_come_are_counted():
+    loader = ExpertTensorLoader(load_into_one_place, "mlp.experts.w13_weight")
+    param = torch.nn.Parameter(torch.zeros(2, 4, 4), requires_grad=False)
+    for expert in range(4):
+        for shard in ("w1", "w3"):
+            if (expert, shard) != (1, "w3"):
+                done = loader(param, torch.ones(4, 4), "w13_weight", shard, expert, True)
+                assert done == (expert < 2)
+    assert loader.missing(2, ("w1", "w3")) == "mlp.experts.w13_weight (1 of 4 parts)"
+    loader(param, torch.ones(4, 4), "w13_weight", "w3", 1, return_success=True)
+    assert loader.missing(2, ("w1", "w3")) is None
+
+
+def test_an_expert_of_another_shape_is_named():
+    loader = ExpertTensorLoader(load_into_one_place, "mlp.experts.w2_weight")
+    param = torch.nn.Parameter(torch.zeros(2, 4, 4), requires_grad=False)
+    with pytest.raises(
+        CheckpointError, match=r"mlp\.experts\.w2_weight of expert 1, part w2.*\[9\]"
+    ):
+        loader(param, torch.ones(9), "w2_weight", "w2", 1, return_success=True)
