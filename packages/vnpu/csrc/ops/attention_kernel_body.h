@@ -235,6 +235,14 @@ inline void dequantize_row(const AttentionProblem& problem, const AttentionReque
 // the processor to foresee the next one.
 constexpr int64_t kRowsAhead = 12;
 
+// Compressed keys and values are the same rows.
+inline bool same_rows(const RowSource& one, const RowSource& other) {
+  return one.data == other.data && one.element == other.element && one.width == other.width &&
+         one.token_stride == other.token_stride && one.head_stride == other.head_stride &&
+         one.block_stride == other.block_stride && one.dequantization.scale == nullptr &&
+         other.dequantization.scale == nullptr;
+}
+
 inline void prefetch_row(const RowSource& source, const char* row) {
   const int64_t bytes = source.width * element_bytes(source.element);
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
@@ -400,9 +408,10 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
       query[d * padded + r] = row[d];
   }
 
+  const bool shared = same_rows(request.key, request.value);
   for (int64_t tile = begin / kTile * kTile; tile < end; tile += kTile) {
     const int64_t tokens = std::min(kTile, request.key_length - tile);
-    prefetch_rows(problem, request, request.value, piece.key_head, tile);
+    if (!shared) prefetch_rows(problem, request, request.value, piece.key_head, tile);
     int64_t key_stride = width;
     const float* const k = tile_rows(problem, request, request.key, piece.key_head, tile, tokens,
                                      problem.rope_size == 0, keys, &key_stride);
@@ -465,9 +474,10 @@ void attend(const AttentionProblem& problem, const AttentionPiece& piece) {
         save(sums + r * value_width + d, load(sums + r * value_width + d) * rows.decay[r]);
       }
     }
-    int64_t value_stride = value_width;
-    const float* const v = tile_rows(problem, request, request.value, piece.key_head, tile, tokens,
-                                     true, values, &value_stride);
+    int64_t value_stride = shared ? key_stride : value_width;
+    const float* const v = shared ? k
+                                  : tile_rows(problem, request, request.value, piece.key_head, tile,
+                                              tokens, true, values, &value_stride);
     multiply(scores, row_step, token_step, v, value_stride, sums, value_width, count, value_width,
              tokens, true);
   }

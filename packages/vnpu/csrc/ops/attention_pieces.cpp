@@ -47,6 +47,18 @@ VNPU_OPERATOR(TransposeBatchMatMul,
   const auto permuted = [](const Tensor& x, const IntArray& order) {
     return order.empty() ? x : x.permute(order);
   };
+  const ScalarType type = x1.scalar_type();
+  if (!bias && !scale && split <= 1 && x2.scalar_type() == type &&
+      out.tensor.scalar_type() == type) {
+    // ATen accumulates 16-bit floats in float32 and rounds once, into the output's own memory.
+    std::vector<int64_t> back(permute_y.size());
+    for (size_t i = 0; i < back.size(); ++i) {
+      back[static_cast<size_t>(permute_y[i])] = static_cast<int64_t>(i);
+    }
+    Tensor y = back.empty() ? out.tensor : out.tensor.permute(back);
+    at::bmm_out(y, permuted(x1, permute_x1), permuted(x2, permute_x2));
+    return;
+  }
   Tensor y =
       at::matmul(permuted(x1, permute_x1).to(at::kFloat), permuted(x2, permute_x2).to(at::kFloat));
   if (bias) y = y + bias->to(at::kFloat);
