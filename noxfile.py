@@ -20,7 +20,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).resolve().parent
 SERVING = ROOT / ".nox" / "serving"
-CHECKPOINT = "checkpoints/tiny_llama"
+DENSE_CHECKPOINT = "checkpoints/tiny_llama"
+DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 CPP_SUFFIXES = (".h", ".hpp", ".cpp")
 
@@ -103,10 +104,12 @@ def isolated(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Build everything, then complete prompts from the shipped checkpoint on device `npu`."""
+    """Build everything, then complete prompts with a DeepSeek on one `npu`, then on two."""
     commands = prepare(session)
     run_on_vnpu(session, commands, "vllm-davinci", "doctor")
-    run_on_vnpu(session, commands, "python", "examples/generate.py", CHECKPOINT, *session.posargs)
+    generate = ("python", "examples/generate.py", DEEPSEEK_CHECKPOINT, *session.posargs)
+    run_on_vnpu(session, commands, *generate)
+    run_on_vnpu(session, commands, *generate, "--tensor-parallel-size=2")
     session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
     session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
     session.log("or start the OpenAI server: python3 -m nox -s serve")
@@ -121,7 +124,7 @@ def serve(session: nox.Session) -> None:
         commands,
         "vllm",
         "serve",
-        CHECKPOINT,
+        DENSE_CHECKPOINT,
         "--served-model-name=tiny_llama",
         *session.posargs,
     )
