@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
@@ -384,6 +385,30 @@ def test_the_projection_behind_latent_attention_becomes_floats(kind: str):
     assert [name for name, _ in made.named_parameters()] == ["weight"]
     x = inputs(dtype)
     torch.testing.assert_close(made(x.npu()).cpu(), x @ weight.t(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_a_norm_adds_the_bias_that_the_checkpoint_has(
+    with_residual: bool, vllm_config: VllmConfig, device: torch.device
+):
+    name = "model.layers.0.input_layernorm.bias"
+    vllm_config.quant_config = AscendQuantizationConfig(QuantDescription.parse({name: "W8A8"}))
+    with device:
+        biased, plain = RMSNorm(IN, dtype=torch.bfloat16), RMSNorm(IN, dtype=torch.bfloat16)
+    bias = torch.randn(IN).bfloat16()
+    biased.bias.weight_loader(biased.bias, bias)
+    x = inputs(torch.bfloat16).npu()
+    residual = x.flip(0) if with_residual else None
+    with_bias, without = biased(x, residual), plain(x, residual)
+    if with_residual:
+        assert torch.equal(with_bias[1], without[1])
+        with_bias, without = with_bias[0], without[0]
+    assert torch.equal(with_bias.cpu(), without.cpu() + bias)
+
+
+def test_norms_of_other_checkpoints_have_no_bias(vllm_config: VllmConfig):
+    vllm_config.quant_config = config_of({"p": "W8A8"})
+    assert [name for name, _ in RMSNorm(IN).named_parameters()] == ["weight"]
 
 
 # --- bad checkpoints -----------------------------------------------------------------------------

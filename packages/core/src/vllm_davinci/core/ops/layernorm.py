@@ -1,12 +1,40 @@
 """Root-mean-square normalization on torch_npu's fused operators."""
 
+from typing import Any
+
 import torch
 import torch_npu
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.utils import set_weight_attrs
+
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 
 
 class NPURMSNorm(RMSNorm):
-    """One launch, with or without the residual addition."""
+    """One launch, with or without the residual addition, and one for a bias.
+
+    A quantized checkpoint whose outliers were moved into the norms has biases for some of them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        vllm_config = get_current_vllm_config_or_none()
+        quantization = None if vllm_config is None else vllm_config.quant_config
+        self._loaded_bias: torch.Tensor | None = None
+        if (
+            self.has_weight
+            and isinstance(quantization, AscendQuantizationConfig)
+            and quantization.description.has_norm_biases
+        ):
+            self.bias = torch.nn.Parameter(torch.zeros_like(self.weight), requires_grad=False)
+            set_weight_attrs(self.bias, {"weight_loader": self._load_bias})
+
+    def _load_bias(self, parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
+        """Which norms have one, only the checkpoint knows."""
+        default_weight_loader(parameter, loaded)
+        self._loaded_bias = parameter.data
 
     def forward_oot(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -20,8 +48,11 @@ class NPURMSNorm(RMSNorm):
         if self.variance_size_override is not None or not self.has_weight:
             return self.forward_native(x, residual)
         if residual is None:
-            return torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
-        normalized, _, total = torch_npu.npu_add_rms_norm(
-            x, residual, self.weight, self.variance_epsilon
-        )
-        return normalized, total
+            normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
+        else:
+            normalized, _, total = torch_npu.npu_add_rms_norm(
+                x, residual, self.weight, self.variance_epsilon
+            )
+        if self._loaded_bias is not None:
+            normalized.add_(self._loaded_bias)
+        return normalized if residual is None else (normalized, total)
