@@ -112,6 +112,8 @@ class DavinciConfig(_Options):
     """Ranks that share one expert; 0 chooses automatically."""
     expert_map_path: str | None = None
     """JSON file with a static placement of experts."""
+    moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
+    """How tokens reach their experts' ranks; auto chooses for each step and logs the reason."""
     dynamic_eplb: bool = False
     """Balance experts while serving."""
     num_iterations_eplb_update: int = Field(default=400, gt=0)

@@ -25,6 +25,7 @@ from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
+from vllm_davinci.core.moe.process_groups import init_expert_groups
 from vllm_davinci.core.platform import NPUPlatform
 
 logger = init_logger(__name__)
@@ -51,6 +52,7 @@ class NPUWorker(Worker):
             self.local_rank,
             NPUPlatform.dist_backend,
         )
+        init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()

@@ -166,6 +166,40 @@ class NPUCommunicator(DeviceCommunicatorBase):
         )
         return tensor
 
+    def all_to_all(
+        self,
+        input_: torch.Tensor,
+        output_sizes: list[int] | None = None,
+        input_sizes: list[int] | None = None,
+    ) -> torch.Tensor:
+        """Sends each rank its rows of input_; returns the rows that all ranks sent here.
+
+        input_:       [rows, ...], in the order of the ranks they go to
+        input_sizes:  rows for each rank; None: equal shares
+        output_sizes: rows from each rank, which they pass as theirs for this one; None: equal
+        Returns [sum(output_sizes), ...] in the order of the ranks they came from.
+        """
+        rows = input_.contiguous()
+        if output_sizes is None or input_sizes is None:
+            if rows.shape[0] % self.world_size:
+                raise ValueError(
+                    f"all_to_all of {tuple(rows.shape)} in equal shares: {rows.shape[0]} rows do "
+                    f"not divide into {self.world_size} ranks. Pass input_sizes and output_sizes."
+                )
+            received = torch.empty_like(rows)
+        else:
+            _check_sizes(input_sizes, self.world_size, rows.shape[0], sum(input_sizes))
+            received = rows.new_empty((sum(output_sizes), *rows.shape[1:]))
+        self._collective(
+            "all_to_all",
+            lambda: dist.all_to_all_single(
+                received, rows, output_sizes, input_sizes, group=self.device_group
+            ),
+            rows,
+            received,
+        )
+        return received
+
     def dispatch_router_logits(
         self,
         hidden_states: torch.Tensor,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_davinci.core.moe.exchange import TokenExchange
 from vllm_davinci.core.moe.experts import Experts
 from vllm_davinci.core.moe.routing import RoutingRule, select_experts
 
@@ -20,6 +21,7 @@ class RoutedForward:
     experts: Experts
     physical_experts: torch.Tensor | None
     weight_on_input: bool = False
+    exchange: TokenExchange | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -27,8 +29,9 @@ class RoutedForward:
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         Returns a new tensor shaped like x.
         """
-        topk_weights, topk_ids = self.route(x, router_logits)
-        return self.compute(x, topk_weights, topk_ids)
+        if self.exchange is not None:
+            return self.exchange(x, router_logits, self)
+        return self.compute(x, *self.route(x, router_logits))
 
     def route(
         self, x: torch.Tensor, router_logits: torch.Tensor

@@ -3,16 +3,21 @@
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
+from vllm_davinci.core.config import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.moe.exchange import TokenExchange, exchange_between_ranks
 from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
 from vllm_davinci.core.moe.routing import RoutingRule
+from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -70,6 +75,24 @@ def routed_forward(layer: NPURoutedExperts, experts: Experts) -> RoutedForward:
         experts=experts,
         physical_experts=physical,
         weight_on_input=layer.apply_router_weight_on_input,
+        exchange=_exchange(layer),
+    )
+
+
+def _exchange(layer: NPURoutedExperts) -> TokenExchange | None:
+    vllm_config = get_current_vllm_config()
+    asked = get_config(vllm_config).moe_communication
+    tp_group = get_tp_group()
+    return exchange_between_ranks(
+        SchemeRule(
+            forced=None if asked == "auto" else Scheme(asked),
+            layout=layer.layout,
+            num_replicas=layer.moe_config.dp_size,
+            tp_size=tp_group.world_size,
+            max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
+        ),
+        layer.moe_config.is_sequence_parallel,
+        tp_group.rank_in_group,
     )
 
 

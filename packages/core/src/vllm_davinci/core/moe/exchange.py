@@ -1,0 +1,143 @@
+"""Tokens of all replicas to the ranks of their experts, and results back.
+
+A rank enters with the tokens of its replica, which all ranks of the replica hold alike, or, in a
+sequence-parallel layer, with a share of its own. It leaves with a part of the sum for the tokens
+it came with, and vLLM's runner adds the parts up over the replica together with the shared
+experts': one reduction for both. In a sequence-parallel layer each rank leaves with the whole sum.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed import get_dp_group, get_ep_group
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+
+from vllm_davinci.core.moe.all_to_all import all_to_all
+from vllm_davinci.core.moe.process_groups import expert_group
+from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
+
+if TYPE_CHECKING:
+    from vllm_davinci.core.moe.forward import RoutedForward
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenExchange:
+    """One layer's way between ranks.
+
+    sequence_parallel: whether each rank of a replica enters with tokens of its own
+    tp_rank:           this rank's place in its replica
+    """
+
+    rule: SchemeRule
+    sequence_parallel: bool
+    tp_rank: int
+
+    def __call__(
+        self, x: torch.Tensor, router_logits: torch.Tensor, forward: "RoutedForward"
+    ) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]. Returns this rank's part of the sum, shaped like x."""
+        sizes = self._sizes(x.shape[0])
+        per_replica = self.rule.tp_size if self.sequence_parallel else 1
+        choice = self.rule.choose(max(sizes) * per_replica)
+        logger.info_once("Mixture of experts: %s, because %s.", choice.scheme.value, choice.reason)
+        if choice.scheme is Scheme.ALL_GATHER:
+            return gather_and_scatter(x, router_logits, forward, self._token_group, sizes)
+        if choice.scheme is Scheme.MULTICAST:
+            return multicast_and_reduce(x, router_logits, forward, self._token_group, sizes)
+        return self._of_own_share(x, router_logits, forward)
+
+    @property
+    def _token_group(self) -> GroupCoordinator:
+        """Ranks that between them hold every token once."""
+        return get_ep_group() if self.sequence_parallel else get_dp_group()
+
+    def _sizes(self, num_tokens: int) -> list[int]:
+        """Tokens of each rank of the token group."""
+        metadata = get_forward_context().dp_metadata
+        if metadata is None:  # one replica
+            return [num_tokens] * self._token_group.world_size
+        sizes = metadata.get_chunk_sizes_across_dp_rank()
+        assert sizes is not None
+        return sizes
+
+    def _of_own_share(
+        self, x: torch.Tensor, router_logits: torch.Tensor, forward: "RoutedForward"
+    ) -> torch.Tensor:
+        """all_to_all of this rank's share of the replica's tokens; zeros for the other tokens."""
+        layout = self.rule.layout
+        group = expert_group(layout)
+        num_shares = 1 if self.sequence_parallel else self.rule.tp_size // layout.etp_size
+        if num_shares == 1:
+            return all_to_all(x, router_logits, forward, group)
+        num_tokens = x.shape[0]
+        size = -(-num_tokens // num_shares)
+        share = slice((start := self.tp_rank // layout.etp_size * size), start + size)
+        if missing := size * num_shares - num_tokens:
+            x = torch.nn.functional.pad(x, (0, 0, 0, missing))
+            router_logits = torch.nn.functional.pad(router_logits, (0, 0, 0, missing))
+        result = torch.zeros_like(x)
+        result[share] = all_to_all(x[share], router_logits[share], forward, group)
+        return result[:num_tokens]
+
+
+def gather_and_scatter(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    forward: "RoutedForward",
+    group: GroupCoordinator,
+    sizes: list[int],
+) -> torch.Tensor:
+    """All tokens everywhere; each rank computes its experts; sums go back to the tokens' ranks.
+
+    sizes: tokens of each rank of the group
+    """
+    if group.world_size == 1:
+        return forward.compute(x, *forward.route(x, router_logits))
+    all_x, all_logits = group.all_gatherv([x, router_logits], 0, sizes)
+    partial = forward.compute(all_x, *forward.route(all_x, all_logits))
+    return group.reduce_scatterv(partial, 0, sizes)
+
+
+def multicast_and_reduce(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    forward: "RoutedForward",
+    group: GroupCoordinator,
+    sizes: list[int],
+) -> torch.Tensor:
+    """Each rank broadcasts its tokens in turn; sums are reduced everywhere; own ones are kept."""
+    if group.world_size == 1:
+        return forward.compute(x, *forward.route(x, router_logits))
+    all_x, all_logits = _multicast(x, group, sizes), _multicast(router_logits, group, sizes)
+    partial = forward.compute(all_x, *forward.route(all_x, all_logits))
+    return group.all_reduce(partial).split(sizes)[group.rank_in_group]
+
+
+def _multicast(rows: torch.Tensor, group: GroupCoordinator, sizes: list[int]) -> torch.Tensor:
+    """The rows of all ranks, at their cumulative counts."""
+    everyone = rows.new_empty((sum(sizes), *rows.shape[1:]))
+    parts = everyone.split(sizes)
+    parts[group.rank_in_group].copy_(rows)
+    comm: Any = group.device_communicator
+    for source, part in enumerate(parts):
+        comm.broadcast(part, source)
+    return everyone
+
+
+def exchange_between_ranks(
+    rule: SchemeRule, sequence_parallel: bool, tp_rank: int
+) -> TokenExchange | None:
+    """What a layer needs; None where the tokens of one replica stay where they are."""
+    rule.check()
+    if rule.num_replicas == 1 and rule.forced in (None, Scheme.ALL_GATHER, Scheme.MULTICAST):
+        if rule.layout.world_size > 1:
+            logger.info_once(
+                "Mixture of experts: no exchange of tokens, because %s.", rule.choose(0).reason
+            )
+        return None
+    return TokenExchange(rule, sequence_parallel, tp_rank)

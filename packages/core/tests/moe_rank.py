@@ -1,0 +1,188 @@
+"""One rank of test_moe_exchange.py: `python moe_rank.py RANK PORT SETTING`, SETTING being JSON.
+
+Builds layers as vLLM's models do, gives each replica tokens of its own, and compares each layer's
+output with plain torch. Prints what the layers launched between ranks.
+"""
+
+import collections
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch_npu  # noqa: F401  registers the hccl backend
+from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    get_dp_group,
+    get_ep_group,
+    get_tp_group,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+from vllm.model_executor.models.utils import sequence_parallel_chunk
+
+from vllm_davinci.core.config import get_config
+from vllm_davinci.core.distributed.communicator import NPUCommunicator
+from vllm_davinci.core.moe.groups import expert_layout
+from vllm_davinci.core.moe.process_groups import init_groups_of
+from vllm_davinci.core.registration import register
+
+NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 3, 32, 48
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return values / math.sqrt(shape[-1])
+
+
+GATE = random(NUM_EXPERTS, INTERMEDIATE_SIZE, HIDDEN_SIZE, seed=1)
+UP = random(NUM_EXPERTS, INTERMEDIATE_SIZE, HIDDEN_SIZE, seed=2)
+DOWN = random(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE, seed=3)
+SHARED = random(HIDDEN_SIZE, HIDDEN_SIZE, seed=4)
+
+
+class SharedExpert(torch.nn.Module):
+    """A projection, cut over the ranks of a replica by its input: they hold parts of a sum.
+
+    whole: every rank has all of it
+    """
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.whole:
+            return x @ SHARED.to(x.device).t()
+        tp = get_tp_group()
+        part = slice(
+            tp.rank_in_group * HIDDEN_SIZE // tp.world_size,
+            (tp.rank_in_group + 1) * HIDDEN_SIZE // tp.world_size,
+        )
+        return x[:, part] @ SHARED[:, part].to(x.device).t()
+
+
+def defined(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    weights, ids = logits.softmax(-1).topk(TOP_K, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    total = x @ SHARED.t()
+    for expert in range(NUM_EXPERTS):
+        hidden = torch.nn.functional.silu(x @ GATE[expert].t()) * (x @ UP[expert].t())
+        share = (weights * (ids == expert)).sum(-1, keepdim=True)
+        total += torch.where(share != 0, share * (hidden @ DOWN[expert].t()), 0)
+    return total
+
+
+@contextmanager
+def counting(counts: collections.Counter[str]) -> Iterator[None]:
+    """Counts what our communicators launch."""
+    launch_one = NPUCommunicator._collective
+
+    def count(
+        self: NPUCommunicator, name: str, launch: Callable[[], Any], *tensors: torch.Tensor
+    ) -> None:
+        counts[f"{self.unique_name.split(':')[0]} {name}"] += 1
+        launch_one(self, name, launch, *tensors)
+
+    NPUCommunicator._collective = count  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        NPUCommunicator._collective = launch_one  # type: ignore[method-assign]
+
+
+def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
+    """A layer with its weights loaded, as a model's code and vLLM's loader make it."""
+    layer = FusedMoEFactory(
+        num_experts=NUM_EXPERTS,
+        top_k=TOP_K,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=INTERMEDIATE_SIZE,
+        params_dtype=torch.float32,
+        prefix=f"model.layers.{number}.mlp.experts",
+        shared_experts=SharedExpert(whole=variant.get("sequence_parallel", False)),
+        is_sequence_parallel=variant.get("sequence_parallel", False),
+    ).to("npu")
+    experts = layer.routed_experts
+    for expert in range(NUM_EXPERTS):
+        for shard, weight in (("w1", GATE), ("w3", UP), ("w2", DOWN)):
+            name = "w2_weight" if shard == "w2" else "w13_weight"
+            parameter = getattr(experts, name)
+            experts.weight_loader(parameter, weight[expert], name, shard, expert)
+    experts.quant_method.process_weights_after_loading(experts)
+    return layer
+
+
+def run_steps(
+    layer: torch.nn.Module, variant: dict[str, Any], config: VllmConfig
+) -> list[dict[str, int]]:
+    """Runs and compares every step; what each launched between ranks."""
+    launched = []
+    dp_rank = get_dp_group().rank_in_group
+    for step, sizes in enumerate(variant["steps"]):
+        counts: collections.Counter[str] = collections.Counter()
+        x = random(sizes[dp_rank], HIDDEN_SIZE, seed=10 * step + dp_rank) * 4
+        logits = random(sizes[dp_rank], NUM_EXPERTS, seed=100 + 10 * step + dp_rank) * 4
+        if variant.get("skewed"):  # everybody's experts are on the first rank
+            logits[:, :TOP_K] += 9
+        if variant.get("sequence_parallel"):
+            x, logits = (sequence_parallel_chunk(rows.npu()).cpu() for rows in (x, logits))
+        across = torch.tensor(sizes, dtype=torch.int32)
+        with (
+            set_forward_context(
+                {"requests": None},
+                config,
+                num_tokens=sizes[dp_rank],
+                num_tokens_across_dp=across if len(sizes) > 1 else None,
+            ),
+            counting(counts),
+            torch.inference_mode(),
+        ):
+            actual = layer(x.npu(), logits.npu())
+        torch.testing.assert_close(actual.cpu(), defined(x, logits), atol=2e-5, rtol=1e-5)
+        launched.append(dict(counts))
+    return launched
+
+
+def main(rank: int, port: int, setting: dict[str, Any]) -> None:
+    tp_size, dp_size = setting["tensor"], setting["data"]
+    dp_rank, tp_rank = divmod(rank, tp_size)
+    torch.npu.set_device(rank)
+    register()
+    config = VllmConfig(
+        device_config=DeviceConfig(device="npu"),
+        parallel_config=ParallelConfig(
+            tensor_parallel_size=tp_size,
+            data_parallel_size=dp_size,
+            data_parallel_rank=dp_rank,
+            data_parallel_size_local=dp_size,
+            data_parallel_master_ip="127.0.0.1",
+            _data_parallel_master_port_list=[port],
+            distributed_executor_backend="mp",
+        ),
+    )
+    config.scheduler_config.max_num_seqs = 8
+    with set_current_vllm_config(config):
+        init_distributed_environment(
+            tp_size, tp_rank, f"tcp://127.0.0.1:{port}", rank, backend="hccl"
+        )
+        initialize_model_parallel(tp_size, 1)
+        for number, variant in enumerate(setting["variants"]):
+            config.additional_config = variant.get("options", {})
+            layout = expert_layout(config.parallel_config, get_config(config))
+            init_groups_of(layout, "hccl")
+            launched = run_steps(build(variant, number), variant, config)
+            print(f"launched {json.dumps(launched)}", flush=True)
+        torch.npu.synchronize()
+        for group in (get_tp_group(), get_dp_group(), get_ep_group()):
+            torch.distributed.barrier(group.cpu_group)
+    print("equal", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,130 @@
+"""A layer over several ranks: every scheme gives each replica the sums of its own tokens."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
+LIMIT_S = 300
+
+# Tokens of each replica, step by step. Steps of up to eight are decodes. Uneven; one replica idle,
+# with the single row of a dummy step; fewer tokens than a replica has ranks.
+TWO_REPLICAS = [[5, 13], [7, 1], [1, 1], [8, 8]]
+ONE_REPLICA = [[13], [3], [1]]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def launched(tensor: int, data: int, variants: list[dict[str, Any]]) -> list[list[dict[str, int]]]:
+    """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
+    world_size = tensor * data
+    if torch.npu.device_count() < world_size:
+        pytest.skip(f"this machine has {torch.npu.device_count()} NPUs")
+    port = free_port()
+    setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANK_PROGRAM), str(rank), str(port), setting],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for output in outputs:
+        assert output.rstrip().endswith("equal"), output[-4000:]
+    prefix = "launched "
+    lines = [line for line in outputs[0].splitlines() if line.startswith(prefix)]
+    return [json.loads(line.removeprefix(prefix)) for line in lines]
+
+
+def test_on_one_replica_routed_and_shared_sums_are_reduced_once():
+    once = {"tp all_reduce": 1}
+    exchanged = {"ep all_to_all": 3, **once}
+    among_pairs = {"experts all_to_all": 3, **once}
+    assert launched(
+        4,
+        1,
+        [
+            {"steps": ONE_REPLICA},
+            {"steps": ONE_REPLICA, "options": {"expert_tensor_parallel_size": 1}},
+            {"steps": ONE_REPLICA, "options": {"expert_tensor_parallel_size": 2}},
+            {
+                "steps": ONE_REPLICA,
+                "options": {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"},
+            },
+            {
+                "steps": ONE_REPLICA,
+                "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
+            },
+        ],
+    ) == [[once] * 3] * 3 + [[exchanged] * 3, [among_pairs] * 3]
+
+
+def test_two_replicas_of_one_rank_exchange_tokens():
+    multicast = {"dp broadcast": 4, "dp all_reduce": 1}
+    gather = {"dp all_gatherv": 2, "dp reduce_scatterv": 1}
+    even_gather = {"dp all_gather": 2, "dp reduce_scatter": 1}
+    gathers = [gather, gather, even_gather, even_gather]
+    to_experts = {"ep all_to_all": 3}
+    assert launched(
+        1,
+        2,
+        [
+            {"steps": TWO_REPLICAS},
+            {"steps": TWO_REPLICAS, "skewed": True},
+            {"steps": TWO_REPLICAS, "options": {"moe_communication": "all_gather"}},
+            {"steps": TWO_REPLICAS, "options": {"moe_communication": "multicast"}},
+            {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 2}},
+        ],
+    ) == [
+        [to_experts] * 4,
+        [to_experts] * 4,
+        gathers,
+        [multicast] * 4,
+        [multicast, *gathers[1:]],
+    ]
+
+
+def test_two_replicas_of_two_ranks_exchange_tokens():
+    reduced = {"tp all_reduce": 1}
+    whole = {"expert_tensor_parallel_size": 1}
+    results = launched(
+        2,
+        2,
+        [
+            {"steps": TWO_REPLICAS},
+            {"steps": TWO_REPLICAS, "options": whole},
+            {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 4}},
+            {"steps": TWO_REPLICAS, "options": {**whole, "moe_communication": "all_gather"}},
+            {"steps": TWO_REPLICAS, "options": whole, "sequence_parallel": True},
+            {
+                "steps": TWO_REPLICAS,
+                "options": {**whole, "moe_communication": "all_gather"},
+                "sequence_parallel": True,
+            },
+        ],
+    )
+    assert results[0] == [{"experts all_to_all": 3, **reduced}] * 4
+    assert results[1] == [{"ep all_to_all": 3, **reduced}] * 4
+    assert results[2][0] == {"dp broadcast": 4, "dp all_reduce": 1, **reduced}
+    assert results[2][1] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
+    assert results[3][0] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
+    # Each rank has tokens of its own, whose whole sums it gets: nothing is left to reduce.
+    assert results[4] == [{"ep all_to_all": 3}] * 4
+    assert results[5][0] == {"ep all_gatherv": 2, "ep reduce_scatterv": 1}
