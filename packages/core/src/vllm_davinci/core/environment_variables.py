@@ -35,14 +35,18 @@ OVERLAP_REQUESTS: tuple[EnvironmentVariable, ...] = (
     EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling", False),
 )
 
+# Served: 1 is this value of moe_communication (core.moe.options).
+EXCHANGE_REQUESTS: dict[str, EnvironmentVariable] = {
+    "all_gather": EnvironmentVariable(
+        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism", False
+    ),
+    "all_to_all": EnvironmentVariable(
+        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ", "0", "the sequence all-to-all dispatcher", False
+    ),
+}
+
 INHERITED: tuple[EnvironmentVariable, ...] = (
     EnvironmentVariable("VLLM_ENABLE_MC2", "0", "fused dispatch and combine of experts", True),
-    EnvironmentVariable(
-        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism", True
-    ),
-    EnvironmentVariable(
-        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ", "0", "the sequence all-to-all dispatcher", True
-    ),
     EnvironmentVariable(
         "VLLM_ASCEND_TRACE_RECOMPILES", "0", "a log of graph recompilations", False
     ),

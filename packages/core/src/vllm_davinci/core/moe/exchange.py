@@ -13,8 +13,8 @@ import torch
 from vllm.distributed import get_dp_group, get_ep_group
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.forward_context import get_forward_context
-from vllm.logger import init_logger
 
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.all_to_all import all_to_all
 from vllm_davinci.core.moe.process_groups import expert_group
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
@@ -133,7 +133,6 @@ def exchange_between_ranks(
     rule: SchemeRule, sequence_parallel: bool, tp_rank: int
 ) -> TokenExchange | None:
     """What a layer needs; None where the tokens of one replica stay where they are."""
-    rule.check()
     if rule.num_replicas == 1 and rule.forced in (None, Scheme.ALL_GATHER, Scheme.MULTICAST):
         if rule.layout.world_size > 1:
             logger.info_once(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.config import ParallelConfig
 
     from vllm_davinci.core.config import DavinciConfig
 
@@ -84,20 +84,3 @@ def check_expert_count(num_experts: int, layout: ExpertLayout) -> None:
             "--tensor-parallel-size or --data-parallel-size, or set additional_config key "
             "'expert_tensor_parallel_size' so that ranks / size divides the experts."
         )
-
-
-def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig") -> list[str]:
-    """Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
-
-    Returns notes about options that have no effect on this model.
-    """
-    model = vllm_config.model_config
-    if model.is_moe:
-        layout = expert_layout(vllm_config.parallel_config, config)
-        check_expert_count(model.get_num_experts(), layout)
-        return []
-    return [
-        f"additional_config key {key!r} has no effect: {model.model} has no routed experts"
-        for key in ("expert_tensor_parallel_size", "expert_map_path")
-        if getattr(config, key)
-    ]

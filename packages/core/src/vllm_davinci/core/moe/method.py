@@ -16,8 +16,8 @@ from vllm_davinci.core.moe.exchange import TokenExchange, exchange_between_ranks
 from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
+from vllm_davinci.core.moe.options import scheme_rule
 from vllm_davinci.core.moe.routing import RoutingRule
-from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -81,18 +81,10 @@ def routed_forward(layer: NPURoutedExperts, experts: Experts) -> RoutedForward:
 
 def _exchange(layer: NPURoutedExperts) -> TokenExchange | None:
     vllm_config = get_current_vllm_config()
-    asked = get_config(vllm_config).moe_communication
-    tp_group = get_tp_group()
     return exchange_between_ranks(
-        SchemeRule(
-            forced=None if asked == "auto" else Scheme(asked),
-            layout=layer.layout,
-            num_replicas=layer.moe_config.dp_size,
-            tp_size=tp_group.world_size,
-            max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
-        ),
+        scheme_rule(vllm_config, get_config(vllm_config)),
         layer.moe_config.is_sequence_parallel,
-        tp_group.rank_in_group,
+        get_tp_group().rank_in_group,
     )
 
 

@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from vllm_davinci.core.config import RELEASE
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.moe.groups import ExpertLayout
-
-# Expert-parallel ranks from which small steps go through one fused launch in each direction.
-# Source: the established Ascend plugin's rule.
-FUSED_EP_SIZE = 16
 
 
 class Scheme(Enum):
@@ -21,7 +18,7 @@ class Scheme(Enum):
     ALL_TO_ALL = "all_to_all"
     """Tokens go to the ranks of their experts, in as many rows as there are."""
     FUSED = "fused"
-    """One launch that dispatches, one that combines."""
+    """One launch that dispatches, one that combines. Refused: this release has no such launches."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +52,15 @@ class SchemeRule:
 
     def check(self) -> None:
         """Raises ConfigurationError for a scheme that these ranks cannot follow."""
-        if self.forced not in (Scheme.ALL_TO_ALL, Scheme.FUSED):
+        if self.forced is None:
             return
         asked = f"additional_config key 'moe_communication' = {self.forced.value!r}"
+        if self.forced is Scheme.FUSED:
+            raise ConfigurationError(
+                f"not available in {RELEASE}: {asked}. Use 'all_to_all', or remove the key."
+            )
+        if self.forced is not Scheme.ALL_TO_ALL:
+            return
         if self.layout.ep_size == 1:
             raise ConfigurationError(
                 f"{asked} sends tokens to their experts' ranks, and every rank has a part of all "
@@ -68,11 +71,6 @@ class SchemeRule:
                 f"{asked} needs the {self.layout.etp_size} ranks of an expert within the "
                 f"{self.tp_size} ranks of a replica. Lower 'expert_tensor_parallel_size' or "
                 "remove the key."
-            )
-        if self.forced is Scheme.FUSED and self.layout.etp_size > 1:
-            raise ConfigurationError(
-                f"{asked} needs whole experts, and {self.layout.etp_size} ranks share each. Add "
-                "--enable-expert-parallel or remove the key."
             )
 
     def choose(self, max_tokens: int) -> Choice:
@@ -98,10 +96,4 @@ class SchemeRule:
                 Scheme.ALL_GATHER,
                 f"the {self.layout.etp_size} ranks of an expert are in several replicas",
             )
-        if ep_size < FUSED_EP_SIZE:
-            return Choice(Scheme.ALL_TO_ALL, f"experts are among {ep_size} ranks, below 16")
-        if prefill:
-            return Choice(Scheme.ALL_TO_ALL, "the step has a prefill")
-        if self.layout.etp_size > 1:
-            return Choice(Scheme.ALL_TO_ALL, "ranks share experts, which the fused launch cannot")
-        return Choice(Scheme.FUSED, f"experts are among {ep_size} ranks, and the step decodes")
+        return Choice(Scheme.ALL_TO_ALL, f"experts are among {ep_size} ranks")

@@ -1,0 +1,105 @@
+"""Ways between the ranks of experts: what is asked for, what is chosen and why."""
+
+from typing import Any
+
+import pytest
+from vllm.config import DeviceConfig, VllmConfig
+
+from vllm_davinci.core.config import get_config
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.moe.groups import ExpertLayout
+from vllm_davinci.core.moe.options import gather_exchange_requests
+from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
+
+ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
+ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
+
+
+def rule(
+    tp_size: int, num_replicas: int, etp_size: int, forced: Scheme | None = None
+) -> SchemeRule:
+    layout = ExpertLayout(tp_size * num_replicas, etp_size)
+    return SchemeRule(forced, layout, num_replicas, tp_size, max_decode_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "num_replicas", "etp_size", "max_tokens", "scheme", "reason"),
+    [
+        (4, 1, 4, 100, Scheme.ALL_GATHER, "one replica"),
+        (16, 1, 1, 8, Scheme.ALL_GATHER, "one replica"),
+        (2, 2, 4, 9, Scheme.MULTICAST, "share all experts, and the step has a prefill"),
+        (2, 2, 4, 8, Scheme.ALL_GATHER, "share all experts, and the step decodes"),
+        (1, 4, 2, 9, Scheme.ALL_GATHER, "2 ranks of an expert are in several replicas"),
+        (2, 2, 2, 8, Scheme.ALL_TO_ALL, "among 2 ranks"),
+        (2, 2, 1, 9, Scheme.ALL_TO_ALL, "among 4 ranks"),
+        (1, 16, 1, 8, Scheme.ALL_TO_ALL, "among 16 ranks"),
+    ],
+)
+def test_a_steps_scheme_follows_from_ranks_and_tokens(
+    tp_size: int, num_replicas: int, etp_size: int, max_tokens: int, scheme: Scheme, reason: str
+):
+    choice = rule(tp_size, num_replicas, etp_size).choose(max_tokens)
+    assert choice.scheme is scheme
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST, Scheme.ALL_TO_ALL])
+def test_a_scheme_that_is_asked_for_is_followed(forced: Scheme):
+    asked = rule(2, 2, 1, forced)
+    asked.check()
+    for max_tokens in (1, 100):
+        assert asked.choose(max_tokens).scheme is forced
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (rule(2, 2, 4, Scheme.ALL_TO_ALL), r"'all_to_all' .*Add --enable-expert-parallel"),
+        (rule(1, 4, 2, Scheme.ALL_TO_ALL), r"the 2 ranks of an expert within the 1 ranks"),
+        (rule(1, 4, 1, Scheme.FUSED), r"not available in .*'fused'\. Use 'all_to_all'"),
+    ],
+)
+def test_a_scheme_that_the_ranks_cannot_follow_is_an_error(asked: SchemeRule, named: str):
+    with pytest.raises(ConfigurationError, match=named):
+        asked.check()
+
+
+def config(additional_config: Any) -> VllmConfig:
+    made = VllmConfig(device_config=DeviceConfig(device="npu"))
+    made.additional_config = additional_config
+    return made
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheme"),
+    [(ALL_GATHER_VARIABLE, "all_gather"), (ALL_TO_ALL_VARIABLE, "all_to_all")],
+)
+def test_variables_of_earlier_plugins_become_the_option(
+    variable: str, scheme: str, vllm_config: VllmConfig
+):
+    asked = config({})
+    (note,) = gather_exchange_requests(asked, {variable: "1"})
+    assert f"{variable}=1 is served as moe_communication = {scheme!r}" in note
+    assert get_config(asked).moe_communication == scheme
+    assert gather_exchange_requests(asked, {variable: "1"}) == []
+
+
+def test_an_option_wins_over_a_variable(vllm_config: VllmConfig):
+    asked = config({"moe_communication": "multicast"})
+    (note,) = gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: "1"})
+    assert "has no effect: additional_config sets moe_communication = 'multicast'" in note
+    assert get_config(asked).moe_communication == "multicast"
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_variable_that_asks_for_nothing_changes_nothing(value: str, vllm_config: VllmConfig):
+    asked = config({})
+    assert gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: value}) == []
+    assert get_config(asked).moe_communication == "auto"
+
+
+def test_variables_that_contradict_each_other_or_do_not_parse_are_errors(vllm_config: VllmConfig):
+    with pytest.raises(ConfigurationError, match="ask for different ways"):
+        gather_exchange_requests(config({}), {ALL_GATHER_VARIABLE: "1", ALL_TO_ALL_VARIABLE: "1"})
+    with pytest.raises(ConfigurationError, match=f"{ALL_TO_ALL_VARIABLE}='yes' is not valid"):
+        gather_exchange_requests(config({}), {ALL_TO_ALL_VARIABLE: "yes"})
