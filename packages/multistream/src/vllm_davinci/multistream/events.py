@@ -28,6 +28,14 @@ class EventPool:
         self._next += 1
         return event
 
+    def take_pair(self) -> tuple[Event, Event]:
+        """The next two events of this step."""
+        first = self._next
+        if first + 2 > len(self._events):
+            return self.take(), self.take()
+        self._next = first + 2
+        return self._events[first], self._events[first + 1]
+
     @property
     def allocated(self) -> int:
         """How many events exist: what the largest step needed."""

@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 # A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
 # end the process. Operators implemented in Python are called from this file.
-_OPERATOR_FILES = frozenset({torch._ops.__file__})
+# As its code objects spell it: the very same string, found equal at once.
+_OPERATOR_FILE = torch._ops.OpOverload.__call__.__code__.co_filename
 
 
 class _Abort(greenlet.GreenletExit):
@@ -59,6 +60,7 @@ class Interleave:
         self._on_switch = on_switch
         self._live: list[_MicroBatchGreenlet] = []
         self._compute: Stream = streams.device.current_stream()
+        self._communication: Stream = self._compute
         self.num_switches = 0  # of the newest run
         self.num_unswitched = 0  # collectives of the newest run that could not yield
 
@@ -79,6 +81,7 @@ class Interleave:
             return call
 
         self._compute = self._device.current_stream()
+        self._communication = self._streams.stream(Role.COMMUNICATION)
         self._events.begin_step()
         self.num_switches = self.num_unswitched = 0
         for index, forward in enumerate(forwards):
@@ -110,9 +113,8 @@ class Interleave:
 
     def communicate(self, launch: Callable[[], T], index: int) -> T:
         """Launches a collective on the communication stream and lets the next micro-batch run."""
-        events, device = self._events, self._device
-        compute, communication = self._compute, self._streams.stream(Role.COMMUNICATION)
-        before, after = events.take(), events.take()
+        device, compute, communication = self._device, self._compute, self._communication
+        before, after = self._events.take_pair()
         before.record(compute)
         communication.wait_event(before)
         device.set_stream(communication)
@@ -139,8 +141,8 @@ class Interleave:
     def _following(self, index: int) -> _MicroBatchGreenlet | None:
         """The next micro-batch in turn that still has work, if any."""
         count = len(self._live)
-        for step in range(1, count):
-            part = self._live[(index + step) % count]
+        for place in range(index + 1 - count, index):
+            part = self._live[place]  # negative places are those behind this one
             if not part.dead:
                 return part
         return None
@@ -173,7 +175,7 @@ def communicate(launch: Callable[[], T]) -> T:
 def _inside_operator() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename in _OPERATOR_FILES:
+        if frame.f_code.co_filename == _OPERATOR_FILE:
             return True
         frame = frame.f_back
     return False

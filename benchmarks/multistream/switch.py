@@ -1,0 +1,85 @@
+"""Host cost of taking turns: greenlets with events against vLLM's threads, and a whole step's.
+
+One hand-over is everything that happens where a micro-batch meets a collective: events recorded and
+waited for, streams switched, the other micro-batch resumed. vLLM's side runs its own UBatchContext
+in two threads on the same virtual device. The step is 61 layers with two collectives each;
+operators do no work, so that only the host's time is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from result import Kind, Result, Row
+
+CHILD = Path(__file__).with_name("switch_process.py")
+LIMIT_S = 600
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hand-overs", type=int, default=2000, help="per repetition")
+    parser.add_argument("--steps", type=int, default=20, help="repetitions of each kind of step")
+    parser.add_argument("--layers", type=int, default=61)
+
+
+def run(args: argparse.Namespace) -> Result:
+    child = subprocess.run(
+        [sys.executable, str(CHILD), str(args.hand_overs), str(args.steps), str(args.layers)],
+        env={**os.environ, "VNPU_COMPUTE": "0", "OMP_NUM_THREADS": "1",
+             "VLLM_LOGGING_LEVEL": "ERROR"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )  # fmt: skip
+    found = json.loads(child.stdout.splitlines()[-1])
+
+    def row(name: str, ours: str, baseline: str, at_most: float | None, note: str = "") -> Row:
+        low, median, high = statistics.quantiles(found[ours], n=4)
+        return Row(
+            name=name,
+            unit="us",
+            ours=median,
+            baseline=statistics.median(found[baseline]),
+            kind=Kind.MEASURED,
+            quartiles=(low, high),
+            at_most=at_most,
+            note=note,
+        )
+
+    return Result(
+        benchmark="multistream/switch",
+        ours="greenlets (vllm_davinci.multistream)",
+        baseline="vLLM's threads (UBatchContext); for steps: see the row",
+        rows=[
+            row("whole hand-over", "hand_over", "vllm_hand_over", 0.1),
+            row("bare switch: greenlet.switch against threading.Event", "switch", "event", 0.02),
+            row(
+                f"step of {args.layers} layers: halves in turn against one after the other",
+                "interleaved",
+                "halves",
+                1.05,
+            ),
+            row("the same step: halves in turn against whole", "interleaved", "whole", None),
+        ],
+        settings={
+            "hand_overs": args.hand_overs,
+            "steps": args.steps,
+            "layers": args.layers,
+            "collectives_per_layer": 2,
+            "launches_per_layer": found["launches_per_layer"],
+            "frames_below_a_hand_over": found["depth"],
+        },
+        seed=0,
+        device="vnpu, policy eager, operators do no work",
+        bounded_by=(
+            "two event records, two stream waits and two stream switches of torch_npu per "
+            "hand-over; in a step, the launches of both halves: twice those of a whole step"
+        ),
+    )
