@@ -1,0 +1,255 @@
+"""int8 checkpoints through the whole stack: loaded as they say, close to what they were made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineError, EngineProcess
+from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
+from vllm_davinci.core.quantization.export import Exporter
+
+BF16 = {"dtype": "bfloat16", "max_model_len": 512}
+WEIGHTS = "model.safetensors"
+# How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
+# the figures over long texts are those of benchmarks/quantization/perplexity.py.
+CLOSE = 0.05
+
+Quantize = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def text(tiny_llama: Path) -> list[int]:
+    """Tokens of a source file that both trained checkpoints can read."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama)
+    source = Path(json.__file__).read_text(encoding="utf-8")[6000:]
+    return [tokenizer.bos_token_id, *tokenizer(source, add_special_tokens=False).input_ids[:400]]
+
+
+@pytest.fixture(scope="module")
+def quantize(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> Quantize:
+    """Writes an int8 checkpoint from a float one; its directory. Once per set of arguments."""
+
+    @cache
+    def write(
+        source: Path, kind: str, dtype: torch.dtype = torch.bfloat16, name: str = "shared"
+    ) -> Path:
+        directory = tmp_path_factory.mktemp(name) / kind
+        ranges = {}
+        if kind == "W8A8":
+            ranges = input_ranges(source, [torch.tensor([text])], lambda count: None)
+        Exporter(source, directory, QuantType(kind), dtype, ranges).run(lambda count: None)
+        return directory
+
+    return write
+
+
+def likelihood(engine: EngineProcess, text: list[int]) -> float:
+    """Mean log-likelihood per token; also generates, so that decoding runs."""
+    (output,) = engine.generate(
+        [{"prompt_token_ids": text}],
+        SamplingParams(max_tokens=16, temperature=0, prompt_logprobs=0, ignore_eos=True),
+    )
+    assert len(output.outputs[0].token_ids) == 16
+    found = [
+        candidates[token].logprob
+        for token, candidates in zip(text[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    assert all(map(math.isfinite, found))
+    return sum(found) / len(found)
+
+
+@pytest.fixture(scope="module")
+def likelihood_of(
+    start_engine: Callable[..., EngineProcess], text: list[int]
+) -> Callable[..., float]:
+    """Starts an engine and scores the text."""
+
+    def score(model: Path, **options: Any) -> float:
+        with start_engine(model, **{**BF16, **options}) as engine:
+            return likelihood(engine, text)
+
+    return score
+
+
+@pytest.fixture(scope="module")
+def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
+    return cache(likelihood_of)
+
+
+def test_the_description_alone_selects_the_method(
+    quantize: Quantize,
+    tiny_llama: Path,
+    of_floats: Callable[[Path], float],
+    start_engine: Callable[..., EngineProcess],
+    text: list[int],
+):
+    with start_engine(quantize(tiny_llama, "W8A8_DYNAMIC"), **BF16) as engine:
+        value = likelihood(engine, text)
+        log = engine.log_text()
+    assert "quantization: None -> ascend" in log
+    assert "has no entry" not in log
+    assert value != of_floats(tiny_llama)
+    assert abs(value - of_floats(tiny_llama)) < CLOSE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_static_layers_run_in_both_dtypes(
+    dtype: str,
+    quantize: Quantize,
+    tiny_llama: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    model = quantize(tiny_llama, "W8A8", getattr(torch, dtype))
+    value = likelihood_of(model, dtype=dtype, quantization="ascend")
+    assert abs(value - of_floats(tiny_llama)) < CLOSE
+
+
+def test_ranks_add_a_static_bias_once(
+    quantize: Quantize,
+    tiny_llama: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    # The bias holds the offset's share of every sum: twice of it leaves nothing of the text.
+    value = likelihood_of(quantize(tiny_llama, "W8A8"), tensor_parallel_size=2)
+    assert abs(value - of_floats(tiny_llama)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        pytest.param("W8A8_DYNAMIC", {}, id="dynamic"),
+        pytest.param("W8A8", {}, id="static"),
+        pytest.param("W8A8_DYNAMIC", {"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param(
+            "W8A8_DYNAMIC",
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            id="expert2",
+        ),
+    ],
+)
+def test_latent_attention_and_experts_run_quantized(
+    kind: str,
+    ranks: dict[str, Any],
+    quantize: Quantize,
+    tiny_deepseek: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    value = likelihood_of(quantize(tiny_deepseek, kind), **ranks)
+    assert abs(value - of_floats(tiny_deepseek)) < CLOSE
+
+
+def test_a_compressed_tensors_checkpoint_runs(
+    quantize: Quantize,
+    tiny_llama: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    directory = quantize(tiny_llama, "W8A8_DYNAMIC", name="compressed")
+    (directory / FILE_NAME).unlink()
+    tensors = load_file(directory / WEIGHTS)
+    kept = {name: tensor for name, tensor in tensors.items() if "weight_offset" not in name}
+    save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
+    int8 = {"num_bits": 8, "type": "int", "symmetric": True}
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**int8, "strategy": "channel", "dynamic": False},
+                "input_activations": {**int8, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    assert abs(likelihood_of(directory) - of_floats(tiny_llama)) < CLOSE
+
+
+def test_biases_of_norms_are_loaded_and_used(
+    quantize: Quantize,
+    tiny_llama: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    directory = quantize(tiny_llama, "W8A8_DYNAMIC", name="biased")
+    tensors = load_file(directory / WEIGHTS)
+    description = json.loads((directory / FILE_NAME).read_text())
+    for layer in range(6):
+        name = f"model.layers.{layer}.input_layernorm.bias"
+        tensors[name] = torch.full((256,), 0.5, dtype=torch.bfloat16)
+        description[name] = "W8A8_DYNAMIC"
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / FILE_NAME).write_text(json.dumps(description))
+    assert abs(likelihood_of(directory) - of_floats(tiny_llama)) > 2 * CLOSE
+
+
+def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
+    """Takes a tensor out of a checkpoint, or gives its entry another type."""
+    if type_name is None:
+        tensors = load_file(directory / WEIGHTS)
+        del tensors[tensor]
+        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+        return directory
+    description = json.loads((directory / FILE_NAME).read_text())
+    description[tensor] = type_name
+    (directory / FILE_NAME).write_text(json.dumps(description))
+    return directory
+
+
+EXPERT = "model.layers.2.mlp.experts.5"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "type_name", "told"),
+    [
+        (
+            "model.layers.0.mlp.down_proj.weight_scale",
+            None,
+            "model.layers.0.mlp.down_proj is quantized as W8A8_DYNAMIC, and the checkpoint lacks",
+        ),
+        (f"{EXPERT}.up_proj.weight_scale", None, "w13_weight_scale (1 of 16 parts)"),
+        (f"{EXPERT}.up_proj.weight", "FLOAT", f"{EXPERT}.up_proj FLOAT"),
+        (f"{EXPERT}.up_proj.weight", "W4A8_DYNAMIC", "'W4A8_DYNAMIC', and FLOAT, W8A8"),
+        ("model.layers.0.mlp.up_proj.weight", "W8A8", "model.layers.0.mlp.up_proj W8A8"),
+    ],
+)
+def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(
+    tensor: str,
+    type_name: str | None,
+    told: str,
+    quantize: Quantize,
+    tiny_deepseek: Path,
+    start_engine: Callable[..., EngineProcess],
+):
+    # The name keeps this one's directory apart from all others.
+    name = f"bad-{tensor.replace('.', '-')}-{type_name}"
+    model = spoilt(quantize(tiny_deepseek, "W8A8_DYNAMIC", name=name), tensor, type_name)
+    with pytest.raises(EngineError) as error:
+        start_engine(model, **BF16)
+    assert told in str(error.value)
+
+
+def test_the_option_on_a_float_checkpoint_says_how_to_make_one(
+    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+):
+    with pytest.raises(
+        EngineError, match=r"needs quant_model_description\.json beside the weights"
+    ):
+        start_engine(tiny_llama, quantization="ascend", **BF16)
