@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
+from e2e.engine_process import EngineError, EngineProcess
+from e2e.server_process import SMALL, ServerProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 32
@@ -71,3 +76,113 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 ):
     with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
         assert_tokens(engine, reference(model), prompts)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "additional", "schemes"),
+    [
+        pytest.param(
+            TOP2,
+            ["--data-parallel-size=2", "--enable-expert-parallel"],
+            {},
+            {"all_to_all"},
+            id="data2_expert2",
+        ),
+        pytest.param(
+            TOP3,
+            ["--data-parallel-size=2"],
+            {"expert_tensor_parallel_size": 2},
+            {"all_gather", "multicast"},
+            id="data2_expert_tensor2",
+        ),
+        # Tokens are cut over each replica's ranks before the experts: vLLM's sequence parallelism.
+        pytest.param(
+            V3,
+            ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],
+            {},
+            {"all_to_all"},
+            id="data2_tensor2_expert4",
+        ),
+        pytest.param(
+            V3,
+            ["--data-parallel-size=2", "--tensor-parallel-size=2"],
+            {"moe_communication": "all_gather"},
+            {"all_gather"},
+            id="data2_tensor2",
+        ),
+    ],
+)
+def test_tokens_of_two_replicas_are_those_of_transformers(
+    model: str,
+    options: list[str],
+    additional: dict[str, Any],
+    schemes: set[str],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    log = tmp_path / "log.txt"
+    server = ServerProcess(
+        zoo(model),
+        log,
+        *SMALL,
+        "--api-server-count=1",
+        *options,
+        f"--additional-config={json.dumps(additional)}",
+    )
+    try:
+        server.wait_until_ready()
+        with httpx.Client(base_url=server.url, timeout=300) as client:
+
+            def complete(prompt: list[int]) -> list[int]:
+                answer = client.post(
+                    "/v1/completions",
+                    json={
+                        "model": str(zoo(model)),
+                        "prompt": prompt,
+                        "max_tokens": 16,
+                        "temperature": 0,
+                        "ignore_eos": True,
+                        "return_token_ids": True,
+                    },
+                )
+                answer.raise_for_status()
+                return answer.json()["choices"][0]["token_ids"]
+
+            # One request leaves the other replica idle, with dummy steps.
+            generated = [complete(prompts[0])]
+            with ThreadPoolExecutor(8) as threads:
+                generated += threads.map(complete, prompts[1:16])
+        server.interrupt()
+        server.wait_for_end()
+    finally:
+        server.kill()
+    for prompt, tokens in zip(prompts, generated, strict=False):
+        assert len(tokens) == 16
+        assert reference(model).first_difference(prompt, tokens) is None
+    said = re.findall(r"Mixture of experts: (\w+), because", log.read_text(errors="replace"))
+    assert set(said) == schemes
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"expert_tensor_parallel_size": 3}, "is 3 and does not divide the 2 ranks"),
+        ({"moe_communication": "all_to_all"}, "'all_to_all' sends tokens to their experts' ranks"),
+        ({"expert_map_path": "absent.json"}, "'absent.json' cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit_end_the_start_with_their_name(
+    options: dict[str, Any],
+    named: str,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+):
+    with pytest.raises(EngineError, match=named):
+        start_engine(
+            zoo(TOP2),
+            distributed_executor_backend="mp",
+            tensor_parallel_size=2,
+            additional_config=options,
+        )

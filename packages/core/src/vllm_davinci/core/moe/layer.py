@@ -14,8 +14,9 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.moe.expert_map_file import placement_of_layer
 from vllm_davinci.core.moe.groups import ExpertLayout, check_expert_count, expert_layout
-from vllm_davinci.core.moe.placement import NPUExpertMapManager, placement_of_layer
+from vllm_davinci.core.moe.placement import NPUExpertMapManager
 
 
 class NPURoutedExperts(RoutedExperts):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm_davinci.core.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.moe.expert_map_file import read_expert_map
 from vllm_davinci.core.moe.groups import check_expert_count, expert_layout
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
 
@@ -78,7 +79,13 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig") -> list[st
         rule = scheme_rule(vllm_config, config)
         check_expert_count(model.get_num_experts(), rule.layout)
         rule.check()
-        return []
+        if config.expert_map_path is None:
+            return []
+        read_expert_map(config.expert_map_path)
+        if rule.layout.ep_size > 1:
+            return []
+        note = "has no effect: every rank has a part of all experts. Add --enable-expert-parallel"
+        return [f"additional_config key 'expert_map_path' {note}"]
     return [
         f"additional_config key {key!r} has no effect: {model.model} has no routed experts"
         for key in ("expert_tensor_parallel_size", "expert_map_path", KEY)

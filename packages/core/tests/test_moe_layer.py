@@ -1,0 +1,181 @@
+"""A whole layer as vLLM's DeepSeek builds it: results, weights, what it launches."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import DeepseekV3Config
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory
+from vllm.model_executor.layers.fused_moe.runner import moe_runner
+from vllm.model_executor.models.deepseek_v2 import DeepseekV2MoE
+
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.moe.method import NPUUnquantizedFusedMoEMethod
+from vllm_davinci.core.registration import register
+
+NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48
+SCALING_FACTOR = 2.5
+DOWN = "down_proj.weight"
+
+
+@pytest.fixture(autouse=True)
+def registered(one_rank: None) -> None:
+    register()
+
+
+def deepseek_layer(vllm_config: VllmConfig) -> DeepseekV2MoE:
+    config = DeepseekV3Config(
+        hidden_size=HIDDEN_SIZE,
+        moe_intermediate_size=INTERMEDIATE_SIZE,
+        n_routed_experts=NUM_EXPERTS,
+        num_experts_per_tok=TOP_K,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        norm_topk_prob=True,
+        routed_scaling_factor=SCALING_FACTOR,
+    )
+    layer = DeepseekV2MoE(
+        config,
+        vllm_config.parallel_config,
+        prefix="model.layers.1.mlp",
+        apply_routed_scale_to_output=True,
+    ).to("npu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        parameter.data.copy_(values / math.sqrt(parameter.shape[-1]))
+    for module in layer.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if method is not None:
+            method.process_weights_after_loading(module)
+    # A dispatch mode does not see into the operator that vLLM wraps the layer in.
+    layer.experts._forward_entry = moe_runner._moe_forward_shared
+    return layer
+
+
+def defined(layer: DeepseekV2MoE, x: torch.Tensor) -> torch.Tensor:
+    """The layer's output in plain torch, from its own parameters."""
+    named = {name: parameter.data.cpu() for name, parameter in layer.named_parameters()}
+
+    def mlp(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gate, up = (rows @ gate_up.t()).chunk(2, -1)
+        return torch.nn.functional.silu(gate) * up @ down.t()
+
+    scores = (x @ named["gate.weight"].t()).sigmoid()
+    choice = (scores + named["gate.e_score_correction_bias"]).view(len(x), 4, -1)
+    kept = torch.zeros(len(x), 4, dtype=torch.bool)
+    kept.scatter_(1, choice.topk(2, -1).values.sum(-1).topk(2, -1).indices, True)
+    ids = choice.masked_fill(~kept[..., None], -math.inf).flatten(1).topk(TOP_K, -1).indices
+    weights = scores.gather(1, ids)
+    weights = weights / weights.sum(-1, keepdim=True)
+    total = mlp(x, named["shared_experts.gate_up_proj.weight"], named[f"shared_experts.{DOWN}"])
+    for expert in range(NUM_EXPERTS):
+        share = (weights * (ids == expert)).sum(-1, keepdim=True) * SCALING_FACTOR
+        w13, w2 = (named[f"experts.routed_experts.{name}_weight"][expert] for name in ("w13", "w2"))
+        total += share * mlp(x, w13, w2)
+    return total
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Names of the operators that a block calls, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        if not func.is_view and name not in ("aten::empty", "aten::detach"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def run(layer: torch.nn.Module, x: torch.Tensor, config: VllmConfig) -> torch.Tensor:
+    with torch.inference_mode(), set_forward_context({"requests": None}, config):
+        return layer(x.npu())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_a_layer_equals_its_definition(num_tokens: int, vllm_config: VllmConfig):
+    layer = deepseek_layer(vllm_config)
+    x = torch.randn(num_tokens, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        run(layer, x, vllm_config).cpu(), defined(layer, x), atol=2e-5, rtol=1e-5
+    )
+
+
+def test_weights_loaded_again_are_the_ones_used(vllm_config: VllmConfig):
+    layer = deepseek_layer(vllm_config)
+    experts = layer.experts.routed_experts
+    x = torch.randn(5, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    run(layer, x, vllm_config)
+    weight = torch.ones(HIDDEN_SIZE, INTERMEDIATE_SIZE) / INTERMEDIATE_SIZE
+    for expert in range(NUM_EXPERTS):
+        experts.weight_loader(experts.w2_weight, weight, "w2_weight", "w2", expert)
+    torch.testing.assert_close(
+        run(layer, x, vllm_config).cpu(), defined(layer, x), atol=2e-5, rtol=1e-5
+    )
+
+
+# The router, three for the shared experts, six from choosing experts to the routed sum, the factor
+# on it, and the addition of both.
+LAUNCHES = 12
+
+
+def test_launches_per_layer_stay_in_the_budget(vllm_config: VllmConfig):
+    layer = deepseek_layer(vllm_config)
+    for num_tokens in (1, 40):
+        x = torch.zeros(num_tokens, HIDDEN_SIZE).npu()
+        with (
+            torch.inference_mode(),
+            set_forward_context({"requests": None}, vllm_config),
+            LaunchCounter() as counter,
+        ):
+            layer(x)
+        crossings = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
+        assert not crossings & set(counter.names), "a copy between host and device"
+        assert len(counter.names) == LAUNCHES, counter.names
+
+
+def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
+    method = deepseek_layer(vllm_config).experts.routed_experts.quant_method
+    assert isinstance(method, NPUUnquantizedFusedMoEMethod)
+    assert method.is_monolithic
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"activation": "gelu"}, r"activation 'gelu' \(only 'silu' is known\)"),
+        ({"has_bias": True}, "biases in its experts"),
+        ({"swiglu_limit": 7.0}, "a limit inside SwiGLU"),
+        ({"apply_router_weight_on_input": True}, "weights on the input of more than one expert"),
+        ({"scoring_func": "sqrtsoftplus"}, "scores experts by 'sqrtsoftplus'"),
+    ],
+)
+def test_experts_that_are_not_computed_are_refused_by_layer(
+    options: dict[str, Any], named: str, vllm_config: VllmConfig
+):
+    layer = FusedMoEFactory(
+        num_experts=NUM_EXPERTS,
+        top_k=TOP_K,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=INTERMEDIATE_SIZE,
+        prefix="model.layers.7.mlp.experts",
+        **options,
+    ).routed_experts
+    with pytest.raises(UnsupportedFeatureError, match=rf"model\.layers\.7\.mlp.* {named}"):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_a_contradiction_of_options_ends_loading(vllm_config: VllmConfig):
+    vllm_config.additional_config = {"expert_tensor_parallel_size": 2}
+    with pytest.raises(ConfigurationError, match="is 2 and does not divide the 1 ranks"):
+        deepseek_layer(vllm_config)
