@@ -130,6 +130,8 @@ class DavinciConfig(_Options):
     """Cast quantized weights to the NZ layout."""
     enable_prefill_optimizations: bool = False
     """DeepSeek's prefill operators."""
+    enable_compiled_operators: bool = True
+    """Launch whole stages with the operators of vllm-davinci-kernels, where it is installed."""
     enable_cpu_binding: bool = False
     """Bind each worker's threads to cores near its device."""
     lmhead_tp_size: int = -1

@@ -26,6 +26,7 @@ from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.moe.process_groups import init_expert_groups
+from vllm_davinci.core.ops.compiled import choose_operators, names_in_use
 from vllm_davinci.core.platform import NPUPlatform
 
 logger = init_logger(__name__)
@@ -60,6 +61,7 @@ class NPUWorker(Worker):
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
         num_micro_batches = get_config(self.vllm_config).dbo.num_micro_batches
         init_workspace_manager(self.device, 1, num_lanes=num_micro_batches)
+        choose_operators(get_config(self.vllm_config).enable_compiled_operators)
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
@@ -109,6 +111,10 @@ class NPUWorker(Worker):
             language_model=self.compilation_config.compilation_time,
             encoder=self.compilation_config.encoder_compilation_time,
         )
+
+    def compiled_operators(self) -> list[str]:
+        """Names of the compiled operators that this worker's layers call."""
+        return names_in_use()
 
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""

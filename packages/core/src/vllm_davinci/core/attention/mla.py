@@ -13,6 +13,7 @@ from vllm_davinci.core.attention.mla_context import ContextChunk
 from vllm_davinci.core.attention.mla_metadata import LatentDecode, LatentPrefill, NPUMLAMetadata
 from vllm_davinci.core.attention.paged import SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.ops.compiled import compiled
 
 # Query heads per rank that attention over the latent cache takes. Source: the operator's
 # documentation, constraints of query_rope with heads of 512.
@@ -84,13 +85,27 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
         is_single = metadata.max_query_len == 1
+        mask = None if is_single else compressed_causal_mask(absorbed.device)
+        if attend := compiled("mla_decode_attention"):
+            return attend(
+                absorbed,
+                q_rope,
+                cache.latent,
+                cache.rotary,
+                metadata.block_table,
+                metadata.query_ends,
+                metadata.seq_lens,
+                mask,
+                self.up_value,
+                self.scale,
+            )
         latent, _ = torch_npu.npu_fused_infer_attention_score(
             absorbed,
             cache.latent_flat,
             cache.latent_flat,
             query_rope=q_rope,
             key_rope=cache.rotary_flat,
-            atten_mask=None if is_single else compressed_causal_mask(absorbed.device),
+            atten_mask=mask,
             sparse_mode=SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
             block_table=metadata.block_table,
             actual_seq_lengths=metadata.query_ends,

@@ -1,5 +1,6 @@
 """Grouped-query attention over a paged cache: two launches per layer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,11 +10,14 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionTy
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.ops.compiled import compiled
 
 # Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
 SPARSE_MODE_NONE = 0  # every query sees every key
 SPARSE_MODE_CAUSAL = 3  # causal, aligned at the lower right: the last query sees every key
 SPARSE_MODE_BAND = 4  # keys from `pre_tokens` before a query's position to `next_tokens` after it
+
+ALL_TOKENS = 2**31 - 1  # of pre_tokens and next_tokens
 
 
 class PagedCache(NamedTuple):
@@ -121,6 +125,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             out = output
         if self._is_encoder:
             self._attend_to_batch(query, key, value, attn_metadata, out)
+        elif stage := compiled("paged_attention"):
+            self._attend_at_once(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None:
                 torch_npu.npu_scatter_pa_kv_cache(
@@ -133,6 +139,37 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
                 )
             self._attend_to_cache(query, kv_cache, attn_metadata, out)
         return output
+
+    def _attend_at_once(
+        self,
+        stage: Callable[..., None],
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        cache: PagedCache,
+        metadata: NPUAttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        """The write to the cache and `_attend_to_cache` in one call."""
+        options = self._causal_options if metadata.causal else self._bidirectional_options
+        writes = self.writes_cache and key is not None
+        stage(
+            query,
+            key if writes else None,
+            value if writes else None,
+            cache.key,
+            cache.value,
+            metadata.slot_mapping,
+            metadata.block_table,
+            metadata.query_ends,
+            metadata.seq_lens,
+            self._mask(options, query.device),
+            self.scale,
+            options["sparse_mode"],
+            options.get("pre_tokens", ALL_TOKENS),
+            options.get("next_tokens", ALL_TOKENS),
+            out,
+        )
 
     def _attend_to_cache(
         self,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch_npu
 
+from vllm_davinci.core.ops.compiled import compiled
+
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
 SINGLE_OUTPUT = 2  # split_item: one tensor holds all groups' rows
 COUNTS = 1  # group_list_type and expert_tokens_num_type: entries are counts, not ends
@@ -65,6 +67,17 @@ class FloatExperts(Experts):
 
     gate_up: torch.Tensor
     down: torch.Tensor
+
+    def routed(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """See Experts.routed."""
+        stage = compiled("experts")
+        if stage is None:
+            return super().routed(x, topk_weights, topk_ids)
+        return stage(
+            x, topk_weights, topk_ids, self.gate_up, self.down, self.first, self.num_experts
+        )
 
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """See Experts.grouped. Three launches."""

@@ -7,6 +7,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
+from vllm_davinci.core.ops.compiled import compiled
+
 
 class NPUVocabParallelEmbedding(VocabParallelEmbedding):
     """The look-up without vLLM's compiled masking function, which costs seconds at start."""
@@ -24,6 +26,15 @@ class NPUVocabParallelEmbedding(VocabParallelEmbedding):
         indices = self.shard_indices
         if indices.num_added_elements > 0:
             return super().forward(input_)
+        look_up = compiled("vocab_parallel_embedding")
+        if look_up is not None and input_.dim() == 1:
+            partial = look_up(
+                input_,
+                self.weight.data,
+                indices.org_vocab_start_index,
+                indices.num_org_elements,
+            )
+            return tensor_model_parallel_all_reduce(partial)
         row = input_ - indices.org_vocab_start_index
         is_foreign = (row < 0) | (row >= indices.num_org_elements)
         partial = torch.nn.functional.embedding(row.masked_fill(is_foreign, 0), self.weight)

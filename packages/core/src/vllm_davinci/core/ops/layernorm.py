@@ -9,6 +9,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
+from vllm_davinci.core.ops.compiled import compiled
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 
 
@@ -36,6 +37,11 @@ class NPURMSNorm(RMSNorm):
         default_weight_loader(parameter, loaded)
         self._loaded_bias = parameter.data
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one norm with a weight, over all of the last dimension, and no more."""
+        return self.variance_size_override is None and self.has_weight and self._loaded_bias is None
+
     def forward_oot(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +54,12 @@ class NPURMSNorm(RMSNorm):
         if self.variance_size_override is not None or not self.has_weight:
             return self.forward_native(x, residual)
         if residual is None:
-            normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
+            if norm := compiled("rms_norm"):
+                normalized = norm(x, self.weight, self.variance_epsilon)
+            else:
+                normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
+        elif add_norm := compiled("add_rms_norm"):
+            normalized, total = add_norm(x, residual, self.weight, self.variance_epsilon)
         else:
             normalized, _, total = torch_npu.npu_add_rms_norm(
                 x, residual, self.weight, self.variance_epsilon

@@ -39,6 +39,17 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
         return torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
 
 
+def plain_weight(layer: Any) -> torch.Tensor | None:
+    """[in_features, out_features] of a linear layer that is one product and nothing else.
+
+    None for a quantized layer, one with a bias, and one whose weight is not loaded.
+    """
+    method = getattr(layer, "quant_method", None)
+    if type(method) is not NPUUnquantizedLinearMethod or layer.bias is not None:
+        return None
+    return method._weight_t
+
+
 class _PreparedWeight:
     """Mix-in ahead of one of vLLM's linear layers: unquantized layers use the method above."""
 

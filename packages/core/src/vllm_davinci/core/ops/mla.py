@@ -1,7 +1,5 @@
 """The multi-head latent attention block: preprocess, attention, output projection."""
 
-from typing import NamedTuple
-
 import torch
 import torch_npu
 from torch import nn
@@ -13,23 +11,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm_davinci.core.attention.mla_layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla_metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
-
-
-class Preprocessed(NamedTuple):
-    """What attention needs of a step's tokens; the cache holds their latent and rotary rows.
-
-    absorbed: [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
-    q_rope:   [num_tokens, num_heads, qk_rope_head_dim], rotated
-    q_nope:   [num_prefill_tokens, num_heads, qk_nope_head_dim], strided
-    latent:   [num_prefill_tokens, kv_lora_rank], normalized; empty without prefills
-    k_rope:   [num_prefill_tokens, qk_rope_head_dim], rotated; empty without prefills
-    """
-
-    absorbed: torch.Tensor | None
-    q_rope: torch.Tensor
-    q_nope: torch.Tensor
-    latent: torch.Tensor
-    k_rope: torch.Tensor
+from vllm_davinci.core.ops.mla_preprocess import Preprocessed, preprocess_at_once
 
 
 class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
@@ -162,6 +144,9 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]
         """
+        at_once = preprocess_at_once(self, positions, hidden_states, metadata)
+        if at_once is not None:
+            return at_once
         return self.prepare_attention(positions, *self.project(hidden_states), metadata)
 
     def prepare_attention(

@@ -18,6 +18,8 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import (
     YaRNScalingRotaryEmbedding,
 )
 
+from vllm_davinci.core.ops.compiled import compiled
+
 # What npu_mrope asks of the number of rotated entries per head, by bytes per element.
 # Source: the operator's documentation, constraints.
 ROTARY_DIM_MULTIPLE = {4: 16, 2: 32}
@@ -46,11 +48,14 @@ class NPURotaryEmbedding(RotaryEmbedding):
             or self.rotary_dim % ROTARY_DIM_MULTIPLE[query.element_size()]
         ):
             return self.forward_native(positions, query, key)
+        table = self._match_cos_sin_cache_dtype(query)
+        if rotate := compiled("rotary_embedding"):
+            return rotate(positions, query, key, table, self.head_size, self.is_neox_style)
         return torch_npu.npu_mrope(
             positions,
             query,
             key,
-            self._match_cos_sin_cache_dtype(query),
+            table,
             self.head_size,
             rotary_mode="half" if self.is_neox_style else "interleave",
         )

@@ -22,6 +22,7 @@ from vllm_davinci.core.moe.experts import (
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
 from vllm_davinci.core.moe.method import check_computable, routed_forward, transposed_in_memory
+from vllm_davinci.core.ops.compiled import compiled
 from vllm_davinci.core.quantization.description import QuantType, shortened
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
 from vllm_davinci.core.quantization.weight_layout import arrange
@@ -57,6 +58,19 @@ class DynamicExperts(Experts):
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
     ) -> torch.Tensor:
         """See Experts.routed. Rows are quantized by the launch that sorts them: five in all."""
+        stage = compiled("experts_w8a8")
+        if stage is not None and x.dtype == self.dtype:
+            return stage(
+                x,
+                topk_weights,
+                topk_ids,
+                self.gate_up,
+                self.gate_up_scale,
+                self.down,
+                self.down_scale,
+                self.first,
+                self.num_experts,
+            )
         rows, row_of_assignment, tokens_per_expert, scales = torch_npu.npu_moe_init_routing_v2(
             x,
             topk_ids,

@@ -1,0 +1,72 @@
+"""Compiled operators are taken from providers once a process has its device, or left alone."""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+
+import pytest
+
+from vllm_davinci.core import components
+from vllm_davinci.core.errors import ComponentError
+from vllm_davinci.core.ops import compiled as operators
+
+
+class Kernels:
+    api_version = components.API_VERSION
+
+    def supported_ops(self) -> frozenset[str]:
+        return frozenset({"experts", "rms_norm", "an_operator_of_the_future"})
+
+    def load(self, name: str) -> object:
+        return lambda *arguments: (name, arguments)
+
+
+class OldKernels(Kernels):
+    api_version = components.API_VERSION - 1
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets entry points load from this file under the name pytest gave it."""
+    module = ModuleType(__name__)
+    module.__dict__.update(globals())
+    monkeypatch.setitem(sys.modules, __name__, module)
+    before = dict(operators._operators)
+    yield
+    operators._operators.clear()
+    operators._operators.update(before)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    group = components.OPERATORS.group
+    entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", group) for name in names)
+    monkeypatch.setattr(components, "entry_points", lambda group: entries.select(group=group))
+
+
+def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, "Kernels")
+    operators.choose_operators(True)
+    assert operators.names_in_use() == ["experts", "rms_norm"]
+    experts = operators.compiled("experts")
+    assert experts is not None and experts(1, 2) == ("experts", (1, 2))
+    assert operators.compiled("add_rms_norm") is None
+
+
+def test_operators_are_left_alone_when_the_option_says_so(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, "Kernels")
+    operators.choose_operators(True)
+    operators.choose_operators(False)
+    assert operators.names_in_use() == [] and operators.compiled("experts") is None
+
+
+def test_without_a_provider_there_are_none(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch)
+    operators.choose_operators(True)
+    assert operators.names_in_use() == []
+
+
+def test_a_provider_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, "OldKernels")
+    with pytest.raises(ComponentError, match="written for component API"):
+        operators.choose_operators(True)
