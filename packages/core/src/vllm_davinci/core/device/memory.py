@@ -17,7 +17,10 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     specs = worker.get_kv_cache_spec()
     if not specs:
         return
-    needed_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
+    # vLLM keeps one block of its pool empty.
+    block_bytes = sum(spec.page_size_bytes for spec in specs.values())
+    request_bytes = sum(spec.max_memory_usage_bytes(worker.vllm_config) for spec in specs.values())
+    needed_bytes = request_bytes + block_bytes
     if available_bytes >= needed_bytes:
         return
     missing_bytes = needed_bytes - available_bytes
@@ -27,8 +30,11 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     if worker.model_config.original_max_model_len == -1:
         return  # vLLM chooses the length that fits
     enough_utilization = utilization + missing_bytes / total_bytes
-    per_token_bytes = needed_bytes / max_model_len
-    fitting_len = int(max(available_bytes, 0) / per_token_bytes)
+    # Memory is given out in blocks, so a length that fits is a whole number of them.
+    block_size = max(spec.block_size for spec in specs.values())
+    bytes_per_block_of_request = request_bytes / -(-max_model_len // block_size)
+    fitting_blocks = (available_bytes - block_bytes) / bytes_per_block_of_request
+    fitting_len = int(max(fitting_blocks, 0)) * block_size
     remedies = []
     if worker.cache_config.kv_cache_memory_bytes:
         remedies.append(f"raise --kv-cache-memory-bytes to {needed_bytes}")
