@@ -18,6 +18,7 @@ from vllm_davinci.core.config import (
 )
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
@@ -215,6 +216,7 @@ class NPUPlatform(Platform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
+        let_interrupts_end_the_start()
         notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
         config = get_config(vllm_config)
         notes += check_overlap(vllm_config, config.dbo)

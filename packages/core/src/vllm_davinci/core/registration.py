@@ -1,5 +1,7 @@
 """What vLLM's general plugin calls: tells vLLM about our layers and model definitions."""
 
+from vllm_davinci.core.server_exit import fail_when_engine_dies
+
 
 def register() -> None:
     """Registers out-of-tree layers, quantization and models. Idempotent, and touches no device.
@@ -12,6 +14,7 @@ def register() -> None:
     register_layers()
     register_quantization()
     _register_models()
+    fail_when_engine_dies()
 
 
 def _register_models() -> None:

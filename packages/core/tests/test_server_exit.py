@@ -1,0 +1,50 @@
+"""The status of a server whose engine died."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SERVER = "import vllm.entrypoints.launchers.launcher"
+DIES_ACCORDING_TO_CLIENT = (
+    'logging.getLogger("vllm.v1.engine.core_client").warning('
+    '"[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")'
+)
+DIES_ACCORDING_TO_WAITER = """
+try:
+    raise EngineDeadError()
+except EngineDeadError:
+    logging.getLogger("vllm.v1.engine.async_llm").exception("AsyncLLM output_handler failed.")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}", 1),
+        (f"{SERVER}\n{DIES_ACCORDING_TO_WAITER}", 1),
+        (SERVER, 0),
+        # A program that uses an engine decides itself what follows from its death.
+        (DIES_ACCORDING_TO_WAITER, 0),
+    ],
+    ids=["reported_by_client", "reported_by_waiter", "lives", "not_a_server"],
+)
+def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, status: int):
+    prepared = (
+        "import logging\n"
+        "import vllm\n"
+        "from vllm.v1.engine.exceptions import EngineDeadError\n"
+        "from vllm_davinci.core.server_exit import fail_when_engine_dies\n"
+        "fail_when_engine_dies()\n"
+        "fail_when_engine_dies()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", prepared + program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == status, ended.stderr
