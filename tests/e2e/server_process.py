@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
+
+from e2e.waiting import becomes_true
 
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
@@ -57,29 +58,30 @@ class ServerProcess:
             )
 
     def wait_until_ready(self) -> ServerProcess:
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"vllm serve ended with {self.process.returncode} before it answered.\n"
-                    f"{self.tail()}"
-                )
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return self
-            except httpx.TransportError:
-                time.sleep(0.2)
+        if becomes_true(lambda: self.process.poll() is not None or self._answers(), START_LIMIT_S):
+            if self.process.poll() is None:
+                return self
+            raise RuntimeError(
+                f"vllm serve ended with {self.process.returncode} before it answered.\n"
+                f"{self.tail()}"
+            )
         self.kill()
         raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
 
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
     def wait_for_log(self, text: str) -> None:
         """Returns when the server has printed `text`."""
-        deadline = time.monotonic() + START_LIMIT_S
-        while text not in self.log_text():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.kill()
-                raise TimeoutError(f"vllm serve did not print {text!r}.\n{self.tail()}")
-            time.sleep(0.05)
+        becomes_true(
+            lambda: self.process.poll() is not None or text in self.log_text(), START_LIMIT_S
+        )
+        if text not in self.log_text():
+            self.kill()
+            raise TimeoutError(f"vllm serve did not print {text!r}.\n{self.tail()}")
 
     def processes(self) -> list[psutil.Process]:
         """The server's processes: itself, engine cores and workers."""
@@ -92,15 +94,16 @@ class ServerProcess:
 
     def wait_for_end(self) -> int:
         """The exit status; TimeoutError when processes are left after END_LIMIT_S."""
-        deadline = time.monotonic() + END_LIMIT_S
-        while self.process.poll() is None or processes_of_session(self.process.pid):
-            if time.monotonic() > deadline:
-                left = processes_of_session(self.process.pid)
-                self.kill()
-                raise TimeoutError(
-                    f"{left} of vllm serve are left after {END_LIMIT_S} s.\n{self.tail()}"
-                )
-            time.sleep(0.1)
+        session = self.process.pid
+        if not becomes_true(
+            lambda: self.process.poll() is not None and not processes_of_session(session),
+            END_LIMIT_S,
+        ):
+            left = processes_of_session(session)
+            self.kill()
+            raise TimeoutError(
+                f"{left} of vllm serve are left after {END_LIMIT_S} s.\n{self.tail()}"
+            )
         return self.process.returncode
 
     def kill(self) -> None:

@@ -1,0 +1,125 @@
+"""Processes that are killed or interrupted end all of their engine, in time, without remains."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from e2e.server_process import (
+    END_LIMIT_S,
+    SMALL,
+    START_LIMIT_S,
+    ServerProcess,
+    processes_of_session,
+    shared_memory,
+)
+from e2e.waiting import becomes_true
+
+
+def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path, tmp_path: Path):
+    server = ServerProcess(tiny_llama, tmp_path / "log.txt", *SMALL, "--tensor-parallel-size=2")
+    try:
+        server.wait_until_ready()
+        processes = server.processes()
+        held = shared_memory(processes)
+        assert held, "The workers' queues are in shared memory"
+        workers = [process for process in processes if "Worker_TP" in " ".join(process.cmdline())]
+        assert len(workers) == 2
+
+        def ask(_: int) -> int:
+            body = {
+                "model": str(tiny_llama),
+                "prompt": "def ",
+                "max_tokens": 250,
+                "ignore_eos": True,
+                "temperature": 1.0,
+            }
+            return httpx.post(f"{server.url}/v1/completions", json=body, timeout=90).status_code
+
+        with ThreadPoolExecutor(4) as threads:
+            answers = [threads.submit(ask, n) for n in range(4)]
+            assert becomes_true(lambda: requests_run(server), END_LIMIT_S), server.tail()
+            workers[-1].kill()
+            assert {answer.result() for answer in answers} == {500}
+        assert server.wait_for_end() == 1
+        assert not [path for path in held if path.exists()]
+    finally:
+        server.kill()
+
+
+def requests_run(server: ServerProcess) -> bool:
+    text = httpx.get(f"{server.url}/metrics", timeout=30).text
+    values = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", text, re.MULTILINE)
+    return any(float(value) > 0 for value in values)
+
+
+INTERRUPTED = """
+    import sys
+    from vllm import LLM, SamplingParams
+
+    if __name__ == "__main__":
+        print("moment: imported", flush=True)
+        llm = LLM(sys.argv[1], enforce_eager=True, max_model_len=256, max_num_seqs=32)
+        print("moment: generating", flush=True)
+        sampling = SamplingParams(max_tokens=250, ignore_eos=True)
+        while True:
+            llm.generate(["def "] * 32, sampling)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "delay_s"),
+    [
+        ("moment: imported", 0.0),
+        ("Initializing a V1 LLM engine", 0.5),
+        ("Loading weights took", 0.1),
+        ("moment: generating", 1.0),
+    ],
+    ids=["configuring", "starting", "loading", "generating"],
+)
+def test_an_interrupt_ends_everything(
+    moment: str, delay_s: float, tiny_llama: Path, tmp_path: Path
+):
+    program, log = tmp_path / "program.py", tmp_path / "log.txt"
+    program.write_text(textwrap.dedent(INTERRUPTED))
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(tiny_llama)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    session = process.pid
+
+    def says(text: str) -> bool:
+        return text in log.read_text(errors="replace")
+
+    try:
+        reached = becomes_true(lambda: says(moment) or process.poll() is not None, START_LIMIT_S)
+        assert reached and process.poll() is None, log.read_text()[-6000:]
+        time.sleep(delay_s)
+        main = psutil.Process(session)
+        held = shared_memory([main, *main.children(recursive=True)])
+        os.killpg(session, signal.SIGINT)
+        ended = becomes_true(
+            lambda: process.poll() is not None and not processes_of_session(session), END_LIMIT_S
+        )
+        assert ended, f"{processes_of_session(session)} are left.\n{log.read_text()[-6000:]}"
+        assert process.returncode in (1, 130, -signal.SIGINT), log.read_text()[-6000:]
+        assert says("KeyboardInterrupt")
+        assert not [path for path in held if path.exists()]
+    finally:
+        for left in processes_of_session(session):
+            left.kill()
+        process.wait(10)

@@ -1,0 +1,188 @@
+"""A model or a setting that cannot run is refused with the cause and the next step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from vllm import SamplingParams
+
+from e2e import model_zoo
+from e2e.ended_process import assert_explained, run_to_its_end
+from e2e.engine_process import EngineError, EngineProcess
+from e2e.server_process import SMALL, VLLM
+
+MODEL = "llama_head64_gqa4"
+
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(start_engine: Callable[..., EngineProcess]) -> Refusal:
+    """Starts an engine, which has to refuse and to end; what it said."""
+
+    def refused(model: Path, **options: Any) -> str:
+        with pytest.raises(EngineError) as error:
+            start_engine(model, **options)
+        return str(error.value)
+
+    return refused
+
+
+def assert_says(text: str, *words: str) -> None:
+    assert [word for word in words if word not in text] == [], text
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"ascend_scheduler_confg": {"enabled": True}},
+            ["'ascend_scheduler_confg'", "Did you mean 'ascend_scheduler_config'?"],
+        ),
+        ({"dbo": {"enable": True}}, ["'dbo.enable'", "Did you mean 'dbo.enabled'?"]),
+        ({"dynamic_eplb": "yes"}, ["'dynamic_eplb' is 'yes' (str)", "expected a valid boolean"]),
+        ({"torchair_graph_config": 3}, ["'torchair_graph_config' is 3 (int)", "expected"]),
+    ],
+    ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],
+)
+def test_an_additional_config_that_cannot_be_read_is_refused(
+    config: dict[str, Any], words: list[str], zoo: Callable[[str], Path], refusal: Refusal
+):
+    assert_says(refusal(zoo(MODEL), additional_config=config), *words)
+
+
+def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], tmp_path: Path):
+    ended = run_to_its_end(
+        *VLLM, "serve", zoo(MODEL), *SMALL, "--additional-config", json.dumps({"refesh": True}),
+        log=tmp_path / "log.txt",
+    )  # fmt: skip
+    assert_explained(ended, "no key 'refesh'", "Did you mean 'refresh'?")
+
+
+def test_a_quantization_that_is_not_supported_is_refused(
+    zoo: Callable[[str], Path], refusal: Refusal
+):
+    text = refusal(zoo(MODEL), quantization="awq")
+    assert_says(text, "quantization 'awq'", "unquantized checkpoint")
+
+
+def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_path: Path):
+    ended = run_to_its_end(
+        *VLLM, "serve", zoo(MODEL), *SMALL, "--tensor-parallel-size=4",
+        log=tmp_path / "log.txt",
+        environment={**os.environ, "VNPU_DEVICES": "2"},
+    )  # fmt: skip
+    assert_explained(ended, "4 NPUs are needed", "2 are visible", "Lower --tensor-parallel-size")
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def changed(checkpoint: Path, directory: Path, **config: Any) -> Path:
+    """A copy of a checkpoint with another configuration."""
+    shutil.copytree(checkpoint, directory)
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    return directory
+
+
+def test_an_unknown_architecture_is_refused(
+    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
+):
+    model = changed(zoo(MODEL), tmp_path / "m", architectures=["AbacusForCausalLM"])
+    assert_says(refusal(model), "AbacusForCausalLM", "not supported")
+
+
+def test_a_model_with_recurrent_state_is_refused(refusal: Refusal, tmp_path: Path):
+    transformers.MambaConfig(
+        vocab_size=model_zoo.VOCAB_SIZE,
+        hidden_size=64,
+        num_hidden_layers=2,
+        architectures=["MambaForCausalLM"],
+    ).save_pretrained(tmp_path)
+    model_zoo.write_tokenizer(tmp_path)
+    text = refusal(tmp_path)
+    assert_says(text, "recurrent state", "MambaForCausalLM", "Choose a")
+
+
+def test_a_model_whose_attention_cannot_be_computed_is_refused(refusal: Refusal, tmp_path: Path):
+    soft_capped = model_zoo.ZooModel("gemma2", "gemma2", 4, 2, 64)
+    text = refusal(model_zoo.write_checkpoint(soft_capped, tmp_path / "m"))
+    assert_says(text, "soft-capped attention logits (cap 50.0)", "Choose another model")
+
+
+def test_a_dtype_that_the_chip_lacks_is_refused(tiny_llama: Path, refusal: Refusal):
+    chip = {"VNPU_SOC": "Ascend310P3"}
+    text = refusal(tiny_llama, dtype="bfloat16", environment=chip)
+    assert_says(text, "Ascend310P3 does not compute in bfloat16", "--dtype", "float16")
+
+
+def test_a_kv_cache_that_does_not_fit_says_what_is_missing_and_what_would_fit(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    refusal: Refusal,
+    tmp_path: Path,
+):
+    # 2 KiB per token: the cache of one whole request is 64 MiB, two thirds of the device.
+    model = changed(zoo(MODEL), tmp_path / "m", max_position_embeddings=32768)
+    options = {
+        "environment": {"VNPU_MEMORY": "96MiB"},
+        "kv_cache_memory_bytes": None,
+        "gpu_memory_utilization": 0.6,
+        "max_num_batched_tokens": 512,
+    }
+    text = refusal(model, max_model_len=32768, **options)
+    assert re.search(r"needs 64.25 MiB, \S+ MiB are left on npu:0, \S+ MiB are missing", text)
+    fitting_len = re.search(r"lower --max-model-len to (\d+) or less", text)
+    assert fitting_len, text
+    with start_engine(model, max_model_len=int(fitting_len[1]), **options) as engine:
+        assert len(engine.generate([{"prompt_token_ids": [1]}], SamplingParams(max_tokens=1))) == 1
+
+
+def test_a_corrupt_checkpoint_is_refused(
+    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
+):
+    model = changed(zoo(MODEL), tmp_path / "m")
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:100] + b"\xff" * 100 + content[200:])
+    assert_says(refusal(model), str(weights), "are damaged", "Download or copy")
+
+
+def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
+    zoo: Callable[[str], Path], tmp_path: Path
+):
+    model = changed(zoo(MODEL), tmp_path / "m")
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    ended = run_to_its_end(
+        *VLLM, "serve", model, *SMALL, "--tensor-parallel-size=2", log=tmp_path / "log.txt"
+    )
+    assert_explained(ended, str(weights), f"({len(content) // 2} bytes)", "Download or copy")
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_the_model_is_refused_and_the_engine_goes_on(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    with start_engine(zoo(MODEL)) as engine:
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        with pytest.raises(EngineError, match="256") as error:
+            engine.generate([{"prompt_token_ids": [1] * 300}], sampling)
+        assert re.search(r"prompt.*(300|longer)", str(error.value), re.DOTALL)
+        (output,) = engine.generate([{"prompt_token_ids": [1] * 3}], sampling)
+        assert len(output.outputs[0].token_ids) == 4

@@ -1,0 +1,26 @@
+"""Waits with a limit, for processes that share a busy machine with others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+INTERVAL_S = 0.05
+
+
+def becomes_true(condition: Callable[[], object], limit_s: float) -> bool:
+    """Whether `condition` holds at some moment within the limit.
+
+    Only time in which this process runs counts: where a whole machine is suspended for a while,
+    what is waited for is suspended with it.
+    """
+    waited_s = 0.0
+    before = time.monotonic()
+    while not condition():
+        if waited_s > limit_s:
+            return False
+        time.sleep(INTERVAL_S)
+        now = time.monotonic()
+        waited_s += min(now - before, 20 * INTERVAL_S)
+        before = now
+    return True
