@@ -23,6 +23,8 @@ SERVING = ROOT / ".nox" / "serving"
 DENSE_CHECKPOINT = "checkpoints/tiny_llama"
 DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+# Tests of several ranks start as many processes, and each engine takes about 1 GB.
+TEST_PROCESSES = max(1, min(4, len(os.sched_getaffinity(0))))
 CPP_SUFFIXES = (".h", ".hpp", ".cpp")
 
 
@@ -90,7 +92,9 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows it."""
     commands = prepare(session)
-    run_on_vnpu(session, commands, "python", "-m", "pytest", *session.posargs)
+    # A file stays in one process, whose tests share engines.
+    spread = () if session.posargs else (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile")
+    run_on_vnpu(session, commands, "python", "-m", "pytest", *spread, *session.posargs)
 
 
 @nox.session(venv_backend="none")
