@@ -90,3 +90,6 @@ class StreamScheduler(Protocol):
 
     def communicate(self, launch: Callable[[], T]) -> T:
         """Runs a collective; inside a micro-batch, the others compute meanwhile."""
+
+    def current_micro_batch(self) -> int | None:
+        """The index of the micro-batch that runs, None outside of one."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_davinci.multistream.interleave import Interleave, communicate
+from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
 from vllm_davinci.multistream.split import CutMode
 from vllm_davinci.multistream.streams import StreamPool
@@ -15,6 +15,7 @@ class StreamScheduler:
     api_version = 1
 
     communicate = staticmethod(communicate)
+    current_micro_batch = staticmethod(current_micro_batch)
 
     def __init__(self) -> None:
         self._streams: StreamPool | None = None

@@ -1,14 +1,15 @@
 """The places where vLLM's runner meets dual-batch overlap."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 import vllm.envs as envs
 from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
 from vllm.forward_context import BatchDescriptor
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -16,10 +17,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_davinci.core import components
 from vllm_davinci.core.config import DualBatchConfig, get_config
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.overlap.agreement import Wish, agree
 from vllm_davinci.core.overlap.decisions import Counts, Decisions
+from vllm_davinci.core.overlap.metrics import CountSender
 from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
 from vllm_davinci.core.overlap.step import SplitStep, StepRunner
-from vllm_davinci.core.stream_scheduler import Split
+from vllm_davinci.core.stream_scheduler import Decision, Split
+
+Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
 
 logger = init_logger(__name__)
 
@@ -45,6 +50,7 @@ class OverlapRunner(GPUModelRunner):
                 self._overlap_options,
                 has_communication=self._has_communication(),
                 interval_s=envs.VLLM_LOG_STATS_INTERVAL if is_first else None,
+                publish=CountSender(vllm_config) if is_first else None,
             )
             self._step_runner = StepRunner(scheduler, vllm_config)
 
@@ -73,19 +79,54 @@ class OverlapRunner(GPUModelRunner):
         num_scheduled_tokens_np: np.ndarray,
         *args: Any,
         **kwargs: Any,
-    ) -> tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]:
+    ) -> Execution:
         """Decides for the step. vLLM is always answered that the step is not split."""
-        execution = super()._determine_batch_execution_and_padding(
-            num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
-        )
-        if self._overlap_options.enabled:
-            self._split_step = self._decide(num_reqs, num_scheduled_tokens_np, execution[0])
-            self._decisions.tell()
+        if not self._overlap_options.enabled:
+            return super()._determine_batch_execution_and_padding(
+                num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
+            )
+        with self._as_one_replica():
+            execution: Execution = super()._determine_batch_execution_and_padding(
+                num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
+            )
+        decision = self._decide(num_reqs, num_scheduled_tokens_np, execution[0])
+        part_sizes: list[torch.Tensor] | None = None
+        if self.parallel_config.data_parallel_size > 1:
+            execution, part_sizes = self._agree(execution, decision)
+            if part_sizes is None:
+                decision = self._decisions.veto(decision)
+        self._decisions.tell()
+        self._split_step = None if decision.split is None else SplitStep(decision.split, part_sizes)
         return execution
 
-    def _decide(
-        self, num_reqs: int, query_lens: np.ndarray, graph_mode: CUDAGraphMode
-    ) -> SplitStep | None:
+    def _agree(
+        self, execution: Execution, decision: Decision
+    ) -> tuple[Execution, list[torch.Tensor] | None]:
+        """What all data-parallel replicas do: the step's execution, and the sizes of its parts."""
+        mode, descriptor, _, _, statistics = execution
+        agreement = agree(
+            Wish(descriptor.num_tokens, mode.value, _part_sizes(decision, descriptor.num_tokens)),
+            self._overlap_options.num_micro_batches,
+            self.parallel_config.data_parallel_rank,
+            get_dp_group().cpu_group,
+        )
+        num_tokens = agreement.num_tokens
+        if mode != CUDAGraphMode.NONE:
+            if agreement.graph_mode is None:  # one replica cannot replay: none does
+                mode = CUDAGraphMode.NONE
+                descriptor = BatchDescriptor(descriptor.num_tokens)
+            else:  # a graph has one size everywhere
+                num_tokens = num_tokens.max().expand_as(num_tokens).clone()
+                mode, descriptor = self.cudagraph_dispatcher.dispatch(
+                    num_tokens=int(num_tokens[0]),
+                    uniform_decode=descriptor.uniform,
+                    has_lora=descriptor.has_lora,
+                    num_active_loras=descriptor.num_active_loras,
+                    valid_modes={mode},
+                )
+        return (mode, descriptor, False, num_tokens, statistics), agreement.part_sizes
+
+    def _decide(self, num_reqs: int, query_lens: np.ndarray, graph_mode: CUDAGraphMode) -> Decision:
         def is_ordered(split: Split) -> bool:
             return is_in_order(
                 [
@@ -97,7 +138,7 @@ class OverlapRunner(GPUModelRunner):
                 split.cuts,
             )
 
-        decision = self._decisions.decide(
+        return self._decisions.decide(
             query_lens.tolist(),
             is_ordered,
             decode_query_len=self.uniform_decode_query_len,
@@ -105,7 +146,6 @@ class OverlapRunner(GPUModelRunner):
             is_graph_replay=graph_mode != CUDAGraphMode.NONE,
             is_supported=self._is_real_step and self._can_be_cut(),
         )
-        return None if decision.split is None else SplitStep(decision.split)
 
     def _can_be_cut(self) -> bool:
         """Whether nothing in this step belongs to the step as a whole."""
@@ -124,21 +164,26 @@ class OverlapRunner(GPUModelRunner):
     # --- what is prepared per micro-batch ----------------------------------------------------
 
     @contextmanager
-    def _builders_per_micro_batch(self) -> Iterator[None]:
-        """Lets vLLM count our micro-batches as its own while it creates metadata builders."""
-        before = self.parallel_config.ubatch_size
-        if self._overlap_options.enabled:
-            self.parallel_config.ubatch_size = self._overlap_options.num_micro_batches
+    def _parallel_setting(self, name: str, value: int) -> Iterator[None]:
+        """Another value of this process's own parallel configuration, for one call of vLLM's."""
+        before = getattr(self.parallel_config, name)
+        setattr(self.parallel_config, name, value)
         try:
             yield
         finally:
-            self.parallel_config.ubatch_size = before
+            setattr(self.parallel_config, name, before)
+
+    def _as_one_replica(self) -> AbstractContextManager[None]:
+        """vLLM does not exchange with other replicas: `_agree` does, with the split in it."""
+        return self._parallel_setting("data_parallel_size", 1)
 
     def initialize_metadata_builders(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> None:
         """A builder keeps state of the batch it built for, so each micro-batch has its own."""
-        with self._builders_per_micro_batch():
+        if not self._overlap_options.enabled:
+            return super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
+        with self._parallel_setting("ubatch_size", self._overlap_options.num_micro_batches):
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
 
     def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +220,19 @@ class OverlapRunner(GPUModelRunner):
             **model_kwargs,
         )
 
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        super().load_model(load_dummy_weights)
+        if self._overlap_options.enabled:
+            self._step_runner.prepare(self.get_model())
+
     def shutdown(self) -> None:
         if self._overlap_options.enabled:
             self._decisions.log()
         super().shutdown()
+
+
+def _part_sizes(decision: Decision, num_tokens: int) -> list[int]:
+    """Rows of each micro-batch, padding in the last one; [] when the step stays whole."""
+    if decision.split is None:
+        return []
+    return [end - begin for begin, end in pairwise([0, *decision.split.cuts, num_tokens])]

@@ -11,6 +11,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.workspace import use_workspace_lane
 
+from vllm_davinci.core.overlap.experts import SlotPerMicroBatch, let_experts_switch
 from vllm_davinci.core.overlap.forward_context import SwitchingContext, part_contexts
 from vllm_davinci.core.stream_scheduler import Split, StreamScheduler
 
@@ -43,9 +44,15 @@ class StepRunner:
     """Runs split steps, one at a time."""
 
     def __init__(self, scheduler: StreamScheduler, vllm_config: VllmConfig) -> None:
+        self._scheduler = scheduler
         self._vllm_config = vllm_config
+        self._slots: list[SlotPerMicroBatch] = []
         self._show: Callable[[int], None] = lambda index: None
         self._interleave = scheduler.interleave(lambda index: self._show(index))
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Makes every collective of a loaded model a switching point. Call it once."""
+        self._slots = let_experts_switch(model, self._scheduler)
 
     @property
     def num_switches(self) -> int:
@@ -89,19 +96,22 @@ class StepRunner:
         ids, embeds = split.slice(input_ids), split.slice(inputs_embeds)
         position_parts = split.slice(positions, dim=-1)
         received = _slice_intermediate_tensors(split, intermediate_tensors)
-        with override_forward_context(running):
-            outputs = self._interleave.run(
-                [
-                    part(
-                        index,
-                        input_ids=ids[index],
-                        positions=position_parts[index],
-                        intermediate_tensors=received[index],
-                        inputs_embeds=embeds[index],
-                    )
-                    for index in range(len(contexts))
-                ]
+        forwards = [
+            part(
+                index,
+                input_ids=ids[index],
+                positions=position_parts[index],
+                intermediate_tensors=received[index],
+                inputs_embeds=embeds[index],
             )
+            for index in range(len(contexts))
+        ]
+        try:
+            with override_forward_context(running):
+                outputs = self._interleave.run(forwards)
+        finally:
+            for slot in self._slots:
+                slot.clear()
         return _merge(split, outputs)
 
 

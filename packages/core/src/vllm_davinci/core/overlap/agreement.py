@@ -1,0 +1,62 @@
+"""Data-parallel replicas agree on a step in one reduction on the host.
+
+vLLM exchanges token counts, and whether to use a graph, before every step. The same message says
+here how each replica would cut its step; one that would not, an idle one too, is a veto.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one replica would do.
+
+    num_tokens: rows of its step, padding included
+    graph_mode: value of its CUDAGraphMode
+    part_sizes: tokens of each micro-batch, or () to run the step whole
+    """
+
+    num_tokens: int
+    graph_mode: int
+    part_sizes: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all replicas do. Tensors are int32, [num_replicas], on the host.
+
+    num_tokens: rows of each replica's step
+    graph_mode: the mode that all wish for, or None
+    part_sizes: per micro-batch, every replica's tokens; None when the step stays whole
+    """
+
+    num_tokens: torch.Tensor
+    graph_mode: int | None
+    part_sizes: list[torch.Tensor] | None
+
+
+def agree(wish: Wish, num_parts: int, rank: int, group: ProcessGroup) -> Agreement:
+    """The same answer on every replica.
+
+    num_parts: micro-batches of a split step, the same everywhere
+    rank:      this replica's place in `group`, whose backend works on the host
+    """
+    message = torch.zeros(2 + num_parts, dist.get_world_size(group), dtype=torch.int32)
+    message[0, rank] = wish.num_tokens
+    message[1, rank] = wish.graph_mode
+    for index, size in enumerate(wish.part_sizes):
+        message[2 + index, rank] = size
+    dist.all_reduce(message, group=group)
+    num_tokens, graph_modes, *part_sizes = message
+    all_split = all(bool((sizes > 0).all()) for sizes in part_sizes)
+    is_unanimous = bool((graph_modes == graph_modes[0]).all())
+    return Agreement(
+        num_tokens=num_tokens,
+        graph_mode=int(graph_modes[0]) if is_unanimous else None,
+        part_sizes=part_sizes if all_split else None,
+    )

@@ -1,0 +1,35 @@
+"""One replica of test_agreement.py: `python agreement_rank.py RANK WORLD_SIZE PORT CASES`.
+
+CASES: JSON, per case and rank [num_tokens, graph_mode, part_sizes]. Prints the answers as JSON.
+"""
+
+import json
+import sys
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from vllm_davinci.core.overlap.agreement import Wish, agree
+
+
+def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]]) -> None:
+    dist.init_process_group(
+        "gloo",
+        f"tcp://127.0.0.1:{port}",
+        timeout=timedelta(seconds=60),
+        rank=rank,
+        world_size=world_size,
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    answers = []
+    for case in cases:
+        answer = agree(Wish(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
+        parts = answer.part_sizes and [sizes.tolist() for sizes in answer.part_sizes]
+        answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts])
+    print(json.dumps(answers))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
