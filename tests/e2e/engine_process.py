@@ -101,6 +101,10 @@ class EngineProcess:
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
 
+    def abort_all(self) -> None:
+        """Takes back what a failed call left in the engine."""
+        self._call("abort_all", (), {})
+
     def on_workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker; their answers by rank."""
         return self._call("collective_rpc", (method,), {"args": args})
@@ -189,6 +193,9 @@ def _serve(
                 value = _C.schedule()
             elif method == "get_metrics":
                 value = llm.get_metrics()
+            elif method == "abort_all":
+                left = list(llm.llm_engine.output_processor.request_states)
+                value = llm.llm_engine.abort_request(left, internal=True)
             elif method == "collective_rpc":
                 value = llm.collective_rpc(*args, **kwargs)
             else:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/pace.h"
 #include "race/call_site.h"
 #include "race/detector.h"
 
@@ -228,6 +229,7 @@ void Executor::submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   Progress progress;
   try {
     progress = task->advance();
+    if (progress == Progress::kDone) Pace::instance().keep(task->name);
   } catch (...) {
     lock.lock();
     stream->running = false;
@@ -271,6 +273,7 @@ void Executor::run_head(Stream& stream, Lock& lock) {
   std::optional<Failure> failure;
   try {
     progress = task->advance();
+    if (progress == Progress::kDone) Pace::instance().keep(task->name);
   } catch (const Failure& f) {
     failure = f;
   } catch (const std::exception& e) {

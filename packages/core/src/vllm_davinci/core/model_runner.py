@@ -36,6 +36,7 @@ class NPUModelRunner(OverlapRunner):
         super().__init__(vllm_config, device)
         self.cascade_attn_enabled = False
         self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
+        self._has_failed = False  # the newest step
         self._take_over_block_tables()
 
     def _init_device_properties(self) -> None:
@@ -50,12 +51,22 @@ class NPUModelRunner(OverlapRunner):
         if isinstance(quantization, AscendQuantizationConfig):
             quantization.log_missing()
 
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        self._has_failed = True
+        output = super().execute_model(*args, **kwargs)
+        self._has_failed = False
+        return output
+
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Samples, and keeps an asynchronous output until the next step.
 
         A rank whose output nobody asks for drops it at once, and with it device memory that the
-        copy to the host still reads.
+        copy to the host still reads. After a step that raised there is nothing to sample: None
+        makes vLLM's engine raise that step's error, where an empty output would hide it.
         """
+        if self._has_failed:
+            self._has_failed = False
+            return None
         output = super().sample_tokens(*args, **kwargs)
         if self._output_being_copied is not None:
             # Not Stream.wait_event: torch's own stream takes no torch_npu event.

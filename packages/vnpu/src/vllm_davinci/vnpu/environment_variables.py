@@ -18,6 +18,10 @@ VNPU_SCHEDULE = "VNPU_SCHEDULE"
 VNPU_COMPUTE = "VNPU_COMPUTE"
 """0: operators are launched but do no arithmetic. Default 1."""
 
+VNPU_PACE = "VNPU_PACE"
+"""Artificial durations: NAME=MICROSECONDS,... for tasks whose names begin so, slept on top of what
+their arithmetic takes. Streams sleep side by side under the policy `threads`. Default: none."""
+
 VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""
 

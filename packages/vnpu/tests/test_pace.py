@@ -1,0 +1,50 @@
+"""Artificial durations of tasks, for programs whose overlap is to show on the clock."""
+
+import pytest
+from program import output_of, run_program
+
+from vllm_davinci.vnpu import VirtualDeviceConfig
+
+# Eight products on each of two streams, in milliseconds of wall clock.
+PRODUCTS = """
+import time, torch
+streams = [torch.npu.Stream(), torch.npu.Stream()]
+x = torch.ones(8, 8, device="npu")
+torch.npu.synchronize()
+begin = time.perf_counter()
+for _ in range(8):
+    for stream in streams:
+        with torch.npu.stream(stream):
+            y = x.mm(x)
+launched = time.perf_counter()
+torch.npu.synchronize()
+end = time.perf_counter()
+assert y[0, 0].item() == 8
+print(int((launched - begin) * 1000), int((end - begin) * 1000))
+"""
+
+
+def milliseconds(schedule: str, pace: str) -> tuple[int, int]:
+    (line,) = output_of(PRODUCTS, VirtualDeviceConfig(schedule=schedule), VNPU_PACE=pace)
+    launch, whole = line.split()
+    return int(launch), int(whole)
+
+
+def test_streams_sleep_side_by_side_with_a_thread_each():
+    launch, whole = milliseconds("threads", "aclnnM=1000,aclnnMm=50000,all_reduce=9000000")
+    assert whole >= 400
+    # One after the other it would be 800. The launches do not wait for the device.
+    assert whole < 700
+    assert launch < 300
+
+
+def test_tasks_follow_one_another_where_one_thread_runs_them_all():
+    _, whole = milliseconds("eager", "aclnnM=50000")
+    assert whole >= 800
+
+
+@pytest.mark.parametrize("text", ["aclnnMm", "=5", "aclnnMm=", "aclnnMm=-1", "a=1,b=2x", "a=1e9"])
+def test_text_that_does_not_parse_is_refused(text: str):
+    done = run_program(PRODUCTS, VNPU_PACE=text)
+    assert done.returncode != 0
+    assert "Expected NAME=MICROSECONDS" in done.stderr
