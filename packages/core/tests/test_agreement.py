@@ -29,7 +29,11 @@ def test_one_replica_that_would_not_split_is_a_veto():
         )
         for rank in range(2)
     ]
-    for replica in replicas:
-        printed, _ = replica.communicate(timeout=120)
-        assert replica.returncode == 0
-        assert json.loads(printed.splitlines()[-1]) == [expected for _, expected in CASES]
+    try:
+        for replica in replicas:
+            printed, _ = replica.communicate(timeout=300)
+            assert replica.returncode == 0
+            assert json.loads(printed.splitlines()[-1]) == [expected for _, expected in CASES]
+    finally:
+        for replica in replicas:
+            replica.kill()
