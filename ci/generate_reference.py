@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,26 @@ def _type_name(annotation: Any) -> str:
     return name.replace("typing.", "")
 
 
+def compiled_operators_page(kernels: Any, reference: Any) -> str:
+    """Each operator of vllm-davinci-kernels: arguments, and what it launches."""
+    text = "# Compiled operators\n\n" + GENERATED.format(
+        source="packages/kernels/csrc/op_table.inc and reference.py"
+    )
+    text += (
+        "`torch.ops.vllm_davinci.*`, of `vllm-davinci-kernels`. One call of the first column "
+        "launches the operators of CANN in the last (some of them only for some arguments); "
+        "shapes are in `vllm_davinci.kernels.reference`. vllm-davinci-core uses them where the "
+        "package is installed, unless `enable_compiled_operators` is false.\n\n"
+        "| operator | what it computes | arguments | launches |\n| --- | --- | --- | --- |\n"
+    )
+    for name in kernels.operator_names():
+        described = (getattr(reference, name).__doc__ or "").split("\n\n")[0]
+        arguments = ", ".join(inspect.signature(getattr(reference, name)).parameters)
+        launches = ", ".join(kernels.launches(name)) or "copies of memory"
+        text += f"| `{name}` | {_cell(described)} | `{arguments}` | {launches} |\n"
+    return text
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -106,6 +127,9 @@ def pages() -> dict[Path, str]:
     found = {REFERENCE / "environment_variables.md": environment_variables_page()}
     config = import_module("vllm_davinci.core.config").DavinciConfig
     found[REFERENCE / "configuration.md"] = configuration_page(config)
+    found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
+        import_module("vllm_davinci.kernels._C"), import_module("vllm_davinci.kernels.reference")
+    )
     schema = json.dumps(config.model_json_schema(), indent=2) + "\n"
     found[REFERENCE / "configuration.schema.json"] = schema
     return found

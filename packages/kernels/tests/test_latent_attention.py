@@ -1,5 +1,10 @@
 """Latent attention's stages equal torch_npu's launches bit for bit, and their definitions."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch_npu
@@ -124,6 +129,61 @@ def test_a_side_stream_changes_nothing(
         if one is not None:
             # Two products in place of one may sum in another order.
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+BESIDE = """
+import sys
+import torch
+import vllm_davinci.kernels
+sys.path.insert(0, sys.argv[1])
+from test_latent_attention import Block
+
+expected = None
+side = torch.npu.Stream()
+for turn in range(6):
+    block = Block(torch.float32, 48, 7)
+    results = torch.ops.vllm_davinci.mla_preprocess(*block.arguments(), 3, side_stream=side)
+    found = [t.cpu() for t in (*results, *block.caches)]
+    expected = expected or found
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
+def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
+    """No order that the stage's events allow changes a result, and no access is unordered."""
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(Path(__file__).parent)],
+        env={**os.environ, "VNPU_SCHEDULE": schedule, "VNPU_RACES": "raise"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.stdout.endswith("equal\n"), done.stderr
+
+
+def test_a_captured_stage_runs_again_on_new_inputs() -> None:
+    block, other = Block(torch.float32, 48, 5), Block(torch.float32, 48, 5)
+    stream = torch.npu.Stream()
+    stream.wait_stream(torch.npu.current_stream())
+    graph = torch.npu.NPUGraph()
+    with torch.npu.stream(stream):
+        ops.mla_preprocess(*block.arguments(), 5)  # looks its functions up
+        graph.capture_begin()
+        captured = ops.mla_preprocess(*block.arguments(), 5)
+        filler = [torch.full((64, 1024), 7.0, device="npu") for _ in range(4)]
+        graph.capture_end()
+    for factor in (1.0, -2.0):
+        block.x.copy_(other.x * factor)
+        with torch.npu.stream(stream):
+            stream.wait_stream(torch.npu.default_stream())
+            graph.replay()
+        torch.npu.synchronize()
+        expected = ops.mla_preprocess(other.x * factor, *other.arguments()[1:], 5)
+        assert torch.equal(captured[0], expected[0]) and torch.equal(captured[1], expected[1])
+    assert all(bool((memory == 7).all()) for memory in filler)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
