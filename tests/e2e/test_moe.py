@@ -79,6 +79,70 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 
 
 @pytest.mark.parametrize(
+    ("model", "schedule", "options"),
+    [
+        pytest.param(TOP2, "fuzz:1", {}, id="fuzz1"),
+        # Prompts in pieces of any length, decodes beside them.
+        pytest.param(V3, "fuzz:2", {"max_num_batched_tokens": 48, "max_num_seqs": 16}, id="fuzz2"),
+        pytest.param(
+            TOP3,
+            "fuzz:3",
+            {
+                "distributed_executor_backend": "mp",
+                "tensor_parallel_size": 2,
+                "enable_expert_parallel": True,
+                "additional_config": {"moe_communication": "all_to_all"},
+            },
+            id="fuzz3_all_to_all",
+        ),
+    ],
+)
+def test_any_order_that_events_allow_gives_the_same_tokens(
+    model: str,
+    schedule: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    environment = {"VNPU_SCHEDULE": schedule}
+    with start_engine(zoo(model), environment=environment, **options) as engine:
+        assert_tokens(engine, reference(model), prompts)
+
+
+def test_experts_placed_by_a_file_give_the_same_tokens(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    places = {0: [[7, 0, 2, 5], [1, 3, 4, 6]], 1: [[3, 2, 1, 0], [4, 7, 5, 6]]}
+    layers = [
+        {
+            "layer_id": layer,
+            "device_count": 2,
+            "device_list": [
+                {"device_id": rank, "device_expert": experts} for rank, experts in enumerate(ranks)
+            ],
+        }
+        for layer, ranks in places.items()
+    ]
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
+    with start_engine(
+        zoo(TOP2),
+        distributed_executor_backend="mp",
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
+        additional_config={"expert_map_path": str(path)},
+    ) as engine:
+        assert_tokens(engine, reference(TOP2), prompts)
+        assert "3->0, 2->1, 1->2, 0->3" in engine.log_text()
+
+
+@pytest.mark.parametrize(
     ("model", "options", "additional", "schemes"),
     [
         pytest.param(
