@@ -18,7 +18,9 @@ from vllm import SamplingParams
 from e2e.engine_process import EngineError, EngineProcess
 from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
+from vllm_davinci.core.quantization.examination import examine
 from vllm_davinci.core.quantization.export import Exporter
+from vllm_davinci.core.quantization.rounding import InputRange, static_tensors
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"
@@ -150,6 +152,32 @@ def test_latent_attention_and_experts_run_quantized(
     likelihood_of: Callable[..., float],
 ):
     value = likelihood_of(quantize(tiny_deepseek, kind), **ranks)
+    assert abs(value - of_floats(tiny_deepseek)) < CLOSE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_with_input_scales_of_their_own_run(
+    ranks: int,
+    quantize: Quantize,
+    tiny_deepseek: Path,
+    of_floats: Callable[[Path], float],
+    likelihood_of: Callable[..., float],
+):
+    directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
+    tensors = load_file(directory / WEIGHTS)
+    description = json.loads((directory / FILE_NAME).read_text())
+    for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
+        if ".experts." in name:
+            prefix = name.removesuffix(".weight")
+            # Ranges that hold all but a few of this model's activations.
+            seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
+            for part, value in static_tensors(weight, None, seen, torch.bfloat16).items():
+                tensors[f"{prefix}.{part}"] = value
+                description[f"{prefix}.{part}"] = "W8A8"
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / FILE_NAME).write_text(json.dumps(description))
+    assert examine(directory).can_load
+    value = likelihood_of(directory, tensor_parallel_size=ranks)
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
 

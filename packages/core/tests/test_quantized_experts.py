@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_npu
 from torch import Tensor
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.experts import DynamicExperts, ExpertTensorLoader
+from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
+from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader
+from vllm_davinci.core.quantization.tensors import bits_from_float
 
 NUM_EXPERTS, HIDDEN, INTER, TOP_K = 6, 64, 32, 2
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -113,6 +116,78 @@ def test_values_that_are_not_numbers_stay_in_their_token():
     disturbed = experts.routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
     others = [row for row in range(len(x)) if row not in (2, 9)]
     assert torch.equal(disturbed[others], sane[others])
+
+
+# --- input scales from the checkpoint ----------------------------------------------------------
+
+
+def static_projection(out: int, columns: int, seed: int) -> dict[str, Tensor]:
+    """One projection of all experts, [experts, out, in] and so on, on the host."""
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "weight": torch.randint(-128, 128, (NUM_EXPERTS, out, columns), generator=g).to(torch.int8),
+        "input_scale": torch.rand(NUM_EXPERTS, 1, generator=g) * 0.02 + 0.01,
+        "input_offset": torch.randint(-20, 20, (NUM_EXPERTS, 1), generator=g).float(),
+        "deq_scale": torch.rand(NUM_EXPERTS, out, generator=g) * 2e-5 + 1e-5,
+        "quant_bias": torch.randint(-999, 999, (NUM_EXPERTS, out), generator=g).int(),
+    }
+
+
+def static_product(tensors: dict[str, Tensor], number: int, rows: Tensor) -> Tensor:
+    of_expert = {name: tensor[number] for name, tensor in tensors.items()}
+    scaled = rows.float() / of_expert["input_scale"] + of_expert["input_offset"]
+    integers = scaled.round().clamp(-128, 127).long()
+    sums = integers @ of_expert["weight"].long().t() + of_expert["quant_bias"]
+    return (sums.float() * of_expert["deq_scale"]).to(rows.dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("adds_bias", [True, False])
+def test_experts_with_input_scales_equal_the_integer_definition(
+    dtype: torch.dtype, adds_bias: bool
+):
+    gate_up, down = static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
+
+    def on_device(tensors: dict[str, Tensor], keeps_bias: bool) -> StaticProjection:
+        moved = {name: tensor.npu() for name, tensor in tensors.items()}
+        moved["weight"] = tensors["weight"].transpose(1, 2).contiguous().npu()
+        if dtype == torch.float16:
+            moved["deq_scale"] = bits_from_float(tensors["deq_scale"]).npu()
+        return StaticProjection(**(moved if keeps_bias else {**moved, "quant_bias": None}))
+
+    experts = StaticExperts(
+        gate_up=on_device(gate_up, True),
+        down=on_device(down, adds_bias),
+        first=0,
+        num_local=NUM_EXPERTS,
+        num_experts=NUM_EXPERTS,
+    )
+    if not adds_bias:
+        down["quant_bias"].zero_()
+    counts = torch.tensor([3, 0, 5, 1, 2, 4])
+    rows = torch.randn(18, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
+    actual = experts.grouped(rows.npu(), counts.npu()).cpu()
+    start = 0
+    for number, count in enumerate(counts.tolist()):
+        part = slice(start, start + count)
+        projected = static_product(gate_up, number, rows[part])
+        activated = torch_npu.npu_swiglu(projected.npu()).cpu()
+        assert torch.equal(actual[part], static_product(down, number, activated)), number
+        start += count
+
+
+def test_gate_and_up_of_one_expert_must_have_one_input_scale():
+    loader = ExpertTensorLoader(load_into_one_place, "mlp.experts.w13_input_scale")
+    param = torch.nn.Parameter(torch.zeros(2, 1), requires_grad=False)
+    for shard, value in (("w1", 0.5), ("w3", 0.25)):
+        loader(param, torch.tensor([value]), "w13_input_scale", shard, 1, return_success=True)
+    with pytest.raises(
+        CheckpointError, match=r"expert 1 is 0\.5 for gate_proj and 0\.25 for up_proj"
+    ):
+        loader.require_agreement()
+
+
+# --- loading -----------------------------------------------------------------------------------
 
 
 def load_into_one_place(

@@ -31,7 +31,7 @@ from vllm_davinci.core.quantization.description import (
     find_description,
     shortened,
 )
-from vllm_davinci.core.quantization.experts import W8A8DynamicFusedMoEMethod
+from vllm_davinci.core.quantization.experts_method import EXPERT_METHODS
 from vllm_davinci.core.quantization.linear import (
     W8A8DynamicLinearMethod,
     W8A8LinearMethod,
@@ -194,13 +194,7 @@ class AscendQuantizationConfig(QuantizationConfig):
             self._missing[prefix] = None
         if kind is None or kind is QuantType.FLOAT:
             return None  # vLLM takes the unquantized method
-        if kind is not QuantType.W8A8_DYNAMIC:
-            raise UnsupportedFeatureError(
-                f"The experts of {prefix} have quantization type {kind.value}, and routed experts "
-                f"are {QuantType.W8A8_DYNAMIC.value} or {QuantType.FLOAT.value}. Export them as "
-                f"{QuantType.W8A8_DYNAMIC.value}; the other layers may keep their type."
-            )
-        return W8A8DynamicFusedMoEMethod(layer.moe_config, prefix, *_load_settings())
+        return EXPERT_METHODS[kind](layer.moe_config, prefix, *_load_settings())
 
 
 def _load_settings() -> tuple[bool, bool]:

@@ -36,8 +36,8 @@ from vllm_davinci.core.quantization.tensors import (
     LINEAR_TENSORS,
     Extent,
     TensorSpec,
-    bits_from_float,
-    float_from_bits,
+    conversion,
+    device_dtype,
 )
 from vllm_davinci.core.quantization.weight_layout import arrange
 
@@ -71,14 +71,14 @@ class _QuantizedLinearMethod(LinearMethodBase):
         out_features = sum(output_partition_sizes)
         for spec in LINEAR_TENSORS[self.kind]:
             loader = RecordingLoader(
-                load, f"{self.prefix}.{spec.name}", _conversion(spec, params_dtype)
+                load, f"{self.prefix}.{spec.name}", conversion(spec, params_dtype)
             )
             self._loaders[spec.name] = loader
             layer.register_parameter(
                 spec.name,
                 _parameter(
                     spec,
-                    _device_dtype(spec, params_dtype),
+                    device_dtype(spec, params_dtype),
                     (out_features, input_size_per_partition),
                     len(output_partition_sizes),
                     loader,
@@ -264,33 +264,6 @@ def _parts(layer: torch.nn.Module) -> Sequence[Any]:
 
 def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:
     return layer.get_parameter(name).detach().as_subclass(torch.Tensor)
-
-
-def _device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor on the device. The product of an FP16 model takes scales as bits."""
-    if spec.name == "deq_scale":
-        return torch.int64 if params_dtype == torch.float16 else torch.float32
-    if spec.name == "input_offset":
-        return torch.int32
-    return spec.dtypes[0] if spec.dtypes else torch.float32
-
-
-def _conversion(spec: TensorSpec, params_dtype: torch.dtype) -> Any:
-    """From what the checkpoint holds to what the parameter holds, where a cast is not enough."""
-    if spec.name != "deq_scale":
-        return None
-    as_bits = params_dtype == torch.float16
-
-    def convert(loaded: torch.Tensor) -> torch.Tensor:
-        is_bits = not loaded.dtype.is_floating_point
-        if is_bits == as_bits:
-            return loaded
-        converted = bits_from_float(loaded) if as_bits else float_from_bits(loaded)
-        if shard_id := getattr(loaded, "shard_id", None):
-            converted.shard_id = shard_id  # type: ignore[attr-defined]
-        return converted
-
-    return convert
 
 
 def _parameter(

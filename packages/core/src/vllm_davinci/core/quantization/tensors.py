@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -75,3 +76,32 @@ def float_from_bits(bits: torch.Tensor) -> torch.Tensor:
 def bits_from_float(values: torch.Tensor) -> torch.Tensor:
     """The bit patterns of fp32 values as int64, which is how FP16 models keep `deq_scale`."""
     return values.to(torch.float32).contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+
+
+def device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor on the device. The product of an FP16 model takes scales as bits."""
+    if spec.name == "deq_scale":
+        return torch.int64 if params_dtype == torch.float16 else torch.float32
+    if spec.name == "input_offset":
+        return torch.int32
+    return spec.dtypes[0] if spec.dtypes else torch.float32
+
+
+def conversion(
+    spec: TensorSpec, params_dtype: torch.dtype
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """From what the checkpoint holds to what the parameter holds, where a cast is not enough."""
+    if spec.name != "deq_scale":
+        return None
+    as_bits = params_dtype == torch.float16
+
+    def convert(loaded: torch.Tensor) -> torch.Tensor:
+        is_bits = not loaded.dtype.is_floating_point
+        if is_bits == as_bits:
+            return loaded
+        converted = bits_from_float(loaded) if as_bits else float_from_bits(loaded)
+        if shard_id := getattr(loaded, "shard_id", None):
+            converted.shard_id = shard_id  # type: ignore[attr-defined]
+        return converted
+
+    return convert

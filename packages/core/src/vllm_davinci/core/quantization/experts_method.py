@@ -1,0 +1,198 @@
+"""Quantized experts as vLLM's runner calls them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.routed_experts import FusedMoeWeightScaleSupported
+from vllm.model_executor.utils import set_weight_attrs
+
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.moe.experts import Experts
+from vllm_davinci.core.moe.forward import RoutedForward
+from vllm_davinci.core.moe.layer import NPURoutedExperts
+from vllm_davinci.core.moe.method import check_computable, routed_forward, transposed_in_memory
+from vllm_davinci.core.quantization.description import QuantType, shortened
+from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
+from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
+from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, conversion, device_dtype
+from vllm_davinci.core.quantization.weight_layout import arrange
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+
+class _QuantizedFusedMoEMethod(FusedMoEMethodBase):
+    """Takes the router's logits: choosing experts, moving tokens and computing are all here."""
+
+    kind: QuantType
+    routed_forward: RoutedForward | None = None
+
+    def __init__(self, moe: FusedMoEConfig, prefix: str, is_loaded: bool, use_nz: bool) -> None:
+        super().__init__(moe)
+        self._prefix = prefix
+        self._is_loaded = is_loaded
+        self._use_nz = use_nz
+        self._loaders: dict[str, ExpertTensorLoader] = {}
+
+    @abstractmethod
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts."""
+
+    @property
+    def is_monolithic(self) -> bool:
+        return True
+
+    @property
+    def supports_internal_mk(self) -> bool:
+        """Tokens of other replicas are fetched here, not by vLLM's runner."""
+        return True
+
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig | None:
+        return None
+
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers w13_* and w2_*: the tensors of LINEAR_TENSORS with experts in front."""
+        self._dtype = params_dtype
+        load = extra_weight_attrs["weight_loader"]
+        matrices = {
+            "w13": (2 * intermediate_size_per_partition, hidden_size),
+            "w2": (hidden_size, intermediate_size_per_partition),
+        }
+        for group, matrix in matrices.items():
+            for spec in LINEAR_TENSORS[self.kind]:
+                name = f"{group}_{spec.name}"
+                loader = ExpertTensorLoader(
+                    load, f"{self._prefix}.{name}", conversion(spec, params_dtype)
+                )
+                self._loaders[name] = loader
+                data = torch.zeros(
+                    num_experts,
+                    *spec.extent.shape(*matrix),
+                    dtype=device_dtype(spec, params_dtype),
+                )
+                parameter = torch.nn.Parameter(data, requires_grad=False)
+                layer.register_parameter(name, parameter)
+                scale_kind = FusedMoeWeightScaleSupported.CHANNEL.value
+                set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Lays the weights out for the grouped products and prepares the forward.
+
+        Raises CheckpointError for tensors that did not come, UnsupportedFeatureError for
+        asymmetric weights.
+        """
+        check_computable(layer)
+        assert isinstance(layer, NPURoutedExperts)
+        if self._is_loaded:
+            self._check_loaded(layer)
+        experts = self._experts(
+            layer,
+            first=layer.local_num_experts * layer.moe_config.ep_rank,
+            num_local=layer.local_num_experts,
+            num_experts=layer.global_num_experts,
+        )
+        self.routed_forward = routed_forward(layer, experts)
+
+    def apply_monolithic(
+        self,
+        layer: RoutedExperts,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See RoutedForward."""
+        assert self.routed_forward is not None
+        return self.routed_forward(x, router_logits)
+
+    def _arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        plain = transposed_in_memory(parameter)
+        return arrange(parameter, use_nz=True) if self._use_nz else plain
+
+    def _check_loaded(self, layer: RoutedExperts) -> None:
+        missing = [
+            text
+            for name, loader in self._loaders.items()
+            if (text := loader.missing(layer.local_num_experts, SHARDS[name.partition("_")[0]]))
+        ]
+        if missing:
+            raise CheckpointError(
+                f"{self._prefix} is quantized as {self.kind.value}, and the checkpoint lacks "
+                f"{shortened(missing, 6)}. Copy the export again or export it again: "
+                f"{CHECK_COMMAND}."
+            )
+        for loader in self._loaders.values():
+            loader.require_agreement()
+        for name in ("w13_weight_offset", "w2_weight_offset"):
+            if bool(layer.get_parameter(name).any()):
+                raise UnsupportedFeatureError(
+                    f"{self._prefix}.{name} is not zero: the weights are asymmetric, and "
+                    f"{self.kind.value} multiplies symmetric ones. Export the model with symmetric "
+                    "weights."
+                )
+
+
+class W8A8DynamicFusedMoEMethod(_QuantizedFusedMoEMethod):
+    """int8 weights, every token quantized with its own scale."""
+
+    kind = QuantType.W8A8_DYNAMIC
+
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        return DynamicExperts(
+            gate_up=self._arranged(layer.w13_weight),
+            gate_up_scale=_plain(layer, "w13_weight_scale").squeeze(-1),
+            down=self._arranged(layer.w2_weight),
+            down_scale=_plain(layer, "w2_weight_scale")
+            .squeeze(-1)
+            .to(self._dtype if self._dtype == torch.bfloat16 else torch.float32),
+            dtype=self._dtype,
+            **place,
+        )
+
+
+class W8A8FusedMoEMethod(_QuantizedFusedMoEMethod):
+    """int8 weights, inputs quantized with each expert's scale and offset from the checkpoint."""
+
+    kind = QuantType.W8A8
+
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        # Ranks that share an expert are summed; the bias of its second product must be in the sum
+        # once.
+        adds_bias = layer.moe_config.moe_parallel_config.tp_rank == 0
+        return StaticExperts(
+            gate_up=self._projection(layer, "w13", adds_bias=True),
+            down=self._projection(layer, "w2", adds_bias=adds_bias),
+            **place,
+        )
+
+    def _projection(self, layer: NPURoutedExperts, group: str, adds_bias: bool) -> StaticProjection:
+        return StaticProjection(
+            weight=self._arranged(layer.get_parameter(f"{group}_weight")),
+            input_scale=_plain(layer, f"{group}_input_scale"),
+            input_offset=_plain(layer, f"{group}_input_offset").float(),
+            deq_scale=_plain(layer, f"{group}_deq_scale"),
+            quant_bias=_plain(layer, f"{group}_quant_bias") if adds_bias else None,
+        )
+
+
+EXPERT_METHODS: dict[QuantType, type[_QuantizedFusedMoEMethod]] = {
+    QuantType.W8A8_DYNAMIC: W8A8DynamicFusedMoEMethod,
+    QuantType.W8A8: W8A8FusedMoEMethod,
+}
+
+
+def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:
+    return layer.get_parameter(name).detach()
