@@ -136,13 +136,11 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
-# Queries with and without their own latent, YaRN with its factor on the softmax scale, and heads
-# of one and of two sizes.
+# Queries with and without their own latent, YaRN with its factor on the softmax scale.
 DEEPSEEK = (
     deepseek("deepseek_v2_lite_dense", "deepseek_v2", q_lora_rank=None),
     deepseek("deepseek_v3_dense", "deepseek_v3", q_lora_rank=96),
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
-    deepseek("deepseek_v3_wide_values", "deepseek_v3", q_lora_rank=96, v_head_dim=48),
 )
 
 # Routed experts: softmax over all or over the chosen, more experts than any run has ranks.

@@ -100,19 +100,6 @@ def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
     assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param({"tensor_parallel_size": 2}, id="tensor2")])
-def test_tokens_are_those_of_one_device(
-    ranks: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Callable[[str], TransformersReference],
-    start_engine: Callable[..., EngineProcess],
-    batch: list[list[int]],
-):
-    with start_engine(zoo(PATHS_MODEL), distributed_executor_backend="mp", **ranks) as engine:
-        outputs = engine.generate(as_inputs(batch), GREEDY)
-    assert_greedy(reference(PATHS_MODEL), batch, outputs, MAX_TOKENS)
-
-
 @pytest.mark.parametrize(
     "options",
     [
