@@ -5,7 +5,8 @@ The other tests of this folder run with them, and compare with transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
+from vllm_davinci.core.moe.experts import FloatExperts
+from vllm_davinci.core.moe.forward import RoutedForward
+from vllm_davinci.core.moe.routing import RoutingRule
+from vllm_davinci.core.ops.compiled import choose_operators
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.export import Exporter
 
@@ -48,7 +53,7 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
         ),
         pytest.param(
             "deepseek_r1_yarn_moe",
-            {"mla_preprocess", "mla_decode_attention", "experts"},
+            {"mla_preprocess", "mla_decode_attention", "experts", "routed_experts"},
             {**TENSOR2, "max_num_batched_tokens": 96, "max_num_seqs": 8},
             id="latent_experts_chunked_tensor2",
         ),
@@ -90,3 +95,54 @@ def test_int8_experts_are_equal_with_and_without_compiled_operators(
             assert is_enabled == ("experts_w8a8" in engine.on_workers("compiled_operators")[0])
             results.append(generated(engine, prompts[:8]))
     assert results[0] == results[1]
+
+
+@pytest.fixture
+def without_operators() -> Iterator[None]:
+    """Leaves the process as it was: without compiled operators."""
+    yield
+    choose_operators(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
+    dtype: torch.dtype, scoring: str, without_operators: None
+):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator).to(kind).npu()
+
+    x = normal(7, 64)
+    experts = FloatExperts(
+        gate_up=normal(16, 64, 96) / 8,
+        down=normal(16, 48, 64) / 8,
+        first=0,
+        num_local=16,
+        num_experts=16,
+    )
+    num_at_once = 0
+    for renormalize, groups, bias, factor, logits in product(
+        (True, False),
+        ((1, 1), (4, 2)),
+        (None, normal(16, kind=torch.float32)),
+        (1.0, 2.5),
+        (normal(7, 16), normal(7, 16, kind=torch.float32)),
+    ):
+        rule = RoutingRule(
+            top_k=4,
+            scoring=scoring,
+            renormalize=renormalize,
+            num_groups=groups[0],
+            num_chosen_groups=groups[1],
+            scaling_factor=factor,
+            correction_bias=bias,
+        )
+        forward = RoutedForward(rule=rule, experts=experts, physical_experts=None)
+        choose_operators(False)
+        composed = forward(x, logits)
+        choose_operators(True)
+        num_at_once += rule.is_one_launch(logits.dtype)
+        assert torch.equal(forward(x, logits), composed), rule
+    assert 0 < num_at_once < 32

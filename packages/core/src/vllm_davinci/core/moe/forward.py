@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from vllm_davinci.core.moe.exchange import TokenExchange
-from vllm_davinci.core.moe.experts import Experts
+from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.routing import RoutingRule, select_experts
+from vllm_davinci.core.ops.compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,36 @@ class RoutedForward:
         """
         if self.exchange is not None:
             return self.exchange(x, router_logits, self)
+        at_once = self._at_once(x, router_logits)
+        if at_once is not None:
+            return at_once
         return self.compute(x, *self.route(x, router_logits))
+
+    def _at_once(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
+        """`route` and `compute` in one call, or None when no compiled operator can do both."""
+        stage, rule, experts = compiled("routed_experts"), self.rule, self.experts
+        if (
+            stage is None
+            or not isinstance(experts, FloatExperts)
+            or self.physical_experts is not None
+            or self.weight_on_input
+            or not rule.is_one_launch(router_logits.dtype)
+        ):
+            return None
+        return stage(
+            x,
+            router_logits,
+            rule.correction_bias,
+            experts.gate_up,
+            experts.down,
+            rule.top_k,
+            rule.num_groups,
+            rule.num_chosen_groups,
+            rule.scoring == "sigmoid",
+            rule.scaling_factor,
+            experts.first,
+            experts.num_experts,
+        )
 
     def route(
         self, x: torch.Tensor, router_logits: torch.Tensor

@@ -63,6 +63,21 @@ class RoutingRule:
             custom=layer.custom_routing_function,
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the scores decides."""
+        return self.num_groups == 1 and self.correction_bias is None and self.scaling_factor == 1.0
+
+    def is_one_launch(self, logits_dtype: torch.dtype) -> bool:
+        """Whether the operators give weights and experts of such logits as the model wants them.
+
+        They always renormalize sigmoid scores, and those of a softmax only when it is plain.
+        """
+        bias = self.correction_bias
+        if self.custom is not None or (bias is not None and bias.dtype != logits_dtype):
+            return False
+        return self.renormalize == (self.scoring == "sigmoid" or self.is_plain)
+
 
 def select_experts(
     x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
@@ -87,8 +102,7 @@ def select_experts(
     bias = rule.correction_bias
     if bias is not None and bias.dtype != router_logits.dtype:
         router_logits = router_logits.to(bias.dtype)
-    plain = rule.num_groups == 1 and bias is None and rule.scaling_factor == 1.0
-    if plain and rule.scoring == "softmax":
+    if rule.is_plain and rule.scoring == "softmax":
         # The softmax over the chosen logits alone is the renormalized softmax over all.
         weights, ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
             router_logits, k=rule.top_k, renorm=int(rule.renormalize)

@@ -22,6 +22,7 @@ USED = (
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
+    "routed_experts",
     "vocab_parallel_embedding",
 )
 
