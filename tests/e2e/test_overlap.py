@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from vllm import SamplingParams
 
 from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
+from e2e.server_process import SMALL, ServerProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
 
 MODEL = "llama_head64_gqa4"
@@ -154,6 +159,60 @@ def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
 
 def test_the_log_tells_why(engine: EngineProcess, tmp_path: Path):
     assert "--enable-dbo is served as dbo.enabled = True" in engine.log_text()
+
+
+def test_replicas_split_together_and_the_metrics_say_so(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    model = "qwen3_moe_softmax_top2_of_8"
+    server = ServerProcess(
+        zoo(model),
+        tmp_path / "log.txt",
+        *SMALL,
+        "--data-parallel-size=2",
+        "--enable-expert-parallel",
+        f"--additional-config={json.dumps(overlapped(split='token')['additional_config'])}",
+    )
+    try:
+        server.wait_until_ready()
+
+        def complete(prompt: list[int]) -> list[int]:
+            answer = httpx.post(
+                f"{server.url}/v1/completions",
+                json={
+                    "model": str(zoo(model)),
+                    "prompt": prompt,
+                    "max_tokens": MAX_TOKENS,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                },
+                timeout=300,
+            )
+            answer.raise_for_status()
+            return answer.json()["choices"][0]["token_ids"]
+
+        with ThreadPoolExecutor(24) as threads:
+            generated = list(threads.map(complete, prompts[:24]))
+        metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+        server.interrupt()
+        server.wait_for_end()
+    finally:
+        server.kill()
+    for prompt, tokens in zip(prompts[:24], generated, strict=True):
+        assert len(tokens) == MAX_TOKENS
+        assert reference(model).first_difference(prompt, tokens) is None
+    split = {
+        engine: float(count)
+        for engine, count in re.findall(
+            r'davinci:overlap_decisions_total\{engine="(\d)",reason="split"\} (\S+)', metrics
+        )
+    }
+    assert split["0"] > 0
+    assert split["0"] == split["1"]
 
 
 # --- any schedule, no race -----------------------------------------------------------------------

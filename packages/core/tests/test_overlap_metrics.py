@@ -72,6 +72,16 @@ def test_a_second_front_end_leaves_the_counting_to_the_first(
     assert counted("split") == 4
 
 
+def test_a_front_end_with_a_configuration_of_its_own_hears_the_workers(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/tmp/chosen-by-vllm" + "-long" * 30)
+    receiver = CountReceiver(config)
+    config.instance_id = "another"
+    CountSender(config)({"split": 1})
+    assert receiver.received() == {0: {"split": 1}}
+
+
 def test_nothing_is_counted_when_overlap_is_off(config: VllmConfig):
     config.additional_config = {}
     OverlapStatLogger(config, [0]).record(None, None)

@@ -7,7 +7,9 @@ made good by the next one.
 """
 
 import contextlib
+import hashlib
 import json
+import os
 import socket
 from functools import cache
 from typing import Any
@@ -28,7 +30,13 @@ MAX_DATAGRAM_BYTES = 4096  # a dozen reasons of 20 characters with their counts
 
 
 def _address(vllm_config: VllmConfig) -> str:
-    return f"\0vllm-davinci-overlap-{vllm_config.instance_id}"
+    """The same in all processes of one server.
+
+    Several API servers each make a configuration of their own, with an identity of its own; what
+    they share is the directory that vLLM chose for their metrics.
+    """
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR") or vllm_config.instance_id
+    return f"\0vllm-davinci-overlap-{hashlib.sha256(shared.encode()).hexdigest()[:32]}"
 
 
 class CountSender:
