@@ -90,7 +90,10 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run every test: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows it."""
+    """Run the tests: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows them.
+
+    `-- -m thorough` runs the long comparison with transformers instead.
+    """
     commands = prepare(session)
     # A file stays in one process, whose tests share engines.
     spread = () if session.posargs else (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile")

@@ -1,0 +1,141 @@
+"""Every shape of model and every path through the engine: 64 prompts, 64 tokens each, all equal.
+
+Too long for every day; `nox -s tests -- -m thorough` runs it. What test_generate and test_parallel
+compare every time is a slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineProcess
+from e2e.model_zoo import ZOO, ZooModel, write_checkpoint
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+pytestmark = pytest.mark.thorough
+
+MAX_TOKENS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+# Queries per key-value head -> heads of both kinds.
+HEADS = {1: (2, 2), 2: (4, 2), 4: (4, 1), 8: (8, 1)}
+
+
+def shape(model_type: str, head_size: int, ratio: int, tied: bool) -> ZooModel:
+    num_heads, num_kv_heads = HEADS[ratio]
+    return ZooModel(
+        f"{model_type}_head{head_size}_gqa{ratio}" + "_tied" * tied,
+        model_type,
+        num_heads,
+        num_kv_heads,
+        head_size,
+        # Qwen2 has no head size of its own.
+        hidden_size=num_heads * head_size if model_type == "qwen2" else 192,
+        tied=tied,
+        options={"sliding_window": 40} if model_type == "mistral" else {},
+    )
+
+
+# Every family with every head size and every ratio; half of each share their embeddings.
+SHAPES = [
+    shape(*properties, tied=(number + number // len(HEADS)) % 2 == 1)
+    for number, properties in enumerate(
+        product(("llama", "qwen2", "qwen3", "mistral"), (64, 80, 128), HEADS)
+    )
+]
+
+FAMILIES = (
+    "llama_head64_gqa4",
+    "qwen2_bias_head128_gqa2",
+    "qwen3_norm_head128_gqa2",
+    "mistral_window48_head64_gqa4_tied",
+)
+
+# Those of the zoo and the whole grid.
+MODELS = [*ZOO, *SHAPES]
+
+# Options of the engine, and variables of its process.
+PATHS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "whole_prefill": ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, {}),
+    "chunked_prefill": ({"max_num_batched_tokens": 48, "max_num_seqs": 16}, {}),
+    "sync_scheduling": ({"async_scheduling": False}, {}),
+    "schedule_threads": ({}, {"VNPU_SCHEDULE": "threads"}),
+    "tensor2": ({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, {}),
+    "tensor4": ({"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}, {}),
+    "pipeline2": ({"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, {}),
+}
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
+def test_every_shape_gives_the_tokens_of_transformers(
+    model: ZooModel,
+    tmp_path: Path,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    checkpoint = write_checkpoint(model, tmp_path / "model")
+    with start_engine(checkpoint) as engine:
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(TransformersReference(checkpoint), prompts, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_path_gives_the_tokens_of_transformers(
+    name: str,
+    path: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    options, environment = PATHS[path]
+    with start_engine(zoo(name), environment=environment, **options) as engine:
+        assert engine.schedule() == environment.get("VNPU_SCHEDULE", "eager")
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(reference(name), prompts, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_misses_and_hits_of_the_prefix_cache_give_the_tokens_of_transformers(
+    name: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    prefix = [*range(100), *range(30, 58)]  # one cache block
+    prompts = [prefix + prompt[:60] for prompt in prompts]
+    with start_engine(zoo(name)) as engine:
+        (miss,) = engine.generate(as_inputs(prompts[:1]), GREEDY)
+        hits = engine.generate(as_inputs(prompts), GREEDY)
+    assert miss.num_cached_tokens == 0
+    assert {output.num_cached_tokens for output in hits} == {len(prefix)}
+    assert_greedy(reference(name), prompts[:1], [miss], MAX_TOKENS)
+    assert_greedy(reference(name), prompts, hits, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_fuzz_seed_gives_the_tokens_of_transformers(
+    seed: int,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    name = FAMILIES[seed % len(FAMILIES)]
+    schedule = {"VNPU_SCHEDULE": f"fuzz:{seed}"}
+    with start_engine(zoo(name), environment=schedule, max_num_batched_tokens=512) as engine:
+        assert engine.schedule() == f"fuzz:{seed}"
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(reference(name), prompts, outputs, MAX_TOKENS)
