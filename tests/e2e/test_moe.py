@@ -159,7 +159,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
             {"all_gather", "multicast"},
             id="data2_expert_tensor2",
         ),
-        # Tokens are cut over each replica's ranks before the experts: vLLM's sequence parallelism.
+        # A single request makes steps of one token, fewer than a replica's ranks.
         pytest.param(
             V3,
             ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],

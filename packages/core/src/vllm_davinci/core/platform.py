@@ -331,6 +331,16 @@ def _set_for_npu(vllm_config: "VllmConfig") -> list[str]:
     if parallel.worker_cls == "auto":
         parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
     parallel.disable_custom_all_reduce = True  # CUDA's
+    if parallel.use_sequence_parallel_moe:
+        # vLLM's models take a one-token step for one that is not divided, and read padding. The
+        # division follows from this value; no other use of it reaches an NPU.
+        change(
+            parallel,
+            "all2all_backend",
+            "flashinfer_nvlink_two_sided",
+            "vLLM divides tokens among a replica's ranks with the old value, wrongly for one "
+            "token; how tokens reach experts is moe_communication's matter",
+        )
     # vLLM forks by default, and an NPU context does not survive a fork.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
