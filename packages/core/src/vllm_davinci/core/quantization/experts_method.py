@@ -27,13 +27,23 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 
-class _QuantizedFusedMoEMethod(FusedMoEMethodBase):
-    """Takes the router's logits: choosing experts, moving tokens and computing are all here."""
+class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
+    """Takes the router's logits: choosing experts, moving tokens and computing are all here.
+
+    prefix:    name of the layer, for messages
+    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+    """
 
     kind: QuantType
     routed_forward: RoutedForward | None = None
 
-    def __init__(self, moe: FusedMoEConfig, prefix: str, is_loaded: bool, use_nz: bool) -> None:
+    def __init__(
+        self,
+        moe: FusedMoEConfig,
+        prefix: str = "experts",
+        is_loaded: bool = True,
+        use_nz: bool = False,
+    ) -> None:
         super().__init__(moe)
         self._prefix = prefix
         self._is_loaded = is_loaded
@@ -145,7 +155,7 @@ class _QuantizedFusedMoEMethod(FusedMoEMethodBase):
                 )
 
 
-class W8A8DynamicFusedMoEMethod(_QuantizedFusedMoEMethod):
+class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
     """int8 weights, every token quantized with its own scale."""
 
     kind = QuantType.W8A8_DYNAMIC
@@ -163,7 +173,7 @@ class W8A8DynamicFusedMoEMethod(_QuantizedFusedMoEMethod):
         )
 
 
-class W8A8FusedMoEMethod(_QuantizedFusedMoEMethod):
+class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
     """int8 weights, inputs quantized with each expert's scale and offset from the checkpoint."""
 
     kind = QuantType.W8A8
@@ -188,7 +198,7 @@ class W8A8FusedMoEMethod(_QuantizedFusedMoEMethod):
         )
 
 
-EXPERT_METHODS: dict[QuantType, type[_QuantizedFusedMoEMethod]] = {
+EXPERT_METHODS: dict[QuantType, type[QuantizedFusedMoEMethodBase]] = {
     QuantType.W8A8_DYNAMIC: W8A8DynamicFusedMoEMethod,
     QuantType.W8A8: W8A8FusedMoEMethod,
 }

@@ -42,7 +42,7 @@ from vllm_davinci.core.quantization.tensors import (
 from vllm_davinci.core.quantization.weight_layout import arrange
 
 
-class _QuantizedLinearMethod(LinearMethodBase):
+class QuantizedLinearMethodBase(LinearMethodBase):
     """The tensors of one type: made, filled from the checkpoint, checked.
 
     prefix:    name of the layer, for messages
@@ -99,7 +99,7 @@ class _QuantizedLinearMethod(LinearMethodBase):
 
 
 @register_weight_loader_v2_supported_method
-class W8A8LinearMethod(_QuantizedLinearMethod):
+class W8A8LinearMethod(QuantizedLinearMethodBase):
     """int8 weight, input quantized with the scale and offset of the checkpoint."""
 
     kind = QuantType.W8A8
@@ -146,7 +146,7 @@ class W8A8LinearMethod(_QuantizedLinearMethod):
 
 
 @register_weight_loader_v2_supported_method
-class W8A8DynamicLinearMethod(_QuantizedLinearMethod):
+class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     """int8 weight, every token quantized with its own scale.
 
     hands_over: leave scaling to the next layer of an MLP, which does it in its own launch
@@ -205,7 +205,7 @@ class W8A8DynamicLinearMethod(_QuantizedLinearMethod):
 
 
 @register_weight_loader_v2_supported_method
-class WeightOnlyAtLoadLinearMethod(_QuantizedLinearMethod):
+class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
     """A quantized weight that is needed as floats: weight * weight_scale, computed once.
 
     Latent attention derives its absorbed matrices from `kv_b_proj`.
