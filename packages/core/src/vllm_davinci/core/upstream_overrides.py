@@ -39,4 +39,29 @@ OVERRIDES: tuple[Override, ...] = (
         upstream="vllm/v1/worker/utils.py, allocate_kv_cache",
         goes_when="a KV cache layout can put keys before values",
     ),
+    Override(
+        what="a runner keeps its asynchronous output one step; a step that raised has no output",
+        where="core.model_runner",
+        why=(
+            "ranks that report nothing free memory that a copy still reads, and an empty output "
+            "hides the step's error behind a KeyError in the scheduler"
+        ),
+        upstream="vllm/v1/worker/gpu_model_runner.py, sample_tokens",
+        goes_when="the worker keeps outputs until they are copied and passes None after an error",
+    ),
+    Override(
+        what="with overlap on, our runner shows vLLM ubatch_size or one replica during one call",
+        where="core.overlap.runner",
+        why="a metadata builder per micro-batch, and one exchange between replicas instead of two",
+        upstream="vllm/v1/worker/gpu_model_runner.py, initialize_metadata_builders",
+        goes_when="the number of builders and the exchange can be overridden by themselves",
+    ),
+    Override(
+        what="with overlap on, experts' layers are entered by vLLM's plain functions, and keep "
+        "shared results per micro-batch",
+        where="core.overlap.experts",
+        why="a greenlet cannot be left inside a torch operator that is implemented in Python",
+        upstream="vllm/model_executor/layers/fused_moe/runner/moe_runner.py, _select_forward",
+        goes_when="the entry can be chosen by platform",
+    ),
 )
