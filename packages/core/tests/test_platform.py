@@ -202,3 +202,18 @@ def test_what_is_configured_is_logged_where_vllm_logs(
     assert "Effective vllm-davinci configuration: {'sequence_parallel.min_tokens': 7}" in (
         "".join(capfd.readouterr())
     )
+
+
+def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform_module.NPUPlatform, "device_count", classmethod(lambda cls: 4))
+    config = configured()
+    config.parallel_config = ParallelConfig(
+        tensor_parallel_size=2,
+        data_parallel_size=2,
+        data_parallel_size_local=2,
+        enable_expert_parallel=True,
+        distributed_executor_backend="mp",
+    )
+    assert config.parallel_config.use_sequence_parallel_moe
+    NPUPlatform.check_and_update_config(config)
+    assert not config.parallel_config.use_sequence_parallel_moe
