@@ -3,9 +3,11 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 #include "abi/ascendcl/declarations.h"
 #include "acl/acl_op_compiler.h"
+#include "operator_tiers.h"
 
 using vnpu::FailureKind;
 
@@ -19,11 +21,21 @@ const char* option(aclCompileOpt opt) {
   return opt == ACL_OP_JIT_COMPILE ? "disable" : "";
 }
 
+// The tier under whose key the table `{"T1": ["Name", ...], ...}` lists an operator.
+std::string tier_of(const char* type) {
+  constexpr std::string_view table = vnpu::abi::kOperatorTiers;
+  const size_t listed = table.find('"' + std::string(type) + '"');
+  if (listed == std::string_view::npos) return "in no tier: no model is known to need it";
+  const size_t key_end = table.rfind("\": [", listed);
+  const size_t key = table.rfind('"', key_end - 1) + 1;
+  return "tier " + std::string(table.substr(key, key_end - key));
+}
+
 aclError no_such_operator(const char* type) {
   return vnpu::abi::report(
       FailureKind::kNotSupported,
-      std::string("vnpu: operator '") + type +
-          "' has no aclnn implementation here, so torch_npu took its older route (aclop), which a "
+      std::string("vnpu: operator '") + type + "' (" + tier_of(type) +
+          ") has no aclnn implementation here, so torch_npu took its older route (aclop), which a "
           "virtual NPU does not have. `vnpu coverage " +
           type + "` says what is missing; docs/guides/add_an_operator.md how to add it.");
 }
