@@ -125,6 +125,36 @@ def test_the_trained_checkpoint_writes_what_transformers_writes(
     assert_greedy(TransformersReference(tiny_deepseek), prompts, outputs, MAX_TOKENS)
 
 
+MULTISTREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="one_device"),
+        pytest.param(
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, id="tensor2"
+        ),
+    ],
+)
+def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
+    options: dict[str, Any],
+    tiny_deepseek: Path,
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    environment = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+    with start_engine(
+        tiny_deepseek,
+        environment=environment,
+        additional_config=MULTISTREAM,
+        max_num_seqs=8,
+        **options,
+    ) as engine:
+        outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
+    assert_greedy(TransformersReference(tiny_deepseek), batch[:8], outputs, MAX_TOKENS)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_text_in_16_bits_stays_near_that_of_transformers(
     dtype: str,

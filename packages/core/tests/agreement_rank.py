@@ -1,6 +1,7 @@
 """One replica of test_agreement.py: `python agreement_rank.py RANK WORLD_SIZE PORT CASES`.
 
-CASES: JSON, per case and rank [num_tokens, graph_mode, part_sizes]. Prints the answers as JSON.
+CASES: JSON, per case and rank [num_tokens, graph_mode, part_sizes, prefills].
+Prints the answers as JSON.
 """
 
 import json
@@ -26,7 +27,7 @@ def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]])
     for case in cases:
         answer = agree(Wish(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
         parts = answer.part_sizes and [sizes.tolist() for sizes in answer.part_sizes]
-        answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts])
+        answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts, answer.prefills])
     print(json.dumps(answers))
     dist.destroy_process_group()
 

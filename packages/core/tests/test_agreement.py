@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Per replica: rows, graph mode, sizes of the micro-batches. Then: rows of all, mode, parts.
+# Per replica: rows, graph mode, sizes of the micro-batches, whether it prefills.
+# Then: rows of all, mode, parts, whether any of them prefills.
 CASES = [
-    ([[300, 0, [150, 150]], [512, 0, [200, 312]]], [[300, 512], 0, [[150, 200], [150, 312]]]),
-    ([[300, 0, [150, 150]], [512, 0, []]], [[300, 512], 0, None]),
-    ([[300, 0, [150, 150]], [1, 2, []]], [[300, 1], None, None]),
-    ([[8, 2, []], [4, 2, []]], [[8, 4], 2, None]),
+    (
+        [[300, 0, [150, 150], True], [512, 0, [200, 312], True]],
+        [[300, 512], 0, [[150, 200], [150, 312]], True],
+    ),
+    ([[300, 0, [150, 150], True], [512, 0, [], False]], [[300, 512], 0, None, True]),
+    ([[300, 0, [150, 150], False], [1, 2, [], True]], [[300, 1], None, None, True]),
+    ([[8, 2, [], False], [4, 2, [], False]], [[8, 4], 2, None, False]),
 ]
 
 

@@ -43,7 +43,8 @@ class GraphConfig(_Options):
     graph_batch_sizes_init: bool = False
     """Derive the sizes. Excludes graph_batch_sizes."""
     enable_multistream_mla: bool = False
-    """Run the vector work of latent attention beside its matrix work."""
+    """Run the vector work of latent attention beside its matrix work, in steps of decodes alone.
+    Works without graph mode."""
     enable_multistream_moe: bool = False
     """Run shared experts beside routed ones."""
     enable_view_optimize: bool = True
@@ -139,6 +140,9 @@ class DavinciConfig(_Options):
     refresh: bool = False
     """Read the options anew although an engine exists. Accepted; they always are."""
 
+
+# Keys of torchair_graph_config that mean something without graph mode.
+WITHOUT_GRAPHS = ("enabled", "enable_view_optimize", "enable_multistream_mla")
 
 # Older spelling -> path of the key that replaced it.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -278,7 +282,7 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
     graph = config.torchair_graph_config
     if not graph.enabled:
         for name in GraphConfig.model_fields:
-            if name in ("enabled", "enable_view_optimize"):
+            if name in WITHOUT_GRAPHS:
                 continue
             if getattr(graph, name) != GraphConfig.model_fields[name].default:
                 yield f"torchair_graph_config.{name} is valid only when graph mode is enabled"

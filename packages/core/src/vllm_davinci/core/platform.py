@@ -22,6 +22,7 @@ from vllm_davinci.core.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
+from vllm_davinci.core.side_streams import check_streams
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -220,6 +221,7 @@ class NPUPlatform(Platform):
         notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
         config = get_config(vllm_config)
         notes += check_overlap(vllm_config, config.dbo)
+        check_streams(vllm_config)
         notes += environment_variables.check_inherited()
         notes += [
             f"additional_config key {key!r} {what}"

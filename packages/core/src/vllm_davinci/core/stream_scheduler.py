@@ -1,6 +1,7 @@
 """What core asks of the package that runs parts of a step on several streams."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -73,6 +74,16 @@ class Interleave(Protocol):
         """Runs all of them to their end. The first error ends the run, which leaves nothing."""
 
 
+class Fork(Protocol):
+    """Work of one layer on two streams, which meet again when the block is left."""
+
+    def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
+        """`work(*tensors)` on the side stream, behind all that the main stream has so far."""
+
+    def join(self) -> None:
+        """Makes the main stream wait for all that the side stream has so far; more may follow."""
+
+
 @runtime_checkable
 class StreamScheduler(Protocol):
     """The role."""
@@ -87,6 +98,9 @@ class StreamScheduler(Protocol):
 
     def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
         """on_switch: called with a micro-batch's index each time it starts or goes on."""
+
+    def fork(self, role: str) -> AbstractContextManager[Fork]:
+        """A side stream beside the current one. role: "vector" or "shared expert"."""
 
     def communicate(self, launch: Callable[[], T]) -> T:
         """Runs a collective; inside a micro-batch, the others compute meanwhile."""

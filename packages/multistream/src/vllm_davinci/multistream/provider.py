@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vllm_davinci.multistream.events import EventPool
+from vllm_davinci.multistream.fork import Fork
 from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
 from vllm_davinci.multistream.split import CutMode
-from vllm_davinci.multistream.streams import StreamPool
+from vllm_davinci.multistream.streams import Role, StreamPool
 
 
 class StreamScheduler:
@@ -19,6 +21,7 @@ class StreamScheduler:
 
     def __init__(self) -> None:
         self._streams: StreamPool | None = None
+        self._fork_events: EventPool | None = None
 
     def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
         """The decisions of one engine. mode: "request" or "token"; rules: SplitPolicy's fields."""
@@ -30,6 +33,20 @@ class StreamScheduler:
 
     def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
         """Runs micro-batches in turn. Call it once the process has chosen its device."""
+        return Interleave(self._stream_pool(), on_switch)
+
+    def fork(self, role: str) -> Fork:
+        """A side stream beside the current one. role: a value of Role.
+
+        Every fork walks the same few events: each is waited for as soon as it is recorded.
+        """
+        streams = self._stream_pool()
+        if self._fork_events is None:
+            self._fork_events = EventPool(streams.device)
+        self._fork_events.begin_step()
+        return Fork(streams, self._fork_events, Role(role))
+
+    def _stream_pool(self) -> StreamPool:
         if self._streams is None:
             self._streams = StreamPool()
-        return Interleave(self._streams, on_switch)
+        return self._streams

@@ -68,6 +68,7 @@ class NPUMLAMetadata(AttentionMetadata):
     num_decode_tokens: rows of decode requests, which come first.
     slot_mapping:      [num_actual_tokens], int64, on the device.
     decode, prefill:   None when the step has no such requests.
+    others_prefill:    whether another data-parallel replica has prefills in this step.
     """
 
     num_actual_tokens: int
@@ -77,7 +78,13 @@ class NPUMLAMetadata(AttentionMetadata):
     slot_mapping: torch.Tensor
     decode: LatentDecode | None
     prefill: LatentPrefill | None
+    others_prefill: bool = False
     _rotary_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def is_decode_everywhere(self) -> bool:
+        """Whether this step decodes here, and no replica prefills."""
+        return self.decode is not None and self.prefill is None and not self.others_prefill
 
     def rotary_rows(
         self, table: torch.Tensor, positions: torch.Tensor

@@ -3,7 +3,7 @@
 import torch
 import torch_npu
 from torch import nn
-from vllm.config import CacheConfig
+from vllm.config import CacheConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mla import MLAModules, MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.quantization import QuantizationConfig
@@ -12,6 +12,8 @@ from vllm_davinci.core.attention.mla_layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla_metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.ops.mla_preprocess import Preprocessed, preprocess_at_once
+from vllm_davinci.core.ops.mla_streams import PreprocessOnTwoStreams
+from vllm_davinci.core.side_streams import attention_scheduler
 
 
 class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
@@ -74,6 +76,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         self.kv_b_proj = mla_modules.kv_b_proj
         self.rotary_emb = rotary_emb
         self.o_proj = mla_modules.o_proj
+        scheduler = attention_scheduler(get_current_vllm_config())
+        self._on_two_streams = None if scheduler is None else PreprocessOnTwoStreams(scheduler)
         self.mla_attn = NPUMLAAttention(
             num_heads=num_heads,
             scale=scale,
@@ -144,6 +148,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         positions:     [num_actual_tokens], int64
         hidden_states: [num_actual_tokens, hidden_size]
         """
+        if self._on_two_streams is not None and metadata.is_decode_everywhere:
+            return self._on_two_streams(self, positions, hidden_states, metadata)
         at_once = preprocess_at_once(self, positions, hidden_states, metadata)
         if at_once is not None:
             return at_once

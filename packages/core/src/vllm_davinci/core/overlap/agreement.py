@@ -19,11 +19,13 @@ class Wish:
     num_tokens: rows of its step, padding included
     graph_mode: value of its CUDAGraphMode
     part_sizes: tokens of each micro-batch, or () to run the step whole
+    prefills:   whether its step has a prefill
     """
 
     num_tokens: int
     graph_mode: int
     part_sizes: Sequence[int] = ()
+    prefills: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ class Agreement:
     num_tokens: rows of each replica's step
     graph_mode: the mode that all wish for, or None
     part_sizes: per micro-batch, every replica's tokens; None when the step stays whole
+    prefills:   whether any of them has a prefill
     """
 
     num_tokens: torch.Tensor
     graph_mode: int | None
     part_sizes: list[torch.Tensor] | None
+    prefills: bool
 
 
 def agree(wish: Wish, num_parts: int, rank: int, group: ProcessGroup) -> Agreement:
@@ -46,17 +50,19 @@ def agree(wish: Wish, num_parts: int, rank: int, group: ProcessGroup) -> Agreeme
     num_parts: micro-batches of a split step, the same everywhere
     rank:      this replica's place in `group`, whose backend works on the host
     """
-    message = torch.zeros(2 + num_parts, dist.get_world_size(group), dtype=torch.int32)
+    message = torch.zeros(3 + num_parts, dist.get_world_size(group), dtype=torch.int32)
     message[0, rank] = wish.num_tokens
     message[1, rank] = wish.graph_mode
+    message[2, rank] = wish.prefills
     for index, size in enumerate(wish.part_sizes):
-        message[2 + index, rank] = size
+        message[3 + index, rank] = size
     dist.all_reduce(message, group=group)
-    num_tokens, graph_modes, *part_sizes = message
+    num_tokens, graph_modes, prefills, *part_sizes = message
     all_split = all(bool((sizes > 0).all()) for sizes in part_sizes)
     is_unanimous = bool((graph_modes == graph_modes[0]).all())
     return Agreement(
         num_tokens=num_tokens,
         graph_mode=int(graph_modes[0]) if is_unanimous else None,
         part_sizes=part_sizes if all_split else None,
+        prefills=bool(prefills.any()),
     )

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import components
+from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata
 from vllm_davinci.core.config import DualBatchConfig, get_config
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.overlap.agreement import Wish, agree
@@ -22,6 +23,7 @@ from vllm_davinci.core.overlap.decisions import Counts, Decisions
 from vllm_davinci.core.overlap.metrics import CountSender
 from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
 from vllm_davinci.core.overlap.step import SplitStep, StepRunner
+from vllm_davinci.core.side_streams import attention_scheduler
 from vllm_davinci.core.stream_scheduler import Decision, Split
 
 Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
@@ -40,7 +42,12 @@ class OverlapRunner(GPUModelRunner):
         self._overlap_options: DualBatchConfig = get_config(vllm_config).dbo
         self._split_step: SplitStep | None = None  # of the step that is being prepared and run
         self._is_real_step = False
+        self._any_replica_prefills = False  # in that step, where layers want to know
         super().__init__(vllm_config, device)
+        self._layers_ask_replicas = (
+            self.parallel_config.data_parallel_size > 1
+            and attention_scheduler(vllm_config) is not None
+        )
         if self._overlap_options.enabled:
             scheduler = components.stream_scheduler()
             assert scheduler is not None, "the platform checks this when the engine is configured"
@@ -81,18 +88,23 @@ class OverlapRunner(GPUModelRunner):
         **kwargs: Any,
     ) -> Execution:
         """Decides for the step. vLLM is always answered that the step is not split."""
-        if not self._overlap_options.enabled:
+        if not self._overlap_options.enabled and not self._layers_ask_replicas:
             return super()._determine_batch_execution_and_padding(
                 num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
             )
+        prefills = (
+            self._is_real_step and num_scheduled_tokens_np.max() > self.uniform_decode_query_len
+        )
         with self._as_one_replica():
             execution: Execution = super()._determine_batch_execution_and_padding(
                 num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
             )
+        if not self._overlap_options.enabled:
+            return self._agree(execution, None, prefills)[0]
         decision = self._decide(num_reqs, num_scheduled_tokens_np, execution[0])
         part_sizes: list[torch.Tensor] | None = None
         if self.parallel_config.data_parallel_size > 1:
-            execution, part_sizes = self._agree(execution, decision)
+            execution, part_sizes = self._agree(execution, decision, prefills)
             if part_sizes is None:
                 decision = self._decisions.veto(decision)
         self._decisions.tell()
@@ -100,16 +112,22 @@ class OverlapRunner(GPUModelRunner):
         return execution
 
     def _agree(
-        self, execution: Execution, decision: Decision
+        self, execution: Execution, decision: Decision | None, prefills: bool
     ) -> tuple[Execution, list[torch.Tensor] | None]:
         """What all data-parallel replicas do: the step's execution, and the sizes of its parts."""
         mode, descriptor, _, _, statistics = execution
         agreement = agree(
-            Wish(descriptor.num_tokens, mode.value, _part_sizes(decision, descriptor.num_tokens)),
+            Wish(
+                descriptor.num_tokens,
+                mode.value,
+                _part_sizes(decision, descriptor.num_tokens),
+                bool(prefills),
+            ),
             self._overlap_options.num_micro_batches,
             self.parallel_config.data_parallel_rank,
             get_dp_group().cpu_group,
         )
+        self._any_replica_prefills = agreement.prefills
         num_tokens = agreement.num_tokens
         if mode != CUDAGraphMode.NONE:
             if agreement.graph_mode is None:  # one replica cannot replay: none does
@@ -194,7 +212,13 @@ class OverlapRunner(GPUModelRunner):
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         if self._split_step is not None:
             kwargs["ubatch_slices"] = self._split_step.slices()
-        return super()._build_attention_metadata(*args, **kwargs)
+        built = super()._build_attention_metadata(*args, **kwargs)
+        if self._layers_ask_replicas and self._any_replica_prefills:
+            by_layer = built[0] if isinstance(built[0], list) else [built[0]]
+            for metadata in (each for part in by_layer for each in part.values()):
+                if isinstance(metadata, NPUMLAMetadata):
+                    metadata.others_prefill = True
+        return built
 
     def _model_forward(
         self,
@@ -231,8 +255,8 @@ class OverlapRunner(GPUModelRunner):
         super().shutdown()
 
 
-def _part_sizes(decision: Decision, num_tokens: int) -> list[int]:
+def _part_sizes(decision: Decision | None, num_tokens: int) -> list[int]:
     """Rows of each micro-batch, padding in the last one; [] when the step stays whole."""
-    if decision.split is None:
+    if decision is None or decision.split is None:
         return []
     return [end - begin for begin, end in pairwise([0, *decision.split.cuts, num_tokens])]

@@ -1,0 +1,39 @@
+"""Side streams inside layers: whether this engine uses them, and with what."""
+
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config import get_config
+from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.stream_scheduler import StreamScheduler
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ATTENTION = "torchair_graph_config.enable_multistream_mla"
+
+
+def attention_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
+    """What runs latent attention's vector work on a side stream; None when the option is off."""
+    is_on = get_config(vllm_config).torchair_graph_config.enable_multistream_mla
+    return _required(ATTENTION) if is_on else None
+
+
+def check_streams(vllm_config: "VllmConfig") -> None:
+    """Raises ConfigurationError or ComponentError for an option that cannot apply."""
+    model = vllm_config.model_config
+    if attention_scheduler(vllm_config) is not None and model is not None and not model.use_mla:
+        raise ConfigurationError(
+            f"additional_config key {ATTENTION!r} is for latent attention, and {model.model} has "
+            "none. Remove the key."
+        )
+
+
+def _required(key: str) -> StreamScheduler:
+    scheduler = components.stream_scheduler()
+    if scheduler is None:
+        package = components.STREAMS.package
+        raise ComponentError(
+            f"{key} needs {package}, which is not installed. `pip install {package}` adds it."
+        )
+    return scheduler

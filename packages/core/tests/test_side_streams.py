@@ -1,0 +1,33 @@
+"""Options for side streams that cannot apply stop the start with the reason."""
+
+import pytest
+from vllm.config import VllmConfig
+
+from vllm_davinci.core import components
+from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.side_streams import attention_scheduler, check_streams
+
+OPTION = {"torchair_graph_config": {"enable_multistream_mla": True}}
+
+
+def test_without_the_package_the_error_names_it(
+    vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(components, "stream_scheduler", lambda: None)
+    check_streams(vllm_config)
+    assert attention_scheduler(vllm_config) is None
+    vllm_config.additional_config = OPTION
+    with pytest.raises(ComponentError, match="pip install vllm-davinci-multistream"):
+        check_streams(vllm_config)
+
+
+class DenseModel:
+    model = "some/dense-model"
+    use_mla = False
+
+
+def test_a_model_without_latent_attention_is_refused(vllm_config: VllmConfig):
+    vllm_config.additional_config = OPTION
+    vllm_config.model_config = DenseModel()
+    with pytest.raises(ConfigurationError, match=r"some/dense-model has none\. Remove the key"):
+        check_streams(vllm_config)
