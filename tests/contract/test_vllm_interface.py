@@ -113,11 +113,16 @@ def test_the_classes_that_vllm_asks_for_are_subclasses_of_its_own(subclasses: li
     assert {"NPUPlatform", "NPUWorker", "NPUModelRunner", "NPUCommunicator"} <= names
 
 
+# Constructed by us only, or by vLLM with every argument by name; the other methods are compared.
+CONSTRUCTED_IN_ONE_WAY = {"NPUDeepseekV2DecoderLayer", "NPUDeepseekV2Model", "NPUExpertMapManager"}
+
+
 def test_overrides_accept_every_call_that_the_originals_accept(subclasses: list[type]):
     wrong = [
         f"{cls.__module__}.{cls.__name__}.{name}: {reason}"
         for cls in subclasses
         for name, ours, theirs in overrides(cls)
+        if not (name == "__init__" and cls.__name__ in CONSTRUCTED_IN_ONE_WAY)
         if (reason := mismatch(ours, theirs)) is not None
     ]
     assert not wrong

@@ -59,15 +59,18 @@ class NPUDeepseekV2DecoderLayer(DeepseekV2DecoderLayer):
         positions: torch.Tensor,
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
-        shares: TokenShares | None,
+        llama_4_scaling: torch.Tensor | None = None,
+        shares: TokenShares | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention, then the dense or sparse MLP.
 
         positions:               [num_tokens], int64
         hidden_states, residual: [num_tokens, hidden_size], or one share of the rows
+        llama_4_scaling:         must be None: no DeepSeek has it
         shares:                  how the step's rows are divided, None when every rank has all
         Returns hidden states and residual of the same rows.
         """
+        assert llama_4_scaling is None
         if residual is None:
             residual = hidden_states
             hidden_states = self.input_layernorm(hidden_states)
@@ -151,7 +154,7 @@ class NPUDeepseekV2Model(DeepseekV2Model):
             hidden_states = shares.take(hidden_states)
             residual = None if residual is None else shares.take(residual)
         for layer in islice(self.layers, self.start_layer, self.end_layer):
-            hidden_states, residual = layer(positions, hidden_states, residual, shares)
+            hidden_states, residual = layer(positions, hidden_states, residual, shares=shares)
 
         if get_pp_group().is_last_rank:
             hidden_states, _ = self.norm(hidden_states, residual)

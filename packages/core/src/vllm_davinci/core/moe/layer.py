@@ -36,6 +36,7 @@ class NPURoutedExperts(RoutedExperts):
         moe_config: FusedMoEConfig,
         quant_config: QuantizationConfig | None,
         expert_map_manager: ExpertMapManager,
+        *arguments: Any,
         **options: Any,
     ) -> None:
         vllm_config = get_current_vllm_config()
@@ -71,13 +72,14 @@ class NPURoutedExperts(RoutedExperts):
             params_dtype,
             moe_config,
             quant_config,
-            expert_map_manager=NPUExpertMapManager(
+            NPUExpertMapManager(
                 expert_map_manager,
                 moe_config.moe_parallel_config,
                 options.get("num_expert_group"),
                 vllm_config.parallel_config.expert_placement_strategy,
                 placement,
             ),
+            *arguments,
             **options,
         )
         self.layout = layout
