@@ -125,7 +125,9 @@ def test_the_trained_checkpoint_writes_what_transformers_writes(
     assert_greedy(TransformersReference(tiny_deepseek), prompts, outputs, MAX_TOKENS)
 
 
-MULTISTREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
+MULTISTREAM = {
+    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
+}
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,27 @@ def test_launches_per_layer_stay_in_the_budget(vllm_config: VllmConfig):
         assert len(counter.names) == LAUNCHES, counter.names
 
 
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_shared_experts_beside_routed_ones_give_the_same_bits(
+    num_tokens: int, vllm_config: VllmConfig
+):
+    x = torch.randn(num_tokens, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    expected = run(deepseek_layer(vllm_config), x, vllm_config).cpu()
+    vllm_config.compilation_config.static_forward_context.clear()
+    vllm_config.compilation_config.static_all_moe_layers.clear()
+    vllm_config.additional_config = {"torchair_graph_config": {"enable_multistream_moe": True}}
+    layer = deepseek_layer(vllm_config)
+    streams: dict[str, torch.Stream] = {}
+    for name, module in (("shared", layer.shared_experts), ("gate", layer.gate)):
+        module.register_forward_hook(
+            lambda *_, name=name: streams.update({name: torch.accelerator.current_stream()})
+        )
+    for _ in range(3):
+        assert torch.equal(run(layer, x, vllm_config).cpu(), expected)
+    assert streams["gate"] == torch.accelerator.current_stream()
+    assert streams["shared"] != streams["gate"]
+
+
 def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
     method = deepseek_layer(vllm_config).experts.routed_experts.quant_method
     assert isinstance(method, NPUUnquantizedFusedMoEMethod)

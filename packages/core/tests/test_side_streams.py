@@ -1,5 +1,7 @@
 """Options for side streams that cannot apply stop the start with the reason."""
 
+from types import SimpleNamespace
+
 import pytest
 from vllm.config import VllmConfig
 
@@ -24,6 +26,14 @@ def test_without_the_package_the_error_names_it(
 class DenseModel:
     model = "some/dense-model"
     use_mla = False
+    hf_text_config = SimpleNamespace(n_shared_experts=None)
+
+
+def test_a_model_without_shared_experts_is_refused(vllm_config: VllmConfig):
+    vllm_config.additional_config = {"torchair_graph_config": {"enable_multistream_moe": True}}
+    vllm_config.model_config = DenseModel()
+    with pytest.raises(ConfigurationError, match=r"has no shared experts\. Remove the key"):
+        check_streams(vllm_config)
 
 
 def test_a_model_without_latent_attention_is_refused(vllm_config: VllmConfig):

@@ -46,7 +46,7 @@ class GraphConfig(_Options):
     """Run the vector work of latent attention beside its matrix work, in steps of decodes alone.
     Works without graph mode."""
     enable_multistream_moe: bool = False
-    """Run shared experts beside routed ones."""
+    """Run shared experts beside routed ones. Works without graph mode."""
     enable_view_optimize: bool = True
     """Fold views when compiling."""
     enable_kv_nz: bool = False
@@ -142,7 +142,12 @@ class DavinciConfig(_Options):
 
 
 # Keys of torchair_graph_config that mean something without graph mode.
-WITHOUT_GRAPHS = ("enabled", "enable_view_optimize", "enable_multistream_mla")
+WITHOUT_GRAPHS = (
+    "enabled",
+    "enable_view_optimize",
+    "enable_multistream_mla",
+    "enable_multistream_moe",
+)
 
 # Older spelling -> path of the key that replaced it.
 ALIASES: dict[str, tuple[str, ...]] = {

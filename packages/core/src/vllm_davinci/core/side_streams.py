@@ -11,12 +11,21 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 ATTENTION = "torchair_graph_config.enable_multistream_mla"
+EXPERTS = "torchair_graph_config.enable_multistream_moe"
+# Fields of models' configurations that say how many or how wide their shared experts are.
+SHARED_EXPERT_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size")
 
 
 def attention_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
     """What runs latent attention's vector work on a side stream; None when the option is off."""
     is_on = get_config(vllm_config).torchair_graph_config.enable_multistream_mla
     return _required(ATTENTION) if is_on else None
+
+
+def experts_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
+    """What runs shared experts on a side stream; None when the option is off."""
+    is_on = get_config(vllm_config).torchair_graph_config.enable_multistream_moe
+    return _required(EXPERTS) if is_on else None
 
 
 def check_streams(vllm_config: "VllmConfig") -> None:
@@ -26,6 +35,14 @@ def check_streams(vllm_config: "VllmConfig") -> None:
         raise ConfigurationError(
             f"additional_config key {ATTENTION!r} is for latent attention, and {model.model} has "
             "none. Remove the key."
+        )
+    has_shared = model is None or any(
+        getattr(model.hf_text_config, name, None) for name in SHARED_EXPERT_FIELDS
+    )
+    if experts_scheduler(vllm_config) is not None and not has_shared:
+        raise ConfigurationError(
+            f"additional_config key {EXPERTS!r} runs shared experts beside routed ones, and "
+            f"{model.model} has no shared experts. Remove the key."
         )
 
 

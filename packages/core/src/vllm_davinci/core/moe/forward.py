@@ -7,6 +7,7 @@ import torch
 from vllm_davinci.core.moe.exchange import TokenExchange
 from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.routing import RoutingRule, select_experts
+from vllm_davinci.core.moe.shared import SharedBeside
 from vllm_davinci.core.ops.compiled import compiled
 
 
@@ -16,6 +17,7 @@ class RoutedForward:
 
     physical_experts: [num_experts], int32, on the device: each expert's number by place; None
                       when experts lie in order
+    shared:           runs the layer's shared experts beside this; None leaves them to vLLM
     """
 
     rule: RoutingRule
@@ -23,6 +25,7 @@ class RoutedForward:
     physical_experts: torch.Tensor | None
     weight_on_input: bool = False
     exchange: TokenExchange | None = None
+    shared: SharedBeside | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -30,6 +33,11 @@ class RoutedForward:
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         Returns a new tensor shaped like x.
         """
+        if self.shared is not None:
+            return self.shared(x, lambda: self._routed(x, router_logits))
+        return self._routed(x, router_logits)
+
+    def _routed(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         if self.exchange is not None:
             return self.exchange(x, router_logits, self)
         at_once = self._at_once(x, router_logits)

@@ -18,6 +18,7 @@ from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
 from vllm_davinci.core.moe.options import scheme_rule
 from vllm_davinci.core.moe.routing import RoutingRule
+from vllm_davinci.core.moe.shared import shared_beside
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -36,6 +37,11 @@ class NPUUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
     def supports_internal_mk(self) -> bool:
         """Tokens of other replicas are fetched here, not by vLLM's runner."""
         return True
+
+    @property
+    def mk_can_overlap_shared_experts(self) -> bool:
+        """Whether `routed_forward` runs the shared experts too, so that vLLM's runner must not."""
+        return self.routed_forward is not None and self.routed_forward.shared is not None
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
         """Lays the weights out for the grouped product and prepares the forward."""
@@ -76,6 +82,7 @@ def routed_forward(layer: NPURoutedExperts, experts: Experts) -> RoutedForward:
         physical_experts=physical,
         weight_on_input=layer.apply_router_weight_on_input,
         exchange=_exchange(layer),
+        shared=shared_beside(layer),
     )
 
 

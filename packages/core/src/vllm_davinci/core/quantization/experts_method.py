@@ -63,6 +63,11 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
         """Tokens of other replicas are fetched here, not by vLLM's runner."""
         return True
 
+    @property
+    def mk_can_overlap_shared_experts(self) -> bool:
+        """Whether `routed_forward` runs the shared experts too, so that vLLM's runner must not."""
+        return self.routed_forward is not None and self.routed_forward.shared is not None
+
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig | None:
         return None
 
