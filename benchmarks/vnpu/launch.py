@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from result import Kind, Result, Row
 
@@ -35,7 +36,12 @@ def run(args: argparse.Namespace) -> Result:
     for queue in ("0", "1"):
         child = subprocess.run(
             [sys.executable, __file__, str(args.calls), str(args.seed)],
-            env={**os.environ, "TASK_QUEUE_ENABLE": queue, "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "TASK_QUEUE_ENABLE": queue,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+            },
             stdout=subprocess.PIPE,
             text=True,
             timeout=300,
