@@ -51,7 +51,9 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path
             answers = [threads.submit(ask, n) for n in range(4)]
             assert becomes_true(lambda: requests_run(server), END_LIMIT_S), server.tail()
             workers[-1].kill()
-            assert {answer.result() for answer in answers} == {500}
+            statuses = {answer.result() for answer in answers}
+            # On a fast machine a request may have ended before its worker did.
+            assert 500 in statuses and statuses <= {200, 500}
         assert server.wait_for_end() == 1
         assert not [path for path in held if path.exists()]
     finally:
