@@ -20,6 +20,7 @@ from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.server_process import SMALL, ServerProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
+from e2e.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 16
@@ -179,13 +180,15 @@ def test_replicas_split_together_and_the_metrics_say_so(
     try:
         server.wait_until_ready()
 
-        def complete(prompt: list[int]) -> list[int]:
+        def complete(replica: int) -> list[list[int]]:
             answer = httpx.post(
                 f"{server.url}/v1/completions",
+                headers={"X-data-parallel-rank": str(replica)},
                 json={
                     "model": str(zoo(model)),
-                    "prompt": prompt,
-                    "max_tokens": MAX_TOKENS,
+                    "prompt": prompts[replica:24:2],
+                    # So many steps that those of the two replicas meet.
+                    "max_tokens": 64,
                     "temperature": 0,
                     "ignore_eos": True,
                     "return_token_ids": True,
@@ -193,26 +196,30 @@ def test_replicas_split_together_and_the_metrics_say_so(
                 timeout=300,
             )
             answer.raise_for_status()
-            return answer.json()["choices"][0]["token_ids"]
+            return [choice["token_ids"] for choice in answer.json()["choices"]]
 
-        with ThreadPoolExecutor(24) as threads:
-            generated = list(threads.map(complete, prompts[:24]))
-        metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+        def split() -> dict[str, float]:
+            """Replica -> steps that were split."""
+            metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+            counts = re.findall(
+                r'davinci:overlap_decisions_total\{engine="(\d)",reason="split"\} (\S+)', metrics
+            )
+            return {engine: float(count) for engine, count in counts}
+
+        with ThreadPoolExecutor(2) as threads:
+            generated = list(threads.map(complete, (0, 1)))
+        # The counts of the last steps may be on their way from the workers.
+        becomes_true(lambda: len(split()) == 2 and len(set(split().values())) == 1, 30)
+        counts = split()
         server.interrupt()
         server.wait_for_end()
     finally:
         server.kill()
-    for prompt, tokens in zip(prompts[:24], generated, strict=True):
-        assert len(tokens) == MAX_TOKENS
-        assert reference(model).first_difference(prompt, tokens) is None
-    split = {
-        engine: float(count)
-        for engine, count in re.findall(
-            r'davinci:overlap_decisions_total\{engine="(\d)",reason="split"\} (\S+)', metrics
-        )
-    }
-    assert split["0"] > 0
-    assert split["0"] == split["1"]
+    for replica, answers in enumerate(generated):
+        for prompt, tokens in zip(prompts[replica:24:2], answers, strict=True):
+            assert len(tokens) == 64
+            assert reference(model).first_difference(prompt, tokens) is None
+    assert counts["0"] == counts["1"] > 0
 
 
 # --- any schedule, no race -----------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """Overlap decisions reach the metrics endpoint of the front end."""
 
-from collections.abc import Iterator
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 from prometheus_client import REGISTRY
@@ -8,7 +12,10 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
 
 from vllm_davinci.core.overlap import metrics
+from vllm_davinci.core.overlap.decisions import Counts
 from vllm_davinci.core.overlap.metrics import CountReceiver, CountSender, OverlapStatLogger
+
+LIMIT_S = 20
 
 
 @pytest.fixture
@@ -21,71 +28,117 @@ def config(vllm_config: VllmConfig) -> VllmConfig:
 @pytest.fixture
 def stat_logger(config: VllmConfig) -> Iterator[OverlapStatLogger]:
     metrics._counter.cache_clear()
-    yield OverlapStatLogger(config, [0, 1])
+    made = OverlapStatLogger(config, [0, 1])
+    yield made
+    close(made)
     REGISTRY.unregister(metrics._counter())
 
 
-def counted(reason: str, engine: str = "0") -> float | None:
+@pytest.fixture
+def new_sender(config: VllmConfig) -> Iterator[Callable[[], CountSender]]:
+    """One with the configuration as it is then."""
+    with ExitStack() as senders:
+        yield lambda: senders.enter_context(closing(CountSender(config)))
+
+
+def close(stat_logger: OverlapStatLogger) -> None:
+    assert stat_logger._receiver is not None
+    stat_logger._receiver.close()
+
+
+def assert_counted(expected: float, reason: str, engine: str = "0") -> None:
     labels = {"engine": engine, "reason": reason}
-    return REGISTRY.get_sample_value("davinci:overlap_decisions_total", labels)
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        value = REGISTRY.get_sample_value("davinci:overlap_decisions_total", labels)
+        if value == expected:
+            return
+        assert time.monotonic() < deadline, f"{reason} is {value} after {LIMIT_S} s"
+        time.sleep(0.01)
 
 
-def test_totals_of_a_worker_become_a_counter(config: VllmConfig, stat_logger: OverlapStatLogger):
-    send = CountSender(config)
-    stat_logger.record(None, None)
+def test_totals_of_a_worker_become_a_counter(
+    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
+):
+    send = new_sender()
     send({"split": 2, "few_tokens": 1})
     send({"split": 3, "few_tokens": 1})
-    stat_logger.record(None, None)
-    assert (counted("split"), counted("few_tokens")) == (3, 1)
+    assert_counted(3, "split")
+    assert_counted(1, "few_tokens")
     send({"split": 3, "few_tokens": 5})
-    stat_logger.record(None, None, engine_idx=0)
-    assert (counted("split"), counted("few_tokens")) == (3, 5)
+    assert_counted(5, "few_tokens")
+    assert_counted(3, "split")
 
 
-def test_replicas_are_counted_apart(config: VllmConfig, stat_logger: OverlapStatLogger):
-    send = CountSender(config)
-    send({"split": 2})
+def test_replicas_are_counted_apart(
+    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
+):
+    new_sender()({"split": 2})
     config.parallel_config.data_parallel_index = 1
-    CountSender(config)({"split": 7})
-    stat_logger.record(None, None)
-    assert (counted("split", "0"), counted("split", "1")) == (2, 7)
+    new_sender()({"split": 7})
+    assert_counted(2, "split", "0")
+    assert_counted(7, "split", "1")
 
 
-def test_a_worker_does_not_mind_that_nobody_listens(config: VllmConfig):
-    send = CountSender(config)
+def test_a_worker_does_not_mind_that_nobody_listens(
+    new_sender: Callable[[], CountSender], config: VllmConfig
+):
+    metrics._counter.cache_clear()
+    send = new_sender()
     for count in range(100):
         send({"split": count})
-    receiver = CountReceiver(config)
+    received = []
+    receiver = CountReceiver(config, lambda engine, counts: received.append(counts["split"]))
     for count in range(100, 2000):
-        send({"split": count})  # more than the queue of a socket holds
-    assert receiver.received()[0]["split"] >= 100
-    assert receiver.received() == {}
+        send({"split": count})
+    receiver.close()
+    for count in range(2000, 2100):
+        send({"split": count})
+    assert received
+    assert received == sorted(received)
+    assert set(received) <= set(range(100, 2000))
+
+
+def test_a_worker_finds_a_front_end_that_starts_again(
+    new_sender: Callable[[], CountSender], config: VllmConfig
+):
+    send = new_sender()
+    for newest in (1, 2):
+        received = threading.Event()
+        receiver = CountReceiver(config, lambda engine, counts: received.set())  # noqa: B023
+        send({"split": newest})
+        send({"split": newest})  # the first one finds that the front end before has gone
+        assert received.wait(LIMIT_S)
+        receiver.close()
 
 
 def test_a_second_front_end_leaves_the_counting_to_the_first(
-    config: VllmConfig, stat_logger: OverlapStatLogger
+    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
 ):
     second = OverlapStatLogger(config, [0, 1])
-    CountSender(config)({"split": 4})
+    assert second._receiver is None
+    new_sender()({"split": 4})
+    # Only the second one has requests, so that only it is told of steps.
     second.record(None, None)
-    stat_logger.record(None, None)
-    assert counted("split") == 4
+    assert_counted(4, "split")
 
 
 def test_a_front_end_with_a_configuration_of_its_own_hears_the_workers(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+    new_sender: Callable[[], CountSender], config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/tmp/chosen-by-vllm" + "-long" * 30)
-    receiver = CountReceiver(config)
+    received: queue.Queue[tuple[int, Counts]] = queue.Queue()
+    receiver = CountReceiver(config, lambda *message: received.put(message))
     config.instance_id = "another"
-    CountSender(config)({"split": 1})
-    assert receiver.received() == {0: {"split": 1}}
+    new_sender()({"split": 1})
+    assert received.get(timeout=LIMIT_S) == (0, {"split": 1})
+    receiver.close()
 
 
 def test_nothing_is_counted_when_overlap_is_off(config: VllmConfig):
     config.additional_config = {}
     OverlapStatLogger(config, [0]).record(None, None)
-    CountReceiver(config)  # its address is free
+    CountReceiver(config, lambda engine, counts: None).close()  # its address is free
 
 
 def test_vllm_finds_the_plugin():

@@ -1,18 +1,20 @@
 """Overlap decisions on their way from the workers to the server's metrics endpoint.
 
-vLLM's worker output has no room for them, so each replica's first worker sends its counts as a
-datagram to the front end on the same host. The address is a name in Linux's abstract socket
-namespace, which leaves no file and ends with the process. Counts are totals: a lost datagram is
-made good by the next one.
+vLLM's worker output has no room for them, so each replica's first worker sends its counts to the
+front end on the same host. The address is a name in Linux's abstract socket namespace, which leaves
+no file and ends with the process. Counts are totals: a lost message is made good by the next one.
 """
 
-import contextlib
 import hashlib
 import json
 import os
+import selectors
 import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client import Counter
 from vllm.config import VllmConfig
@@ -26,7 +28,7 @@ from vllm_davinci.core.platform import NPUPlatform
 
 logger = init_logger(__name__)
 
-MAX_DATAGRAM_BYTES = 4096  # a dozen reasons of 20 characters with their counts
+MAX_MESSAGE_BYTES = 4096  # a dozen reasons of 20 characters with their counts
 
 
 def _address(vllm_config: VllmConfig) -> str:
@@ -45,31 +47,94 @@ class CountSender:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._address = _address(vllm_config)
         self._engine = vllm_config.parallel_config.data_parallel_index
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._socket: socket.socket | None = None
 
     def __call__(self, counts: Counts) -> None:
         message = json.dumps({"engine": self._engine, "counts": counts}).encode()
-        with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
-            self._socket.sendto(message, self._address)
+        try:
+            if self._socket is None:
+                self._socket = self._connected()
+            self._socket.send(message)
+        except BlockingIOError:
+            pass  # the front end is far behind: the totals of a later step tell it all
+        except ConnectionError:  # it does not listen yet, or has ended
+            self.close()
+
+    def close(self) -> None:
+        """A later call connects again."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self) -> socket.socket:
+        connection = _new_socket()
+        connection.setblocking(False)
+        try:
+            connection.connect(self._address)
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
 
 class CountReceiver:
-    """The front end's end."""
+    """The front end's end: a thread of its own, so that counts arrive whatever else goes on there.
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(_address(vllm_config))
+    on_counts: called in that thread with a replica and its counts
+    Raises OSError when another front end has the address.
+    """
 
-    def received(self) -> dict[int, Counts]:
-        """The newest counts of each replica that sent any since the last call."""
-        newest: dict[int, Counts] = {}
-        with contextlib.suppress(BlockingIOError):
+    def __init__(self, vllm_config: VllmConfig, on_counts: Callable[[int, Counts], None]) -> None:
+        self._on_counts = on_counts
+        self._listener = _new_socket()
+        try:
+            self._listener.bind(_address(vllm_config))
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._receive, name="overlap counts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _receive(self) -> None:
+        with selectors.DefaultSelector() as ready, ExitStack() as workers:
+            ready.register(self._listener, selectors.EVENT_READ)
             while True:
-                message = json.loads(self._socket.recv(MAX_DATAGRAM_BYTES))
-                newest[message["engine"]] = message["counts"]
-        return newest
+                for key, _ in ready.select():
+                    if key.fileobj is self._listener:
+                        try:
+                            worker = workers.enter_context(self._listener.accept()[0])
+                        except OSError:
+                            return  # closed
+                        ready.register(worker, selectors.EVENT_READ)
+                        continue
+                    worker = cast(socket.socket, key.fileobj)
+                    message = _message_of(worker)
+                    if message:
+                        content = json.loads(message)
+                        self._on_counts(content["engine"], content["counts"])
+                    else:
+                        ready.unregister(worker)
+                        worker.close()
+
+
+def _message_of(worker: socket.socket) -> bytes:
+    """The next one; empty when the worker has ended."""
+    try:
+        return worker.recv(MAX_MESSAGE_BYTES)
+    except ConnectionError:
+        return b""
+
+
+def _new_socket() -> socket.socket:
+    """Keeps messages apart, and in order; its buffer holds those of thousands of steps."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @cache
@@ -93,20 +158,22 @@ class OverlapStatLogger(AggregateStatLoggerBase):
         if not get_config(vllm_config).dbo.enabled:
             return
         try:
-            self._receiver = CountReceiver(vllm_config)
+            self._receiver = CountReceiver(vllm_config, self._count)
         except OSError as error:  # another API server process of this engine has it
             logger.debug("Overlap decisions are counted by another front end: %s", error)
 
+    def _count(self, engine: int, counts: Counts) -> None:
+        for reason, count in counts.items():
+            before = self._counted.get((engine, reason), 0)
+            if count > before:
+                _counter().labels(str(engine), reason).inc(count - before)
+                self._counted[engine, reason] = count
+
     def record(self, *args: Any, **kwargs: Any) -> None:
-        """Called by vLLM after every step."""
-        if self._receiver is None:
-            return
-        for engine, counts in self._receiver.received().items():
-            for reason, count in counts.items():
-                before = self._counted.get((engine, reason), 0)
-                if count > before:
-                    _counter().labels(str(engine), reason).inc(count - before)
-                    self._counted[engine, reason] = count
+        """Nothing to do: vLLM calls this in front ends that have requests, and counts come to one.
+
+        Which of several API servers has the counts and which one gets a request is chance.
+        """
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
