@@ -40,6 +40,8 @@ const char* name_of(Operation operation) {
     case Operation::kAllToAll: return "all_to_all";
     case Operation::kAllToAllV: return "all_to_all_v";
     case Operation::kBarrier: return "barrier";
+    case Operation::kExpertDispatch: return "expert_dispatch";
+    case Operation::kExpertCombine: return "expert_combine";
   }
   return "unknown operation";
 }
@@ -77,7 +79,9 @@ void Collective::begin() {
   sequence_ = ++group_->collectives;
   Segment& segment = group_->segment();
   announcement_.sequence = sequence_;
-  announcement_.rounds = Configuration::instance().compute ? rounds() : 1;
+  const bool moves_data = Configuration::instance().compute;
+  if (moves_data) prepare();
+  announcement_.rounds = moves_data ? rounds() : 1;
   segment.rank(group_->rank()).announcements[sequence_ % 2] = announcement_;
   announce_sizes(segment.sizes(group_->rank(), sequence_));
 }

@@ -21,6 +21,8 @@ enum class Operation : uint32_t {
   kAllToAll,
   kAllToAllV,
   kBarrier,
+  kExpertDispatch,
+  kExpertCombine,
 };
 
 const char* name_of(Operation operation);
@@ -42,6 +44,8 @@ class Collective : public Task {
   // `count`, `reduction`, `root` and `signature` must be the same on all ranks.
   Collective(GroupPtr group, const Announcement& announcement);
 
+  // Called first, when everything before it on its stream is done.
+  virtual void prepare() {}
   // Number of rounds that this rank needs; the group takes the largest of all.
   virtual uint32_t rounds() const = 0;
   // Copies this rank's data of a round into its slot.

@@ -29,6 +29,6 @@ struct aclScalarList {  // owns its elements
   std::vector<const aclScalar*> scalars;
 };
 struct aclOpExecutor {
-  std::shared_ptr<vnpu::ops::OperatorTask> task;
+  vnpu::TaskPtr task;
   bool repeatable = false;
 };

@@ -179,7 +179,7 @@ int launch_operator(void*, uint64_t, aclOpExecutor* executor, void* stream) {
                        "vnpu: an operator was launched without an executor.");
   }
   // One-shot executors end here; a repeatable one belongs to the caller.
-  const std::shared_ptr<OperatorTask> task = executor->task;
+  const TaskPtr task = executor->task;
   if (!executor->repeatable) delete executor;
   try {
     System& system = System::instance();

@@ -1,0 +1,78 @@
+#pragma once
+
+// Tokens to the ranks of their experts, and the experts' results back, each in one launch.
+//
+// Assignments are a token's choices, numbered token by token: assignment a is choice a % k of token
+// a / k. On a rank that has experts, rows lie expert by expert, within an expert by the rank that
+// they come from, within those in the order of their assignments. Results go the same way back, so
+// each rank knows from its own choices which row is whose.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/group.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// Where experts are. The first ranks have one shared expert each, the others the routed ones.
+struct ExpertPlaces {
+  int64_t ranks;
+  int64_t routed;        // experts that tokens choose
+  int64_t shared;        // experts that take every token
+  int64_t shared_ranks;  // a multiple of `shared`: each of them is on as many
+
+  bool is_shared(int64_t rank) const { return rank < shared_ranks; }
+  int64_t experts_per_rank() const { return routed / (ranks - shared_ranks); }
+  int64_t experts_of(int64_t rank) const { return is_shared(rank) ? 1 : experts_per_rank(); }
+  int64_t rank_of(int64_t expert) const { return shared_ranks + expert / experts_per_rank(); }
+  // Where tokens of rank `from` go for a shared expert.
+  int64_t rank_of_shared(int64_t expert, int64_t from) const {
+    const int64_t copies = shared_ranks / shared;
+    return expert * copies + from % copies;
+  }
+  // Choices of a token beyond its routed ones.
+  int64_t shared_choices() const { return shared_ranks == 0 ? 0 : shared; }
+};
+
+// What both directions are told alike.
+struct ExpertExchange {
+  GroupPtr group;
+  ExpertPlaces places;
+  TensorView expert_ids;             // [tokens, k], int32
+  std::optional<TensorView> active;  // [tokens] or [tokens, k], bool
+  int64_t most_tokens;               // of any rank
+};
+
+struct DispatchTensors {
+  TensorView x;                       // [tokens, hidden]
+  std::optional<TensorView> smooth;   // [experts, hidden], fp32, shared ones first
+  std::optional<TensorView> weights;  // [tokens, k], fp32
+  bool quantized;                     // int8 rows with a scale each
+  bool counts_as_sums;                // tokens_per_expert holds ends instead of counts
+  bool triples;                       // assist: rank, token and choice of each row; else, of each
+                                      // assignment, its number among those of its expert
+  TensorView rows;                    // [capacity, hidden]
+  std::optional<TensorView> row_scales;  // [capacity], fp32
+  TensorView assist;                     // int32
+  TensorView tokens_per_expert;          // [experts here], int64
+  TensorView ends;  // [experts here * ranks, ...], int32: where each rank's rows of an expert end
+  std::optional<TensorView> total;        // [0 or 1], int32
+  std::optional<TensorView> row_weights;  // [capacity], fp32
+};
+TaskPtr dispatch_to_experts(const ExpertExchange& exchange, const DispatchTensors& tensors,
+                            std::vector<Access> accesses);
+
+struct CombineTensors {
+  TensorView rows;                     // [capacity, hidden]
+  TensorView ends;                     // as dispatch gave it
+  TensorView weights;                  // [tokens, k], fp32
+  std::optional<TensorView> shared_x;  // [tokens, hidden]: added as it is
+  TensorView sums;                     // [tokens, hidden]
+};
+TaskPtr combine_from_experts(const ExpertExchange& exchange, const CombineTensors& tensors,
+                             std::vector<Access> accesses);
+
+}  // namespace vnpu::ops

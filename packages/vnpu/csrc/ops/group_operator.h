@@ -1,0 +1,103 @@
+#pragma once
+
+// How an operator that communicates is written. Its row states name and arguments as any other's;
+// its body runs when the operator is prepared, and makes the task that a stream runs later:
+//
+//   VNPU_GROUP_OPERATOR(Name, (const TensorIn& x, const Text& group, TensorOut out)) {
+//     return std::make_shared<SomeCollective>(..., launch.accesses);
+//   }
+//
+// `launch` is in scope. The body refuses arguments with `reject`.
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "collective/group.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// --- argument types: where tensors lie, for a task that uses them later ------------------------
+struct TensorIn {  // aclTensor*, read, required
+  TensorView view;
+};
+struct OptionalTensorIn {  // aclTensor*, read, may be null
+  std::optional<TensorView> view;
+};
+struct TensorOut {  // aclTensor*, written, required
+  TensorView view;
+};
+struct OptionalTensorOut {  // aclTensor*, written, may be null
+  std::optional<TensorView> view;
+};
+
+template <class T, bool kWrite>
+struct RequiredView : PlainArgument<T> {
+  using C = const aclTensor*;
+  static T keep(C c, Launch& launch) {
+    if (c == nullptr) launch.missing();
+    return T{launch.view(c, kWrite, !kWrite)};
+  }
+};
+template <class T, bool kWrite>
+struct OptionalView : PlainArgument<T> {
+  using C = const aclTensor*;
+  static T keep(C c, Launch& launch) {
+    return c == nullptr ? T{} : T{launch.view(c, kWrite, !kWrite)};
+  }
+};
+template <>
+struct Argument<TensorIn> : RequiredView<TensorIn, false> {};
+template <>
+struct Argument<TensorOut> : RequiredView<TensorOut, true> {};
+template <>
+struct Argument<OptionalTensorIn> : OptionalView<OptionalTensorIn, false> {};
+template <>
+struct Argument<OptionalTensorOut> : OptionalView<OptionalTensorOut, true> {};
+
+// Refuses arguments: throws Failure(kOperatorInvalid) "aclnnX: message".
+[[noreturn]] void reject(const Launch& launch, const std::string& message);
+// The group of that name in which the current device takes part.
+GroupPtr group_named(const Launch& launch, const std::string& name);
+// Phase one's end.
+void finish_group_prepare(TaskPtr task, uint64_t* workspace_bytes, aclOpExecutor** executor);
+
+template <auto kBody>
+struct ExportedGroup;
+template <class... P, TaskPtr (*kBody)(const Launch&, P...)>
+struct ExportedGroup<kBody> {
+  template <class T>
+  using A = Argument<std::remove_cvref_t<T>>;
+
+  inline static const char* name = nullptr;
+
+  static int prepare(typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
+    try {
+      Launch launch{name};
+      // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
+      std::tuple<typename A<P>::Kept...> kept{A<P>::keep(c, launch.next())...};
+      const auto body = [&](const auto&... values) { return kBody(launch, values...); };
+      finish_group_prepare(std::apply(body, kept), workspace_bytes, executor);
+      return 0;
+    } catch (...) {
+      return report_exception(name);
+    }
+  }
+};
+
+}  // namespace vnpu::ops
+
+#define VNPU_UNWRAP(...) __VA_ARGS__
+#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                            \
+  static ::vnpu::TaskPtr vnpu_body_##NAME(const ::vnpu::ops::Launch& launch,             \
+                                          VNPU_UNWRAP PARAMETERS);                       \
+  static const bool vnpu_row_##NAME = [] {                                               \
+    ::vnpu::ops::ExportedGroup<&vnpu_body_##NAME>::name = "aclnn" #NAME;                 \
+    ::vnpu::ops::register_row({#NAME, #PARAMETERS});                                     \
+    return true;                                                                         \
+  }();                                                                                   \
+  VNPU_EXPORT_AS(aclnn##NAME##GetWorkspaceSize, vnpu_resolve_prepare_##NAME,             \
+                 &::vnpu::ops::ExportedGroup<&vnpu_body_##NAME>::prepare)                \
+  VNPU_EXPORT_AS(aclnn##NAME, vnpu_resolve_launch_##NAME, &::vnpu::ops::launch_operator) \
+  static ::vnpu::TaskPtr vnpu_body_##NAME(const ::vnpu::ops::Launch& launch, VNPU_UNWRAP PARAMETERS)
