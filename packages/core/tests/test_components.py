@@ -32,8 +32,25 @@ class Device:
     def is_active(self) -> bool:
         return True
 
+    def is_traced(self) -> bool:
+        return False
+
+    def name_stream(self, handle: int, name: str) -> None: ...
+
+    def label_launches(self, label: str) -> None: ...
+
 
 class IdleDevice(Device):
+    def is_active(self) -> bool:
+        return False
+
+
+class TracedDevice(Device):
+    def is_traced(self) -> bool:
+        return True
+
+
+class IdleTracedDevice(TracedDevice):
     def is_active(self) -> bool:
         return False
 
@@ -111,3 +128,12 @@ def test_the_active_device_is_named(
 ):
     installed(monkeypatch, *names, role=components.DEVICES)
     assert components.active_device() == active
+
+
+def test_only_an_active_device_that_writes_a_trace_is_told_of_streams(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    installed(monkeypatch, "Device", "IdleTracedDevice", role=components.DEVICES)
+    assert components.traced_device() is None
+    installed(monkeypatch, "Device", "TracedDevice", role=components.DEVICES)
+    assert isinstance(components.traced_device(), TracedDevice)

@@ -1,10 +1,13 @@
 // The Python view of the device: settings and state of this process.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include "abi/status.h"
 #include "device/configuration.h"
 #include "device/memory.h"
 #include "device/system.h"
+#include "trace/recorder.h"
 
 namespace py = pybind11;
 
@@ -20,6 +23,17 @@ PYBIND11_MODULE(_C, m) {
       case vnpu::SchedulePolicy::kFuzz: return "fuzz:" + std::to_string(configuration.seed);
     }
     throw std::logic_error("vnpu: a schedule policy without a name");
+  });
+  m.def("is_traced", [] { return vnpu::trace::Recorder::instance() != nullptr; });
+  m.def("name_stream", [](uintptr_t handle, const std::string& name) {
+    if (auto* recorder = vnpu::trace::Recorder::instance()) {
+      recorder->name_stream(*vnpu::abi::stream_of(reinterpret_cast<void*>(handle)), name);
+    }
+  });
+  m.def("label_launches", [](std::string label) {
+    if (auto* recorder = vnpu::trace::Recorder::instance()) {
+      recorder->label_launches(std::move(label));
+    }
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
 }

@@ -9,7 +9,7 @@ from vllm_davinci.vnpu import VirtualDeviceConfig
 PRODUCTS = """
 import time, torch
 streams = [torch.npu.Stream(), torch.npu.Stream()]
-x = torch.ones(8, 8, device="npu")
+x = torch.ones(64, 64, device="npu")
 torch.npu.synchronize()
 begin = time.perf_counter()
 for _ in range(8):
@@ -19,7 +19,7 @@ for _ in range(8):
 launched = time.perf_counter()
 torch.npu.synchronize()
 end = time.perf_counter()
-assert y[0, 0].item() == 8
+assert y[0, 0].item() == 64
 print(int((launched - begin) * 1000), int((end - begin) * 1000))
 """
 
@@ -43,7 +43,15 @@ def test_tasks_follow_one_another_where_one_thread_runs_them_all():
     assert whole >= 800
 
 
-@pytest.mark.parametrize("text", ["aclnnMm", "=5", "aclnnMm=", "aclnnMm=-1", "a=1,b=2x", "a=1e9"])
+def test_a_duration_may_count_for_what_a_task_writes():
+    # 64 x 64 floats are 1/64 MiB: 50 ms.
+    _, whole = milliseconds("eager", "aclnnM=8000000/MiB,aclnnMm=3200000/MiB")
+    assert 800 <= whole < 1600
+
+
+@pytest.mark.parametrize(
+    "text", ["aclnnMm", "aclnnMm=5/KiB", "=5", "aclnnMm=", "aclnnMm=-1", "a=1,b=2x", "a=1e9"]
+)
 def test_text_that_does_not_parse_is_refused(text: str):
     done = run_program(PRODUCTS, VNPU_PACE=text)
     assert done.returncode != 0

@@ -51,6 +51,8 @@ class EventRecord final : public Task {
   Progress advance() override;
   // The stream has failed before this record.
   void fail(const Failure& failure) { failure_ = failure; }
+  const Event& event() const { return *event_; }
+  uint64_t version() const { return version_; }
 
  private:
   EventPtr event_;
@@ -63,6 +65,8 @@ class EventWait final : public Task {
   EventWait(EventPtr event, uint64_t version);
   Progress advance() override;
   std::string waiting_for() const override;
+  const Event& event() const { return *event_; }
+  uint64_t version() const { return version_; }
 
  private:
   EventPtr event_;

@@ -5,6 +5,7 @@
 #include "device/pace.h"
 #include "race/call_site.h"
 #include "race/detector.h"
+#include "trace/recorder.h"
 
 namespace vnpu {
 namespace {
@@ -27,7 +28,9 @@ constexpr milliseconds kIdleHost{20};      // fuzz: when the host is away, work 
 }  // namespace
 
 Executor::Executor(const Configuration& configuration)
-    : policy_(configuration.schedule),
+    : recorder_(trace::Recorder::instance()),
+      pace_(Pace::instance()),
+      policy_(configuration.schedule),
       wait_limit_(static_cast<int64_t>(configuration.wait_limit_seconds * 1000)),
       random_(configuration.seed),
       last_host_call_(steady_clock::now()) {}
@@ -85,6 +88,7 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
     stream->capture->append(std::move(task));
     return;
   }
+  if (recorder_ != nullptr) recorder_->on_launch(*task);
   switch (policy_) {
     case SchedulePolicy::kEager: submit_eager(stream, std::move(task), lock); return;
     case SchedulePolicy::kThreads: break;
@@ -228,8 +232,7 @@ void Executor::submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   lock.unlock();
   Progress progress;
   try {
-    progress = task->advance();
-    if (progress == Progress::kDone) Pace::instance().keep(task->name);
+    progress = advance(*stream, *task);
   } catch (...) {
     lock.lock();
     stream->running = false;
@@ -249,6 +252,28 @@ void Executor::submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   ++pending_;
   start_background();
   if (hosts_ == 0) work_.notify_one();
+}
+
+Progress Executor::advance(const Stream& stream, Task& task) const {
+  if (recorder_ == nullptr) {
+    const Progress progress = task.advance();
+    if (progress == Progress::kDone) pace_.keep(task);
+    return progress;
+  }
+  recorder_->on_advance(task);
+  try {
+    const Progress progress = task.advance();
+    if (progress == Progress::kDone) {
+      pace_.keep(task);
+      recorder_->on_end(stream, task, false);
+    } else {
+      recorder_->on_blocked(task);
+    }
+    return progress;
+  } catch (...) {
+    recorder_->on_end(stream, task, true);
+    throw;
+  }
 }
 
 void Executor::announce_progress() {
@@ -272,8 +297,7 @@ void Executor::run_head(Stream& stream, Lock& lock) {
   Progress progress = Progress::kDone;
   std::optional<Failure> failure;
   try {
-    progress = task->advance();
-    if (progress == Progress::kDone) Pace::instance().keep(task->name);
+    progress = advance(stream, *task);
   } catch (const Failure& f) {
     failure = f;
   } catch (const std::exception& e) {

@@ -14,6 +14,11 @@
 
 namespace vnpu {
 
+class Pace;
+namespace trace {
+class Recorder;
+}
+
 // Decides which stream's next task runs, where and when. Streams are in order; between streams
 // any order that events allow is correct, and the policies differ only in which one they take:
 //   eager    runs a task at once, on the launching thread, when nothing is before it; what cannot
@@ -65,6 +70,8 @@ class Executor {
   using Lock = std::unique_lock<std::mutex>;
 
   void submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock);
+  // One call of a task, with the time it takes. Not under the lock.
+  Progress advance(const Stream& stream, Task& task) const;
   void enqueue(const StreamPtr& stream, TaskPtr task, Lock& lock);
   // Runs the head of a stream until it is done or blocked. Unlocks while it runs.
   void run_head(Stream& stream, Lock& lock);
@@ -88,6 +95,8 @@ class Executor {
   void stream_worker(StreamPtr stream);
   void start_background();
 
+  trace::Recorder* const recorder_;  // null: nobody wants to know
+  const Pace& pace_;
   const SchedulePolicy policy_;
   const std::chrono::milliseconds wait_limit_;
   std::mt19937_64 random_;  // of fuzz

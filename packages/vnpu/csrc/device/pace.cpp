@@ -2,23 +2,26 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <string_view>
 #include <thread>
 
 #include "device/failure.h"
+#include "device/traffic.h"
 
 namespace vnpu {
 namespace {
 
 // Longer ones are a mistake in the unit.
 constexpr int64_t kMostMicroseconds = 10'000'000;
+constexpr std::string_view kPerMebibyte = "/MiB";  // that the task writes
 
 [[noreturn]] void refuse(const std::string& text, std::string_view part) {
   throw Failure(FailureKind::kInvalidArgument,
                 "vnpu: VNPU_PACE='" + text + "' is not valid at '" + std::string(part) +
                     "'. Expected NAME=MICROSECONDS,... with at most 10000000 each, such as "
-                    "aclnnMatmul=300,all_reduce=500.");
+                    "aclnnMatmul=300,all_reduce=500/MiB.");
 }
 
 }  // namespace
@@ -34,14 +37,18 @@ Pace::Pace(const std::string& text) {
     const std::string_view number = part.substr(equals + 1);
     int64_t value = 0;
     const auto [end, error] = std::from_chars(number.begin(), number.end(), value);
-    if (error != std::errc() || end != number.end() || value < 0 || value > kMostMicroseconds) {
+    const std::string_view unit = number.substr(static_cast<size_t>(end - number.begin()));
+    if (error != std::errc() || value < 0 || value > kMostMicroseconds ||
+        (!unit.empty() && unit != kPerMebibyte)) {
       refuse(text, part);
     }
-    durations_.emplace_back(part.substr(0, equals), value);
+    durations_.push_back({std::string(part.substr(0, equals)), value, !unit.empty()});
+    if (!unit.empty()) Task::collects_accesses = true;
   }
   // The longest beginning first.
-  std::stable_sort(durations_.begin(), durations_.end(),
-                   [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+  std::stable_sort(durations_.begin(), durations_.end(), [](const auto& a, const auto& b) {
+    return a.beginning.size() > b.beginning.size();
+  });
 }
 
 const Pace& Pace::instance() {
@@ -52,13 +59,17 @@ const Pace& Pace::instance() {
   return pace;
 }
 
-void Pace::keep(const char* task_name) const {
-  const std::string_view name = task_name;
-  for (const auto& [beginning, duration] : durations_) {
-    if (name.substr(0, beginning.size()) == beginning) {
-      std::this_thread::sleep_for(duration);
-      return;
+void Pace::keep(const Task& task) const {
+  const std::string_view name = task.name;
+  for (const Duration& each : durations_) {
+    if (!name.starts_with(each.beginning)) continue;
+    int64_t nanoseconds = each.microseconds * 1000;
+    if (each.per_mebibyte) {
+      const double mebibytes = static_cast<double>(traffic_of(task).written) / (1 << 20);
+      nanoseconds = static_cast<int64_t>(static_cast<double>(nanoseconds) * mebibytes);
     }
+    std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
+    return;
   }
 }
 

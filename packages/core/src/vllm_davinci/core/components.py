@@ -48,6 +48,15 @@ class DeviceProvider(Protocol):
     def is_active(self) -> bool:
         """Whether this process runs on it."""
 
+    def is_traced(self) -> bool:
+        """Whether it writes down which task runs when on which stream."""
+
+    def name_stream(self, handle: int, name: str) -> None:
+        """In that trace, the stream with this native handle has this name."""
+
+    def label_launches(self, label: str) -> None:
+        """In that trace, tasks launched from now on carry this label; "" ends it."""
+
 
 @dataclass(frozen=True)
 class Role:
@@ -129,6 +138,15 @@ def active_device() -> str | None:
     for name, provider in find(DEVICES).items():
         if provider.is_active():
             return name
+    return None
+
+
+def traced_device() -> DeviceProvider | None:
+    """The provider whose device this process runs on and which writes a trace; usually None."""
+    for provider in find(DEVICES).values():
+        if provider.is_active() and provider.is_traced():
+            device: DeviceProvider = provider
+            return device
     return None
 
 

@@ -102,6 +102,9 @@ class StreamScheduler(Protocol):
     def fork(self, role: str) -> AbstractContextManager[Fork]:
         """A side stream beside the current one. role: "vector" or "shared expert"."""
 
+    def name_streams(self, name: Callable[[int, str], None]) -> None:
+        """Calls `name` with native handle and role of each stream created from now on."""
+
     def communicate(self, launch: Callable[[], T]) -> T:
         """Runs a collective; inside a micro-batch, the others compute meanwhile."""
 

@@ -23,6 +23,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
+from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.moe.process_groups import init_expert_groups
@@ -62,6 +63,7 @@ class NPUWorker(Worker):
         num_micro_batches = get_config(self.vllm_config).dbo.num_micro_batches
         init_workspace_manager(self.device, 1, num_lanes=num_micro_batches)
         choose_operators(get_config(self.vllm_config).enable_compiled_operators)
+        name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:
             report_usage_stats(self.vllm_config)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vllm_davinci.multistream.device import Stream
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.fork import Fork
 from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
@@ -22,6 +23,7 @@ class StreamScheduler:
     def __init__(self) -> None:
         self._streams: StreamPool | None = None
         self._fork_events: EventPool | None = None
+        self._name: Callable[[int, str], None] | None = None
 
     def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
         """The decisions of one engine. mode: "request" or "token"; rules: SplitPolicy's fields."""
@@ -46,7 +48,19 @@ class StreamScheduler:
         self._fork_events.begin_step()
         return Fork(streams, self._fork_events, Role(role))
 
+    def name_streams(self, name: Callable[[int, str], None]) -> None:
+        """Calls `name` with native handle and role of each stream created from now on.
+
+        For tools that show streams. Call it before the first step.
+        """
+        self._name = name
+
     def _stream_pool(self) -> StreamPool:
         if self._streams is None:
-            self._streams = StreamPool()
+            self._streams = StreamPool(on_new=self._name_stream)
         return self._streams
+
+    def _name_stream(self, role: Role, stream: Stream) -> None:
+        handle = getattr(stream, "native_handle", None)  # a device without streams has none
+        if self._name is not None and handle is not None:
+            self._name(handle, role.value)

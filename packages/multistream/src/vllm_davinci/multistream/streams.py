@@ -1,6 +1,7 @@
 """One stream per role and device, created once: a stream per layer exhausts the device."""
 
 import enum
+from collections.abc import Callable
 
 from vllm_davinci.multistream.device import Device, Stream, current_device
 
@@ -19,11 +20,17 @@ class StreamPool:
     """Streams by role. The same role always gives the same stream.
 
     device: the device the streams belong to; None takes the current one
+    on_new: called with each stream when it is created
     """
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        device: Device | None = None,
+        on_new: Callable[[Role, Stream], None] | None = None,
+    ) -> None:
         self.device = device if device is not None else current_device()
         self._streams: dict[Role, Stream] = {}
+        self._on_new = on_new
 
     def stream(self, role: Role) -> Stream:
         """The stream of a role; for COMPUTE the stream that is current now."""
@@ -32,6 +39,8 @@ class StreamPool:
         stream = self._streams.get(role)
         if stream is None:
             stream = self._streams[role] = self.device.new_stream()
+            if self._on_new is not None:
+                self._on_new(role, stream)
         return stream
 
     @property

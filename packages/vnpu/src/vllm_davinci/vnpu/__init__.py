@@ -2,17 +2,22 @@
 
 from vllm_davinci.vnpu.activate import activate, is_active, library_directory
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
-from vllm_davinci.vnpu.errors import ActivationError, VirtualDeviceError
+from vllm_davinci.vnpu.errors import ActivationError, TraceError, VirtualDeviceError
+from vllm_davinci.vnpu.timeline import is_traced, label_launches, name_stream
 
 # Version of the role `vllm_davinci.devices` that this module fills (vllm_davinci.core.components).
 api_version = 1
 
 __all__ = [
     "ActivationError",
+    "TraceError",
     "VirtualDeviceConfig",
     "VirtualDeviceError",
     "activate",
     "api_version",
     "is_active",
+    "is_traced",
+    "label_launches",
     "library_directory",
+    "name_stream",
 ]

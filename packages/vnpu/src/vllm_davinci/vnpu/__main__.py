@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import pathlib
 import sys
 
-from vllm_davinci.vnpu import _C, coverage
+from vllm_davinci.vnpu import _C, coverage, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.traced_command import run_traced
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -21,8 +23,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--schedule", help="eager, threads or fuzz:SEED (default eager)")
     run.add_argument("--no-compute", action="store_true", help="operators do no arithmetic")
     run.add_argument("--wait-limit", type=float, help="longest wait for the device, seconds")
+    run.add_argument("--races", help="race detector: off, report or raise (default off)")
+    run.add_argument(
+        "--trace",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="write which task ran when on which stream, for https://ui.perfetto.dev",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
+
+    trace = commands.add_parser("trace", help="work with traces of several processes")
+    trace_commands = trace.add_subparsers(dest="trace_command", required=True)
+    merge = trace_commands.add_parser("merge", help="make one file of them")
+    merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
+    merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
 
     commands.add_parser("devices", help="the virtual devices of this environment")
 
@@ -47,9 +62,12 @@ def _run(options: argparse.Namespace) -> int:
         schedule=options.schedule,
         compute=False if options.no_compute else None,
         wait_limit=options.wait_limit,
+        races=options.races,
     )
     prepare_environment(os.environ, config, takeover=options.takeover)
     try:
+        if options.trace is not None:
+            return run_traced(command, options.trace)
         os.execvp(command[0], command)
     except FileNotFoundError:
         print(f"vnpu run: no such command: {command[0]}", file=sys.stderr)
@@ -57,6 +75,12 @@ def _run(options: argparse.Namespace) -> int:
     except PermissionError:
         print(f"vnpu run: not executable: {command[0]}", file=sys.stderr)
         return 126
+
+
+def _merge(sources: list[pathlib.Path], destination: pathlib.Path) -> int:
+    count = timeline.merge(sources, destination)
+    print(f"{destination}: {count} tasks. https://ui.perfetto.dev shows it.")
+    return 0
 
 
 def _devices() -> int:
@@ -72,6 +96,8 @@ def main() -> int:
     try:
         if options.command == "run":
             return _run(options)
+        if options.command == "trace":
+            return _merge(options.sources, options.output)
         if options.command == "devices":
             return _devices()
         return coverage.report(options.names, missing=options.missing, as_json=options.json)

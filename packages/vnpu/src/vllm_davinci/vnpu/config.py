@@ -7,6 +7,7 @@ from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.errors import VirtualDeviceError
 
 _SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
+_RACES = ("off", "report", "raise")
 _SIZE = re.compile(r"\d+(KiB|MiB|GiB)?")
 
 
@@ -20,6 +21,8 @@ class VirtualDeviceConfig:
     schedule:   "eager", "threads" or "fuzz:SEED"
     compute:    False: operators are launched but do no arithmetic
     wait_limit: longest wait of the host for the device, in seconds
+    races:      "off", "report" or "raise": the race detector
+    trace:      directory in which each process writes its trace
     """
 
     devices: int | None = None
@@ -28,6 +31,8 @@ class VirtualDeviceConfig:
     schedule: str | None = None
     compute: bool | None = None
     wait_limit: float | None = None
+    races: str | None = None
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -40,6 +45,8 @@ class VirtualDeviceConfig:
             raise VirtualDeviceError(
                 f"memory={self.memory!r}: expected a size such as '64GiB' or '512MiB'."
             )
+        if self.races is not None and self.races not in _RACES:
+            raise VirtualDeviceError(f"races={self.races!r}: expected 'off', 'report' or 'raise'.")
         if self.wait_limit is not None and not self.wait_limit > 0:
             raise VirtualDeviceError(f"wait_limit={self.wait_limit}: expected seconds above 0.")
 
@@ -52,5 +59,7 @@ class VirtualDeviceConfig:
             env.VNPU_SCHEDULE: self.schedule,
             env.VNPU_COMPUTE: None if self.compute is None else int(self.compute),
             env.VNPU_WAIT_LIMIT: self.wait_limit,
+            env.VNPU_RACES: self.races,
+            env.VNPU_TRACE: self.trace,
         }
         return {name: str(value) for name, value in values.items() if value is not None}

@@ -20,7 +20,17 @@ VNPU_COMPUTE = "VNPU_COMPUTE"
 
 VNPU_PACE = "VNPU_PACE"
 """Artificial durations: NAME=MICROSECONDS,... for tasks whose names begin so, slept on top of what
-their arithmetic takes. Streams sleep side by side under the policy `threads`. Default: none."""
+their arithmetic takes; MICROSECONDS/MiB counts for each MiB that the task writes. Streams sleep
+side by side under the policy `threads`. Default: none."""
+
+VNPU_RACES = "VNPU_RACES"
+"""Race detector: off, report (to stderr) or raise (an error at the second of the two launches).
+Default off."""
+
+VNPU_TRACE = "VNPU_TRACE"
+"""A directory: each process writes PROCESS.trace.json there, for Perfetto, with every task's
+stream, start, end, bytes and waits. `vnpu run --trace FILE` makes one file of them. Default:
+none."""
 
 VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""

@@ -5,5 +5,9 @@ class VirtualDeviceError(RuntimeError):
     """Base class of vnpu's errors."""
 
 
+class TraceError(VirtualDeviceError):
+    """A trace cannot be read or written."""
+
+
 class ActivationError(VirtualDeviceError):
     """The virtual NPU cannot be put in place in this process or environment."""

@@ -11,6 +11,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.workspace import use_workspace_lane
 
+from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.overlap.experts import SlotPerMicroBatch, let_experts_switch
 from vllm_davinci.core.overlap.forward_context import SwitchingContext, part_contexts
 from vllm_davinci.core.stream_scheduler import Split, StreamScheduler
@@ -47,6 +48,7 @@ class StepRunner:
         self._scheduler = scheduler
         self._vllm_config = vllm_config
         self._slots: list[SlotPerMicroBatch] = []
+        self._label = launch_label()
         self._show: Callable[[int], None] = lambda index: None
         self._interleave = scheduler.interleave(lambda index: self._show(index))
 
@@ -84,7 +86,13 @@ class StepRunner:
             get_forward_context(), split, self._vllm_config, step.num_tokens_across_dp
         )
         running = SwitchingContext.showing(contexts[0])
-        self._show = lambda index: running.show(contexts[index])
+
+        def show(index: int) -> None:
+            running.show(contexts[index])
+            if self._label is not None:
+                self._label(f"micro-batch {index}")
+
+        self._show = show
 
         def part(index: int, **inputs: Any) -> Callable[[], Any]:
             def call() -> Any:
@@ -112,6 +120,8 @@ class StepRunner:
         finally:
             for slot in self._slots:
                 slot.clear()
+            if self._label is not None:
+                self._label("")
         return _merge(split, outputs)
 
 

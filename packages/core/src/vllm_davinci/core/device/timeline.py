@@ -1,0 +1,24 @@
+"""What the device's trace of streams says about this process, where the device writes one."""
+
+from collections.abc import Callable
+
+import torch_npu
+
+from vllm_davinci.core import components
+
+
+def name_streams() -> None:
+    """Names the current stream and those of the stream scheduler. Call it in each worker."""
+    device = components.traced_device()
+    if device is None:
+        return
+    device.name_stream(torch_npu.npu.current_stream().npu_stream, "compute")
+    scheduler = components.stream_scheduler()
+    if scheduler is not None:
+        scheduler.name_streams(device.name_stream)
+
+
+def launch_label() -> Callable[[str], None] | None:
+    """What labels the launches from its call on, None where nobody writes them down."""
+    device = components.traced_device()
+    return None if device is None else device.label_launches

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "device/stream.h"
+#include "device/task.h"
+#include "trace/timeline.h"
+
+namespace vnpu::trace {
+
+// Follows every task of this process from launch to end by the host's steady clock, which all
+// processes of a host share, and hands it to a timeline [VNPU_TRACE: a directory, in which each
+// process writes a file named after its number].
+class Recorder {
+ public:
+  // Null when VNPU_TRACE is not set.
+  static Recorder* instance();
+
+  explicit Recorder(Timeline& timeline) : timeline_(timeline) {}
+
+  void on_launch(const Task& task);
+  // Before each advance(), and after it.
+  void on_advance(const Task& task);
+  void on_blocked(const Task& task);
+  void on_end(const Stream& stream, const Task& task, bool failed);
+
+  void name_stream(const Stream& stream, const std::string& name);
+  // What the program does from now on; "" for nothing in particular.
+  void label_launches(std::string label);
+
+ private:
+  using Time = int64_t;  // ns
+  struct Course {
+    Time launched = 0;
+    Time begun = 0;
+    Time blocked = 0;  // since when, 0: not
+    Time waited = 0;
+    std::string label;
+  };
+
+  Timeline& timeline_;
+  std::mutex mutex_;
+  std::unordered_map<const Task*, Course> courses_;
+  std::unordered_map<int, std::string> names_;  // of streams
+  std::string label_;
+};
+
+}  // namespace vnpu::trace

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace vnpu::trace {
+
+enum class Category { kOperator, kCollective, kCopy, kRecord, kWait, kOther };
+
+// One task on its stream. Times are nanoseconds of the timeline's clock.
+struct Span {
+  const char* task;  // a literal
+  Category category = Category::kOther;
+  int stream = 0;
+  int64_t launched = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t waited = 0;  // of end - begin: blocked on an event, or on other ranks
+  uint64_t read_bytes = 0;
+  uint64_t written_bytes = 0;
+  uint64_t event = 0;    // of kRecord and kWait
+  uint64_t version = 0;  // which record of the event
+  std::string label;     // what the program said that it was doing when it launched the task
+  bool failed = false;
+};
+
+// Writes spans to a file that Perfetto and chrome://tracing read (Trace Event Format, an array with
+// one event on each line). It knows no clock: whoever has one hands in spans and says what it is.
+// A thread of its own writes a few times per second, so that a process that is killed leaves nearly
+// all; the array's closing bracket, which the format lets out, comes when the process ends.
+class Timeline {
+ public:
+  // path:  created when there is something to write; the directory must exist
+  // clock: what the times are, for the reader
+  Timeline(std::string path, std::string clock);
+  ~Timeline() = delete;  // lives as long as the process
+
+  void add(Span span);
+  // The track's name: a role such as "compute". The newest counts.
+  void name_stream(int device, int stream, std::string name);
+  // Writes what there is, and the end. Later spans are dropped.
+  void close();
+
+ private:
+  void write_regularly();
+  void write(std::unique_lock<std::mutex>& lock);
+  void put(const Span& span);
+  void put_metadata(const char* what, int stream, const char* key, const std::string& value);
+  void begin_line();
+
+  const std::string path_;
+  const std::string clock_;
+  const int process_;
+  std::mutex mutex_;
+  std::mutex file_mutex_;
+  std::condition_variable regularly_;
+  std::vector<Span> spans_;
+  std::map<int, std::string> names_;  // of streams, not yet written
+  bool closed_ = false;
+  std::FILE* file_ = nullptr;  // the writer's
+  std::string process_name_;
+  bool first_ = true;
+};
+
+}  // namespace vnpu::trace
