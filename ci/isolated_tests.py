@@ -49,6 +49,18 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
             )
 
 
+def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
+    """Lines of pip's constraints: every package of ours comes from this checkout's wheel.
+
+    Without the other two, pip would take vLLM's wheel for CUDA, and the newest torch.
+    """
+    ours = [
+        f"{wheel.name.split('-')[0].replace('_', '-')} @ {wheel.as_uri()}"
+        for wheel in sorted(wheels.glob("*.whl"))
+    ]
+    return [*ours, f"vllm @ {vllm_wheel.as_uri()}", f"torch=={wheel_cache.TORCH_VERSION}"]
+
+
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
     """Name of a package's distribution, and what it declares for its tests."""
     content = read_toml(package / "pyproject.toml")
@@ -59,7 +71,7 @@ def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:
     ]
 
 
-def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> bool:
+def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
     """Install one package with what it declares and run its tests; whether they passed."""
     directory = SCRATCH / package.name
     shutil.rmtree(directory, ignore_errors=True)
@@ -72,8 +84,6 @@ def run_tests(package: Path, wheels: Path, constraints: Path, steps: Steps) -> b
             "-m",
             "pip",
             "install",
-            "--find-links",
-            wheels,
             "--constraint",
             constraints,
             distribution,
@@ -122,13 +132,8 @@ def main() -> int:
         build_own_wheels(wheels, steps)
         vllm_wheel = wheel_cache.vllm_wheel(Path(sys.executable), steps)
         constraints = SCRATCH / "constraints.txt"
-        # Without these, pip would take vLLM's wheel for CUDA, and the newest torch.
-        constraints.write_text(
-            f"vllm @ {vllm_wheel.as_uri()}\ntorch=={wheel_cache.TORCH_VERSION}\n", encoding="utf-8"
-        )
-        passed = {
-            package.name: run_tests(package, wheels, constraints, steps) for package in packages
-        }
+        constraints.write_text("\n".join(sources(wheels, vllm_wheel)) + "\n", encoding="utf-8")
+        passed = {package.name: run_tests(package, constraints, steps) for package in packages}
     except StepFailedError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

@@ -6,8 +6,11 @@ engine per setting, and each still has its own device, environment and end.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
+import time
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -23,7 +26,7 @@ from vllm_davinci.vnpu import _C
 # What a wait for an engine may take on a busy machine: its start, or one call.
 LIMIT_S = 240
 # What its end may take, whatever happened.
-END_LIMIT_S = 120
+END_LIMIT_S = 30
 
 # Everything small: tests need few tokens, and memory that is reserved is memory that is zeroed.
 DEFAULTS: dict[str, Any] = {
@@ -128,6 +131,7 @@ class EngineProcess:
     def close(self) -> None:
         self._connection.close()
         if not becomes_true(lambda: not self._process.is_alive(), END_LIMIT_S):
+            self._print_stacks()
             self._process.kill()
             raise TimeoutError(f"The engine did not end within {END_LIMIT_S} s.\n{self._tail()}")
 
@@ -143,6 +147,7 @@ class EngineProcess:
 
     def _receive(self, what: str) -> Any:
         if not self._connection.poll(LIMIT_S):
+            self._print_stacks()
             self._process.kill()
             raise TimeoutError(f"Waited {LIMIT_S} s for {what}.\n{self._tail()}")
         try:
@@ -155,6 +160,12 @@ class EngineProcess:
         if not succeeded:
             raise EngineError(value)
         return value
+
+    def _print_stacks(self) -> None:
+        """Lets the process write to its log where its threads are."""
+        if self._process.pid is not None:
+            os.kill(self._process.pid, signal.SIGUSR1)
+            time.sleep(1)
 
     def _tail(self) -> str:
         return self.log_text()[-4000:]
@@ -171,6 +182,7 @@ def _serve(
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    faulthandler.register(signal.SIGUSR1, file=file)
     from vllm import LLM  # the forked-from process has it already
 
     try:

@@ -3,7 +3,10 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import vllm_davinci.vnpu
 
@@ -55,3 +58,37 @@ def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
     initialize_model_parallel(1, 1)
     yield
     cleanup_dist_env_and_memory()
+
+
+RANKS_LIMIT_S = 300
+
+
+@pytest.fixture
+def run_ranks() -> Callable[..., list[str]]:
+    """Runs a program of this directory once per rank, on devices 0 and up; what each printed.
+
+    The programs' arguments are RANK, WORLD_SIZE, a free PORT, and what the test adds.
+    """
+
+    def run(program: str, world_size: int, *arguments: str) -> list[str]:
+        command = [sys.executable, str(Path(__file__).with_name(program))]
+        port = free_port()
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), str(world_size), str(port), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            printed = [rank.communicate(timeout=RANKS_LIMIT_S)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        for number, rank in enumerate(ranks):
+            assert rank.returncode == 0, f"rank {number} failed:\n{printed[number][-4000:]}"
+        return printed
+
+    return run

@@ -1,4 +1,4 @@
-"""One rank of test_moe_exchange.py: `python moe_rank.py RANK PORT SETTING`, SETTING being JSON.
+"""One rank of test_moe_exchange.py: `python moe_rank.py RANK WORLD_SIZE PORT SETTING`, a JSON.
 
 Builds layers as vLLM's models do, gives each replica tokens of its own, and compares each layer's
 output with plain torch. Prints what the layers launched between ranks.
@@ -185,4 +185,4 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,17 +1,10 @@
 """A layer over several ranks: every scheme gives each replica the sums of its own tokens."""
 
 import json
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-
-RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
-LIMIT_S = 300
 
 # Tokens of each replica, step by step. Steps of up to eight are decodes. Uneven; one replica idle,
 # with the single row of a dummy step; fewer tokens than a replica has ranks.
@@ -19,41 +12,26 @@ TWO_REPLICAS = [[5, 13], [7, 1], [1, 1], [8, 8]]
 ONE_REPLICA = [[13], [3], [1]]
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+Launched = Callable[[int, int, list[dict[str, Any]]], list[list[dict[str, int]]]]
 
 
-def launched(tensor: int, data: int, variants: list[dict[str, Any]]) -> list[list[dict[str, int]]]:
+@pytest.fixture
+def launched(run_ranks: Callable[..., list[str]]) -> Launched:
     """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
-    world_size = tensor * data
-    if torch.npu.device_count() < world_size:
-        pytest.skip(f"this machine has {torch.npu.device_count()} NPUs")
-    port = free_port()
-    setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(RANK_PROGRAM), str(rank), str(port), setting],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for output in outputs:
-        assert "equal" in output.splitlines(), output[-4000:]
-    prefix = "launched "
-    lines = [line for line in outputs[0].splitlines() if line.startswith(prefix)]
-    return [json.loads(line.removeprefix(prefix)) for line in lines]
+
+    def run(tensor: int, data: int, variants: list[dict[str, Any]]) -> list[list[dict[str, int]]]:
+        setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
+        printed = run_ranks("moe_rank.py", tensor * data, setting)
+        for output in printed:
+            assert "equal" in output.splitlines(), output[-4000:]
+        prefix = "launched "
+        lines = [line for line in printed[0].splitlines() if line.startswith(prefix)]
+        return [json.loads(line.removeprefix(prefix)) for line in lines]
+
+    return run
 
 
-def test_on_one_replica_routed_and_shared_sums_are_reduced_once():
+def test_on_one_replica_routed_and_shared_sums_are_reduced_once(launched: Launched):
     once = {"tp all_reduce": 1}
     exchanged = {"ep all_to_all": 3, **once}
     among_pairs = {"experts all_to_all": 3, **once}
@@ -76,7 +54,7 @@ def test_on_one_replica_routed_and_shared_sums_are_reduced_once():
     ) == [[once] * 3] * 3 + [[exchanged] * 3, [among_pairs] * 3]
 
 
-def test_two_replicas_of_one_rank_exchange_tokens():
+def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
     multicast = {"dp broadcast": 4, "dp all_reduce": 1}
     gather = {"dp all_gatherv": 2, "dp reduce_scatterv": 1}
     even_gather = {"dp all_gather": 2, "dp reduce_scatter": 1}
@@ -101,7 +79,7 @@ def test_two_replicas_of_one_rank_exchange_tokens():
     ]
 
 
-def test_two_replicas_of_two_ranks_exchange_tokens():
+def test_two_replicas_of_two_ranks_exchange_tokens(launched: Launched):
     reduced = {"tp all_reduce": 1}
     whole = {"expert_tensor_parallel_size": 1}
     results = launched(
