@@ -19,6 +19,7 @@ from vllm_davinci.core.attention.mla_cache import LatentCache
 from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
+from vllm_davinci.core.ops.mla_preprocess import projection_weights
 from vllm_davinci.core.registration import register
 
 BLOCK, LATENT, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
@@ -391,6 +392,23 @@ def test_launches_per_block_stay_in_the_budget(
     assert (
         launches([("a", 20), ("b", 20)]) == PREFILL_LAUNCHES[q_lora_rank] + CONTEXT_CHUNK_LAUNCHES
     )
+
+
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_a_compiled_preprocess_finds_the_projections(
+    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    """vLLM's model projects down with a layer class of its own when queries are compressed."""
+    block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
+    weights = projection_weights(block.wrapper)
+    assert weights is not None
+    rank = q_lora_rank or 0
+    assert weights.down.shape == (HIDDEN, rank + LATENT + ROPE)
+    assert weights.up.shape == (q_lora_rank or HIDDEN, HEADS * (32 + ROPE))
+    assert (weights.norm is None) == (q_lora_rank is None)
+    layer = block.wrapper.fused_qkv_a_proj or block.wrapper.kv_a_proj_with_mqa
+    assert weights.down.data_ptr() == layer.weight.data_ptr()  # no copy
+    assert type(weights.down) is torch.Tensor
 
 
 def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: torch.device):

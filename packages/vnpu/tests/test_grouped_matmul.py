@@ -64,6 +64,27 @@ def test_groups_of_rows(
     near(out, one_by_one(parts))
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("counts", [[3, 0, 70, 1], [64, 65, 0, 0], [0, 0, 0, 0]])
+def test_groups_of_few_and_of_many_rows_of_bfloat16(counts: list[int], transposed: bool) -> None:
+    rows = sum(counts) + 5  # more than belong to a group, which become zero
+    x = values((rows, 131), torch.bfloat16, 1, low=-1, high=1)
+    weight = values((4, 131, 200), torch.bfloat16, 2, low=-1, high=1)
+    on_device = (
+        weight.transpose(1, 2).contiguous().npu().transpose(1, 2) if transposed else weight.npu()
+    )
+    (out,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [on_device], group_list=torch.tensor(counts).npu(), split_item=3, group_type=0,
+        group_list_type=1,
+    )  # fmt: skip
+    parts = [
+        part.double() @ weight[group].double()
+        for group, part in enumerate(x[: sum(counts)].split(counts))
+    ]
+    expected = torch.cat([*parts, torch.zeros(5, 200)]).bfloat16()
+    torch.testing.assert_close(out.cpu(), expected, rtol=8e-3, atol=1e-5)
+
+
 def test_every_x_with_its_own_weight() -> None:
     x = [values((n, DEPTH), torch.float16, n) for n in (2, 5)]
     weight = [values((DEPTH, COLUMNS), torch.float16, n) for n in (7, 8)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_npu
 from comparison import compare
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,32 +153,71 @@ def test_product_of_integers_is_refused_with_the_dtype() -> None:
         torch.npu.synchronize()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 32, 64, 65])
-@pytest.mark.parametrize(("columns", "depth"), [(16, 32), (35, 512), (64, 67), (5, 2048)])
+# How a weight [depth, columns] lies in memory: columns dense, as linear layers have it, or rows.
+LAYOUTS = {"columns": lambda weight: weight.t().contiguous().t(), "rows": lambda weight: weight}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 32, 64, 65])
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(16, 32), (35, 512), (64, 67), (5, 2048), (300, 515), (700, 1700)]
+)
 def test_few_rows_of_bfloat16_equal_the_product_in_float64(
-    rows: int, columns: int, depth: int
+    rows: int, columns: int, depth: int, layout: str
 ) -> None:
     x = values((rows, depth), torch.bfloat16, 1, low=-1, high=1)
-    weight = values((columns, depth), torch.bfloat16, 2, low=-1, high=1)
+    weight = LAYOUTS[layout](values((depth, columns), torch.bfloat16, 2, low=-1, high=1))
     bias = values((columns,), torch.bfloat16, 3)
-    linear = torch.nn.functional.linear
-    expected = linear(x.double(), weight.double())
-    compare(linear(x.npu(), weight.npu()), expected.bfloat16(), rtol=8e-3, atol=1e-5)
+    expected = x.double() @ weight.double()
+    on_device = weight.npu() if layout == "rows" else weight.t().npu().t()
+    compare(torch.mm(x.npu(), on_device), expected.bfloat16(), rtol=8e-3, atol=1e-5)
     compare(
-        linear(x.npu(), weight.npu(), bias.npu()),
+        torch.addmm(bias.npu(), x.npu(), on_device),
         (expected + bias.double()).bfloat16(),
         rtol=8e-3,
         atol=1e-5,
     )
 
 
-def test_a_row_of_a_decode_step_does_not_depend_on_its_neighbours() -> None:
-    x = values((64, 512), torch.bfloat16, 1).npu()
-    weight = values((96, 512), torch.bfloat16, 2).npu()
-    whole = torch.nn.functional.linear(x, weight)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_of_a_decode_step_does_not_depend_on_its_neighbours(layout: str) -> None:
+    x = values((64, 515), torch.bfloat16, 1)
+    weight = values((515, 96), torch.bfloat16, 2)
+    on_device = weight.npu() if layout == "rows" else weight.t().contiguous().npu().t()
+    whole = torch.mm(x.npu(), on_device)
     for rows in (1, 2, 3, 5, 18):
-        part = torch.nn.functional.linear(x[:rows], weight)
-        compare(part, whole[:rows].cpu())
+        compare(torch.mm(x[:rows].npu(), on_device), whole[:rows].cpu())
+    x[7] = float("nan")
+    poisoned = torch.mm(x.npu(), on_device)
+    assert poisoned[7].isnan().all().item()
+    others = [row for row in range(64) if row != 7]
+    compare(poisoned[others], whole.cpu()[others])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, 7, 64, 65])
+def test_few_rows_per_head_equal_the_products_in_float64(rows: int, layout: str) -> None:
+    """Operands and results as latent attention has them: heads beside each other in a row."""
+    heads, depth, columns = 3, 40, 70
+    joint = values((rows, heads, depth + 8), torch.bfloat16, 1, low=-1, high=1)
+    weight = values((heads, depth, columns), torch.bfloat16, 2, low=-1, high=1)
+    x = joint[..., :depth]
+    on_device = (
+        weight.npu()
+        if layout == "rows"
+        else weight.transpose(1, 2).contiguous().npu().transpose(1, 2)
+    )
+    expected = torch.einsum("thd,hdc->thc", x.double(), weight.double()).bfloat16()
+    found = torch_npu.npu_transpose_batchmatmul(
+        joint.npu()[..., :depth], on_device, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+    )
+    compare(found, expected, rtol=8e-3, atol=1e-5)
+    compare(
+        torch.bmm(x.transpose(0, 1).npu(), on_device),
+        expected.transpose(0, 1),
+        rtol=8e-3,
+        atol=1e-5,
+    )
 
 
 def test_rows_and_results_may_be_slices() -> None:

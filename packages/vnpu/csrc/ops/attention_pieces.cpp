@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "ops/decode_matmul.h"
 #include "ops/int8_quantization.h"
 #include "ops/integer_matrices.h"
 #include "ops/operator.h"
@@ -56,7 +57,9 @@ VNPU_OPERATOR(TransposeBatchMatMul,
       back[static_cast<size_t>(permute_y[i])] = static_cast<int64_t>(i);
     }
     Tensor y = back.empty() ? out.tensor : out.tensor.permute(back);
-    at::bmm_out(y, permuted(x1, permute_x1), permuted(x2, permute_x2));
+    const Tensor left = permuted(x1, permute_x1);
+    const Tensor right = permuted(x2, permute_x2);
+    if (!decode_batch_matmul(left, right, y)) at::bmm_out(y, left, right);
     return;
   }
   Tensor y =

@@ -3,6 +3,7 @@
 
 #include "ops/grouped_matmul.h"
 
+#include "ops/decode_matmul.h"
 #include "ops/handles.h"
 #include "ops/int8_quantization.h"
 #include "ops/integer_matrices.h"
@@ -141,6 +142,44 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
   return activated(values, call.activation);
 }
 
+// Groups of one x that have few rows each and nothing but a product to do. Returns which groups it
+// has computed; the others are as they were.
+std::vector<bool> multiply_small_groups(const GroupedMatmul& call,
+                                        const std::vector<Tensor>& weights,
+                                        const std::vector<Group>& groups) {
+  std::vector<bool> done(groups.size(), false);
+  const Tensor& x = call.x[0];
+  const Tensor& out = call.out[0];
+  const Tensor& first = weights[0];
+  const auto is_bfloat16 = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16; };
+  const bool is_plain = call.out.size() == 1 && weights.size() == 1 && first.dim() == 3 &&
+                        x.dim() == 2 && out.dim() == 2 && is_bfloat16(x) && is_bfloat16(out) &&
+                        is_bfloat16(first) && first.size(1) == x.size(1) && x.stride(1) == 1 &&
+                        out.stride(1) == 1 && call.bias.empty() && call.activation == 0;
+  if (!is_plain) return done;
+  std::vector<DecodeProduct> products;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Group& group = groups[i];
+    if (group.index < 0 || group.index >= first.size(0)) continue;  // refused by who computes it
+    const DecodeProduct product{
+        .rows = x.const_data_ptr<at::BFloat16>() + group.start * x.stride(0),
+        .row_stride = x.stride(0),
+        .weight = first.const_data_ptr<at::BFloat16>() + group.index * first.stride(0),
+        .depth_stride = first.stride(1),
+        .column_stride = first.stride(2),
+        .out = out.mutable_data_ptr<at::BFloat16>() + group.start * out.stride(0),
+        .out_stride = out.stride(0),
+        .m = group.count,
+        .n = first.size(2),
+        .depth = x.size(1)};
+    if (!is_decode_product(product)) continue;
+    products.push_back(product);
+    done[i] = true;
+  }
+  decode_products(products);
+  return done;
+}
+
 void grouped_matmul(const GroupedMatmul& call) {
   const std::vector<Tensor> weights = [&] {
     std::vector<Tensor> all;
@@ -195,11 +234,16 @@ void grouped_matmul(const GroupedMatmul& call) {
            " does not fit one x with groupList; use 0.");
   }
   const Tensor& x = call.x[0];
-  // Rows after the last group take part in nothing.
-  if (call.out.size() == 1) call.out[0].zero_();
-  for (const Group& group :
-       row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form), x.size(0))) {
-    if (group.count == 0) continue;
+  const std::vector<Group> groups =
+      row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form), x.size(0));
+  if (call.out.size() == 1) {  // rows after the last group take part in nothing
+    const int64_t end = groups.empty() ? 0 : groups.back().start + groups.back().count;
+    call.out[0].narrow(0, end, call.out[0].size(0) - end).zero_();
+  }
+  const std::vector<bool> is_done = multiply_small_groups(call, weights, groups);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Group& group = groups[i];
+    if (group.count == 0 || is_done[i]) continue;
     const Tensor target = call.out.size() > 1 ? call.out[static_cast<size_t>(group.index)]
                                               : call.out[0].narrow(0, group.start, group.count);
     store(target, multiply_group(call, x.narrow(0, group.start, group.count),

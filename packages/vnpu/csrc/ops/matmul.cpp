@@ -38,6 +38,7 @@ void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
     if (decode_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
     at::mm_out(const_cast<Tensor&>(out), self, mat2);
   } else if (self.dim() == 3 && mat2.dim() == 3 && self.size(0) == mat2.size(0)) {
+    if (decode_batch_matmul(self, mat2, out)) return;
     at::bmm_out(const_cast<Tensor&>(out), self, mat2);
   } else {
     store(out, at::matmul(self, mat2));

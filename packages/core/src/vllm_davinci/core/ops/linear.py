@@ -50,6 +50,17 @@ def plain_weight(layer: Any) -> torch.Tensor | None:
     return method._weight_t
 
 
+def prepare_weight(layer: Any) -> None:
+    """Lets an unquantized layer use the method above; before its weights are loaded.
+
+    Layers that NPU classes replace do so themselves. vLLM's own subclasses of linear layers are not
+    replaced, and whoever uses one asks here.
+    """
+    # Exactly vLLM's own: what a quantization configuration chose stays.
+    if type(layer.quant_method) is UnquantizedLinearMethod:
+        layer.quant_method = NPUUnquantizedLinearMethod()
+
+
 class _PreparedWeight:
     """Mix-in ahead of one of vLLM's linear layers: unquantized layers use the method above."""
 
@@ -57,9 +68,7 @@ class _PreparedWeight:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Exactly vLLM's own: what a quantization configuration chose stays.
-        if type(self.quant_method) is UnquantizedLinearMethod:
-            self.quant_method = NPUUnquantizedLinearMethod()
+        prepare_weight(self)
 
 
 class NPUReplicatedLinear(_PreparedWeight, ReplicatedLinear):

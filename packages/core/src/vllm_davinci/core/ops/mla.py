@@ -11,6 +11,7 @@ from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm_davinci.core.attention.mla_layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla_metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.ops.linear import prepare_weight
 from vllm_davinci.core.ops.mla_preprocess import Preprocessed, preprocess_at_once
 from vllm_davinci.core.ops.mla_streams import PreprocessOnTwoStreams
 from vllm_davinci.core.side_streams import attention_scheduler
@@ -68,6 +69,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         self.kv_lora_rank = kv_lora_rank
         self.prefix = prefix
         self.fused_qkv_a_proj = mla_modules.fused_qkv_a_proj
+        if self.fused_qkv_a_proj is not None:
+            prepare_weight(self.fused_qkv_a_proj)
         self.kv_a_proj_with_mqa = mla_modules.kv_a_proj_with_mqa
         self.q_a_layernorm = mla_modules.q_a_layernorm
         self.q_b_proj = mla_modules.q_b_proj
