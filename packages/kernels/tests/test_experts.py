@@ -78,27 +78,34 @@ def test_experts_of_a_rank_equal_their_composition(
     [(True, (4, 2), True, 2.5), (True, (1, 1), True, 1.0), (False, (1, 1), False, 1.0),
      (False, (4, 1), False, 16.0)],
 )  # fmt: skip
+@pytest.mark.parametrize("are_logits_wide", [True, False], ids=["fp32_logits", "own_logits"])
 def test_routing_and_experts_equal_their_composition(
-    dtype: torch.dtype, is_sigmoid: bool, groups: tuple[int, int], with_bias: bool, factor: float
+    dtype: torch.dtype,
+    is_sigmoid: bool,
+    groups: tuple[int, int],
+    with_bias: bool,
+    factor: float,
+    are_logits_wide: bool,
 ) -> None:
     num_tokens = 9
     x = normal(0, dtype, num_tokens, HIDDEN)
     gate_up, down = weights(dtype, EXPERTS)
-    logits = normal(5, torch.float32, num_tokens, EXPERTS)
+    logits = normal(5, torch.float32 if are_logits_wide else dtype, num_tokens, EXPERTS)
     bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     inputs = [t.npu() for t in (x, logits, gate_up, down)]
     device_bias = None if bias is None else bias.npu()
+    scored = inputs[1] if bias is None else inputs[1].float()
     found = ops.routed_experts(
         inputs[0], inputs[1], device_bias, *inputs[2:], TOP_K, *groups, is_sigmoid, factor, 0,
         EXPERTS,
     )  # fmt: skip
     if not is_sigmoid and groups == (1, 1):
         topk_weights, topk_ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
-            inputs[1], k=TOP_K, renorm=1
+            scored, k=TOP_K, renorm=1
         )
     else:
         topk_weights, topk_ids, _ = torch_npu.npu_moe_gating_top_k(
-            inputs[1], TOP_K, bias=device_bias, k_group=groups[1], group_count=groups[0],
+            scored, TOP_K, bias=device_bias, k_group=groups[1], group_count=groups[0],
             group_select_mode=int(with_bias), norm_type=int(is_sigmoid),
             routed_scaling_factor=factor,
         )  # fmt: skip

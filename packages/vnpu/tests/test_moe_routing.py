@@ -63,6 +63,23 @@ def test_gating_top_k(
     near(scores, expected)
 
 
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
+def test_gating_takes_nan_first_and_the_lower_number_of_equal_scores(
+    groups: tuple[int, int],
+) -> None:
+    x = torch.zeros(3, 16)
+    x[1, 5], x[1, 9] = torch.nan, 3.0
+    x[2] = torch.tensor([-1.0, 2.0] * 8)
+    weights, experts, _ = torch_npu.npu_moe_gating_top_k(
+        x.npu(), 4, k_group=groups[1], group_count=groups[0], norm_type=1
+    )
+    same(experts[0], torch.tensor([0, 1, 2, 3]).int())
+    same(experts[1], torch.tensor([5, 9, 0, 1] if groups[0] == 1 else [5, 9, 4, 6]).int())
+    same(experts[2], torch.tensor([1, 3, 5, 7]).int())
+    near(weights[[0, 2]], torch.full((2, 4), 0.25))
+    assert weights[1].isnan().all().item()
+
+
 def test_gating_by_the_id_of_the_token() -> None:
     x, table = values((3, 8), torch.float32, 1), torch.tensor([[0, 1], [5, 2], [7, 3]])
     weights, experts, _ = torch_npu.npu_moe_gating_top_k(
@@ -219,9 +236,11 @@ def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
-@given(dtype=st.sampled_from(FLOATS), weighted=st.booleans(), biased=st.booleans())
+@given(
+    dtype=st.sampled_from(FLOATS), weighted=st.booleans(), biased=st.booleans(), skips=st.booleans()
+)
 def test_results_return_to_their_tokens(
-    mode: int, dtype: torch.dtype, weighted: bool, biased: bool
+    mode: int, dtype: torch.dtype, weighted: bool, biased: bool, skips: bool
 ) -> None:
     tokens, k, size = 6, 3 if weighted else 1, 16
     rows = values((8, 3, size) if mode % 2 else (tokens * k, size), dtype, 1)
@@ -235,7 +254,7 @@ def test_results_return_to_their_tokens(
         values((tokens, k), torch.int64, 5, low=0, high=8),
     )
     out = torch_npu.npu_moe_finalize_routing(
-        rows.npu(), skip.npu(), None, bias.npu() if biased else None,
+        rows.npu(), skip.npu() if skips else None, None, bias.npu() if biased else None,
         scales.npu() if weighted else None, index.npu(), experts.int().npu(), mode,
     )  # fmt: skip
     table = index.view(k, tokens).t() if mode < 2 else index.view(tokens, k)
@@ -244,7 +263,14 @@ def test_results_return_to_their_tokens(
         part = part + bias.float()[experts]
     if weighted:
         part = part * scales.float()[..., None]
-    near(out, skip.float() + part.sum(1))
+    near(out, skip.float() * skips + part.sum(1))
+
+
+def test_results_of_a_row_that_does_not_exist_are_refused() -> None:
+    rows, index = torch.ones(4, 16).npu(), torch.tensor([0, 4], dtype=torch.int32).npu()
+    with pytest.raises(RuntimeError, match=r"expandedRowIdx\[1\] is 4, there are 4 rows"):
+        torch_npu.npu_moe_finalize_routing(rows, None, None, None, None, index, None, 2)
+        torch.npu.synchronize()
 
 
 @given(dtype=st.sampled_from(FLOATS), k=st.sampled_from([None, 1, 3]), dropped=st.integers(0, 3))

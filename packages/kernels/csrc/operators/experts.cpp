@@ -214,10 +214,10 @@ void check_logits(const Tensor& x, const Tensor& router_logits,
                     ", ", num_experts, " experts and ", num_groups,
                     " groups: give [tokens, experts] and groups of equal size");
   TORCH_CHECK_VALUE(!correction_bias.has_value() ||
-                        (correction_bias->dim() == 1 && correction_bias->size(0) == num_experts &&
-                         correction_bias->scalar_type() == router_logits.scalar_type()),
-                    "a correction bias beside logits of sizes ", router_logits.sizes(), ", ",
-                    router_logits.scalar_type(), ": give [experts] of the logits' dtype");
+                        (correction_bias->dim() == 1 && correction_bias->size(0) == num_experts),
+                    "a correction bias of sizes ",
+                    correction_bias.has_value() ? correction_bias->sizes() : at::IntArrayRef(),
+                    " beside logits of sizes ", router_logits.sizes(), ": give [experts]");
 }
 
 }  // namespace
@@ -229,14 +229,20 @@ Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
                            int64_t first_expert, int64_t num_experts) {
   check_logits(x, router_logits, correction_bias, num_experts, num_groups);
   const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  const at::ScalarType logits_type = router_logits.scalar_type();
+  // The operator takes logits of the bias' dtype and gives weights of it.
+  const at::ScalarType type =
+      correction_bias.has_value() ? correction_bias->scalar_type() : router_logits.scalar_type();
   Stage stage("routed_experts", x);
   Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  const bool casts = logits_type != x.scalar_type();
-  const Scratch scratch(x, {{logits_type, {s.tokens, top_k}},
+  const bool casts_logits = type != router_logits.scalar_type();
+  const bool casts_weights = type != x.scalar_type();
+  const Scratch scratch(x, {{type, {s.tokens, top_k}},
                             {at::kInt, {s.tokens, top_k}},
-                            {x.scalar_type(), {casts ? s.tokens : 0, top_k}},
-                            {at::kFloat, {s.tokens, num_experts}}});
+                            {x.scalar_type(), {casts_weights ? s.tokens : 0, top_k}},
+                            {at::kFloat, {s.tokens, num_experts}},
+                            {type, {casts_logits ? s.tokens : 0, num_experts}}});
+  const View logits = casts_logits ? scratch[4] : View::of(router_logits);
+  if (casts_logits) stage.run(kCast, router_logits, AclType{type}, logits);
   constexpr int64_t kRenormalize = 1;
   constexpr int64_t kRenormalizeByRule = 0;  // sigmoid scores are renormalized, softmax not
   constexpr int64_t kTopTwoSum = 1;
@@ -245,16 +251,17 @@ Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
   const bool is_plain =
       !is_sigmoid && num_groups == 1 && !correction_bias.has_value() && scaling_factor == 1.0;
   if (is_plain) {
-    stage.run(kGatingTopKSoftmax, router_logits, nullptr, top_k, kRenormalize,
+    stage.run(kGatingTopKSoftmax, logits, nullptr, top_k, kRenormalize,
               /*softmaxFlag=*/false, scratch[0], scratch[1], scratch[3]);
   } else {
-    stage.run(kGatingTopK, router_logits, correction_bias, top_k, num_chosen_groups, num_groups,
+    stage.run(kGatingTopK, logits, correction_bias, top_k, num_chosen_groups, num_groups,
               correction_bias.has_value() ? kTopTwoSum : kMaximum, kRenormalizeByRule,
               static_cast<int64_t>(is_sigmoid), /*outFlag=*/false, scaling_factor, kEpsilon,
               scratch[0], scratch[1], scratch[3]);
   }
-  if (casts) stage.run(kCast, scratch[0], AclType{x.scalar_type()}, scratch[2]);
-  compute(stage, s, {x, casts ? scratch[2] : scratch[0], scratch[1], first_expert, num_experts},
+  if (casts_weights) stage.run(kCast, scratch[0], AclType{x.scalar_type()}, scratch[2]);
+  compute(stage, s,
+          {x, casts_weights ? scratch[2] : scratch[0], scratch[1], first_expert, num_experts},
           gate_up, down, out);
   stage.submit();
   return out;

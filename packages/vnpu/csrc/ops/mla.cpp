@@ -4,12 +4,13 @@
 #include "ops/int8_quantization.h"
 #include "ops/integer_matrices.h"
 #include "ops/kv_cache.h"
+#include "ops/norm.h"
 #include "ops/rotary.h"
 
 namespace vnpu::ops {
 namespace {
 
-Tensor rms_norm(const Tensor& x, const Tensor& gamma, double epsilon) {
+Tensor wide_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon) {
   const Tensor wide = x.to(at::kFloat);
   return wide * at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + epsilon) *
          gamma.to(at::kFloat);
@@ -120,8 +121,8 @@ void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rop
   const ScalarType type = query_rope_out.tensor.scalar_type();
 
   Tensor normed =
-      rms_norm(project(x, call.down_query, call.x_scale, call.down_query_scale).to(type),
-               call.query_gamma, call.query_epsilon) *
+      wide_rms_norm(project(x, call.down_query, call.x_scale, call.down_query_scale).to(type),
+                    call.query_gamma, call.query_epsilon) *
       call.query_factor;
   OptionalTensor normed_scale;
   if (dense_weight(call.up_query).scalar_type() == at::kChar) {
@@ -157,7 +158,7 @@ void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rop
 
   const Tensor key = project(x, call.down_key, call.x_scale, call.down_key_scale).to(type);
   const Tensor compressed =
-      (rms_norm(key.narrow(-1, 0, latent), call.key_gamma, call.key_epsilon) * call.key_factor)
+      (wide_rms_norm(key.narrow(-1, 0, latent), call.key_gamma, call.key_epsilon) * call.key_factor)
           .to(type);
   const Tensor turned_key = at::empty({rows, 1, rope}, key.options());
   rotate(key.narrow(-1, latent, rope).unsqueeze(1), {cos, sin, false}, Pairing::kInterleaveHalf,
@@ -190,7 +191,8 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
   if (kv.numel() == 0) return;
   const int64_t latent = gamma.size(0);
   const int64_t rope = kv.size(-1) - latent;
-  const Tensor compressed = rms_norm(kv.narrow(-1, 0, latent), gamma, epsilon).to(kv.scalar_type());
+  const Tensor compressed = at::empty({kv.size(0), kv.size(1), kv.size(2), latent}, kv.options());
+  rms_norm(kv.narrow(-1, 0, latent), gamma, epsilon, compressed);
   const Tensor turned = at::empty({kv.size(0), kv.size(1), kv.size(2), rope}, kv.options());
   rotate(kv.narrow(-1, latent, rope), {cos, sin, false}, Pairing::kInterleaveHalf, turned);
   if (wants_rows) {

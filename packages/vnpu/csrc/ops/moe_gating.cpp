@@ -1,8 +1,11 @@
 // Which experts a token goes to, and with what weight. Scores are computed in fp32; of equal scores
 // the expert with the lower number wins.
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
+#include "ops/float_rows.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
@@ -26,46 +29,107 @@ Tensor activated(const Tensor& x, int64_t activation) {
   refuse("normType " + std::to_string(activation) + " is not known; use 0 softmax or 1 sigmoid.");
 }
 
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+// As sorting sees it: NaN is the largest.
+bool is_above(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
+
+// The k largest of `count` scores, in descending order, the first of equal ones first.
+void choose(const float* scores, int64_t count, int64_t k, int64_t* chosen) {
+  int64_t found = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    if (found == k && !is_above(scores[e], scores[chosen[k - 1]])) continue;
+    int64_t place = found < k ? found++ : k - 1;
+    for (; place > 0 && is_above(scores[e], scores[chosen[place - 1]]); --place) {
+      chosen[place] = chosen[place - 1];
+    }
+    chosen[place] = e;
+  }
+}
+
 // Experts outside of the best groups get -inf. A group's score is its largest (0) or the sum of its
 // two largest scores (1).
-Tensor within_groups(const Tensor& scores, const Gating& how) {
+void hide_other_groups(float* scores, int64_t experts, const Gating& how) {
+  const int64_t size = experts / how.groups;
+  std::vector<float> group_scores(static_cast<size_t>(how.groups));
+  for (int64_t g = 0; g < how.groups; ++g) {
+    const int64_t count = how.group_score == 0 ? 1 : std::min<int64_t>(2, size);
+    int64_t best[2];
+    choose(scores + g * size, size, count, best);
+    float sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum += scores[g * size + best[i]];
+    group_scores[static_cast<size_t>(g)] = sum;
+  }
+  std::vector<int64_t> kept(static_cast<size_t>(how.chosen_groups));
+  choose(group_scores.data(), how.groups, how.chosen_groups, kept.data());
+  for (int64_t g = 0; g < how.groups; ++g) {
+    if (std::find(kept.begin(), kept.end(), g) != kept.end()) continue;
+    std::fill(scores + g * size, scores + (g + 1) * size, kHidden);
+  }
+}
+
+// Experts of each row: [rows, k], int64.
+Tensor choose_experts(const Tensor& scores, const OptionalTensor& bias, const Gating& how) {
   const int64_t experts = scores.size(-1);
-  if (how.groups <= 1 || how.chosen_groups >= how.groups) return scores;
-  if (experts % how.groups != 0) {
+  const int64_t rows = scores.numel() / experts;
+  const bool has_groups = how.groups > 1 && how.chosen_groups < how.groups;
+  if (has_groups && experts % how.groups != 0) {
     refuse(std::to_string(experts) + " experts do not divide into " + std::to_string(how.groups) +
            " groups.");
   }
-  const Tensor grouped = scores.view({-1, how.groups, experts / how.groups});
-  const Tensor group_scores =
-      how.group_score == 0 ? grouped.amax(-1)
-                           : largest(grouped, std::min<int64_t>(2, grouped.size(-1))).first.sum(-1);
-  const Tensor chosen = largest(group_scores, how.chosen_groups).second;
-  const Tensor hidden = at::ones(group_scores.sizes(), at::kBool).scatter(-1, chosen, false);
-  return grouped.masked_fill(hidden.unsqueeze(-1), -std::numeric_limits<double>::infinity())
-      .view(scores.sizes());
+  std::vector<int64_t> sizes = scores.sizes().vec();
+  sizes.back() = how.k;
+  const Tensor chosen = at::empty(sizes, at::kLong);
+  const float* const from = scores.const_data_ptr<float>();
+  auto* const to = chosen.mutable_data_ptr<int64_t>();
+  const Tensor added = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  std::vector<float> biased(static_cast<size_t>(experts));
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy(from + r * experts, from + (r + 1) * experts, biased.begin());
+    // The bias takes part in the choice only.
+    if (bias) float_rows::add(biased.data(), added.const_data_ptr<float>(), biased.data(), experts);
+    if (has_groups) hide_other_groups(biased.data(), experts, how);
+    choose(biased.data(), experts, how.k, to + r * how.k);
+  }
+  return chosen;
 }
 
 void gate(const Tensor& x, const OptionalTensor& bias, const OptionalTensor& chosen_before,
           const Gating& how, bool wants_scores, const Out& y, const Out& expert_index,
           const OptionalOut& scores_out) {
-  if (how.k < 1 || how.k > x.size(-1)) {
-    refuse("k is " + std::to_string(how.k) + ", x has " + std::to_string(x.size(-1)) + " experts.");
+  const int64_t experts = x.size(-1);
+  if (how.k < 1 || how.k > experts) {
+    refuse("k is " + std::to_string(how.k) + ", x has " + std::to_string(experts) + " experts.");
+  }
+  if (bias && bias->numel() != experts) {
+    refuse("bias has " + std::to_string(bias->numel()) + " entries, x has " +
+           std::to_string(experts) + " experts.");
   }
   if (x.numel() == 0) return;
   const Tensor scores = activated(x, how.activation).contiguous();
-  Tensor chosen;
-  if (chosen_before) {
-    chosen = *chosen_before;
-  } else {
-    // The bias takes part in the choice only.
-    const Tensor biased = bias ? scores + bias->to(at::kFloat) : scores;
-    chosen = largest(within_groups(biased, how), how.k).second;
+  const Tensor chosen =
+      chosen_before ? chosen_before->contiguous() : choose_experts(scores, bias, how);
+  const Tensor weights = at::empty(chosen.sizes(), at::kFloat);
+  const float* const from = scores.const_data_ptr<float>();
+  const auto* const choice = chosen.const_data_ptr<int64_t>();
+  float* const to = weights.mutable_data_ptr<float>();
+  const bool renormalizes = how.activation == 1 || how.renormalize == 1;
+  for (int64_t r = 0; r < scores.numel() / experts; ++r) {
+    float sum = 0;
+    for (int64_t i = r * how.k; i < (r + 1) * how.k; ++i) {
+      if (choice[i] < 0 || choice[i] >= experts) {
+        refuse("expert " + std::to_string(choice[i]) + " of row " + std::to_string(r) +
+               " is not among the " + std::to_string(experts) + ".");
+      }
+      to[i] = from[r * experts + choice[i]];
+      sum += to[i];
+    }
+    for (int64_t i = r * how.k; i < (r + 1) * how.k; ++i) {
+      if (renormalizes) to[i] /= sum + static_cast<float>(how.epsilon);
+      to[i] *= static_cast<float>(how.scaling_factor);
+    }
   }
-  Tensor weights = scores.gather(-1, chosen);
-  if (how.activation == 1 || how.renormalize == 1) {
-    weights = weights / (weights.sum(-1, /*keepdim=*/true) + how.epsilon);
-  }
-  store(y, weights * how.scaling_factor);
+  store(y, weights);
   store(expert_index, chosen);
   if (wants_scores) store(scores_out, scores);
 }

@@ -3,8 +3,13 @@
 // A token with k experts is k assignments, numbered token by token: assignment a is of token a / k.
 // Sorting assignments by expert is stable.
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstring>
 #include <limits>
 
+#include "ops/float_rows.h"
 #include "ops/int8_quantization.h"
 #include "ops/operator.h"
 
@@ -147,6 +152,61 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
   return all.experts;
 }
 
+// Whether nothing is dropped, padded, quantized or converted, as in a model's decode steps.
+bool is_plain(const InitRouting& call, const InitRoutingOut& out) {
+  return !call.drop_and_pad && call.quant_mode == kNotQuantized && !call.scale &&
+         !call.rows_by_position && call.x.dim() == 2 && call.x.is_contiguous() &&
+         out.x.is_contiguous() && out.x.scalar_type() == call.x.scalar_type() &&
+         call.expert_index.scalar_type() == at::kInt && call.expert_index.is_contiguous() &&
+         out.row_index.scalar_type() == at::kInt && out.row_index.is_contiguous();
+}
+
+// init_routing of a plain call, in one pass. Returns how many assignments each expert of the range
+// has.
+Tensor route_rows(const InitRouting& call, const InitRoutingOut& out) {
+  const int64_t assignments = call.expert_index.numel();
+  const int64_t k = call.expert_index.size(-1);
+  const auto* const expert = call.expert_index.const_data_ptr<int32_t>();
+  auto* const row_index = out.row_index.mutable_data_ptr<int32_t>();
+  const int64_t experts = call.last_expert - call.first_expert;
+  const auto is_here = [&](int64_t a) {
+    return expert[a] >= call.first_expert && expert[a] < call.last_expert;
+  };
+  const Tensor counts = at::zeros({experts}, at::kLong);
+  auto* const count = counts.mutable_data_ptr<int64_t>();
+  for (int64_t a = 0; a < assignments; ++a) {
+    if (is_here(a)) ++count[expert[a] - call.first_expert];
+  }
+  std::vector<int64_t> next(static_cast<size_t>(experts));
+  int64_t total = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    next[static_cast<size_t>(e)] = total;
+    total += count[e];
+  }
+  const size_t row_bytes =
+      static_cast<size_t>(call.x.size(1)) * static_cast<size_t>(call.x.element_size());
+  const int64_t rows = row_bytes == 0 ? 0 : static_cast<int64_t>(out.x.nbytes() / row_bytes);
+  int64_t active = std::min(total, rows);
+  if (call.active_rows > 0) active = std::min(active, call.active_rows);
+  const auto* const from = static_cast<const char*>(call.x.const_data_ptr());
+  auto* const to = static_cast<char*>(out.x.mutable_data_ptr());
+  for (int64_t a = 0; a < assignments; ++a) {
+    if (!is_here(a)) {
+      row_index[a] = -1;
+      continue;
+    }
+    const int64_t row = next[static_cast<size_t>(expert[a] - call.first_expert)]++;
+    row_index[a] = static_cast<int32_t>(row);
+    if (row < active) {
+      std::memcpy(to + static_cast<size_t>(row) * row_bytes,
+                  from + static_cast<size_t>(a / k) * row_bytes, row_bytes);
+    }
+  }
+  std::memset(to + static_cast<size_t>(active) * row_bytes, 0,
+              static_cast<size_t>(rows - active) * row_bytes);
+  return counts;
+}
+
 // Older forms leave expertNum at 0 when they neither count nor drop: then every expert takes part.
 int64_t last_expert(int64_t experts) {
   return experts > 0 ? experts : std::numeric_limits<int64_t>::max();
@@ -167,6 +227,48 @@ struct FinalizeRouting {
   bool column_order;  // assignments are numbered choice by choice instead of token by token
 };
 
+// The weighted sum alone, of dense tensors of one dtype and, where there are any, weights of that
+// dtype. Returns false, having done nothing, for others.
+template <class T>
+bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
+  const auto fits = [](const Tensor& t) {
+    return t.scalar_type() == c10::CppTypeToScalarType<T>::value && t.is_contiguous();
+  };
+  if (!fits(call.rows) || !fits(out) || (call.scales && !fits(*call.scales)) ||
+      call.row_index.scalar_type() != at::kInt || !call.row_index.is_contiguous()) {
+    return false;
+  }
+  const int64_t columns = out.size(-1);
+  const int64_t row_count = call.rows.numel() / columns;
+  const T* const rows = call.rows.const_data_ptr<T>();
+  const T* const weight = call.scales ? call.scales->const_data_ptr<T>() : nullptr;
+  const auto* const index = call.row_index.const_data_ptr<int32_t>();
+  T* const to = out.mutable_data_ptr<T>();
+  for (int64_t a = 0; a < call.row_index.numel(); ++a) {
+    if (index[a] >= row_count) {
+      refuse("expandedRowIdx[" + std::to_string(a) + "] is " + std::to_string(index[a]) +
+             ", there are " + std::to_string(row_count) + " rows.");
+    }
+  }
+  constexpr int64_t kGrainElements = 32768;  // work worth a second thread
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, columns * k));
+  at::parallel_for(0, out.size(0), grain, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(static_cast<size_t>(columns));
+    std::vector<float> row(static_cast<size_t>(columns));
+    for (int64_t token = begin; token < end; ++token) {
+      std::fill(sum.begin(), sum.end(), 0.0f);
+      for (int64_t a = token * k; a < (token + 1) * k; ++a) {
+        if (index[a] < 0) continue;  // dropped, or on another device
+        float_rows::load(rows + index[a] * columns, row.data(), columns);
+        const float factor = weight == nullptr ? 1.0f : static_cast<float>(weight[a]);
+        float_rows::add_scaled(row.data(), factor, sum.data(), columns);
+      }
+      float_rows::store(sum.data(), to + token * columns, columns);
+    }
+  });
+  return true;
+}
+
 void finalize_routing(const FinalizeRouting& call, const Out& out) {
   if (out.tensor.numel() == 0) return;
   const int64_t columns = call.rows.size(-1);
@@ -176,6 +278,11 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
   if (call.row_index.numel() != tokens * k) {
     refuse("expandedRowIdx has " + std::to_string(call.row_index.numel()) + " entries for " +
            std::to_string(tokens) + " tokens with " + std::to_string(k) + " experts each.");
+  }
+  if (!call.skip1 && !call.skip2 && !call.bias && !call.column_order &&
+      (sum_rows<float>(call, k, out.tensor) || sum_rows<at::BFloat16>(call, k, out.tensor) ||
+       sum_rows<at::Half>(call, k, out.tensor))) {
+    return;
   }
   const Tensor rows = call.rows.reshape({-1, columns}).to(at::kFloat);
   Tensor index = call.row_index.to(at::kLong);
@@ -249,12 +356,19 @@ VNPU_OPERATOR(MoeInitRoutingV3,
   if (row_index_type == 1 && drop_pad_mode == 1) {
     refuse("rowIdxType 1 (scatter) has no meaning in drop-and-pad mode.");
   }
-  const Tensor sorted =
-      init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
-                    drop_pad_mode == 1, quant_mode, first, last, row_index_type == 1},
-                   {x_out.tensor, row_index_out.tensor, scale_out.tensor});
-  if (!wants_counts || !counts_out || counts_out.tensor->numel() == 0) return;
-  const Tensor counts = count_experts(sorted, first, last);
+  const InitRouting call{x,           expert_index, scale,   offset,
+                         active_rows, capacity,     experts, drop_pad_mode == 1,
+                         quant_mode,  first,        last,    row_index_type == 1};
+  const InitRoutingOut out{x_out.tensor, row_index_out.tensor, scale_out.tensor};
+  const bool counts_asked = wants_counts && counts_out && counts_out.tensor->numel() > 0;
+  Tensor counts;
+  if (is_plain(call, out)) {
+    counts = route_rows(call, out);
+  } else {
+    const Tensor sorted = init_routing(call, out);
+    if (counts_asked) counts = count_experts(sorted, first, last);
+  }
+  if (!counts_asked) return;
   if (count_form == 0) {
     store(counts_out, counts.cumsum(0));
   } else if (count_form == 1) {

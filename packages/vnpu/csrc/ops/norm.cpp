@@ -7,7 +7,7 @@
 
 #include "ops/float_rows.h"
 #include "ops/int8_quantization.h"
-#include "ops/operator.h"
+#include "ops/norm.h"
 
 namespace vnpu::ops {
 namespace {
@@ -17,6 +17,7 @@ constexpr int64_t kGrainElements = 32768;  // work worth a second thread
 // What a root mean square norm of rows reads and writes, as dense tensors of one dtype.
 struct RmsNorm {
   Tensor x;                      // [..., columns...]
+  int64_t row_stride = 0;        // elements from one row of x to the next
   OptionalTensor residual = {};  // like x: normalises x + residual
   Tensor gamma;                  // [columns...]
   float gamma_offset = 0;        // 1 for Gemma, whose weights are stored around 0
@@ -46,7 +47,7 @@ void run_rows(const RmsNorm& norm, int64_t columns) {
         std::vector<float> other(residual == nullptr ? 0 : columns);
         std::vector<T> rounded(residual == nullptr ? 0 : columns);
         for (int64_t i = begin; i < end; ++i) {
-          float_rows::load(x + i * columns, row.data(), columns);
+          float_rows::load(x + i * norm.row_stride, row.data(), columns);
           if (residual != nullptr) {
             // The norm sees the sum as the next layer will: rounded to the model's dtype.
             float_rows::load(residual + i * columns, other.data(), columns);
@@ -63,6 +64,17 @@ void run_rows(const RmsNorm& norm, int64_t columns) {
           if (rstd != nullptr) rstd[i] = factor;
         }
       });
+}
+
+// Elements from one row to the next when rows of `columns` elements lie dense, as those of a slice
+// of a wider matrix do; none when they do not.
+std::optional<int64_t> row_stride(const Tensor& x, int64_t columns) {
+  if (x.is_contiguous()) return columns;
+  if (x.dim() < 2 || x.size(-1) != columns || x.stride(-1) != 1 ||
+      x.numel() != x.size(0) * columns) {
+    return std::nullopt;
+  }
+  return x.stride(0);
 }
 
 // Where a kernel writes densely: the output itself when it is dense and of that dtype, else a
@@ -103,7 +115,9 @@ void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gam
   const DenseOutput dense_y(y, type);
   std::optional<DenseOutput> dense_sum;
   std::optional<DenseOutput> dense_rstd;
-  RmsNorm norm{.x = x.contiguous(),
+  const std::optional<int64_t> stride = row_stride(x, columns);
+  RmsNorm norm{.x = stride ? x : x.contiguous(),
+               .row_stride = stride.value_or(columns),
                .gamma = gamma,
                .gamma_offset = gamma_offset,
                .epsilon = epsilon,
@@ -150,6 +164,10 @@ Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
 }
 
 }  // namespace
+
+void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Tensor& y) {
+  rms_norm(x, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+}
 
 // --- root mean square
 // ------------------------------------------------------------------------------

@@ -449,8 +449,9 @@ def routed_experts(
 ) -> Tensor:
     """Chooses each token's experts, then computes `experts`.
 
-    router_logits:   [num_tokens, num_experts]
-    correction_bias: [num_experts], added to the scores for the choice only, or None
+    router_logits:   [num_tokens, num_experts], fp32 or 16 bits
+    correction_bias: [num_experts], added to the scores for the choice only, or None; logits of
+                     another dtype are converted to its dtype
     num_groups, num_chosen_groups: experts come from the best groups; a group's score is the sum
                      of its two best with a correction bias and its best without; 1, 1 for no groups
     is_sigmoid:      scores are sigmoids and the chosen ones are scaled to sum to one; otherwise a

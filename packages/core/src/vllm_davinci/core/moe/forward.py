@@ -53,7 +53,7 @@ class RoutedForward:
             or not isinstance(experts, FloatExperts)
             or self.physical_experts is not None
             or self.weight_on_input
-            or not rule.is_one_launch(router_logits.dtype)
+            or not rule.is_one_launch
         ):
             return None
         return stage(

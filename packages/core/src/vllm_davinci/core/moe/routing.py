@@ -68,13 +68,13 @@ class RoutingRule:
         """Whether nothing but the scores decides."""
         return self.num_groups == 1 and self.correction_bias is None and self.scaling_factor == 1.0
 
-    def is_one_launch(self, logits_dtype: torch.dtype) -> bool:
-        """Whether the operators give weights and experts of such logits as the model wants them.
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether the operators give weights and experts as the model wants them.
 
         They always renormalize sigmoid scores, and those of a softmax only when it is plain.
         """
-        bias = self.correction_bias
-        if self.custom is not None or (bias is not None and bias.dtype != logits_dtype):
+        if self.custom is not None:
             return False
         return self.renormalize == (self.scoring == "sigmoid" or self.is_plain)
 
