@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_davinci.vnpu.timeline import Task, Timeline
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -82,3 +84,30 @@ def test_every_benchmark_has_arguments_and_a_docstring():
         if "\ndef run(" in text:
             assert "\ndef add_arguments(" in text, path
             assert text.startswith('"""'), path
+
+
+def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
+    """Two halves of two stretches each, 10 us of computation and 8 of communication."""
+    step_trace = import_module("multistream.step_trace")
+
+    def task(name: str, category: str, half: int, begin: float, end: float, waited: float = 0.0):
+        return Task(1, 0, name, category, begin, end, 1.0, waited, label=f"micro-batch {half}")
+
+    timeline = Timeline(
+        [
+            task("aclnnMm", "operator", 0, 10, 20),
+            task("all_reduce", "collective", 0, 20, 28),
+            task("aclnnMm", "operator", 1, 20, 30),
+            task("all_reduce", "collective", 1, 30, 38),
+            task("event wait", "event", 0, 30, 36, 6),
+            task("aclnnMm", "operator", 0, 30, 40),
+            task("all_reduce", "collective", 0, 39, 50, 3),  # 3 of them for the other rank
+            Task(2, 0, "all_reduce", "collective", 0, 99, 1.0, 0.0),  # that rank's
+        ]
+    )
+    (step,) = step_trace.steps_of(timeline, [(0.0, 60.0)])
+    # 8 of 16 us of the first half's communication lie under 10 us of the second's computation.
+    assert step.hidden_share() == pytest.approx(8 / 10)
+    # The part that is split lasts from 20 to 50; 10 + 10 us are computed in it and 24 communicated.
+    assert step.unsplit() == 20 + 10
+    assert step.bound() == 24 + 30

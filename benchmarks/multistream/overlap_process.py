@@ -1,0 +1,60 @@
+"""What overlap.py measures, in one process: `overlap_process.py OPTIONS_JSON`.
+
+Two ranks of an engine prefill some batches; the times of the batches go to the file that the
+options name. Weights are vLLM's dummies: only the shape matters.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+
+def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
+    """Begin and end of each batch, in microseconds of the monotonic clock."""
+    tokens, requests = options["tokens"], options["requests"]
+    engine = LLM(
+        options["model"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        seed=options["seed"],
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+        max_model_len=tokens + 1,
+        max_num_seqs=requests,
+        max_num_batched_tokens=tokens * requests,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=256 << 20,
+        enforce_eager=True,
+        additional_config=options["additional_config"],
+    )
+    first = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+    generator = random.Random(options["seed"])
+    batches = []
+    for _ in range(options["repetitions"] + 1):
+        prompts = [
+            {
+                "prompt_token_ids": [
+                    generator.randrange(options["vocabulary"]) for _ in range(tokens)
+                ]
+            }
+            for _ in range(requests)
+        ]
+        begin = time.monotonic_ns()
+        engine.generate(prompts, first, use_tqdm=False)
+        batches.append((begin / 1000, time.monotonic_ns() / 1000))
+    decisions = engine.collective_rpc("overlap_decisions")[0]
+    assert decisions.get("split", 0) == (len(batches) if decisions else 0), decisions
+    return batches[1:]  # the first one warms up
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
