@@ -149,6 +149,7 @@ def test_every_top_level_option_either_works_or_is_refused():
         "expert_map_path",
         "sequence_parallel",
         "moe_communication",
+        "overlap",
         "enable_compiled_operators",
     }
     refused = {key for key in NOT_AVAILABLE if "." not in key}

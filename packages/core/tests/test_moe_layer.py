@@ -1,6 +1,7 @@
 """A whole layer as vLLM's DeepSeek builds it: results, weights, what it launches."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,25 +145,67 @@ def test_launches_per_layer_stay_in_the_budget(vllm_config: VllmConfig):
         assert len(counter.names) == LAUNCHES, counter.names
 
 
+@pytest.fixture
+def beside_layer(vllm_config: VllmConfig) -> Callable[[], DeepseekV2MoE]:
+    """Makes another layer, whose shared experts are on a stream of their own."""
+
+    def make() -> DeepseekV2MoE:
+        vllm_config.compilation_config.static_forward_context.clear()
+        vllm_config.compilation_config.static_all_moe_layers.clear()
+        vllm_config.additional_config = {"torchair_graph_config": {"enable_multistream_moe": True}}
+        return deepseek_layer(vllm_config)
+
+    return make
+
+
 @pytest.mark.parametrize("num_tokens", [1, 19])
-def test_shared_experts_beside_routed_ones_give_the_same_bits(
-    num_tokens: int, vllm_config: VllmConfig
+def test_shared_experts_beside_routed_ones_give_the_same_bits_in_stages(
+    num_tokens: int, vllm_config: VllmConfig, beside_layer: Callable[[], DeepseekV2MoE]
 ):
     x = torch.randn(num_tokens, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
     expected = run(deepseek_layer(vllm_config), x, vllm_config).cpu()
-    vllm_config.compilation_config.static_forward_context.clear()
-    vllm_config.compilation_config.static_all_moe_layers.clear()
-    vllm_config.additional_config = {"torchair_graph_config": {"enable_multistream_moe": True}}
-    layer = deepseek_layer(vllm_config)
-    streams: dict[str, torch.Stream] = {}
-    for name, module in (("shared", layer.shared_experts), ("gate", layer.gate)):
-        module.register_forward_hook(
-            lambda *_, name=name: streams.update({name: torch.accelerator.current_stream()})
-        )
-    for _ in range(3):
+    layer = beside_layer()
+    assert torch.equal(run(layer, x, vllm_config).cpu(), expected)  # and looks at the stages
+    main, streams = torch.accelerator.current_stream(), set()
+    with LaunchCounter() as counter:
+
+        def note(name: str) -> None:
+            counter.names.append(f"shared {name}")
+            streams.add(torch.accelerator.current_stream())
+
+        for name, module in layer.shared_experts.named_children():
+            module.register_forward_hook(lambda *_, name=name: note(name))
         assert torch.equal(run(layer, x, vllm_config).cpu(), expected)
-    assert streams["gate"] == torch.accelerator.current_stream()
-    assert streams["shared"] != streams["gate"]
+    assert len(streams) == 1
+    assert main not in streams
+    grouped = [place for place, name in enumerate(counter.names) if "grouped_matmul" in name]
+    moments = [
+        counter.names.index("npu::npu_moe_gating_top_k"),
+        counter.names.index("shared gate_up_proj"),
+        counter.names.index("npu::npu_moe_init_routing_v2"),
+        counter.names.index("shared act_fn"),
+        grouped[0],
+        grouped[-1],
+        counter.names.index("shared down_proj"),
+        counter.names.index("npu::npu_moe_finalize_routing"),
+    ]
+    assert moments == sorted(moments), counter.names
+
+
+def test_shared_experts_that_are_more_than_their_stages_run_as_a_whole(
+    vllm_config: VllmConfig, beside_layer: Callable[[], DeepseekV2MoE]
+):
+    def doubled(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return 2 * output
+
+    x = torch.randn(7, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    plain = deepseek_layer(vllm_config)
+    plain.shared_experts.register_forward_hook(doubled)
+    expected = run(plain, x, vllm_config).cpu()
+    layer = beside_layer()
+    layer.shared_experts.register_forward_hook(doubled)
+    for _ in range(2):
+        assert torch.equal(run(layer, x, vllm_config).cpu(), expected)
 
 
 def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):

@@ -85,6 +85,8 @@ class DualBatchConfig(_Options):
     """Split steps without a prefill too."""
     min_decode_tokens_to_split: int = Field(default=32, ge=0)
     """Steps without a prefill and with fewer tokens stay whole."""
+    token_alignment: int = Field(default=1, ge=1)
+    """Cuts are at multiples of so many tokens. Needs split = "token"."""
 
 
 class SequenceParallelConfig(_Options):
@@ -105,6 +107,9 @@ class DavinciConfig(_Options):
     """Prefill-first scheduler."""
     dbo: DualBatchConfig = DualBatchConfig()
     """Dual-batch overlap."""
+    overlap: Literal["auto", "off", "published", "lean"] | None = None
+    """The schedule as a whole: nothing, the published one, the one with fewer reductions, or a
+    choice for this engine, whose reasons are logged. Not set: the single options say."""
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
     """Tokens divided among tensor-parallel ranks between attention and experts."""
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
@@ -295,6 +300,12 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
         yield "torchair_graph_config.use_cached_kv_cache_bytes needs use_cached_graph"
     if graph.graph_batch_sizes_init and graph.graph_batch_sizes:
         yield "torchair_graph_config.graph_batch_sizes_init excludes graph_batch_sizes: set one"
+    if config.dbo.token_alignment > 1 and config.dbo.split != "token":
+        yield (
+            f"dbo.token_alignment = {config.dbo.token_alignment} is for cuts inside requests, and "
+            f"dbo.split is {config.dbo.split!r}: set dbo.split to 'token', or remove the alignment"
+        )
+    yield from _against_schedule(config)
     scheduler = config.ascend_scheduler_config
     scheduler_keys = [*SchedulerOptions.model_fields, *_scheduler_fields()]
     for name in scheduler.model_extra or ():
@@ -307,6 +318,41 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
     if scheduler.model_extra and not scheduler.enabled:
         names = ", ".join(scheduler.model_extra)
         yield f"ascend_scheduler_config sets {names} and is not enabled: remove them"
+
+
+# Schedule -> dotted key -> the value that it stands for.
+SCHEDULES: dict[str, dict[str, bool]] = {
+    "off": {
+        "dbo.enabled": False,
+        "torchair_graph_config.enable_multistream_mla": False,
+        "torchair_graph_config.enable_multistream_moe": False,
+        "sequence_parallel.enabled": False,
+    },
+    "published": {
+        "dbo.enabled": True,
+        "torchair_graph_config.enable_multistream_mla": True,
+        "torchair_graph_config.enable_multistream_moe": True,
+        "sequence_parallel.enabled": False,
+    },
+    "lean": {
+        "dbo.enabled": True,
+        "torchair_graph_config.enable_multistream_mla": True,
+        "torchair_graph_config.enable_multistream_moe": True,
+        "sequence_parallel.enabled": True,
+    },
+}
+
+
+def _against_schedule(config: DavinciConfig) -> Iterator[str]:
+    for key, meant in SCHEDULES.get(config.overlap or "", {}).items():
+        section, name = key.split(".")
+        options = getattr(config, section)
+        value = getattr(options, name)
+        if name in options.model_fields_set and value != meant:
+            yield (
+                f"overlap = {config.overlap!r} stands for {key} = {json.dumps(meant)}, and "
+                f"additional_config sets it to {json.dumps(value)}: remove one of the two"
+            )
 
 
 def _scheduler_fields() -> list[str]:

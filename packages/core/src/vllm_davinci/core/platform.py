@@ -22,6 +22,7 @@ from vllm_davinci.core.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
+from vllm_davinci.core.overlap.schedule import apply_schedule
 from vllm_davinci.core.side_streams import check_streams
 
 if TYPE_CHECKING:
@@ -219,6 +220,7 @@ class NPUPlatform(Platform):
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
         let_interrupts_end_the_start()
         notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
+        chosen = apply_schedule(vllm_config)
         config = get_config(vllm_config)
         notes += check_overlap(vllm_config, config.dbo)
         check_streams(vllm_config)
@@ -235,7 +237,7 @@ class NPUPlatform(Platform):
         changes = _set_for_npu(vllm_config)
         for note in notes:
             logger.warning_once("%s", note)
-        for change in changes:
+        for change in chosen + changes:
             logger.info_once("%s", change)
         logger.info_once(
             "Effective vllm-davinci configuration: %s",

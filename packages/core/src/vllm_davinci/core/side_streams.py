@@ -8,7 +8,7 @@ from vllm_davinci.core.errors import ComponentError, ConfigurationError
 from vllm_davinci.core.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 ATTENTION = "torchair_graph_config.enable_multistream_mla"
 EXPERTS = "torchair_graph_config.enable_multistream_moe"
@@ -28,6 +28,11 @@ def experts_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
     return _required(EXPERTS) if is_on else None
 
 
+def has_shared_experts(model: "ModelConfig") -> bool:
+    """Whether a model has experts that every token goes through."""
+    return any(getattr(model.hf_text_config, name, None) for name in SHARED_EXPERT_FIELDS)
+
+
 def check_streams(vllm_config: "VllmConfig") -> None:
     """Raises ConfigurationError or ComponentError for an option that cannot apply."""
     model = vllm_config.model_config
@@ -36,10 +41,11 @@ def check_streams(vllm_config: "VllmConfig") -> None:
             f"additional_config key {ATTENTION!r} is for latent attention, and {model.model} has "
             "none. Remove the key."
         )
-    has_shared = model is None or any(
-        getattr(model.hf_text_config, name, None) for name in SHARED_EXPERT_FIELDS
-    )
-    if experts_scheduler(vllm_config) is not None and not has_shared:
+    if (
+        experts_scheduler(vllm_config) is not None
+        and model is not None
+        and not has_shared_experts(model)
+    ):
         raise ConfigurationError(
             f"additional_config key {EXPERTS!r} runs shared experts beside routed ones, and "
             f"{model.model} has no shared experts. Remove the key."

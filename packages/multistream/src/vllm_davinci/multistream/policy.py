@@ -21,7 +21,6 @@ class Reason(enum.Enum):
     FEW_PREFILL_TOKENS = "fewer prefill tokens than min_prefill_tokens_to_split"
     NO_CUT = "no legal cut within imbalance_ratio"
     PREFIX_DEPENDENCY = "a part would read cached blocks that a later part writes"
-    NOT_WORTH_IT = "the estimate says that splitting costs more than it hides"
     UNSUPPORTED = "something in this step cannot be cut (LoRA, multimodal inputs)"
     VETOED = "another data-parallel rank does not split"
 
@@ -65,7 +64,7 @@ class SplitPolicy:
     min_total_tokens, min_prefill_tokens: smaller steps stay whole
     decode:   whether steps without a prefill may be split
     min_decode_tokens: for those, the smallest step
-    is_worth_it: an estimate for the chosen split; None splits whenever the other rules allow
+    alignment: cuts inside requests are at multiples of so many tokens
     is_ordered:  whether no part reads cache blocks that a later part fills; None: always
     """
 
@@ -79,7 +78,6 @@ class SplitPolicy:
     alignment: int = 1
     decode: bool = False
     min_decode_tokens: int = 32
-    is_worth_it: Callable[[StepFacts, Split], bool] | None = None
     is_ordered: Callable[[Split], bool] | None = None
     counters: Counter[Reason] = field(default_factory=Counter)
 
@@ -130,8 +128,6 @@ class SplitPolicy:
         split = split_at(step.query_lens, cuts)
         if self.is_ordered is not None and not self.is_ordered(split):
             return Decision(Reason.PREFIX_DEPENDENCY)
-        if self.is_worth_it is not None and not self.is_worth_it(step, split):
-            return Decision(Reason.NOT_WORTH_IT)
         return Decision(Reason.SPLIT, split)
 
     def explain(self) -> str:

@@ -7,6 +7,7 @@ import torch_npu
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
+from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.experts import COUNTS, sort_by_expert, sum_by_token
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def all_to_all(
     router_logits: torch.Tensor,
     forward: "RoutedForward",
     group: GroupCoordinator,
+    beside: Beside = ALONE,
 ) -> torch.Tensor:
     """The routed sum of tokens that no other rank of the group has.
 
@@ -31,6 +33,7 @@ def all_to_all(
     comm: Any = group.device_communicator
     experts = forward.experts
     topk_weights, topk_ids = _choose(x, router_logits, forward)
+    beside.chosen()
     weight_on_input = forward.weight_on_input
     weighted = x * topk_weights if weight_on_input else x
     rows, row_of_assignment, counts = sort_by_expert(
@@ -41,6 +44,7 @@ def all_to_all(
     received = comm.all_to_all(sent)
     input_sizes, output_sizes = RowCounts(sent, received).wait()
     arrived = comm.all_to_all(rows, output_sizes, input_sizes)
+    beside.dispatched()
     computed = arrived
     if sum(output_sizes):
         by_expert, _, source, tokens_per_expert = torch_npu.npu_moe_re_routing(
@@ -49,6 +53,7 @@ def all_to_all(
         results = experts.grouped(by_expert, tokens_per_expert)
         # In the order of arrival again, from which everybody knows their own.
         computed = torch.empty_like(results).index_copy_(0, source.to(torch.int64), results)
+    beside.computed()
     returned = comm.all_to_all(computed, input_sizes, output_sizes)
     if weight_on_input:
         topk_weights = torch.ones_like(topk_weights)

@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.all_to_all import all_to_all
+from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.process_groups import expert_group
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
 
@@ -38,7 +39,11 @@ class TokenExchange:
     tp_rank: int
 
     def __call__(
-        self, x: torch.Tensor, router_logits: torch.Tensor, forward: "RoutedForward"
+        self,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        forward: "RoutedForward",
+        beside: Beside = ALONE,
     ) -> torch.Tensor:
         """x: [num_tokens, hidden_size]. Returns this rank's part of the sum, shaped like x."""
         sizes = self._sizes(x.shape[0])
@@ -46,10 +51,10 @@ class TokenExchange:
         choice = self.rule.choose(max(sizes) * per_replica)
         logger.info_once("Mixture of experts: %s, because %s.", choice.scheme.value, choice.reason)
         if choice.scheme is Scheme.ALL_GATHER:
-            return gather_and_scatter(x, router_logits, forward, self._token_group, sizes)
+            return gather_and_scatter(x, router_logits, forward, self._token_group, sizes, beside)
         if choice.scheme is Scheme.MULTICAST:
-            return multicast_and_reduce(x, router_logits, forward, self._token_group, sizes)
-        return self._of_own_share(x, router_logits, forward)
+            return multicast_and_reduce(x, router_logits, forward, self._token_group, sizes, beside)
+        return self._of_own_share(x, router_logits, forward, beside)
 
     @property
     def _token_group(self) -> GroupCoordinator:
@@ -66,14 +71,18 @@ class TokenExchange:
         return sizes
 
     def _of_own_share(
-        self, x: torch.Tensor, router_logits: torch.Tensor, forward: "RoutedForward"
+        self,
+        x: torch.Tensor,
+        router_logits: torch.Tensor,
+        forward: "RoutedForward",
+        beside: Beside,
     ) -> torch.Tensor:
         """all_to_all of this rank's share of the replica's tokens; zeros for the other tokens."""
         layout = self.rule.layout
         group = expert_group(layout)
         num_shares = 1 if self.sequence_parallel else self.rule.tp_size // layout.etp_size
         if num_shares == 1:
-            return all_to_all(x, router_logits, forward, group)
+            return all_to_all(x, router_logits, forward, group, beside)
         num_tokens = x.shape[0]
         size = -(-num_tokens // num_shares)
         share = slice((start := self.tp_rank // layout.etp_size * size), start + size)
@@ -81,7 +90,7 @@ class TokenExchange:
             x = torch.nn.functional.pad(x, (0, 0, 0, missing))
             router_logits = torch.nn.functional.pad(router_logits, (0, 0, 0, missing))
         result = torch.zeros_like(x)
-        result[share] = all_to_all(x[share], router_logits[share], forward, group)
+        result[share] = all_to_all(x[share], router_logits[share], forward, group, beside)
         return result[:num_tokens]
 
 
@@ -91,15 +100,17 @@ def gather_and_scatter(
     forward: "RoutedForward",
     group: GroupCoordinator,
     sizes: list[int],
+    beside: Beside = ALONE,
 ) -> torch.Tensor:
     """All tokens everywhere; each rank computes its experts; sums go back to the tokens' ranks.
 
     sizes: tokens of each rank of the group
     """
+    beside.chosen()  # the choice itself is made on the other side
     if group.world_size == 1:
-        return forward.compute(x, *forward.route(x, router_logits))
+        return forward.compute(x, *forward.route(x, router_logits), beside)
     all_x, all_logits = group.all_gatherv([x, router_logits], 0, sizes)
-    partial = forward.compute(all_x, *forward.route(all_x, all_logits))
+    partial = forward.compute(all_x, *forward.route(all_x, all_logits), beside)
     return group.reduce_scatterv(partial, 0, sizes)
 
 
@@ -109,12 +120,14 @@ def multicast_and_reduce(
     forward: "RoutedForward",
     group: GroupCoordinator,
     sizes: list[int],
+    beside: Beside = ALONE,
 ) -> torch.Tensor:
     """Each rank broadcasts its tokens in turn; sums are reduced everywhere; own ones are kept."""
+    beside.chosen()  # the choice itself is made on the other side
     if group.world_size == 1:
-        return forward.compute(x, *forward.route(x, router_logits))
+        return forward.compute(x, *forward.route(x, router_logits), beside)
     all_x, all_logits = _multicast(x, group, sizes), _multicast(router_logits, group, sizes)
-    partial = forward.compute(all_x, *forward.route(all_x, all_logits))
+    partial = forward.compute(all_x, *forward.route(all_x, all_logits), beside)
     return group.all_reduce(partial).split(sizes)[group.rank_in_group]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch_npu
 
+from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.ops.compiled import compiled
 
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
@@ -32,20 +33,28 @@ class Experts(ABC):
     num_experts: int
 
     def routed(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        beside: Beside = ALONE,
     ) -> torch.Tensor:
         """The whole stage: the weighted sum of every token's experts that are on this rank.
 
         x:            [num_tokens, hidden_size]
         topk_weights: [num_tokens, top_k], dtype of x
         topk_ids:     [num_tokens, top_k], int32, physical expert numbers over all ranks
+        beside:       is told when rows are sorted and when the products are launched
         Returns a new tensor shaped like x: zeros for a token without experts here.
         Two launches beside `grouped`; the host waits for nothing.
         """
         rows, row_of_assignment, tokens_per_expert = sort_by_expert(
             x, topk_ids, self.num_experts, self.first, self.num_local
         )
-        return sum_by_token(self.grouped(rows, tokens_per_expert), row_of_assignment, topk_weights)
+        beside.dispatched()
+        results = self.grouped(rows, tokens_per_expert)
+        beside.computed()
+        return sum_by_token(results, row_of_assignment, topk_weights)
 
     @abstractmethod
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
@@ -69,12 +78,16 @@ class FloatExperts(Experts):
     down: torch.Tensor
 
     def routed(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        beside: Beside = ALONE,
     ) -> torch.Tensor:
         """See Experts.routed."""
-        stage = compiled("experts")
+        stage = compiled("experts") if beside is ALONE else None
         if stage is None:
-            return super().routed(x, topk_weights, topk_ids)
+            return super().routed(x, topk_weights, topk_ids, beside)
         return stage(
             x, topk_weights, topk_ids, self.gate_up, self.down, self.first, self.num_experts
         )

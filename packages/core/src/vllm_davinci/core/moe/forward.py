@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.exchange import TokenExchange
 from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.routing import RoutingRule, select_experts
@@ -34,16 +35,18 @@ class RoutedForward:
         Returns a new tensor shaped like x.
         """
         if self.shared is not None:
-            return self.shared(x, lambda: self._routed(x, router_logits))
-        return self._routed(x, router_logits)
+            return self.shared(x, lambda beside: self._routed(x, router_logits, beside))
+        return self._routed(x, router_logits, ALONE)
 
-    def _routed(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+    def _routed(self, x: torch.Tensor, router_logits: torch.Tensor, beside: Beside) -> torch.Tensor:
         if self.exchange is not None:
-            return self.exchange(x, router_logits, self)
-        at_once = self._at_once(x, router_logits)
+            return self.exchange(x, router_logits, self, beside)
+        at_once = self._at_once(x, router_logits) if beside is ALONE else None
         if at_once is not None:
             return at_once
-        return self.compute(x, *self.route(x, router_logits))
+        chosen = self.route(x, router_logits)
+        beside.chosen()
+        return self.compute(x, *chosen, beside)
 
     def _at_once(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
         """`route` and `compute` in one call, or None when no compiled operator can do both."""
@@ -81,9 +84,13 @@ class RoutedForward:
         return topk_weights, topk_ids
 
     def compute(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        beside: Beside = ALONE,
     ) -> torch.Tensor:
         """The expert stage of tokens that are all here."""
         if self.weight_on_input:  # one expert per token: its weight may come before it
-            return self.experts.routed(x * topk_weights, torch.ones_like(topk_weights), topk_ids)
-        return self.experts.routed(x, topk_weights, topk_ids)
+            x, topk_weights = x * topk_weights, torch.ones_like(topk_weights)
+        return self.experts.routed(x, topk_weights, topk_ids, beside)

@@ -53,6 +53,9 @@ class NPURoutedExperts(RoutedExperts):
             ep_size=layout.ep_size,
             ep_rank=layout.ep_rank(rank),
             use_ep=layout.ep_size > 1,
+            # Of this layer alone: NPUPlatform sets another one to change how vLLM divides tokens,
+            # which would keep shared experts from running beside the routed ones.
+            all2all_backend="allgather_reducescatter",
         )
         moe_config.num_local_experts = moe_config.num_experts // layout.ep_size
         moe_config.intermediate_size_per_partition = moe_config.intermediate_size // layout.etp_size

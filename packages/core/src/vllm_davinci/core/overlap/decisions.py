@@ -39,6 +39,7 @@ class Decisions:
             min_prefill_tokens=options.min_prefill_tokens_to_split,
             min_decode_tokens=options.min_decode_tokens_to_split,
             imbalance_ratio=options.imbalance_ratio,
+            alignment=options.token_alignment,
             decode=options.decode,
             is_ordered=lambda split: self._is_ordered(split),
         )

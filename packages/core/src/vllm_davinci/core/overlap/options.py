@@ -51,7 +51,9 @@ def gather_requests(
         notes.append(f"{flag} is served as dbo.{name} = {value!r}.")
     _reset(vllm_config.parallel_config)
     for variable in _variables(environ):
-        if "enabled" in given and not given["enabled"]:
+        if additional.get("overlap") == "off":
+            notes.append(f"{variable}=1 has no effect: additional_config sets overlap = 'off'.")
+        elif "enabled" in given and not given["enabled"]:
             notes.append(f"{variable}=1 has no effect: additional_config sets dbo.enabled = false.")
         elif not options.get("enabled"):
             options["enabled"] = True
@@ -112,6 +114,12 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
         raise ConfigurationError(
             f"dbo.num_micro_batches = {options.num_micro_batches} parts cannot be made of steps "
             f"of at most {max_tokens} tokens. Lower it, or raise --max-num-batched-tokens."
+        )
+    if options.token_alignment * options.num_micro_batches > max_tokens:
+        raise ConfigurationError(
+            f"dbo.token_alignment = {options.token_alignment} leaves no cut in steps of at most "
+            f"{max_tokens} tokens, {options.num_micro_batches} parts each. Lower it, or raise "
+            "--max-num-batched-tokens."
         )
     if components.stream_scheduler() is None:
         package = components.STREAMS.package

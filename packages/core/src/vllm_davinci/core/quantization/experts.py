@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch_npu
 
+from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.experts import (
     COUNTS,
     SINGLE_OUTPUT,
@@ -38,7 +39,11 @@ class DynamicExperts(Experts):
     dtype: torch.dtype
 
     def routed(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        beside: Beside = ALONE,
     ) -> torch.Tensor:
         """See Experts.routed. Rows are quantized by the launch that sorts them: five in all."""
         rows, row_of_assignment, tokens_per_expert, scales = torch_npu.npu_moe_init_routing_v2(
@@ -51,9 +56,10 @@ class DynamicExperts(Experts):
             active_expert_range=[self.first, self.first + self.num_local],
             quant_mode=DYNAMIC,
         )
-        return sum_by_token(
-            self._products(rows, scales, tokens_per_expert), row_of_assignment, topk_weights
-        )
+        beside.dispatched()
+        results = self._products(rows, scales, tokens_per_expert)
+        beside.computed()
+        return sum_by_token(results, row_of_assignment, topk_weights)
 
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """See Experts.grouped. Four launches."""

@@ -1,0 +1,170 @@
+"""`overlap` stands for single options, and contradicts none that is given."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import VllmConfig
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config import get_config, non_default_options, parse_config
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.overlap.options import check_overlap, gather_requests
+from vllm_davinci.core.overlap.schedule import apply_schedule
+
+MULTISTREAM = {
+    "torchair_graph_config.enable_multistream_mla": True,
+    "torchair_graph_config.enable_multistream_moe": True,
+}
+
+
+class Model:
+    """What is asked of a model: DeepSeek's properties, or none of them."""
+
+    def __init__(self, is_deepseek: bool) -> None:
+        self.use_mla = is_deepseek
+        self.hf_text_config = SimpleNamespace(n_shared_experts=1 if is_deepseek else None)
+
+
+def applied(
+    vllm_config: VllmConfig, is_deepseek: bool = True, tp: int = 2, dp: int = 1, **options: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """The options that result, and the notes. Applied twice: as often as vLLM does."""
+    vllm_config.additional_config = options
+    vllm_config.model_config = Model(is_deepseek)
+    vllm_config.parallel_config.tensor_parallel_size = tp
+    vllm_config.parallel_config.data_parallel_size = dp
+    notes = gather_requests(vllm_config, {}) + apply_schedule(vllm_config)
+    result = non_default_options(get_config(vllm_config))
+    assert apply_schedule(vllm_config) == []
+    assert non_default_options(get_config(vllm_config)) == result
+    return result, notes
+
+
+@pytest.mark.parametrize(
+    ("schedule", "is_deepseek", "expected"),
+    [
+        ("off", True, {"sequence_parallel.enabled": False}),
+        ("off", False, {"sequence_parallel.enabled": False}),
+        (
+            "published",
+            True,
+            {"dbo.enabled": True, "sequence_parallel.enabled": False, **MULTISTREAM},
+        ),
+        ("published", False, {"dbo.enabled": True, "sequence_parallel.enabled": False}),
+        ("lean", True, {"dbo.enabled": True, **MULTISTREAM}),
+        ("lean", False, {"dbo.enabled": True}),
+    ],
+)
+def test_a_schedule_sets_what_applies_to_the_model(
+    schedule: str, is_deepseek: bool, expected: dict[str, Any], vllm_config: VllmConfig
+):
+    options, notes = applied(vllm_config, is_deepseek, overlap=schedule)
+    assert options == {"overlap": schedule, **expected}
+    assert notes == []
+
+
+def test_without_it_the_single_options_say(vllm_config: VllmConfig):
+    assert applied(vllm_config) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected", "reason"),
+    [
+        ({"tp": 1}, {}, "dbo.enabled = false: one rank computes each layer alone"),
+        ({"tp": 2}, {"dbo.enabled": True}, "dbo.enabled = true: ranks communicate in each layer"),
+        ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_moe = false: no token travels"),
+        ({"tp": 2}, {"dbo.enabled": True}, "sequence_parallel.enabled = true: norms of a share"),
+        ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_mla = false: without graph mode"),
+        (
+            {"tp": 1, "dp": 2},
+            {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True},
+            "enable_multistream_moe = true: tokens travel between replicas",
+        ),
+    ],
+)
+def test_auto_picks_for_the_engine_and_says_why(
+    engine: dict[str, int], expected: dict[str, Any], reason: str, vllm_config: VllmConfig
+):
+    options, notes = applied(vllm_config, **engine, overlap="auto")
+    assert options == {"overlap": "auto", **expected}
+    assert sum(reason in note for note in notes) == 1
+
+
+def test_auto_leaves_alone_what_is_given(vllm_config: VllmConfig):
+    options, notes = applied(
+        vllm_config,
+        overlap="auto",
+        dbo={"enabled": False},
+        torchair_graph_config={"enable_multistream_mla": True},
+    )
+    assert options == {"overlap": "auto", "torchair_graph_config.enable_multistream_mla": True}
+    assert not any("dbo" in note or "mla" in note for note in notes)
+
+
+def test_auto_does_without_the_package(vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(components, "stream_scheduler", lambda: None)
+    options, notes = applied(vllm_config, overlap="auto")
+    assert options == {"overlap": "auto"}
+    assert any("vllm-davinci-multistream is not installed" in note for note in notes)
+    check_overlap(vllm_config, get_config(vllm_config).dbo)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overlap": "off", "dbo": {"enabled": True}},
+        {"overlap": "off", "torchair_graph_config": {"enable_multistream_moe": True}},
+        {"overlap": "off", "sequence_parallel": {"enabled": True}},
+        {"overlap": "published", "dbo": {"enabled": False}},
+        {"overlap": "published", "sequence_parallel": {"enabled": True}},
+        {"overlap": "lean", "sequence_parallel": {"enabled": False}},
+        {"overlap": "lean", "torchair_graph_config": {"enable_multistream_mla": False}},
+    ],
+)
+def test_a_single_option_against_the_schedule_is_refused(options: dict[str, Any]):
+    (section,) = set(options) - {"overlap"}
+    (name,) = options[section]
+    with pytest.raises(ConfigurationError, match=rf"overlap = .*{section}\.{name} .*remove one"):
+        parse_config(options)
+
+
+def test_vllm_s_flag_against_the_schedule_is_refused(vllm_config: VllmConfig):
+    vllm_config.parallel_config.enable_dbo = True
+    with pytest.raises(ConfigurationError, match=r"overlap = 'off' stands for dbo\.enabled"):
+        applied(vllm_config, overlap="off")
+
+
+def test_a_variable_yields_to_the_schedule(vllm_config: VllmConfig):
+    vllm_config.additional_config = {"overlap": "off"}
+    (note,) = gather_requests(vllm_config, {"VLLM_ASCEND_ENABLE_DBO": "1"})
+    assert "has no effect: additional_config sets overlap = 'off'" in note
+    apply_schedule(vllm_config)
+    assert not get_config(vllm_config).dbo.enabled
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(ConfigurationError, match="'overlap' is 'fast'"):
+        parse_config({"overlap": "fast"})
+
+
+def test_an_alignment_is_for_cuts_inside_requests():
+    with pytest.raises(ConfigurationError, match=r"dbo\.split is 'request'"):
+        parse_config({"dbo": {"token_alignment": 16}})
+    parse_config({"dbo": {"token_alignment": 16, "split": "token"}})
+
+
+def test_an_alignment_that_forbids_every_cut_is_refused(vllm_config: VllmConfig):
+    vllm_config.scheduler_config.max_num_batched_tokens = 512
+    for alignment, is_refused in ((256, False), (257, True)):
+        vllm_config.additional_config = {
+            "dbo": {"enabled": True, "split": "token", "token_alignment": alignment}
+        }
+        options = get_config(vllm_config).dbo
+        if is_refused:
+            with pytest.raises(
+                ConfigurationError, match="257 leaves no cut in steps of at most 512"
+            ):
+                check_overlap(vllm_config, options)
+        else:
+            check_overlap(vllm_config, options)
