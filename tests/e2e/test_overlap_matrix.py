@@ -1,0 +1,276 @@
+"""Every overlap feature and every pair of them, against none, in every layout of ranks.
+
+Each engine runs on virtual NPUs that execute streams in a random order which their events allow,
+with the race detector on, and is compared with an engine without overlap: prompts alone, prompts in
+pieces beside decodes, hits of the prefix cache, and rows that do not divide among ranks.
+
+The default run has one of them; `-m thorough` runs the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+
+from e2e import model_zoo
+from e2e.replicas import Replicas
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.export import Exporter
+
+DUAL_BATCH = {
+    "enabled": True,
+    "decode": True,
+    "split": "token",
+    "min_total_tokens_to_split": 2,
+    "min_prefill_tokens_to_split": 1,
+    "min_decode_tokens_to_split": 2,
+}
+FEATURES: dict[str, dict[str, Any]] = {
+    "dual": {"dbo": DUAL_BATCH},
+    "attention": {"torchair_graph_config": {"enable_multistream_mla": True}},
+    "experts": {"torchair_graph_config": {"enable_multistream_moe": True}},
+    "shares": {"sequence_parallel": {"min_tokens": 1}},
+}
+OFF = {"overlap": "off"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp2": {"tensor_parallel_size": 2},
+    "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "dp2": {"count": 2, "enable_expert_parallel": True},
+    "dp2tp2": {"count": 2, "tensor_parallel_size": 2, "enable_expert_parallel": True},
+    "dp2tp2_dense_experts": {"count": 2, "tensor_parallel_size": 2},
+    "tp4": {"tensor_parallel_size": 4},
+    "tp2pp2": {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "async_scheduling": False,
+    },
+}
+LATENT = "tiny_deepseek"
+DENSE = "llama_head64_gqa4"
+EXPERTS = "qwen3_moe_softmax_top2_of_8"
+INT8 = {"int8_llama": "tiny_llama", "int8_deepseek": "tiny_deepseek"}
+
+
+def merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    """additional_config with the options of all parts."""
+    together: dict[str, Any] = {}
+    for part in parts:
+        for section, options in part.items():
+            inner = together.get(section, {})
+            together[section] = {**inner, **options} if isinstance(options, dict) else options
+    return together
+
+
+def of(*names: str) -> dict[str, Any]:
+    """additional_config with these features and no others."""
+    parts = [FEATURES[name] for name in names]
+    if "shares" not in names:
+        parts.append({"sequence_parallel": {"enabled": False}})
+    return merged(*parts)
+
+
+def scheduled(name: str) -> dict[str, Any]:
+    """additional_config with a schedule, at thresholds that split whatever can be split."""
+    thresholds = {key: value for key, value in DUAL_BATCH.items() if key != "enabled"}
+    return {"overlap": name, "dbo": thresholds, "sequence_parallel": {"min_tokens": 1}}
+
+
+ALONE_AND_IN_PAIRS = [
+    *((name,) for name in FEATURES),
+    *combinations(FEATURES, 2),
+]
+
+DEFAULT = {("ep2", LATENT, "published")}
+
+
+def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
+    marks = [] if (layout, model, name) in DEFAULT else [pytest.mark.thorough]
+    return pytest.param(layout, model, name, config, id=f"{layout}-{model}-{name}", marks=marks)
+
+
+CASES = [
+    # Tokens are divided within one replica only: `shares` has no effect under data parallelism.
+    *(
+        case(layout, LATENT, "+".join(names), of(*names))
+        for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
+        for names in ALONE_AND_IN_PAIRS
+        if "shares" not in names or not layout.startswith("dp")
+    ),
+    *(
+        case(layout, LATENT, name, scheduled(name))
+        for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts")
+        for name in ("published", "lean", "auto")
+    ),
+    *(case(layout, DENSE, "dual", of("dual")) for layout in ("tp2", "tp4", "tp2pp2")),
+    *(case("tp2", DENSE, name, scheduled(name)) for name in ("published", "lean", "auto")),
+    *(
+        case(layout, EXPERTS, "dual", of("dual"))
+        for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp2pp2")
+    ),
+    *(
+        case(layout, EXPERTS, f"dual+{scheme}", merged(of("dual"), {"moe_communication": scheme}))
+        for layout in ("dp2",)
+        for scheme in ("all_gather", "multicast", "all_to_all")
+    ),
+    *(case("tp2", "int8_llama", name, of(name)) for name in ("dual",)),
+    *(
+        case(layout, "int8_deepseek", "+".join(names), of(*names))
+        for layout in ("tp2", "ep2", "dp2tp2")
+        for names in (("dual",), ("experts",), ("attention",), ("dual", "experts"))
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    zoo: Callable[[str], Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A checkpoint by its name here."""
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name in model_zoo.BY_NAME:
+            return zoo(name)
+        if name not in INT8:
+            return repository / "checkpoints" / name
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("int8") / name
+            source = repository / "checkpoints" / INT8[name]
+            Exporter(source, made[name], QuantType.W8A8_DYNAMIC, torch.bfloat16, {}).run(
+                lambda _: None
+            )
+        return made[name]
+
+    return find
+
+
+def of_lengths(seed: int, *lengths: int) -> list[list[int]]:
+    generator = random.Random(seed)
+    return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]
+
+
+def workload(engine: Replicas) -> dict[str, list[Any]]:
+    """What an engine answers, in every kind of step: tokens with their log-probabilities."""
+    prefix = of_lengths(9, 128)[0]
+    sharing = [prefix + tail for tail in of_lengths(10, 3, 20, 41, 7)]
+    kinds = {
+        "prefill": (of_lengths(1, 100, 90, 60, 51), 1),
+        "mixed": (of_lengths(2, 5, 80, 150, 31, 1, 64, 129, 17), 12),
+        "filling": (sharing, 4),
+        "cached": (sharing, 4),
+        "padded": (of_lengths(3, 7, 4, 2, 2), 6),
+        "one": (of_lengths(4, 1, 1), 3),
+    }
+    answers = {}
+    for kind, (prompts, max_tokens) in kinds.items():
+        outputs = engine.generate(
+            prompts,
+            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=1),
+        )
+        answers[kind] = [
+            [
+                (token, step[token].logprob)
+                for token, step in zip(
+                    output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
+                )
+            ]
+            for output in outputs
+        ]
+        if kind == "cached":
+            assert all(output.num_cached_tokens == 128 for output in outputs)
+    return answers
+
+
+Start = Callable[..., Replicas]
+
+
+@pytest.fixture(scope="module")
+def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -> Start:
+    """Starts replicas of a model in a layout."""
+
+    def begin(layout: str, model: str, config: dict[str, Any], **environment: str) -> Replicas:
+        ranks = dict(LAYOUTS[layout])
+        if set(ranks) - {"count", "enable_expert_parallel"}:
+            ranks["distributed_executor_backend"] = "mp"
+        return Replicas(
+            start_engine,
+            checkpoint(model),
+            environment=environment,
+            additional_config=config,
+            dtype="bfloat16" if model in INT8 else "float32",
+            max_num_batched_tokens=224,
+            max_num_seqs=16,
+            max_logprobs=1,
+            **ranks,
+        )
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def without_overlap(start: Start) -> Callable[[str, str], dict[str, list[Any]]]:
+    """Answers of an engine with all of it off, by layout and model."""
+    known: dict[tuple[str, str], dict[str, list[Any]]] = {}
+
+    def answers(layout: str, model: str) -> dict[str, list[Any]]:
+        if (layout, model) not in known:
+            with start(layout, model, OFF) as engine:
+                known[layout, model] = workload(engine)
+        return known[layout, model]
+
+    return answers
+
+
+def tokens(answers: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
+    return {kind: [[token for token, _ in one] for one in of] for kind, of in answers.items()}
+
+
+@pytest.mark.parametrize(("layout", "model", "name", "config"), CASES)
+def test_answers_are_those_without_overlap(
+    layout: str,
+    model: str,
+    name: str,
+    config: dict[str, Any],
+    start: Start,
+    without_overlap: Callable[[str, str], dict[str, list[Any]]],
+    request: pytest.FixtureRequest,
+):
+    expected = without_overlap(layout, model)
+    seed = CASES_SEEDS[request.node.callspec.id]
+    with start(layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
+        answers = workload(engine)
+        decided = engine.on_workers("overlap_decisions")
+    assert tokens(answers) == tokens(expected)
+    if name in ("attention", "experts", "attention+experts"):
+        assert answers == expected, "the arithmetic is unchanged, and the bits are not"
+    assert all(counts.get("split", 0) > 5 for counts in decided) == (
+        "dual" in name or name in ("published", "lean", "auto")
+    )
+
+
+CASES_SEEDS = {each.id: number for number, each in enumerate(CASES)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_orders_of_a_hundred_seeds_give_the_same_answers(
+    first: int,
+    start: Start,
+    without_overlap: Callable[[str, str], dict[str, list[Any]]],
+):
+    """Each seed is one order of all that an engine's streams do; each engine has another one."""
+    layout, model = ("tp2", LATENT) if first % 20 else ("ep2", LATENT)
+    expected = without_overlap(layout, model)
+    config = of("dual", "attention", "experts")
+    for seed in range(first, first + 10):
+        with start(
+            layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{1000 + seed}"
+        ) as engine:
+            assert tokens(workload(engine)) == tokens(expected), f"fuzz:{1000 + seed}"
