@@ -32,8 +32,8 @@ from vllm_davinci.vnpu import timeline
 CHILD = Path(__file__).with_name("overlap_process.py")
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 LIMIT_S = 300
-# The checkpoints that are shipped, with more layers; for latent attention with a hidden size that is
-# larger than the latent one, as it is in models that are not tiny.
+# The checkpoints that are shipped, with more layers; for latent attention with a hidden size larger
+# than the latent one, as in models that are not tiny.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("tiny_llama", {}),
     "deepseek": (
