@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vllm_davinci.meta.doctor import Finding, Report, Status
+from vllm_davinci.meta.report import Finding, Report, Status
 from vllm_davinci.meta.report_table import print_report
 
 DOCTOR = ("-m", "vllm_davinci.meta", "doctor")

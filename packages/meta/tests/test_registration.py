@@ -22,6 +22,16 @@ def test_vllm_sees_one_platform_and_one_general_plugin_of_one_name():
         assert callable(entry.load())
 
 
+def test_all_of_our_plugins_have_the_name_that_vllm_plugins_selects_by():
+    ours = [
+        entry
+        for entry in importlib.metadata.distribution("vllm-davinci").entry_points
+        if entry.group.startswith("vllm.")
+    ]
+    assert len(ours) == 3
+    assert {entry.name for entry in ours} == {"davinci"}
+
+
 def test_without_a_device_the_platform_is_none_and_components_stay_out(run_without_device):
     done = run_without_device("-c", PRINT_PLATFORM)
     assert done.stdout.split() == ["None", "None", "False"], done.stderr

@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from packaging.requirements import Requirement
 from vllm_davinci.meta import device_library, supported_versions
 from vllm_davinci.meta.device_probe import REQUIRED_LIBRARIES
 from vllm_davinci.meta.registration import PLATFORM_CLASS
+from vllm_davinci.meta.report import Finding, Report, Status
 
 # Importing torch and vLLM takes about 15 s on two busy cores; a device that does not answer
 # within this does not answer.
@@ -46,38 +46,13 @@ CANN_DIRECTORIES = (
     "/usr/local/Ascend/cann",
     "~/Ascend/ascend-toolkit/latest",
 )
-
-
-class Status(str, Enum):
-    OK = "ok"
-    NOTE = "note"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. A `problem` means that no model can run."""
-
-    area: str
-    subject: str
-    status: Status
-    seen: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
-    findings: list[Finding]
-
-    @property
-    def can_run(self) -> bool:
-        return all(finding.status is not Status.PROBLEM for finding in self.findings)
-
-    def to_json(self) -> str:
-        findings = [
-            {**asdict(finding), "status": finding.status.value} for finding in self.findings
-        ]
-        return json.dumps({"can_run": self.can_run, "findings": findings}, indent=2)
+# Groups of entry points that vLLM reads -> what it means when ours is not in one. The third only
+# adds overlap decisions to the metrics.
+PLUGIN_GROUPS = {
+    "vllm.platform_plugins": Status.PROBLEM,
+    "vllm.general_plugins": Status.PROBLEM,
+    "vllm.stat_logger_plugins": Status.NOTE,
+}
 
 
 def examine() -> Report:
@@ -133,7 +108,7 @@ def _components() -> Iterator[Finding]:
 
 def _entry_points() -> Iterator[Finding]:
     area = "vLLM plugins"
-    for group in ("vllm.platform_plugins", "vllm.general_plugins"):
+    for group, without_ours in PLUGIN_GROUPS.items():
         found = {
             entry.name: entry.value
             for entry in importlib.metadata.entry_points(group=group)
@@ -142,7 +117,7 @@ def _entry_points() -> Iterator[Finding]:
         ours = found.pop("davinci", None)
         if ours is None:
             remedy = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
-            yield Finding(area, group, Status.PROBLEM, "no entry `davinci`", remedy)
+            yield Finding(area, group, without_ours, "no entry `davinci`", remedy)
         else:
             yield Finding(area, group, Status.OK, f"davinci = {ours}")
         for name, value in sorted(found.items()):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vllm_davinci.meta.doctor import Finding, Report, Status
+from vllm_davinci.meta.report import Finding, Report, Status
 
 _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"}
 
