@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.loading import TensorLoader
 
 # What vLLM calls the parts of an expert that one of its tensors holds.
 SHARDS = {"w13": ("w1", "w3"), "w2": ("w2",)}
 
 
-class ExpertTensorLoader:
-    """vLLM's loader of expert weights, which remembers which parts of one tensor came."""
+class ExpertTensorLoader(TensorLoader):
+    """Remembers which parts of which experts came."""
 
-    def __init__(
-        self,
-        load: Any,
-        tensor: str,
-        convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> None:
-        self._load = load
-        self._convert = convert
-        self.tensor = tensor
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         # (expert's number in the checkpoint, w1 | w2 | w3) -> the value, of tensors of one
         self.parts: dict[tuple[int, str], float | None] = {}
 
@@ -38,21 +30,17 @@ class ExpertTensorLoader:
         expert_id: int,
         return_success: bool = False,
     ) -> bool | None:
-        """Raises CheckpointError when the tensor does not fit its place."""
-        converted = loaded_weight if self._convert is None else self._convert(loaded_weight)
         # vLLM has a case for one value per expert, and knows it by this name.
         known_name = weight_name.replace("input_offset", "input_scale")
-        try:
-            is_local = self._load(
-                param, converted, known_name, shard_id, expert_id, return_success=True
-            )
-        except (AssertionError, RuntimeError, IndexError) as error:
-            raise CheckpointError(
-                f"{self.tensor} of expert {expert_id}, part {shard_id}, has shape "
-                f"{list(loaded_weight.shape)} in the checkpoint, which does not fit its place of "
-                f"shape {list(param.shape)} on this rank ({error}). The checkpoint does not belong "
-                f"to its config.json: {CHECK_COMMAND}."
-            ) from error
+        is_local: bool = self._put(
+            f" of expert {expert_id}, part {shard_id},",
+            param,
+            loaded_weight,
+            known_name,
+            shard_id,
+            expert_id,
+            return_success=True,
+        )
         if is_local:
             value = loaded_weight.item() if loaded_weight.numel() == 1 else None
             self.parts[expert_id, shard_id] = value

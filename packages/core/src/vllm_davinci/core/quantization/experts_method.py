@@ -10,15 +10,14 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import FusedMoeWeightScaleSupported
 from vllm.model_executor.utils import set_weight_attrs
 
-from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.moe.experts import Experts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
 from vllm_davinci.core.moe.method import check_computable, routed_forward, transposed_in_memory
-from vllm_davinci.core.quantization.description import QuantType, shortened
+from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
-from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, conversion, device_dtype
 from vllm_davinci.core.quantization.weight_layout import arrange
 
@@ -143,21 +142,11 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
             for name, loader in self._loaders.items()
             if (text := loader.missing(layer.local_num_experts, SHARDS[name.partition("_")[0]]))
         ]
-        if missing:
-            raise CheckpointError(
-                f"{self._prefix} is quantized as {self.kind.value}, and the checkpoint lacks "
-                f"{shortened(missing, 6)}. Copy the export again or export it again: "
-                f"{CHECK_COMMAND}."
-            )
+        require_loaded(self._prefix, self.kind, missing)
         for loader in self._loaders.values():
             loader.require_agreement()
         for name in ("w13_weight_offset", "w2_weight_offset"):
-            if bool(layer.get_parameter(name).any()):
-                raise UnsupportedFeatureError(
-                    f"{self._prefix}.{name} is not zero: the weights are asymmetric, and "
-                    f"{self.kind.value} multiplies symmetric ones. Export the model with symmetric "
-                    "weights."
-                )
+            require_symmetric(self._prefix, self.kind, name, layer.get_parameter(name))
 
 
 class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):

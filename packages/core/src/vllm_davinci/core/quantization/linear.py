@@ -27,11 +27,16 @@ from vllm.model_executor.parameter import (
     PerTensorScaleParameter,
 )
 
-from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.dynamic_product import dynamic_product, scaled_product
 from vllm_davinci.core.quantization.handover import IntegerProjection, QuantizedActivation
-from vllm_davinci.core.quantization.loading import RecordingLoader, require_loaded
+from vllm_davinci.core.quantization.loading import (
+    RecordingLoader,
+    require_loaded,
+    require_symmetric,
+)
 from vllm_davinci.core.quantization.tensors import (
     LINEAR_TENSORS,
     Extent,
@@ -67,6 +72,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Registers the parameters of LINEAR_TENSORS on the layer."""
+        self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         out_features = sum(output_partition_sizes)
         for spec in LINEAR_TENSORS[self.kind]:
@@ -89,13 +95,11 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         """Raises CheckpointError for a tensor that is missing or that the format rules out."""
         if not self._is_loaded:
             return
-        require_loaded(self.prefix, self.kind.value, self._loaders.values(), _parts(layer))
-        if bool(_plain(layer, "weight_offset").any()):
-            raise UnsupportedFeatureError(
-                f"{self.prefix}.weight_offset is not zero: the weight is asymmetric, and "
-                f"{self.kind.value} multiplies symmetric ones. Export the model with symmetric "
-                "weights."
-            )
+        parts = _parts(layer)
+        missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
+        require_loaded(self.prefix, self.kind, missing)
+        offset = "weight_offset"
+        require_symmetric(self.prefix, self.kind, offset, _plain(layer, offset))
 
 
 @register_weight_loader_v2_supported_method
@@ -171,33 +175,18 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     ) -> torch.Tensor:
         """x: [..., in_features]. Returns [..., out_features] of the same dtype."""
         if isinstance(x, QuantizedActivation):
-            return self._multiply(x.integers, x.scales, bias, x.dtype)
-        integers, scales = torch_npu.npu_dynamic_quant(x.reshape(-1, x.shape[-1]))
+            return scaled_product(
+                x.integers, x.scales, self._weight, self._weight_scale, bias, x.dtype
+            )
         if self.hands_over and bias is None and x.dim() == 2:
+            integers, scales = torch_npu.npu_dynamic_quant(x)
             sums = torch_npu.npu_quant_matmul(
                 integers, self._weight, self._weight_scale, output_dtype=torch.int32
             )
             return IntegerProjection(
                 sums, scales, self._weight_scale, x.dtype, self._stop_handing_over
             )
-        return self._multiply(integers, scales, bias, x.dtype).view(*x.shape[:-1], -1)
-
-    def _multiply(
-        self,
-        integers: torch.Tensor,
-        scales: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        result: torch.Tensor = torch_npu.npu_quant_matmul(
-            integers,
-            self._weight,
-            self._weight_scale,
-            pertoken_scale=scales,
-            bias=bias,
-            output_dtype=dtype,
-        )
-        return result
+        return dynamic_product(x, self._weight, self._weight_scale, bias)
 
     def _stop_handing_over(self) -> None:
         """This model does something else with the projection: scale it here from now on."""
@@ -214,27 +203,6 @@ class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
     def __init__(self, kind: QuantType, prefix: str, is_loaded: bool) -> None:
         super().__init__(prefix, is_loaded)
         self.kind = kind
-
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        self._dtype = params_dtype
-        super().create_weights(
-            layer,
-            input_size_per_partition,
-            output_partition_sizes,
-            input_size,
-            output_size,
-            params_dtype,
-            **extra_weight_attrs,
-        )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)

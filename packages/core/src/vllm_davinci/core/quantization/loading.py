@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.description import shortened
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.quantization.description import QuantType, shortened
 
 CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists everything that is wrong with it"
 
 
-class RecordingLoader:
-    """vLLM's weight loader of a layer, which remembers what it was given for one tensor.
+class TensorLoader:
+    """vLLM's weight loader of a layer, for one tensor. Subclasses remember what came.
 
-    Parts of a fused layer come one by one, each with a shard id; None stands for all of it.
+    convert: from what the checkpoint holds to what the parameter holds; None leaves it as it is
     """
 
     def __init__(
         self,
-        load: Callable[..., None],
+        load: Callable[..., Any],
         tensor: str,
         convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._load = load
         self._convert = convert
         self.tensor = tensor
-        self.shards: set[Any] = set()
 
-    def __call__(self, parameter: Any, loaded: torch.Tensor, *shard: Any, **options: Any) -> None:
-        """Raises CheckpointError when the tensor does not fit its place."""
+    def _put(
+        self, part: str, parameter: torch.Tensor, loaded: torch.Tensor, *place: Any, **options: Any
+    ) -> Any:
+        """What vLLM's loader returns. Raises CheckpointError when the tensor does not fit.
+
+        part: which part of the tensor this is, for that message
+        """
         try:
             converted = loaded if self._convert is None else self._convert(loaded)
-            self._load(parameter, converted, *shard, **options)
+            return self._load(parameter, converted, *place, **options)
         except (AssertionError, RuntimeError, IndexError) as error:
-            part = f", part {shard[0]!r}" if shard and shard[0] is not None else ""
             raise CheckpointError(
                 f"{self.tensor}{part} has shape {list(loaded.shape)} in the checkpoint, which does "
                 f"not fit its place of shape {list(parameter.shape)} on this rank ({error}). The "
                 f"checkpoint does not belong to its config.json: {CHECK_COMMAND}."
             ) from error
+
+
+class RecordingLoader(TensorLoader):
+    """Remembers the parts of a linear layer's tensor.
+
+    Parts of a fused layer come one by one, each with a shard id; None stands for all of it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.shards: set[Any] = set()
+
+    def __call__(self, parameter: Any, loaded: torch.Tensor, *shard: Any, **options: Any) -> None:
+        part = f", part {shard[0]!r}" if shard and shard[0] is not None else ""
+        self._put(part, parameter, loaded, *shard, **options)
         ids = shard[0] if shard and isinstance(shard[0], tuple) else shard or (None,)
         self.shards.update(ids)
 
@@ -54,13 +72,22 @@ class RecordingLoader:
         return [f"{self.tensor} (part {part!r})" for part in expected if part not in self.shards]
 
 
-def require_loaded(
-    prefix: str, kind: str, loaders: Iterable[RecordingLoader], expected: Sequence[Any]
-) -> None:
-    """Raises CheckpointError when a tensor of the layer did not come from the checkpoint."""
-    missing = [text for loader in loaders for text in loader.missing(expected)]
+def require_loaded(prefix: str, kind: QuantType, missing: Sequence[str]) -> None:
+    """Raises CheckpointError when tensors of the layer did not come from the checkpoint."""
     if missing:
         raise CheckpointError(
-            f"{prefix} is quantized as {kind}, and the checkpoint lacks {shortened(missing, 6)}. "
-            f"Copy the export again or export it again: {CHECK_COMMAND}."
+            f"{prefix} is quantized as {kind.value}, and the checkpoint lacks "
+            f"{shortened(missing, 6)}. Copy the export again or export it again: {CHECK_COMMAND}."
+        )
+
+
+def require_symmetric(prefix: str, kind: QuantType, offset: str, values: torch.Tensor) -> None:
+    """Raises UnsupportedFeatureError when a weight's offsets are not zero.
+
+    offset: name of the tensor that holds them
+    """
+    if bool(values.any()):
+        raise UnsupportedFeatureError(
+            f"{prefix}.{offset} is not zero: the weight is asymmetric, and {kind.value} multiplies "
+            "symmetric ones. Export the model with symmetric weights."
         )

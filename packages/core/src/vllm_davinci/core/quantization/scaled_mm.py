@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch_npu
 from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearKernel,
     Int8ScaledMMLinearLayerConfig,
 )
+
+from vllm_davinci.core.quantization.dynamic_product import dynamic_product
 
 
 class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
@@ -43,13 +44,4 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x: [..., in_features]. Returns [..., out_features] of the same dtype."""
-        integers, scales = torch_npu.npu_dynamic_quant(x.reshape(-1, x.shape[-1]))
-        result: torch.Tensor = torch_npu.npu_quant_matmul(
-            integers,
-            self._weight,
-            self._weight_scale,
-            pertoken_scale=scales,
-            bias=bias,
-            output_dtype=x.dtype,
-        )
-        return result.view(*x.shape[:-1], -1)
+        return dynamic_product(x, self._weight, self._weight_scale, bias)
