@@ -1,4 +1,4 @@
-"""`vllm-davinci COMMAND`: report on the environment, look at checkpoints, quantize them."""
+"""`vllm-davinci COMMAND`: report on the environment, checkpoints, overlap; quantize."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import check_model, doctor, quantize
+from vllm_davinci.meta import check_model, doctor, explain, quantize
 from vllm_davinci.meta.report_table import print_report
 
 
@@ -23,11 +23,22 @@ def main(arguments: list[str] | None = None) -> int:
     check_model.add_arguments(check_parser)
     quantize_parser = commands.add_parser("quantize", help="write an int8 checkpoint")
     quantize.add_arguments(quantize_parser)
-    options = parser.parse_args(arguments)
+    explain_parser = commands.add_parser(
+        "explain", help="why was this step not split into micro-batches?"
+    )
+    explain.add_arguments(explain_parser)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    engine_arguments: list[str] = []
+    if given[:1] == ["explain"] and "--" in given:  # what follows is for vLLM's own parser
+        at = given.index("--")
+        given, engine_arguments = given[:at], given[at + 1 :]
+    options = parser.parse_args(given)
     if options.command == "check-model":
         return check_model.run(options)
     if options.command == "quantize":
         return quantize.run(options)
+    if options.command == "explain":
+        return explain.run(options, engine_arguments)
     report = doctor.examine()
     if options.json:
         print(report.to_json())

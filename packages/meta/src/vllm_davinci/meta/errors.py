@@ -13,3 +13,11 @@ class UnsupportedVersionError(MetaError):
 
 class DeviceLibraryError(MetaError, ImportError):
     """torch_npu is about to be imported and the dynamic loader finds no CANN."""
+
+
+class ExplanationError(MetaError):
+    """The engine or the step that was described cannot be."""
+
+
+class ServerError(MetaError):
+    """A server does not answer, or not with what was asked for."""

@@ -3,14 +3,23 @@
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config import DualBatchConfig
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.stream_scheduler import Decision, Split, StepFacts, StreamScheduler
 
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
 logger = init_logger(__name__)
 
 Counts = dict[str, int]
+
+
+def has_communication(parallel_config: "ParallelConfig") -> bool:
+    """Whether more than one rank computes a layer."""
+    return parallel_config.tensor_parallel_size > 1 or parallel_config.data_parallel_size > 1
 
 
 class Decisions:

@@ -19,7 +19,7 @@ from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata
 from vllm_davinci.core.config import DualBatchConfig, get_config
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.overlap.agreement import Wish, agree
-from vllm_davinci.core.overlap.decisions import Counts, Decisions
+from vllm_davinci.core.overlap.decisions import Counts, Decisions, has_communication
 from vllm_davinci.core.overlap.metrics import CountSender
 from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
 from vllm_davinci.core.overlap.step import SplitStep, StepRunner
@@ -55,15 +55,11 @@ class OverlapRunner(GPUModelRunner):
             self._decisions = Decisions(
                 scheduler,
                 self._overlap_options,
-                has_communication=self._has_communication(),
+                has_communication(self.parallel_config),
                 interval_s=envs.VLLM_LOG_STATS_INTERVAL if is_first else None,
                 publish=CountSender(vllm_config) if is_first else None,
             )
             self._step_runner = StepRunner(scheduler, vllm_config)
-
-    def _has_communication(self) -> bool:
-        parallel = self.parallel_config
-        return parallel.tensor_parallel_size > 1 or parallel.data_parallel_size > 1
 
     def overlap_decisions(self) -> Counts:
         """Reason -> number of steps; empty when overlap is off."""

@@ -1,0 +1,188 @@
+"""`vllm-davinci explain`: why was this step not split into micro-batches?
+
+vllm-davinci explain http://localhost:8000
+    the reasons that a running server has counted, and what would change each
+vllm-davinci explain MODEL --tokens 512 512 --decodes 8 -- --tensor-parallel-size 2 --enable-dbo
+    what an engine with these options of `vllm serve` would decide for such a step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vllm_davinci.meta import core_access
+from vllm_davinci.meta.errors import ExplanationError, MetaError
+from vllm_davinci.meta.server_metrics import decision_counts
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_davinci.core.overlap.explanation import Explanation, StepExplanation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.usage = "%(prog)s URL | MODEL --tokens N ... [--decodes N] [-- OPTIONS OF VLLM SERVE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("subject", metavar="URL|MODEL", help="a server, or a model's directory")
+    step = parser.add_argument_group("the step, for a MODEL")
+    step.add_argument(
+        "--tokens", type=int, nargs="+", metavar="N", help="new tokens of each prefilled request"
+    )
+    step.add_argument(
+        "--requests", type=int, metavar="N", help="so many requests of the one --tokens"
+    )
+    step.add_argument("--decodes", type=int, default=0, metavar="N", help="requests that decode")
+    step.add_argument(
+        "--special",
+        action="store_true",
+        help="one of them has a LoRA adapter or a multimodal input",
+    )
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+
+
+def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    """Exit status 0 with an answer; 1 with the reason why there is none, 2 for bad options.
+
+    engine_arguments: options of `vllm serve`
+    """
+    console = Console(stderr=True)
+    is_server = options.subject.startswith(("http://", "https://"))
+    problem = _problem_with(options, engine_arguments, is_server)
+    if problem is not None:
+        console.print(f"vllm-davinci explain: {problem}", markup=False, soft_wrap=True)
+        return 2
+    try:
+        if is_server:
+            _explain_server(options.subject, options.json)
+        else:
+            _explain_step(options, engine_arguments)
+    except MetaError as error:
+        console.print(f"vllm-davinci explain: {error}", markup=False, soft_wrap=True)
+        return 1
+    return 0
+
+
+def _problem_with(
+    options: argparse.Namespace, engine_arguments: list[str], is_server: bool
+) -> str | None:
+    describes_step = options.tokens is not None or options.decodes != 0
+    if is_server:
+        if describes_step or options.requests or engine_arguments:
+            return "a server's steps are its own: name the URL alone, or a MODEL and a step"
+        return None
+    is_path = options.subject.startswith(("/", "./", "../"))
+    if is_path and not Path(options.subject).is_dir():
+        return f"{options.subject} is no directory: name a model's, or a server's http:// address"
+    if not describes_step:
+        return "describe the step: --tokens N ... for requests that prefill, --decodes N for others"
+    if options.requests is not None and len(options.tokens or ()) != 1:
+        return "--requests repeats one number of --tokens; give one, or list each request's"
+    numbers = [*(options.tokens or ()), options.requests or 1]
+    if min(numbers) < 1 or options.decodes < 0:
+        return "--tokens and --requests must be at least 1, and --decodes at least 0"
+    return None
+
+
+def _explain_server(url: str, as_json: bool) -> None:
+    counts = decision_counts(url)  # before vLLM is imported: a wrong address is told at once
+    core_access.prepare()
+    from vllm_davinci.core.overlap.explanation import EXPLANATIONS, Explanation
+
+    def explanation(reason: str) -> Explanation:
+        unknown = Explanation("a reason of another version of this package", "see its guide")
+        return EXPLANATIONS.get(reason, unknown)
+
+    if as_json:
+        reasons = {reason: asdict(explanation(reason)) for _, reason in counts}
+        rows = [{"engine": e, "reason": r, "steps": n} for (e, r), n in counts.items()]
+        print(json.dumps({"steps": rows, "reasons": reasons}, indent=2))
+        return
+    console = Console()
+    total = sum(counts.values())
+    split = sum(count for (_, reason), count in counts.items() if reason == "split")
+    console.print(f"{url}: {split} of {total} steps were split into micro-batches.", markup=False)
+    several = len({engine for engine, _ in counts}) > 1
+    table = Table(show_lines=True)
+    if several:
+        table.add_column("replica", justify="right")
+    table.add_column("steps", justify="right")
+    for column in ("reason", "what was seen", "what would change it"):
+        table.add_column(column, overflow="fold")
+    for (engine, reason), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1])):
+        found = explanation(reason)
+        cells = [f"{count} ({count / total:.0%})", reason, found.meaning, found.change]
+        table.add_row(*([engine] if several else []), *map(Text, cells))
+    console.print(table)
+
+
+def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> None:
+    core_access.prepare()
+    from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
+    from vllm_davinci.core.overlap.explanation import explain_step
+
+    tokens = list(options.tokens or ())
+    if options.requests is not None:
+        tokens *= options.requests
+    try:
+        found = explain_step(
+            _configuration(options.subject, engine_arguments),
+            [1] * options.decodes + tokens,
+            is_supported=not options.special,
+        )
+    except CoreError as error:
+        raise ExplanationError(str(error)) from error
+    if options.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        print_step(found, options.decodes, tokens, Console())
+
+
+def _configuration(model: str, arguments: list[str]) -> VllmConfig:
+    """What `vllm serve MODEL ARGUMENTS` would run with. Raises ExplanationError."""
+    from pydantic import ValidationError
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(
+        FlexibleArgumentParser(prog="vllm-davinci explain MODEL ... --", exit_on_error=False)
+    )
+    try:
+        parsed = parser.parse_args(["--model", model, *arguments])
+        return EngineArgs.from_cli_args(parsed).create_engine_config()
+    except ValidationError as error:
+        problems = "; ".join(str(each["msg"]) for each in error.errors())
+        raise ExplanationError(problems) from error
+    except (argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
+        raise ExplanationError(str(error)) from error
+
+
+def print_step(found: StepExplanation, decodes: int, tokens: list[int], console: Console) -> None:
+    """The decision in a line, and why, in a table."""
+    step = f"{len(tokens) + decodes} requests, {sum(tokens) + decodes} tokens ({decodes} decodes)"
+    if found.reason == "split":
+        parts = " + ".join(map(str, found.part_tokens))
+        console.print(Text(f"{step}: split into {parts} tokens", style="bold green"))
+    else:
+        console.print(Text(f"{step}: stays whole ({found.reason})", style="bold yellow"))
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    rows: dict[str, Any] = {
+        "what was seen": found.explanation.meaning,
+        "what would change it": found.explanation.change,
+        "options now": ", ".join(f"{name} = {value!r}" for name, value in found.options.items()),
+        "not looked at": "graphs, cached prefixes within the step, other replicas",
+    }
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, Text(text))
+    console.print(table)

@@ -1,0 +1,117 @@
+"""`vllm-davinci explain`: of a server by its metrics, of a step by the engine's own policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from vllm_davinci.meta.__main__ import main
+from vllm_davinci.meta.errors import ServerError
+from vllm_davinci.meta.server_metrics import decision_counts
+
+COMMAND = ("-m", "vllm_davinci.meta", "explain")
+MODEL = Path(__file__).parents[3] / "checkpoints" / "tiny_llama"
+METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 1.0
+# TYPE davinci:overlap_decisions_total counter
+davinci:overlap_decisions_total{engine="0",reason="no_prefill"} 90.0
+davinci:overlap_decisions_total{engine="0",reason="split"} 9.0
+davinci:overlap_decisions_total{engine="0",reason="no_cut"} 1.0
+davinci:overlap_decisions_created{engine="0",reason="split"} 1.7e+09
+"""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str], str]]:
+    """Serves a text as /metrics; its address."""
+    servers = []
+
+    def start(text: str) -> str:
+        class Metrics(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *arguments: object) -> None:
+                """Says nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+        Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_s_counts_are_read_from_its_metrics(serve: Callable[[str], str]):
+    expected = {("0", "no_prefill"): 90, ("0", "split"): 9, ("0", "no_cut"): 1}
+    assert decision_counts(serve(METRICS)) == expected
+    assert decision_counts(serve(METRICS) + "/metrics") == expected
+
+
+def test_a_server_that_counts_none_is_told_from_what_is_no_server(serve: Callable[[str], str]):
+    with pytest.raises(ServerError, match="overlap is off there"):
+        decision_counts(serve("vllm:num_requests_running 1.0\n"))
+    with pytest.raises(ServerError, match="is no vLLM server"):
+        decision_counts(serve("hello"))
+    with pytest.raises(ServerError, match=r"gives no metrics: .*refused"):
+        decision_counts("http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["http://localhost:9", "--tokens", "4"], "a server's steps are its own"),
+        (["http://localhost:9"], "Name the address of a running"),
+        (["model"], "describe the step"),
+        (["./missing", "--tokens", "4"], "./missing is no directory"),
+        (["model", "--tokens", "4", "5", "--requests", "2"], "--requests repeats one number"),
+        (["model", "--tokens", "0"], "must be at least 1"),
+    ],
+)
+def test_bad_input_is_answered_before_anything_is_loaded(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["explain", *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.vnpu
+def test_reasons_of_a_server_come_with_what_would_change_them(
+    serve: Callable[[str], str], run_without_device
+):
+    done = run_without_device(*COMMAND, serve(METRICS), COLUMNS="120")
+    assert done.returncode == 0, done.stderr
+    assert "9 of 100 steps were split" in done.stdout
+    assert "90 (90%)" in done.stdout
+    assert "dbo.decode = true" in done.stdout
+
+
+@pytest.mark.vnpu
+def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_device):
+    step = (str(MODEL), "--tokens", "200", "100", "--json", "--")
+    done = run_without_device(*COMMAND, *step, "--tensor-parallel-size=2", "--enable-dbo")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert (answer["reason"], answer["part_tokens"]) == ("no_cut", [300])
+    assert answer["options"]["dbo.split"] == "request"
+    assert 'dbo.split = "token"' in answer["explanation"]["change"]
+
+
+@pytest.mark.vnpu
+def test_a_wrong_option_of_the_engine_is_named(run_without_device):
+    options = ("--enable-dbo", '--additional-config={"dbo": {"enabled": false}}')
+    done = run_without_device(*COMMAND, str(MODEL), "--tokens", "9", "--", *options)
+    assert done.returncode == 1
+    assert "--enable-dbo asks for dbo.enabled = True" in done.stderr
+    assert "Traceback" not in done.stderr
