@@ -113,7 +113,7 @@ def compiled_operators_page(kernels: Any, reference: Any) -> str:
     for name in kernels.operator_names():
         described = (getattr(reference, name).__doc__ or "").split("\n\n")[0]
         arguments = ", ".join(inspect.signature(getattr(reference, name)).parameters)
-        launches = ", ".join(kernels.launches(name)) or "copies of memory"
+        launches = ", ".join(kernels.launches(name))
         text += f"| `{name}` | {_cell(described)} | `{arguments}` | {launches} |\n"
     return text
 

@@ -19,6 +19,7 @@ from vllm_davinci.core.moe.experts import FloatExperts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.routing import RoutingRule
 from vllm_davinci.core.ops.compiled import choose_operators
+from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.export import Exporter
 
@@ -42,59 +43,88 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
+LATENT = {"mla_preprocess", "mla_decode_attention", "prefill_attention"}
+EXPERTS = {"experts", "routed_experts"}
+DENSE = {"paged_attention", "rotary_embedding", "vocab_parallel_embedding"}
+CHUNKED = {"max_num_batched_tokens": 96, "max_num_seqs": 8}
+BF16 = {"dtype": "bfloat16"}
+
+
+def case(
+    model: str,
+    used: set[str],
+    options: dict[str, Any],
+    quantized: str | None = None,
+    always: str | None = None,
+) -> Any:
+    """One model and setting. `always` names those of every run; the others are thorough."""
+    name = always or "_".join([model, quantized or options.get("dtype", "float32")])
+    marks = () if always else (pytest.mark.thorough,)
+    return pytest.param(model, quantized, used, options, id=name, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("model", "used", "options"),
+    ("model", "quantized", "used", "options"),
     [
-        pytest.param(
+        case(
             "llama_head64_gqa4",
-            {"paged_attention", "rotary_embedding", "vocab_parallel_embedding"},
+            DENSE,
             {**TENSOR2, "max_num_batched_tokens": 96},
-            id="dense_chunked_tensor2",
+            always="dense_chunked_tensor2",
         ),
-        pytest.param(
+        case(
             "deepseek_r1_yarn_moe",
-            {"mla_preprocess", "mla_decode_attention", "experts", "routed_experts"},
-            {**TENSOR2, "max_num_batched_tokens": 96, "max_num_seqs": 8},
-            id="latent_experts_chunked_tensor2",
+            LATENT | EXPERTS,
+            {**TENSOR2, **CHUNKED},
+            always="latent_experts_chunked_tensor2",
         ),
+        case("tiny_deepseek", {"experts_w8a8"}, BF16, "W8A8_DYNAMIC", always="int8_experts"),
+        case("qwen3_norm_head128_gqa2", DENSE, BF16),
+        case("deepseek_v2_lite_dense", LATENT, CHUNKED),
+        case("deepseek_v2_lite_dense", LATENT, BF16),
+        case("deepseek_v3_dense", LATENT, {**BF16, **CHUNKED}),
+        case("deepseek_v2_moe", LATENT | EXPERTS, CHUNKED),
+        case("deepseek_v2_moe", LATENT | EXPERTS, {**BF16, **TENSOR2}),
+        case("deepseek_v3_moe", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+        case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
+        case("qwen3_moe_unnormalized_top3_of_16", DENSE | EXPERTS, BF16),
+        case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+        case("tiny_deepseek", LATENT, BF16, "W8A8"),
+        case("tiny_llama", DENSE, BF16, "W8A8"),
+        case("tiny_llama", DENSE, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     ],
 )
 def test_results_are_equal_with_and_without_compiled_operators(
     model: str,
+    quantized: str | None,
     used: set[str],
     options: dict[str, Any],
     zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-):
-    with start_engine(zoo(model), **options) as engine:
-        for names in engine.on_workers("compiled_operators"):
-            assert EVERYWHERE | used <= set(names)
-        compiled = generated(engine, prompts[:16])
-    without = {"enable_compiled_operators": False}
-    with start_engine(zoo(model), additional_config=without, **options) as engine:
-        assert not any(engine.on_workers("compiled_operators"))
-        composed = generated(engine, prompts[:16])
-        assert "torch_npu's own operators are composed" in engine.log_text()
-    assert compiled == composed
-    assert len({tuple(tokens) for tokens, _ in compiled}) > 12
-
-
-def test_int8_experts_are_equal_with_and_without_compiled_operators(
-    tiny_deepseek: Path,
+    repository: Path,
     tmp_path: Path,
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ):
-    model = tmp_path / "int8"
-    Exporter(tiny_deepseek, model, QuantType.W8A8_DYNAMIC, torch.bfloat16, {}).run(lambda _: None)
+    is_trained = model.startswith("tiny_")
+    source = repository / "checkpoints" / model if is_trained else zoo(model)
+    if quantized is not None:
+        ranges = {}
+        if quantized == "W8A8":
+            ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
+        exporter = Exporter(source, tmp_path, QuantType(quantized), torch.bfloat16, ranges)
+        exporter.run(lambda _: None)
+        source = tmp_path
     results = []
     for is_enabled in (True, False):
-        options = {"enable_compiled_operators": is_enabled}
-        with start_engine(model, dtype="bfloat16", additional_config=options) as engine:
-            assert is_enabled == ("experts_w8a8" in engine.on_workers("compiled_operators")[0])
-            results.append(generated(engine, prompts[:8]))
+        choice = {"enable_compiled_operators": is_enabled}
+        with start_engine(source, additional_config=choice, **options) as engine:
+            for names in engine.on_workers("compiled_operators"):
+                assert EVERYWHERE | used <= set(names) if is_enabled else not names
+            results.append(generated(engine, prompts[:16]))
+            if not is_enabled:
+                assert "torch_npu's own operators are composed" in engine.log_text()
     assert results[0] == results[1]
+    assert len({tuple(tokens) for tokens, _ in results[0]}) > 12
 
 
 @pytest.fixture

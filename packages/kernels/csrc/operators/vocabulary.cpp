@@ -16,14 +16,10 @@ Operator kEmbedding("aclnnEmbedding");
 
 using Integer = Number<int64_t>;
 
-void check(const Tensor& token_ids, int64_t num_rows) {
+void check(const Tensor& token_ids, const Tensor& weight, int64_t num_rows) {
   TORCH_CHECK_TYPE(token_ids.scalar_type() == at::kInt || token_ids.scalar_type() == at::kLong,
                    "token ids of ", token_ids.scalar_type(), ": give int32 or int64");
   TORCH_CHECK_VALUE(num_rows > 0, "a share of ", num_rows, " rows: every rank has at least one");
-}
-
-void check(const Tensor& token_ids, const Tensor& weight, int64_t num_rows) {
-  check(token_ids, num_rows);
   TORCH_CHECK_VALUE(token_ids.dim() == 1 && weight.dim() == 2 && weight.size(0) >= num_rows,
                     "token ids of sizes ", token_ids.sizes(), " and a weight of sizes ",
                     weight.sizes(), ": give [num_tokens] and at least [", num_rows,
@@ -44,18 +40,6 @@ void mask(Stage& stage, const Tensor& token_ids, int64_t first_row, int64_t num_
 
 namespace npu {
 
-std::tuple<Tensor, Tensor> vocabulary_mask(const Tensor& token_ids, int64_t first_row,
-                                           int64_t num_rows) {
-  check(token_ids, num_rows);
-  Stage stage("vocabulary_mask", token_ids);
-  Tensor rows = empty(token_ids.sizes(), token_ids.scalar_type(), token_ids);
-  Tensor is_foreign = empty(token_ids.sizes(), at::kBool, token_ids);
-  const Scratch scratch(token_ids, {{at::kBool, token_ids.sizes().vec()}});
-  mask(stage, token_ids, first_row, num_rows, View::of(rows), View::of(is_foreign), scratch[0]);
-  stage.submit();
-  return {rows, is_foreign};
-}
-
 Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight, int64_t first_row,
                                 int64_t num_rows) {
   check(token_ids, weight, num_rows);
@@ -75,12 +59,6 @@ Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight, i
 }  // namespace npu
 
 namespace meta {
-
-std::tuple<Tensor, Tensor> vocabulary_mask(const Tensor& token_ids, int64_t, int64_t num_rows) {
-  check(token_ids, num_rows);
-  return {empty(token_ids.sizes(), token_ids.scalar_type(), token_ids),
-          empty(token_ids.sizes(), at::kBool, token_ids)};
-}
 
 Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight, int64_t,
                                 int64_t num_rows) {

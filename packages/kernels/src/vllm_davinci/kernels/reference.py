@@ -111,17 +111,6 @@ def rotary_embedding(
     return rotated(query), rotated(key)
 
 
-def vocabulary_mask(token_ids: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Rows of a rank's share [first_row, first_row + num_rows) of the embedding.
-
-    token_ids: int32 or int64, any sizes
-    Returns the row in the share, 0 for a token of another rank, and whether it is one (bool).
-    """
-    rows = token_ids - first_row
-    is_foreign = (rows < 0) | (rows >= num_rows)
-    return rows.masked_fill(is_foreign, 0), is_foreign
-
-
 def vocab_parallel_embedding(
     token_ids: Tensor, weight: Tensor, first_row: int, num_rows: int
 ) -> Tensor:
@@ -131,19 +120,9 @@ def vocab_parallel_embedding(
     weight:    [at least num_rows, embedding_dim], the share
     Returns [num_tokens, embedding_dim]; the sum over ranks is the embedding.
     """
-    rows, is_foreign = vocabulary_mask(token_ids, first_row, num_rows)
-    return weight[rows.long()].masked_fill(is_foreign.unsqueeze(-1), 0)
-
-
-def copy_kv_blocks(kv_caches: list[Tensor], block_pairs: Tensor) -> None:
-    """Copies blocks inside every cache, one pair after the other.
-
-    kv_caches:   each [num_blocks, ...], contiguous; written in place
-    block_pairs: [num_pairs, 2], int64, on the host: from, to
-    """
-    for cache in kv_caches:
-        for source, target in block_pairs.tolist():
-            cache[target] = cache[source]
+    rows = token_ids.long() - first_row
+    is_foreign = (rows < 0) | (rows >= num_rows)
+    return weight[rows.masked_fill(is_foreign, 0)].masked_fill(is_foreign.unsqueeze(-1), 0)
 
 
 def paged_attention(

@@ -7,19 +7,11 @@ import torch_npu
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
-from vllm_davinci.core.attention.mla_backend import LATENT_SIZE, ROTARY_SIZE
 from vllm_davinci.core.attention.mla_cache import LatentCache
 from vllm_davinci.core.attention.mla_context import ContextChunk
 from vllm_davinci.core.attention.mla_metadata import LatentDecode, LatentPrefill, NPUMLAMetadata
-from vllm_davinci.core.attention.paged import SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.ops.compiled import compiled
-
-# Query heads per rank that attention over the latent cache takes. Source: the operator's
-# documentation, constraints of query_rope with heads of 512.
-HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-# Head sizes that attention over expanded keys and values takes, in elements.
-HEAD_SIZE_MULTIPLE = 16
 
 
 class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
@@ -145,9 +137,8 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
             *self.expand(latent, k_rope),
             query_ends=ends,
             key_ends=ends,
-            atten_mask=compressed_causal_mask(q_nope.device),
-            sparse_mode=SPARSE_MODE_CAUSAL,
-            softmax_lse_flag=bool(metadata.context),
+            mask=compressed_causal_mask(q_nope.device),
+            returns_lse=bool(metadata.context),
         )
         for chunk in metadata.context:
             rows = chunk.query_rows
@@ -157,8 +148,8 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
                 *self.expand(*_gather(cache, chunk)),
                 query_ends=chunk.query_ends,
                 key_ends=chunk.key_ends,
-                sparse_mode=SPARSE_MODE_NONE,
-                softmax_lse_flag=True,
+                mask=None,
+                returns_lse=True,
             )
             merged, merged_lse = torch_npu.npu_attention_update(
                 [lse[rows].flatten(), partial_lse.flatten()],
@@ -195,25 +186,53 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         *,
         query_ends: list[int],
         key_ends: list[int],
-        **options: Any,
+        mask: torch.Tensor | None,
+        returns_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32."""
-        if self.qk_nope_head_dim == self.v_head_dim:
-            query, key = q_nope, k_nope
-            options |= {"query_rope": q_rope, "key_rope": k_rope}
-        else:  # the operator takes separate rotary parts only beside heads of one size
+        """Result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32.
+
+        mask: the compressed causal one, or None where every query sees every key
+        returns_lse: whether the log-sum-exp is computed; else it holds anything, or is None
+        """
+        query, key = q_nope, k_nope
+        query_rope: torch.Tensor | None = q_rope
+        key_rope: torch.Tensor | None = k_rope
+        if self.qk_nope_head_dim != self.v_head_dim:
+            # The operator takes separate rotary parts only beside heads of one size.
             query, key = torch.cat([q_nope, q_rope], -1), torch.cat([k_nope, k_rope], -1)
+            query_rope = key_rope = None
+        sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
+        if attend := compiled("prefill_attention"):
+            return attend(
+                query,
+                key,
+                value,
+                query_rope,
+                key_rope,
+                query_ends,
+                key_ends,
+                mask,
+                self.scale,
+                sparse_mode,
+                ALL_TOKENS,
+                ALL_TOKENS,
+                returns_lse,
+            )
         return torch_npu.npu_fused_infer_attention_score(
             query,
             key,
             value,
+            query_rope=query_rope,
+            key_rope=key_rope,
             actual_seq_lengths=query_ends,
             actual_seq_lengths_kv=key_ends,
+            atten_mask=mask,
+            sparse_mode=sparse_mode,
             num_heads=self.num_heads,
             num_key_value_heads=self.num_heads,
             scale=self.scale,
             input_layout="TND",
-            **options,
+            softmax_lse_flag=returns_lse,
         )
 
 
@@ -232,36 +251,3 @@ def _gather(cache: LatentCache, chunk: ContextChunk) -> tuple[torch.Tensor, torc
         seq_offset=chunk.starts,
     )
     return latent.squeeze(1), rotary.squeeze(1)
-
-
-def check_sizes(
-    num_heads: int,
-    kv_lora_rank: int,
-    qk_rope_head_dim: int,
-    qk_nope_head_dim: int,
-    v_head_dim: int,
-    layer_name: str,
-) -> None:
-    """Raises UnsupportedFeatureError, naming the layer, for sizes the operators do not take."""
-    wrong = {
-        f"kv_lora_rank {kv_lora_rank} (must be {LATENT_SIZE})": kv_lora_rank != LATENT_SIZE,
-        f"qk_rope_head_dim {qk_rope_head_dim} (must be {ROTARY_SIZE})": (
-            qk_rope_head_dim != ROTARY_SIZE
-        ),
-        f"qk_nope_head_dim {qk_nope_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
-            qk_nope_head_dim % HEAD_SIZE_MULTIPLE
-        ),
-        f"v_head_dim {v_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
-            v_head_dim % HEAD_SIZE_MULTIPLE
-        ),
-    }
-    if named := [what for what, is_wrong in wrong.items() if is_wrong]:
-        raise UnsupportedFeatureError(
-            f"{layer_name} has {', '.join(named)}, which the NPU's attention operator does not "
-            "take. Choose another model."
-        )
-    if num_heads not in HEAD_COUNTS:
-        raise UnsupportedFeatureError(
-            f"{layer_name} has {num_heads} heads on each rank, and the NPU's attention operator "
-            f"takes {', '.join(map(str, HEAD_COUNTS))}. Choose another --tensor-parallel-size."
-        )

@@ -14,8 +14,9 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.selector import get_attn_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
-from vllm_davinci.core.attention.mla import LatentAttention, check_sizes
+from vllm_davinci.core.attention.mla import LatentAttention
 from vllm_davinci.core.attention.mla_cache import LatentCache
+from vllm_davinci.core.attention.mla_sizes import check_sizes
 
 
 class NPUMLAAttention(nn.Module, AttentionLayerBase):

@@ -20,6 +20,7 @@ USED = (
     "mla_decode_attention",
     "mla_preprocess",
     "paged_attention",
+    "prefill_attention",
     "rms_norm",
     "rotary_embedding",
     "routed_experts",
