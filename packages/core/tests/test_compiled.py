@@ -1,8 +1,10 @@
 """Compiled operators are taken from providers once a process has its device, or left alone."""
 
+import ast
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -70,3 +72,17 @@ def test_a_provider_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatc
     install(monkeypatch, "OldKernels")
     with pytest.raises(ComponentError, match="written for component API"):
         operators.choose_operators(True)
+
+
+def test_every_operator_that_is_taken_is_one_that_a_layer_asks_for():
+    sources = Path(operators.__file__).parents[1].rglob("*.py")
+    asked_for = {
+        call.args[0].value
+        for source in sources
+        for call in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == operators.compiled.__name__
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert asked_for == set(operators.USED)

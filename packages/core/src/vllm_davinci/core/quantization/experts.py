@@ -15,6 +15,7 @@ from vllm_davinci.core.moe.experts import (
     Experts,
     sum_by_token,
 )
+from vllm_davinci.core.ops.compiled import compiled
 
 DYNAMIC = 1  # quant_mode of the routing and activation operators: a scale per row
 
@@ -46,6 +47,19 @@ class DynamicExperts(Experts):
         beside: Beside = ALONE,
     ) -> torch.Tensor:
         """See Experts.routed. Rows are quantized by the launch that sorts them: five in all."""
+        at_once = compiled("experts_w8a8") if beside is ALONE and x.dtype == self.dtype else None
+        if at_once is not None:
+            return at_once(
+                x,
+                topk_weights,
+                topk_ids,
+                self.gate_up,
+                self.gate_up_scale,
+                self.down,
+                self.down_scale,
+                self.first,
+                self.num_experts,
+            )
         rows, row_of_assignment, tokens_per_expert, scales = torch_npu.npu_moe_init_routing_v2(
             x,
             topk_ids,
