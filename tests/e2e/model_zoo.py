@@ -143,6 +143,17 @@ DEEPSEEK = (
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
 )
 
+# Of DeepSeek-V3 and R1: a first dense layer, then shared experts and sigmoid scores with a bias.
+V3_EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+
 # Routed experts: softmax over all or over the chosen, more experts than any run has ranks.
 MIXTURES = (
     ZooModel(
@@ -182,17 +193,11 @@ MIXTURES = (
         "deepseek_v3_moe",
         "deepseek_v3",
         q_lora_rank=96,
-        first_k_dense_replace=1,
         n_routed_experts=16,
-        n_shared_experts=1,
         num_experts_per_tok=4,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
         n_group=4,
         topk_group=2,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        routed_scaling_factor=2.5,
+        **V3_EXPERTS,
     ),
     # All that DeepSeek-R1 has, on stretched positions.
     deepseek(
@@ -200,17 +205,11 @@ MIXTURES = (
         "deepseek_v3",
         q_lora_rank=96,
         rope_parameters=YARN,
-        first_k_dense_replace=1,
         n_routed_experts=8,
-        n_shared_experts=1,
         num_experts_per_tok=2,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
         n_group=2,
         topk_group=1,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        routed_scaling_factor=2.5,
+        **V3_EXPERTS,
     ),
     # Softmax scores, of which the best groups are those with the best expert.
     deepseek(

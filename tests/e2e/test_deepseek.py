@@ -20,6 +20,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 # The model of all tests that compare paths through the engine.
 PATHS_MODEL = "deepseek_v3_dense"
 
+ON_ONE_DEVICE_AND_TWO = pytest.mark.parametrize(
+    "options",
+    [{}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}],
+    ids=["one_device", "tensor2"],
+)
+
 
 def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
     return [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -100,15 +106,7 @@ def test_tokens_are_the_same_for_hits_and_misses_of_the_prefix_cache(
     assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="one_device"),
-        pytest.param(
-            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, id="tensor2"
-        ),
-    ],
-)
+@ON_ONE_DEVICE_AND_TWO
 def test_the_trained_checkpoint_writes_what_transformers_writes(
     options: dict[str, Any],
     tiny_deepseek: Path,
@@ -130,15 +128,7 @@ MULTISTREAM = {
 }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="one_device"),
-        pytest.param(
-            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, id="tensor2"
-        ),
-    ],
-)
+@ON_ONE_DEVICE_AND_TWO
 def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
     options: dict[str, Any],
     tiny_deepseek: Path,
