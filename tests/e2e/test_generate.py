@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
 from e2e import model_zoo
 from e2e.engine_process import EngineProcess
@@ -354,24 +354,45 @@ def test_a_stop_token_waits_for_the_smallest_number_of_tokens(engine: EngineProc
     assert stop not in waited[: first + 4]
 
 
+def test_logprobs_of_tokens_that_are_named(
+    engine: EngineProcess, reference: Callable[[str], TransformersReference]
+):
+    prompt, named = [11, 22, 33], [7, 8, 9]
+    sampling = SamplingParams(temperature=0, max_tokens=1, logprob_token_ids=named)
+    (output,) = engine.generate(as_inputs([prompt]), sampling)
+    (candidates,) = output.outputs[0].logprobs
+    row = reference(PATHS_MODEL).logprobs(prompt)[-1]
+    assert set(candidates) == {*named, int(row.argmax())}
+    for token, entry in candidates.items():
+        assert entry.logprob == pytest.approx(float(row[token]), abs=2e-4)
+
+
+def test_a_repetition_ends_the_text(engine: EngineProcess):
+    repeated = RepetitionDetectionParams(max_pattern_size=1, min_pattern_size=1, min_count=3)
+    options = {"logit_bias": {5: 100.0}, "repetition_detection": repeated}
+    assert greedy_tokens(engine, **options) == [5] * 3
+
+
 def test_every_other_sampling_option_is_accepted(engine: EngineProcess):
-    options = {
-        "n": 1,
-        "detokenize": False,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "stop": None,
-        "logprobs": 0,
-        "flat_logprobs": True,
-        "truncate_prompt_tokens": 2,
-        "ignore_eos": False,
-        "extra_args": {"any": "thing"},
-    }
-    known = set(SamplingParams.__struct_fields__)
-    chosen = {name: value for name, value in options.items() if name in known}
     outputs = engine.generate(
         [{"prompt_token_ids": [11, 22, 33]}],
-        SamplingParams(temperature=0.8, top_p=0.9, top_k=20, max_tokens=4, **chosen),
+        SamplingParams(
+            temperature=0.8,
+            top_p=0.9,
+            top_k=20,
+            max_tokens=4,
+            n=1,
+            detokenize=False,
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            stop=None,
+            logprobs=0,
+            flat_logprobs=True,
+            ignore_eos=False,
+            skip_reading_prefix_cache=True,
+            stream_interval=2,
+            extra_args={"any": "thing"},
+        ),
     )
     assert 1 <= len(outputs[0].outputs[0].token_ids) <= 4
 
