@@ -20,6 +20,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
@@ -466,8 +467,6 @@ def test_asymmetric_weights_are_refused():
 
 
 def test_a_quantized_lm_head_is_refused():
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
     with pytest.raises(UnsupportedFeatureError, match=r"lm_head\.weight.*FLOAT"):
         ParallelLMHead(64, 32, quant_config=config_of({"lm_head": "W8A8"}), prefix="lm_head")
 
