@@ -15,7 +15,7 @@ from rich.text import Text
 from vllm_davinci.meta import core_access
 
 if TYPE_CHECKING:
-    from vllm_davinci.core.quantization.examination import Examination
+    from vllm_davinci.core.quantization.findings import Examination
 
 _STYLES = {"problem": "bold red", "note": "yellow"}
 

@@ -23,7 +23,8 @@ from vllm_davinci.core.quantization.checkpoint_files import (
     tensor_files,
 )
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
-from vllm_davinci.core.quantization.examination import Severity, examine
+from vllm_davinci.core.quantization.examination import examine
+from vllm_davinci.core.quantization.findings import Severity
 from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
