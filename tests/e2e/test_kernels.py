@@ -46,6 +46,7 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
 LATENT = {"mla_preprocess", "mla_decode_attention", "prefill_attention"}
 EXPERTS = {"experts", "routed_experts"}
 DENSE = {"paged_attention", "rotary_embedding", "vocab_parallel_embedding"}
+INTEGER = {"add_rms_norm_dynamic_quant"}
 CHUNKED = {"max_num_batched_tokens": 96, "max_num_seqs": 8}
 BF16 = {"dtype": "bfloat16"}
 
@@ -78,7 +79,9 @@ def case(
             {**TENSOR2, **CHUNKED},
             always="latent_experts_chunked_tensor2",
         ),
-        case("tiny_deepseek", {"experts_w8a8"}, BF16, "W8A8_DYNAMIC", always="int8_experts"),
+        case(
+            "tiny_deepseek", INTEGER | {"experts_w8a8"}, BF16, "W8A8_DYNAMIC", always="int8_experts"
+        ),
         case("qwen3_norm_head128_gqa2", DENSE, BF16),
         case("deepseek_v2_lite_dense", LATENT, CHUNKED),
         case("deepseek_v2_lite_dense", LATENT, BF16),
@@ -91,7 +94,7 @@ def case(
         case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
         case("tiny_deepseek", LATENT, BF16, "W8A8"),
         case("tiny_llama", DENSE, BF16, "W8A8"),
-        case("tiny_llama", DENSE, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
+        case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     ],
 )
 def test_results_are_equal_with_and_without_compiled_operators(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_npu
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
@@ -23,10 +24,15 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.ops import compiled as compiled_operators
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
-from vllm_davinci.core.quantization.handover import IntegerProjection, QuantizedActivation
+from vllm_davinci.core.quantization.handover import (
+    IntegerProjection,
+    QuantizedActivation,
+    QuantizedNorm,
+)
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
 from vllm_davinci.core.registration import register
 
@@ -322,6 +328,84 @@ def test_other_operators_see_the_values_and_end_the_hand_over():
     again = gate_up(x.npu())
     assert type(again) is torch.Tensor
     assert torch.equal(again.cpu(), plain)
+
+
+class DynamicNorm:
+    """A provider of operators that has only the quantizing norm, composed of torch_npu's."""
+
+    calls = 0
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Any:
+        self.calls += 1
+        normalized, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, epsilon)
+        return *torch_npu.npu_dynamic_quant(normalized), total
+
+
+@pytest.fixture
+def dynamic_norm(monkeypatch: pytest.MonkeyPatch) -> DynamicNorm:
+    operator = DynamicNorm()
+    monkeypatch.setitem(compiled_operators._operators, "add_rms_norm_dynamic_quant", operator)
+    return operator
+
+
+def norm_of(kind: str, vllm_config: VllmConfig, device: torch.device) -> RMSNorm:
+    vllm_config.quant_config = config_of({"p": kind})
+    with device:
+        norm = RMSNorm(IN, dtype=torch.bfloat16)
+    torch.nn.init.normal_(norm.weight.data)
+    return norm
+
+
+@pytest.mark.parametrize("is_mlp", [False, True], ids=["one_layer", "mlp"])
+def test_a_norm_hands_integers_to_a_dynamic_layer(
+    is_mlp: bool, dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
+):
+    norm = norm_of("W8A8_DYNAMIC", vllm_config, device)
+    vllm_config.quant_config = None
+    if is_mlp:
+        gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+        layers = [gate_up, SiluAndMul(), down_proj]
+    else:
+        layer = single("W8A8_DYNAMIC", torch.bfloat16)
+        fill(layer, Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16))
+        layers = [prepare(layer)]
+
+    def run(x: Tensor) -> Tensor:
+        for each in layers:
+            x = each(x)
+        return x
+
+    x = inputs(torch.bfloat16).npu()
+    expected, _, expected_total = torch_npu.npu_add_rms_norm(
+        x, x.flip(0), norm.weight, norm.variance_epsilon
+    )
+    for call in range(3):
+        normalized, total = norm(x, x.flip(0))
+        assert isinstance(normalized, QuantizedNorm)
+        assert torch.equal(total, expected_total)
+        assert torch.equal(run(normalized), run(expected))
+        assert dynamic_norm.calls == call + 1
+
+
+def test_other_operators_see_the_norm_itself_and_end_the_hand_over(
+    dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
+):
+    norm = norm_of("W8A8_DYNAMIC", vllm_config, device)
+    x = inputs(torch.bfloat16).npu()
+    expected = torch_npu.npu_add_rms_norm(x, x, norm.weight, norm.variance_epsilon)[0]
+    first, _ = norm(x, x)
+    assert torch.equal(first[:2] + 0, expected[:2])
+    again, _ = norm(x, x)
+    assert type(again) is torch.Tensor and torch.equal(again, expected)
+    assert dynamic_norm.calls == 1
+
+
+def test_norms_without_dynamic_layers_hand_over_nothing(
+    dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
+):
+    x = inputs(torch.bfloat16).npu()
+    assert type(norm_of("W8A8", vllm_config, device)(x, x)[0]) is torch.Tensor
+    assert dynamic_norm.calls == 0
 
 
 def test_an_activation_that_was_handed_over_has_its_values():

@@ -73,12 +73,11 @@ def test_stages_keep_their_place_in_torch_npus_queue(queue: str) -> None:
 
 
 def test_what_the_device_refuses_names_stage_operator_and_reason() -> None:
-    x = torch.ones(2, 8).bfloat16().npu()
-    scale, offset = torch.ones(3).bfloat16().npu(), torch.zeros(3, dtype=torch.int32).npu()
+    x = torch.ones(2, 8, dtype=torch.int64).npu()
     with pytest.raises(
-        RuntimeError, match=r"add_rms_norm_quant: aclnnAddRmsNormQuantV2.*returned \d+: .*size"
+        RuntimeError, match=r"rms_norm: aclnnRmsNorm.*returned \d+: .*bfloat16; got Long"
     ):
-        torch.ops.vllm_davinci.add_rms_norm_quant(x, x, x[0], scale, offset, None, 1e-6)
+        torch.ops.vllm_davinci.rms_norm(x, x[0], 1e-6)
         torch.npu.synchronize()
 
 

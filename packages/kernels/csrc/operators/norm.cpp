@@ -8,11 +8,7 @@ namespace {
 
 Operator kRmsNorm("aclnnRmsNorm");
 Operator kAddRmsNorm("aclnnAddRmsNorm");
-Operator kAddRmsNormQuant("aclnnAddRmsNormQuantV2");
 Operator kDynamicQuant("aclnnDynamicQuant");
-
-constexpr int64_t kLastAxis = -1;
-constexpr bool kDivideByScale = true;
 
 // Sizes of x with the last replaced.
 std::vector<int64_t> with_last(const Tensor& x, int64_t last) {
@@ -56,22 +52,6 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return {normalized, sum};
 }
 
-std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
-                                              const Tensor& weight, const Tensor& scale,
-                                              const Tensor& offset, const OptionalTensor& bias,
-                                              double epsilon) {
-  check(x, &residual, weight);
-  Stage stage("add_rms_norm_quant", x);
-  Tensor quantized = empty(x.sizes(), at::kChar, x);
-  Tensor sum = empty(x.sizes(), x.scalar_type(), x);
-  // The second quantized output exists only when there are second scales.
-  const Scratch scratch(x, {{at::kChar, {1}}});
-  stage.run(kAddRmsNormQuant, x, residual, weight, scale, nullptr, offset, nullptr, bias, kLastAxis,
-            epsilon, kDivideByScale, quantized, scratch[0], sum, nullptr);
-  stage.submit();
-  return {quantized, sum};
-}
-
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,
                                                               const Tensor& residual,
                                                               const Tensor& weight,
@@ -101,13 +81,6 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
                                         const Tensor& weight, double) {
   check(x, &residual, weight);
   return {empty(x.sizes(), x.scalar_type(), x), empty(x.sizes(), x.scalar_type(), x)};
-}
-
-std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
-                                              const Tensor& weight, const Tensor&, const Tensor&,
-                                              const OptionalTensor&, double) {
-  check(x, &residual, weight);
-  return {empty(x.sizes(), at::kChar, x), empty(x.sizes(), x.scalar_type(), x)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,

@@ -23,9 +23,6 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon);                          \
   std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,                 \
                                           const Tensor& weight, double epsilon);                   \
-  std::tuple<Tensor, Tensor> add_rms_norm_quant(                                                   \
-      const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& scale,          \
-      const Tensor& offset, const OptionalTensor& bias, double epsilon);                           \
   std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(                                   \
       const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon);              \
   /* rotary.cpp */                                                                                 \

@@ -33,30 +33,6 @@ def add_rms_norm(
     return rms_norm(total, weight, epsilon), total
 
 
-def add_rms_norm_quant(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    offset: Tensor,
-    bias: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, quantized with a given scale, and that sum.
-
-    scale:  [1] or [hidden_size]; what one step of the integers is worth
-    offset: int32, like scale; the integer that stands for zero
-    bias:   [hidden_size], added to the norm before it is quantized, or None
-    Returns int8 [..., hidden_size] and the sum in x's dtype.
-    """
-    total = (x.float() + residual.float()).to(x.dtype)
-    normalized = _normalized(total, weight, epsilon)
-    if bias is not None:
-        normalized = normalized + bias.float()
-    integers = torch.round(normalized / scale.float() + offset.float())
-    return integers.clamp(-128, 127).to(torch.int8), total
-
-
 def add_rms_norm_dynamic_quant(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ logger = init_logger(__name__)
 # What layers know how to use; the arguments are those of vllm_davinci.kernels.reference.
 USED = (
     "add_rms_norm",
+    "add_rms_norm_dynamic_quant",
     "experts",
     "experts_w8a8",
     "mla_decode_attention",

@@ -133,6 +133,11 @@ class QuantDescription:
         """Whether outliers were moved out of the activations, which gives norms a bias."""
         return any(name.endswith("norm.bias") for name in self.types)
 
+    @property
+    def has_dynamic_layers(self) -> bool:
+        """Whether some layers quantize every token with its own scale."""
+        return QuantType.W8A8_DYNAMIC.value in self.types.values()
+
     def of_layer(
         self, prefix: str, fused: Mapping[str, Sequence[str]] | None = None
     ) -> QuantType | None:

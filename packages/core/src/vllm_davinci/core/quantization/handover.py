@@ -1,13 +1,13 @@
-"""What the layers of a quantized MLP hand each other in place of rounded activations.
+"""What quantized layers are handed in place of rounded activations, by norms and by each other.
 
-Both are tensors of the float dtype to whoever does not know them: any operator on one sees the
+All are tensors of the float dtype to whoever does not know them: any operator on one sees the
 values that it stands for. The next quantized layer takes the integers instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch_npu
@@ -34,6 +34,9 @@ class _StandIn(torch.Tensor):
         return func(*tree_map(computed, args), **tree_map(computed, kwargs or {}))
 
 
+Activation = TypeVar("Activation", bound="QuantizedActivation")
+
+
 class QuantizedActivation(_StandIn):
     """int8 rows with a scale each: value = integer * scale.
 
@@ -46,9 +49,9 @@ class QuantizedActivation(_StandIn):
 
     @staticmethod
     def __new__(
-        cls, integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
-    ) -> QuantizedActivation:
-        made: QuantizedActivation = torch.Tensor._make_wrapper_subclass(
+        cls: type[Activation], integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype
+    ) -> Activation:
+        made: Activation = torch.Tensor._make_wrapper_subclass(
             cls, integers.shape, dtype=dtype, device=integers.device
         )
         made.integers = integers
@@ -57,6 +60,31 @@ class QuantizedActivation(_StandIn):
 
     def to_float(self) -> torch.Tensor:
         return (self.integers.to(torch.float32) * self.scales.unsqueeze(-1)).to(self.dtype)
+
+
+class QuantizedNorm(QuantizedActivation):
+    """A norm's rows, quantized in its own launch for the layer that multiplies them.
+
+    compute: the norm itself; called when another operator asks for the values, which are those
+             before quantization
+    """
+
+    compute: Callable[[], torch.Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        integers: torch.Tensor,
+        scales: torch.Tensor,
+        dtype: torch.dtype,
+        compute: Callable[[], torch.Tensor],
+    ) -> QuantizedNorm:
+        made = cls(integers, scales, dtype)
+        made.compute = compute
+        return made
+
+    def to_float(self) -> torch.Tensor:
+        return self.compute()
 
 
 class IntegerProjection(_StandIn):

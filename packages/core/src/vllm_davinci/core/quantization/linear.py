@@ -174,17 +174,22 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x: [..., in_features]. Returns [..., out_features] of the same dtype."""
-        if isinstance(x, QuantizedActivation):
-            return scaled_product(
-                x.integers, x.scales, self._weight, self._weight_scale, bias, x.dtype
-            )
+        handed = x if isinstance(x, QuantizedActivation) else None
         if self.hands_over and bias is None and x.dim() == 2:
-            integers, scales = torch_npu.npu_dynamic_quant(x)
+            integers, scales = (
+                torch_npu.npu_dynamic_quant(x)
+                if handed is None
+                else (handed.integers, handed.scales)
+            )
             sums = torch_npu.npu_quant_matmul(
                 integers, self._weight, self._weight_scale, output_dtype=torch.int32
             )
             return IntegerProjection(
                 sums, scales, self._weight_scale, x.dtype, self._stop_handing_over
+            )
+        if handed is not None:
+            return scaled_product(
+                handed.integers, handed.scales, self._weight, self._weight_scale, bias, x.dtype
             )
         return dynamic_product(x, self._weight, self._weight_scale, bias)
 

@@ -1,0 +1,10 @@
+"""Between core and kernels there is no operator that only one of them knows."""
+
+from __future__ import annotations
+
+from vllm_davinci.core.ops.compiled import USED
+from vllm_davinci.kernels._C import operator_names
+
+
+def test_every_compiled_operator_is_one_that_layers_use() -> None:
+    assert sorted(operator_names()) == sorted(USED)
