@@ -216,3 +216,27 @@ def test_another_quantization_is_named(checkpoint: Checkpoint, tmp_path: Path):
     found = examine(tmp_path)
     assert not found.can_load
     assert "quantization method 'gptq' is not available" in problems(found)
+
+
+def test_what_compressed_tensors_stores_and_cannot_be_computed_is_named(tmp_path: Path):
+    def stored(dtype: torch.dtype) -> Tensor:
+        return torch.ones(HIDDEN, HIDDEN, dtype=dtype)
+
+    tensors = {
+        "model.layers.0.mlp.down_proj.weight": stored(torch.int8),
+        "model.layers.0.mlp.up_proj.weight_packed": stored(torch.int32),
+        "model.layers.1.mlp.experts.0.up_proj.weight": stored(torch.int8),
+        "model.layers.1.mlp.experts.1.up_proj.weight": stored(torch.bfloat16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    named = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    found = examine(tmp_path)
+    assert not found.can_load
+    way_out = "available. Run vllm-davinci quantize on the float checkpoint"
+    experts = "quantized experts of compressed-tensors are not"
+    others = "of compressed-tensors, int8 weights alone are"
+    assert problems(found).splitlines()[1:] == [
+        f"model.layers.1.mlp.experts.0.up_proj.weight: {experts} {way_out}",
+        f"model.layers.0.mlp.up_proj.weight_packed (int32): {others} {way_out}",
+    ]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vllm_davinci.core.errors import CheckpointError, CoreError
 from vllm_davinci.core.quantization.checkpoint_files import (
     StoredTensor,
@@ -32,6 +34,7 @@ from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 _EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d+)\.")
+COMPRESSED = "compressed-tensors"
 _VOCABULARY = ("lm_head", "embed_tokens")
 _EXTRA_NAMES = frozenset(
     spec.name for specs in LINEAR_TENSORS.values() for spec in specs if spec.name != "weight"
@@ -76,6 +79,8 @@ def examine(directory: Path) -> Examination:
     if description is not None:
         _check_agreement(layers, description, found)
         _check_entries(tensors, description, found)
+    elif found.quantization.startswith(COMPRESSED):
+        _check_compressed(tensors, found)
     _check_counts(config, tensors, layers, found)
     return found
 
@@ -96,7 +101,7 @@ def _description(
     named = config.get("quantization_config") or config.get("compression_config") or {}
     if method := named.get("quant_method"):
         found.quantization = f"{method} (config.json)"
-        if method != "compressed-tensors":
+        if method != COMPRESSED:
             found.problem(
                 "config.json",
                 f"quantization method {method!r} is not available; ascend and compressed-tensors "
@@ -231,6 +236,30 @@ def _check_entries(
         found.problem(
             shortened(absent, 6),
             f"{len(absent)} tensors have an entry in the description and are in no file",
+        )
+
+
+def _check_compressed(tensors: Mapping[str, StoredTensor], found: Examination) -> None:
+    """compressed-tensors stores more than its layers here can compute: int8, outside of experts."""
+    experts, others = [], []
+    for name, tensor in tensors.items():
+        is_plain = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
+        if is_plain or not name.endswith((".weight", ".weight_packed")):
+            continue
+        if _EXPERT.match(name):
+            experts.append(name)
+        elif tensor.dtype != torch.int8:
+            others.append(f"{name} ({_name(tensor.dtype)})")
+    way_out = "Run vllm-davinci quantize on the float checkpoint"
+    if experts:
+        found.problem(
+            shortened(sorted(experts)),
+            f"quantized experts of {COMPRESSED} are not available. {way_out}",
+        )
+    if others:
+        found.problem(
+            shortened(sorted(others)),
+            f"of {COMPRESSED}, int8 weights alone are available. {way_out}",
         )
 
 
