@@ -65,10 +65,26 @@ def test_memory_of_a_device_in_use_is_measured(device: torch.device):
     assert NPUPlatform.get_device_total_memory() == measured
 
 
-def test_memory_of_a_device_not_in_use_comes_from_the_table(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(platform_module.npu, "is_initialized", lambda: False)
-    monkeypatch.setattr(platform_module, "_device_name", lambda device_id: "Ascend910B4")
-    assert NPUPlatform.get_device_total_memory() == 32 << 30
+def test_memory_of_a_device_not_in_use_comes_from_the_table():
+    program = (
+        "import torch, torch_npu\n"
+        "from vllm_davinci.core.device.soc import soc_of\n"
+        "from vllm_davinci.core.platform import NPUPlatform as platform\n"
+        "in_table = soc_of(platform.get_device_name()).memory_bytes\n"
+        "assert platform.get_device_total_memory() == in_table, in_table\n"
+        "assert not torch.npu.is_initialized()\n"
+        "torch.empty(1, device='npu')\n"
+        "print(platform.get_device_total_memory() - in_table)"
+    )
+    # A chip whose row says 32 GiB, with more.
+    chip = {**os.environ, "VNPU_SOC": "Ascend910B4", "VNPU_MEMORY": "40GiB"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=chip, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    if "VNPU_ACTIVE" in os.environ:
+        assert int(done.stdout.split()[-1]) == 8 << 30
 
 
 def test_a_configuration_is_set_for_the_npu():
