@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -66,6 +67,7 @@ class Steps:
                 text=True,
                 errors="replace",
                 env={**os.environ, **(environment or {})},
+                start_new_session=True,  # a build's compilers end with it
             )
             display = _Display(began_s)
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
@@ -73,11 +75,11 @@ class Steps:
             try:
                 status = process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 status = None
             except KeyboardInterrupt:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
                 process.wait(timeout=10)
                 raise
             finally:

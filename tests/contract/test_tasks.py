@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -94,6 +95,16 @@ def test_a_step_past_its_limit_is_ended(progress, tmp_path: Path):
     steps.start("a step")
     with pytest.raises(progress.StepFailedError, match="ran past 1 s"):
         steps.run([sys.executable, "-c", "import time; time.sleep(60)"], limit_s=1)
+
+
+def test_what_a_step_started_ends_with_it(progress, tmp_path: Path):
+    steps = progress.Steps(1, tmp_path)
+    steps.start("a step")
+    begin = time.monotonic()
+    with pytest.raises(progress.StepFailedError, match="ran past 2 s"):
+        steps.run(["sh", "-c", "sleep 60 & wait"], limit_s=2)
+    # The output's other end is open as long as the child lives.
+    assert time.monotonic() - begin < 30
 
 
 def test_every_package_of_the_checkout_is_known_to_the_tasks(packages: list[Path]):
