@@ -21,7 +21,7 @@ from vllm.utils import torch_utils
 from vllm.v1.worker.ubatching import make_ubatch_contexts
 
 from vllm_davinci.core import torch_cuda_names
-from vllm_davinci.multistream import Interleave, StreamPool, communicate
+from vllm_davinci.multistream import Interleave, StreamPool, collective, communicate
 
 REPETITIONS = 15
 LIMIT_S = 60
@@ -93,6 +93,32 @@ def vllm_hand_overs(count: int) -> list[float]:
                 half.result(LIMIT_S)
 
     return _times_us(step, REPETITIONS, count)
+
+
+def collectives_with_hand_overs(count: int) -> list[float]:
+    """Two micro-batches that do nothing but sum a number over ranks, per sum."""
+    run = Interleave(StreamPool())
+    total = torch.zeros(1).npu()
+
+    def turns() -> None:
+        for _ in range(count // 2):
+            collective(lambda: dist.all_reduce(total, async_op=True))
+
+    def body() -> None:
+        _at_depth(DEPTH, turns)
+
+    return _times_us(lambda: run.run([body, body]), REPETITIONS, count)
+
+
+def bare_collectives(count: int) -> list[float]:
+    """The same sums one after the other."""
+    total = torch.zeros(1).npu()
+
+    def turns() -> None:
+        for _ in range(count):
+            dist.all_reduce(total)
+
+    return _times_us(turns, REPETITIONS, count)
 
 
 def bare_switches(count: int) -> list[float]:
@@ -190,7 +216,7 @@ LAUNCHES_PER_LAYER = 29
 
 def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
     total = partial.clone()
-    communicate(lambda: dist.all_reduce(total))
+    collective(lambda: dist.all_reduce(total, async_op=True))
     return total
 
 
@@ -231,6 +257,8 @@ def main(count: int, num_steps: int, num_layers: int) -> None:
     found = {
         "hand_over": hand_overs(count),
         "vllm_hand_over": vllm_hand_overs(count),
+        "collective": collectives_with_hand_overs(count),
+        "bare_collective": bare_collectives(count),
         "switch": bare_switches(count),
         "event": bare_events(count),
         **steps(num_steps, num_layers),

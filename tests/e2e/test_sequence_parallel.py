@@ -83,3 +83,39 @@ def test_turned_off_nothing_is_divided(
         log = running.log_text()
     assert "are divided" not in log
     assert_greedy(reference("deepseek_v3_dense"), prompts[:4], outputs, MAX_TOKENS)
+
+
+def test_divided_steps_are_split_exactly_and_without_a_race(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    # Each half exchanges its shares on a stream of its own while the other half computes.
+    batch = prompts[:12]
+    with start_engine(
+        zoo("deepseek_v3_moe"),
+        environment={"VNPU_SCHEDULE": "fuzz:3", "VNPU_RACES": "raise"},
+        distributed_executor_backend="mp",
+        tensor_parallel_size=2,
+        additional_config={
+            "sequence_parallel": {"min_tokens": 1},
+            "dbo": {
+                "enabled": True,
+                "split": "token",
+                "decode": True,
+                "min_total_tokens_to_split": 2,
+                "min_prefill_tokens_to_split": 1,
+                "min_decode_tokens_to_split": 2,
+            },
+        },
+    ) as running:
+        outputs = running.generate(
+            [{"prompt_token_ids": prompt} for prompt in batch],
+            SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+        )
+        counts = running.on_workers("overlap_decisions")[0]
+        log = running.log_text()
+    assert "are divided" in log
+    assert counts["split"] >= 8
+    assert_greedy(reference("deepseek_v3_moe"), batch, outputs, 8)

@@ -12,8 +12,10 @@ from vllm_davinci.multistream import (
     MultistreamError,
     Role,
     StreamPool,
+    collective,
     communicate,
     current_micro_batch,
+    exchange,
 )
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -177,3 +179,98 @@ def test_the_collective_runs_on_the_communication_stream_and_the_rest_does_not()
     run.run([part, part])
     assert all(right for _, right in seen)
     assert pool.created == 1
+
+
+class Handle:
+    """A collective under way, which writes down what happens to it."""
+
+    def __init__(self, seen: list[str], name: str) -> None:
+        self.seen, self.name = seen, name
+        seen.append(f"begin {name}")
+
+    def wait(self) -> bool:
+        self.seen.append(f"wait {self.name}")
+        return True
+
+
+def test_a_collective_of_a_library_is_waited_for_when_its_part_goes_on(run: Interleave) -> None:
+    seen: list[str] = []
+
+    def part(name: str) -> None:
+        for step in range(2):
+            collective(lambda step=step: Handle(seen, f"{name}{step}"))
+
+    run.run([lambda: part("a"), lambda: part("b")])
+    assert seen == [
+        "begin a0", "begin b0", "wait a0", "begin a1", "wait b0", "begin b1", "wait a1", "wait b1",
+    ]  # fmt: skip
+    assert run.num_switches == 4
+
+
+def test_outside_of_a_run_and_inside_an_operator_it_is_waited_for_at_once(run: Interleave) -> None:
+    seen: list[str] = []
+    collective(lambda: Handle(seen, "outside"))
+    library = torch.library.Library("multistream_collective_test", "FRAGMENT")
+    library.define("reduced(Tensor x) -> Tensor")
+
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        collective(lambda: Handle(seen, "inside"))
+        return x.clone()
+
+    library.impl("reduced", reduced, "CompositeExplicitAutograd")
+    x = torch.ones(3).to(DEVICE)
+    run.run([lambda: torch.ops.multistream_collective_test.reduced(x) for _ in range(2)])
+    assert seen == ["begin outside", "wait outside", *["begin inside", "wait inside"] * 2]
+    assert (run.num_switches, run.num_unswitched) == (0, 2)
+
+
+def test_a_part_that_is_unwound_waits_for_the_collective_it_is_in(run: Interleave) -> None:
+    seen: list[str] = []
+
+    def failing() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        run.run([lambda: collective(lambda: Handle(seen, "a")), failing])
+    assert seen == ["begin a", "wait a"]
+
+
+def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:
+    pool = StreamPool()
+    run = Interleave(pool)
+    seen: list[tuple[str, object]] = []
+
+    def part(name: str) -> torch.Tensor:
+        x = torch.full((4,), 2.0).to(DEVICE)
+
+        def work() -> torch.Tensor:
+            seen.append((f"{name} exchange", pool.device.current_stream()))
+            collective(lambda: Handle([], name))
+            doubled = x * 2
+            communicate(lambda: doubled.add_(1))
+            return doubled
+
+        result = exchange(work)
+        seen.append((f"{name} goes on", pool.device.current_stream()))
+        return result * 3
+
+    compute = pool.device.current_stream()
+    results = run.run([lambda: part("a"), lambda: part("b")])
+    assert [name for name, _ in seen] == ["a exchange", "b exchange", "a goes on", "b goes on"]
+    assert run.num_switches == 2
+    assert [result.cpu().tolist() for result in results] == [[15.0] * 4] * 2
+    if pool.device.has_streams:
+        share = pool.stream(Role.SHARE)
+        assert [stream == share for _, stream in seen] == [True, True, False, False]
+        assert seen[2][1] == compute
+    assert exchange(lambda: 5) == 5
+
+
+def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) -> None:
+    def failing() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        run.run([lambda: exchange(failing), lambda: communicate(lambda: None)])
+    run.run([lambda: communicate(lambda: None) for _ in range(2)])
+    assert run.num_switches == 2

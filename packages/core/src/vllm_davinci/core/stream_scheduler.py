@@ -108,5 +108,11 @@ class StreamScheduler(Protocol):
     def communicate(self, launch: Callable[[], T]) -> T:
         """Runs a collective; inside a micro-batch, the others compute meanwhile."""
 
+    def collective(self, begin: Callable[[], Any]) -> None:
+        """The same for a collective that `begin` starts with async_op=True; returns its handle."""
+
+    def exchange(self, work: Callable[[], T]) -> T:
+        """The same for work with collectives in it, which runs on a side stream as a whole."""
+
     def current_micro_batch(self) -> int | None:
         """The index of the micro-batch that runs, None outside of one."""

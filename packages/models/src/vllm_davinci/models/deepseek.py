@@ -4,9 +4,12 @@ vLLM's definition sums the parts that tensor-parallel ranks have computed over a
 rank then repeats norm, residual sum and the down-projections of attention for every token. Here
 each rank receives the sum of its share of the tokens only, does that work on its share, and what
 attention or experts need of the others is gathered: the compressed rows, where attention has them.
+Reduction, that work and gathering are one exchange: other micro-batches compute beside all of it.
 """
 
+from collections.abc import Iterable
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,11 +26,32 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core.config import get_config
+from vllm_davinci.core.distributed.exchange import exchange
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
 from vllm_davinci.models.token_shares import TokenShares
 
 logger = init_logger(__name__)
+
+
+class Divided(NamedTuple):
+    """Hidden states on their way between ranks: settled shares of the rows, or parts of sums.
+
+    rows:  [size, hidden_size] of this rank, or its part of all sums: [num_tokens, hidden_size]
+    is_partial: which of the two
+    scale: of the sum, where float16 wants smaller numbers
+    """
+
+    rows: torch.Tensor
+    is_partial: bool = False
+    scale: float = 1.0
+
+    def settle(self, shares: TokenShares) -> torch.Tensor:
+        """This rank's share of the rows."""
+        if not self.is_partial:
+            return self.rows
+        share = shares.reduce(self.rows)
+        return share if self.scale == 1.0 else share.mul_(self.scale)
 
 
 class NPUDeepseekV2DecoderLayer(DeepseekV2DecoderLayer):
@@ -60,53 +84,88 @@ class NPUDeepseekV2DecoderLayer(DeepseekV2DecoderLayer):
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
         llama_4_scaling: torch.Tensor | None = None,
-        shares: TokenShares | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention, then the dense or sparse MLP.
+        """Attention, then the dense or sparse MLP, of rows that every rank has.
 
         positions:               [num_tokens], int64
-        hidden_states, residual: [num_tokens, hidden_size], or one share of the rows
+        hidden_states, residual: [num_tokens, hidden_size]
         llama_4_scaling:         must be None: no DeepSeek has it
-        shares:                  how the step's rows are divided, None when every rank has all
         Returns hidden states and residual of the same rows.
         """
         assert llama_4_scaling is None
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self._sum(self._attend(positions, hidden_states, shares), shares)
-        if hidden_states.dtype == torch.float16:
-            # As vLLM does: smaller numbers, which the next norm makes the same, do not overflow.
-            hidden_states *= 1.0 / self.routed_scaling_factor
-            if self.layer_idx == 0:
-                residual *= 1.0 / self.routed_scaling_factor
-
+        (attention,) = self.attention
+        hidden_states, residual = self._norm(self.input_layernorm, hidden_states, residual)
+        hidden_states = tensor_model_parallel_all_reduce(attention(positions, hidden_states))
+        scale, residual = self._after_attention(hidden_states.dtype, residual)
+        if scale != 1.0:
+            hidden_states *= scale
         hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        rows = hidden_states if shares is None else shares.gather(hidden_states)
-        hidden_states = self._sum(self.mlp(rows), shares)
-        if self.is_dense and hidden_states.dtype == torch.float16:
-            hidden_states *= 1.0 / self.routed_scaling_factor
+        hidden_states = tensor_model_parallel_all_reduce(self.mlp(hidden_states))
+        if (scale := self._after_mlp(hidden_states.dtype)) != 1.0:
+            hidden_states *= scale
         return hidden_states, residual
 
-    def _attend(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, shares: TokenShares | None
-    ) -> torch.Tensor:
-        """This rank's part of attention's output for all tokens."""
+    def forward_divided(
+        self,
+        positions: torch.Tensor,
+        hidden_states: Divided,
+        residual: torch.Tensor | None,
+        shares: TokenShares,
+    ) -> tuple[Divided, torch.Tensor]:
+        """The same; each rank has its share of residual and hidden states.
+
+        positions: [num_tokens], int64; residual: [size, hidden_size]
+        """
         (attention,) = self.attention
-        if shares is None:
-            return attention(positions, hidden_states)
-        if attention.q_lora_rank is None:  # only keys and values are compressed
-            return attention(positions, shares.gather(hidden_states))
-        compressed = shares.gather(attention.compress(hidden_states))
-        return attention.forward_compressed(positions, compressed)
+        is_compressed = attention.q_lora_rank is not None
+
+        def before_attention() -> tuple[torch.Tensor, torch.Tensor]:
+            share, share_residual = self._norm(
+                self.input_layernorm, hidden_states.settle(shares), residual
+            )
+            # Without compressed queries only keys and values would be.
+            return shares.gather(
+                attention.compress(share) if is_compressed else share
+            ), share_residual
+
+        rows, after = exchange(before_attention)
+        attend = attention.forward_compressed if is_compressed else attention
+        partial = attend(positions, rows)
+
+        scale, after = self._after_attention(partial.dtype, after)
+        attended = Divided(partial, True, scale)
+
+        def before_mlp() -> tuple[torch.Tensor, torch.Tensor]:
+            share, share_residual = self.post_attention_layernorm(attended.settle(shares), after)
+            return shares.gather(share), share_residual
+
+        rows, share_residual = exchange(before_mlp)
+        return Divided(self.mlp(rows), True, self._after_mlp(rows.dtype)), share_residual
 
     @staticmethod
-    def _sum(partial: torch.Tensor, shares: TokenShares | None) -> torch.Tensor:
-        return (
-            tensor_model_parallel_all_reduce(partial) if shares is None else shares.reduce(partial)
-        )
+    def _norm(
+        norm: nn.Module, hidden_states: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return norm(hidden_states), hidden_states
+        normed, total = norm(hidden_states, residual)
+        return normed, total
+
+    def _after_attention(
+        self, dtype: torch.dtype, residual: torch.Tensor
+    ) -> tuple[float, torch.Tensor]:
+        """Factor of attention's sum, and the residual.
+
+        As vLLM does: in float16, smaller numbers, which the next norm makes the same, do not
+        overflow.
+        """
+        if dtype != torch.float16:
+            return 1.0, residual
+        scale = 1.0 / self.routed_scaling_factor
+        return scale, residual * scale if self.layer_idx == 0 else residual
+
+    def _after_mlp(self, dtype: torch.dtype) -> float:
+        return 1.0 / self.routed_scaling_factor if self.is_dense and dtype == torch.float16 else 1.0
 
 
 class NPUDeepseekV2Model(DeepseekV2Model):
@@ -148,21 +207,37 @@ class NPUDeepseekV2Model(DeepseekV2Model):
         else:
             hidden_states = self.embed_input_ids(input_ids)
 
-        shares = None
+        layers = islice(self.layers, self.start_layer, self.end_layer)
         if positions.shape[0] >= self.min_tokens_to_divide:
-            shares = TokenShares.of_step(positions.shape[0])
-            hidden_states = shares.take(hidden_states)
-            residual = None if residual is None else shares.take(residual)
-        for layer in islice(self.layers, self.start_layer, self.end_layer):
-            hidden_states, residual = layer(positions, hidden_states, residual, shares=shares)
+            return self._forward_divided(layers, positions, hidden_states, residual)
+        for layer in layers:
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if get_pp_group().is_last_rank:
+            return self.norm(hidden_states, residual)[0]
+        assert residual is not None
+        return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+
+    def _forward_divided(
+        self,
+        layers: Iterable[nn.Module],
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor | IntermediateTensors:
+        shares = TokenShares.of_step(positions.shape[0])
+        divided = Divided(shares.take(hidden_states))
+        residual = None if residual is None else shares.take(residual)
+        for layer in layers:
+            assert isinstance(layer, NPUDeepseekV2DecoderLayer)
+            divided, residual = layer.forward_divided(positions, divided, residual, shares)
 
         if get_pp_group().is_last_rank:
-            hidden_states, _ = self.norm(hidden_states, residual)
-            return hidden_states if shares is None else shares.gather(hidden_states)
+            return exchange(lambda: shares.gather(self.norm(divided.settle(shares), residual)[0]))
         assert residual is not None
-        if shares is not None:
-            hidden_states, residual = shares.gather(hidden_states), shares.gather(residual)
-        return IntermediateTensors({"hidden_states": hidden_states, "residual": residual})
+        gathered, gathered_residual = exchange(
+            lambda: (shares.gather(divided.settle(shares)), shares.gather(residual))
+        )
+        return IntermediateTensors({"hidden_states": gathered, "residual": gathered_residual})
 
 
 def _can_divide(vllm_config: VllmConfig) -> bool:

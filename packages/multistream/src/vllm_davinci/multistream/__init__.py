@@ -4,7 +4,13 @@ from vllm_davinci.multistream.device import current_device
 from vllm_davinci.multistream.errors import MultistreamError, SplitError
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.fork import Fork
-from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
+from vllm_davinci.multistream.interleave import (
+    Interleave,
+    collective,
+    communicate,
+    current_micro_batch,
+    exchange,
+)
 from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.policy import Decision, Reason, SplitPolicy, StepFacts
 from vllm_davinci.multistream.split import CutMode, MicroBatch, Split, choose_cuts, split_at
@@ -27,8 +33,10 @@ __all__ = [
     "StepFacts",
     "StreamPool",
     "choose_cuts",
+    "collective",
     "communicate",
     "current_device",
     "current_micro_batch",
+    "exchange",
     "split_at",
 ]

@@ -15,7 +15,7 @@ import contextvars
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import greenlet
 import torch._ops
@@ -23,6 +23,7 @@ import torch._ops
 from vllm_davinci.multistream.device import Stream
 from vllm_davinci.multistream.errors import MultistreamError
 from vllm_davinci.multistream.events import EventPool
+from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 T = TypeVar("T")
@@ -31,6 +32,13 @@ T = TypeVar("T")
 # end the process. Operators implemented in Python are called from this file.
 # As its code objects spell it: the very same string, found equal at once.
 _OPERATOR_FILE = torch._ops.OpOverload.__call__.__code__.co_filename
+
+
+class Work(Protocol):
+    """A collective under way, as torch.distributed gives it."""
+
+    def wait(self) -> object:
+        """Makes the current stream wait for it."""
 
 
 class _Abort(greenlet.GreenletExit):
@@ -63,6 +71,7 @@ class Interleave:
         self._communication: Stream = self._compute
         self.num_switches = 0  # of the newest run
         self.num_unswitched = 0  # collectives of the newest run that could not yield
+        self.in_exchange = False
 
     def run(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
         """Runs all forwards to their end; their results in order.
@@ -113,7 +122,24 @@ class Interleave:
 
     def communicate(self, launch: Callable[[], T], index: int) -> T:
         """Launches a collective on the communication stream and lets the next micro-batch run."""
-        device, compute, communication = self._device, self._compute, self._communication
+        return self._launch_beside(self._communication, launch, index)
+
+    def exchange(self, work: Callable[[], T], index: int) -> T:
+        """Runs work with collectives in it on a side stream and lets the next micro-batch run."""
+
+        def launch() -> T:
+            self.in_exchange = True
+            try:
+                return work()
+            finally:
+                self.in_exchange = False
+
+        result = self._launch_beside(self._streams.stream(Role.SHARE), launch, index)
+        KeepAlive().cross(result, self._compute)
+        return result
+
+    def _launch_beside(self, communication: Stream, launch: Callable[[], T], index: int) -> T:
+        device, compute = self._device, self._compute
         before, after = self._events.take_pair()
         before.record(compute)
         communication.wait_event(before)
@@ -124,19 +150,33 @@ class Interleave:
         finally:
             device.set_stream(compute)
         try:
-            following = self._following(index)
-            if following is not None:
-                self.num_switches += 1
-                if self._on_switch is not None:
-                    self._on_switch(following.index)
-                following.switch()
-                if self._on_switch is not None:
-                    self._on_switch(index)
+            self._let_others_run(index)
         finally:
             # Also when this micro-batch is being unwound: memory that the collective uses is given
             # back to the compute stream's pool, so that stream must be behind the collective.
             compute.wait_event(after)
         return result
+
+    def collective(self, begin: Callable[[], Work], index: int) -> None:
+        """The same for one that runs on a stream of its library's own, which does the rest."""
+        work = begin()
+        try:
+            self._let_others_run(index)
+        finally:
+            work.wait()  # as above
+
+    def _let_others_run(self, index: int) -> None:
+        following = self._following(index)
+        if following is None:
+            return
+        self.num_switches += 1
+        on_switch = self._on_switch
+        if on_switch is None:
+            following.switch()
+        else:
+            on_switch(following.index)
+            following.switch()
+            on_switch(index)
 
     def _following(self, index: int) -> _MicroBatchGreenlet | None:
         """The next micro-batch in turn that still has work, if any."""
@@ -164,12 +204,46 @@ def communicate(launch: Callable[[], T]) -> T:
     in Python the micro-batch cannot yield: the collective runs in line and is counted.
     """
     part = greenlet.getcurrent()
-    if not isinstance(part, _MicroBatchGreenlet):
+    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
         return launch()
     if _inside_operator():
         part.interleave.num_unswitched += 1
         return launch()
     return part.interleave.communicate(launch, part.index)
+
+
+def collective(begin: Callable[[], Work]) -> None:
+    """Runs a collective of torch.distributed; inside a micro-batch, the others compute meanwhile.
+
+    begin: begins it behind the current stream, with async_op=True, and returns its handle. The
+    library's stream does the communication, so that this takes half the events of `communicate`.
+    The same holds about tensors, and about torch operators that are implemented in Python.
+    """
+    part = greenlet.getcurrent()
+    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+        begin().wait()
+    elif _inside_operator():
+        part.interleave.num_unswitched += 1
+        begin().wait()
+    else:
+        part.interleave.collective(begin, part.index)
+
+
+def exchange(work: Callable[[], T]) -> T:
+    """Runs collectives and what lies between them; inside a micro-batch, the others compute
+    meanwhile, beside all of it.
+
+    work: calls `collective` or `communicate` once or several times. It runs on a side stream, which
+    is not the compute stream. What it reads must be held by the caller until this returns; it
+    returns tensors, or tuples or lists of them. Torch operators that are implemented in Python: as
+    with `communicate`.
+    """
+    part = greenlet.getcurrent()
+    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+        return work()
+    if _inside_operator():
+        return work()  # whose collectives are counted
+    return part.interleave.exchange(work, part.index)
 
 
 def _inside_operator() -> bool:

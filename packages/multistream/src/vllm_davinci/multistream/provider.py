@@ -6,7 +6,13 @@ from typing import Any
 from vllm_davinci.multistream.device import Stream
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.fork import Fork
-from vllm_davinci.multistream.interleave import Interleave, communicate, current_micro_batch
+from vllm_davinci.multistream.interleave import (
+    Interleave,
+    collective,
+    communicate,
+    current_micro_batch,
+    exchange,
+)
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
 from vllm_davinci.multistream.split import CutMode
 from vllm_davinci.multistream.streams import Role, StreamPool
@@ -18,6 +24,8 @@ class StreamScheduler:
     api_version = 1
 
     communicate = staticmethod(communicate)
+    collective = staticmethod(collective)
+    exchange = staticmethod(exchange)
     current_micro_batch = staticmethod(current_micro_batch)
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ from vllm_davinci.core.config import get_config
 class NPUCommunicator(DeviceCommunicatorBase):
     """Out-of-place collectives of one group of NPUs.
 
-    Every collective passes through `_collective`. In a micro-batch it runs on the communication
-    stream, beside the computation of the other micro-batches; elsewhere on the current stream,
-    which HCCL's own stream waits for and is waited for by.
+    Every collective passes through `_collective`. It runs on HCCL's own stream, which waits for the
+    current one. The current stream waits for it in turn: at once, or, in a micro-batch, when the
+    other micro-batches have launched their computation beside it.
     """
 
     def __init__(
@@ -49,23 +49,25 @@ class NPUCommunicator(DeviceCommunicatorBase):
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
-    def _collective(self, name: str, launch: Callable[[], Any], *tensors: torch.Tensor) -> None:
-        """Launches one collective.
+    def _collective(self, name: str, begin: Callable[[], Any], *tensors: torch.Tensor) -> None:
+        """Runs one collective.
 
         name:    which collective, for logs and schedules
-        launch:  enqueues it
+        begin:   enqueues it with async_op=True and returns its handle
         tensors: what it reads and writes; allocated before, and held until this returns
         """
         if self._scheduler is None:
-            launch()
+            begin().wait()
         else:
-            self._scheduler.communicate(launch)
+            self._scheduler.collective(begin)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
         output = input_.clone(memory_format=torch.contiguous_format)
         self._collective(
-            "all_reduce", lambda: dist.all_reduce(output, group=self.device_group), output
+            "all_reduce",
+            lambda: dist.all_reduce(output, group=self.device_group, async_op=True),
+            output,
         )
         return output
 
@@ -77,7 +79,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
         gathered = contiguous.new_empty((self.world_size * shape[0], *shape[1:]))
         self._collective(
             "all_gather",
-            lambda: dist.all_gather_single(gathered, contiguous, group=self.device_group),
+            lambda: dist.all_gather_single(
+                gathered, contiguous, group=self.device_group, async_op=True
+            ),
             contiguous,
             gathered,
         )
@@ -108,7 +112,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         parts = list(gathered.split(sizes))
         self._collective(
             "all_gatherv",
-            lambda: dist.all_gather(parts, contiguous, group=self.device_group),
+            lambda: dist.all_gather(parts, contiguous, group=self.device_group, async_op=True),
             contiguous,
             gathered,
         )
@@ -127,7 +131,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
         share = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
         self._collective(
             "reduce_scatter",
-            lambda: dist.reduce_scatter_single(share, by_rows, group=self.device_group),
+            lambda: dist.reduce_scatter_single(
+                share, by_rows, group=self.device_group, async_op=True
+            ),
             by_rows,
             share,
         )
@@ -146,7 +152,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         parts = list(by_rows.split(sizes))
         self._collective(
             "reduce_scatterv",
-            lambda: dist.reduce_scatter(share, parts, group=self.device_group),
+            lambda: dist.reduce_scatter(share, parts, group=self.device_group, async_op=True),
             by_rows,
             share,
         )
@@ -161,7 +167,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Overwrites `tensor` with rank src's, and returns it."""
         self._collective(
             "broadcast",
-            lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group),
+            lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True),
             tensor,
         )
         return tensor
@@ -193,7 +199,12 @@ class NPUCommunicator(DeviceCommunicatorBase):
         self._collective(
             "all_to_all",
             lambda: dist.all_to_all_single(
-                received, rows, output_sizes, input_sizes, group=self.device_group
+                received,
+                rows,
+                output_sizes,
+                input_sizes,
+                group=self.device_group,
+                async_op=True,
             ),
             rows,
             received,
