@@ -26,6 +26,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.ops import compiled as compiled_operators
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.ops.prefetch import prefetch
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.quantization.handover import (
@@ -406,6 +407,16 @@ def test_norms_without_dynamic_layers_hand_over_nothing(
     x = inputs(torch.bfloat16).npu()
     assert type(norm_of("W8A8", vllm_config, device)(x, x)[0]) is torch.Tensor
     assert dynamic_norm.calls == 0
+
+
+def test_fetching_weights_behind_a_projection_does_not_end_the_hand_over():
+    gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+    x = inputs(torch.bfloat16).npu()
+    projected = gate_up(x)
+    prefetch(down_proj.weight, projected)
+    activated = SiluAndMul()(projected)
+    prefetch(down_proj.weight, activated)
+    assert isinstance(gate_up(x), IntegerProjection)
 
 
 def test_an_activation_that_was_handed_over_has_its_values():

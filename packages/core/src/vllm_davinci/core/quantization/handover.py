@@ -13,9 +13,14 @@ import torch
 import torch_npu
 from torch.utils._pytree import tree_map
 
+# Operators that are launched behind a tensor and read none of its values.
+_WAIT_ONLY = {"npu::npu_prefetch"}
+
 
 class _StandIn(torch.Tensor):
     """A tensor whose values are computed when an operator asks for them."""
+
+    integers: torch.Tensor  # what is there already
 
     def to_float(self) -> torch.Tensor:
         raise NotImplementedError
@@ -28,8 +33,12 @@ class _StandIn(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        waits_only = func.name() in _WAIT_ONLY  # type: ignore[attr-defined]
+
         def computed(value: Any) -> Any:
-            return value.to_float() if isinstance(value, _StandIn) else value
+            if not isinstance(value, _StandIn):
+                return value
+            return value.integers if waits_only else value.to_float()
 
         return func(*tree_map(computed, args), **tree_map(computed, kwargs or {}))
 
@@ -44,7 +53,6 @@ class QuantizedActivation(_StandIn):
     scales:   [num_tokens] fp32
     """
 
-    integers: torch.Tensor
     scales: torch.Tensor
 
     @staticmethod
@@ -90,13 +98,12 @@ class QuantizedNorm(QuantizedActivation):
 class IntegerProjection(_StandIn):
     """The int32 sums of a product of int8 matrices, not scaled yet.
 
-    sums:         [num_tokens, features] int32
+    integers:     [num_tokens, features] int32, the sums
     row_scales:   [num_tokens] fp32, of the input
     weight_scale: [features] fp32
     on_use:       called when the values are asked for, which the fused operator does not
     """
 
-    sums: torch.Tensor
     row_scales: torch.Tensor
     weight_scale: torch.Tensor
     on_use: Callable[[], None]
@@ -113,7 +120,7 @@ class IntegerProjection(_StandIn):
         made: IntegerProjection = torch.Tensor._make_wrapper_subclass(
             cls, sums.shape, dtype=dtype, device=sums.device
         )
-        made.sums = sums
+        made.integers = sums
         made.row_scales = row_scales
         made.weight_scale = weight_scale
         made.on_use = on_use
@@ -122,14 +129,14 @@ class IntegerProjection(_StandIn):
     def to_float(self) -> torch.Tensor:
         self.on_use()
         values: torch.Tensor = torch_npu.npu_dequant_bias(
-            self.sums, self.weight_scale, self.row_scales, None, output_dtype=self.dtype
+            self.integers, self.weight_scale, self.row_scales, None, output_dtype=self.dtype
         )
         return values
 
     def swiglu(self) -> QuantizedActivation:
         """silu(first half) * second half, quantized per token: one launch, no rounding between."""
         integers, scales = torch_npu.npu_dequant_swiglu_quant(
-            self.sums,
+            self.integers,
             weight_scale=self.weight_scale,
             activation_scale=self.row_scales,
             activate_left=True,
