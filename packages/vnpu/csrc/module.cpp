@@ -5,6 +5,7 @@
 
 #include "abi/status.h"
 #include "device/configuration.h"
+#include "device/host_counts.h"
 #include "device/memory.h"
 #include "device/system.h"
 #include "trace/recorder.h"
@@ -34,6 +35,13 @@ PYBIND11_MODULE(_C, m) {
     if (auto* recorder = vnpu::trace::Recorder::instance()) {
       recorder->label_launches(std::move(label));
     }
+  });
+  m.def("host_counts", [] {
+    const vnpu::HostCounts& counts = vnpu::HostCounts::instance();
+    py::dict result;
+    result["synchronizations"] = counts.synchronizations.load();
+    result["copies_to_host"] = counts.copies_to_host.load();
+    return result;
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
 }

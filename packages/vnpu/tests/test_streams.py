@@ -1,10 +1,12 @@
 """Streams and events under each execution policy."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from program import output_of, run_program
 
-from vllm_davinci.vnpu import VirtualDeviceConfig
+from vllm_davinci.vnpu import VirtualDeviceConfig, _C
 
 POLICIES = ["eager", "threads", *(f"fuzz:{seed}" for seed in range(5))]
 
@@ -148,3 +150,22 @@ def test_a_device_word_opens_the_gate_between_two_streams() -> None:
 def test_streams_have_priorities_and_ids() -> None:
     high = torch.npu.Stream(priority=-1)
     assert high.npu_stream != torch.npu.Stream().npu_stream
+
+
+def test_what_the_host_waits_for_and_copies_from_the_device_is_counted():
+    x = torch.ones(8).npu()
+    pinned = torch.empty(8, pin_memory=True)
+    torch.npu.synchronize()
+
+    def counted(action: Callable[[], object]) -> tuple[int, int]:
+        before = _C.host_counts()
+        action()
+        after = _C.host_counts()
+        return tuple(after[name] - before[name] for name in ("synchronizations", "copies_to_host"))
+
+    assert counted(lambda: x + x) == (0, 0)
+    assert counted(lambda: x.copy_(pinned, non_blocking=True)) == (0, 0)
+    assert counted(lambda: pinned.copy_(x, non_blocking=True)) == (0, 1)
+    assert counted(torch.npu.synchronize) == (1, 0)
+    assert counted(lambda: x.cpu())[1] == 1
+    assert counted(lambda: x.sum().item())[0] >= 1

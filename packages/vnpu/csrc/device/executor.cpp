@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/host_counts.h"
 #include "device/pace.h"
 #include "race/call_site.h"
 #include "race/detector.h"
@@ -445,6 +446,7 @@ void Executor::throw_failure(Stream& stream) {
 }
 
 void Executor::synchronize(const StreamPtr& stream, Limit limit) {
+  ++HostCounts::instance().synchronizations;
   Lock lock(mutex_);
   if (stream->capture != nullptr) {
     throw Failure(FailureKind::kCaptureConflict,
@@ -458,6 +460,7 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
+  ++HostCounts::instance().synchronizations;
   race::Detector* const detector = race::Detector::instance();
   const uint64_t version = event->recorded.load();
   if (detector != nullptr || event->completed.load(std::memory_order_acquire) < version) {
@@ -469,6 +472,7 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
 }
 
 void Executor::synchronize_device(int device, Limit limit) {
+  ++HostCounts::instance().synchronizations;
   Lock lock(mutex_);
   for (const StreamPtr& stream : streams_) {
     if (stream->device == device && stream->capture != nullptr) {

@@ -10,6 +10,7 @@
 
 #include "abi/ascendcl/declarations.h"
 #include "device/configuration.h"
+#include "device/host_counts.h"
 #include "device/system.h"
 
 using namespace vnpu;
@@ -126,6 +127,7 @@ void check_copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemc
   }
   if (device_from) memory.check(from, bytes, "the source of a copy");
   if (device_to) memory.check(to, bytes, "the destination of a copy");
+  if (device_from && !device_to) ++HostCounts::instance().copies_to_host;
 }
 
 void copy_async(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind,
