@@ -188,6 +188,23 @@ MIXTURES = (
             "mlp_only_layers": [0],
         },
     ),
+    # Fused launches of experts take no smaller hidden size.
+    ZooModel(
+        "qwen3_moe_hidden1024",
+        "qwen3_moe",
+        4,
+        2,
+        64,
+        hidden_size=1024,
+        seed=2,
+        options={
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+        },
+    ),
     # Groups and a correction bias of the choice; shared experts; a first dense layer.
     deepseek(
         "deepseek_v3_moe",

@@ -48,6 +48,7 @@ class ServerProcess:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self._model = str(model)
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*VLLM, "serve", str(model), "--host=127.0.0.1", f"--port={self.port}", *options],
@@ -73,6 +74,24 @@ class ServerProcess:
             return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
+
+    def complete(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """The greedy continuation of a prompt. Threads may call it side by side."""
+        answer = httpx.post(
+            f"{self.url}/v1/completions",
+            json={
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+            timeout=START_LIMIT_S,
+        )
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+        return tokens
 
     def wait_for_log(self, text: str) -> None:
         """Returns when the server has printed `text`."""

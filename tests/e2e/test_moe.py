@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from vllm import SamplingParams
 
@@ -142,6 +141,32 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
         assert "3->0, 2->1, 1->2, 0->3" in engine.log_text()
 
 
+def test_fused_launches_give_the_tokens_of_separate_ones(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    tokens = []
+    for scheme in ("all_to_all", "fused"):
+        with start_engine(
+            zoo("qwen3_moe_hidden1024"),
+            environment={"VNPU_SOC": "Ascend910_9391"},
+            dtype="bfloat16",
+            distributed_executor_backend="mp",
+            tensor_parallel_size=2,
+            enable_expert_parallel=True,
+            additional_config={"moe_communication": scheme},
+        ) as engine:
+            outputs = engine.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts[:NUM_PROMPTS]],
+                SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+            )
+            assert f"Mixture of experts: {scheme}, because" in engine.log_text()
+        tokens.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert tokens[0] == tokens[1]
+    assert len({tuple(each) for each in tokens[0]}) > NUM_PROMPTS // 2
+
+
 @pytest.mark.parametrize(
     ("model", "options", "additional", "schemes"),
     [
@@ -149,7 +174,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
             TOP2,
             ["--data-parallel-size=2", "--enable-expert-parallel"],
             {},
-            {"all_to_all"},
+            {"all_gather", "all_to_all"},
             id="data2_expert2",
         ),
         pytest.param(
@@ -163,7 +188,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
         pytest.param(
             V3,
             ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],
-            {},
+            {"moe_communication": "all_to_all"},
             {"all_to_all"},
             id="data2_tensor2_expert4",
         ),
@@ -197,27 +222,10 @@ def test_tokens_of_two_replicas_are_those_of_transformers(
     )
     try:
         server.wait_until_ready()
-        with httpx.Client(base_url=server.url, timeout=300) as client:
-
-            def complete(prompt: list[int]) -> list[int]:
-                answer = client.post(
-                    "/v1/completions",
-                    json={
-                        "model": str(zoo(model)),
-                        "prompt": prompt,
-                        "max_tokens": 16,
-                        "temperature": 0,
-                        "ignore_eos": True,
-                        "return_token_ids": True,
-                    },
-                )
-                answer.raise_for_status()
-                return answer.json()["choices"][0]["token_ids"]
-
-            # One request leaves the other replica idle, with dummy steps.
-            generated = [complete(prompts[0])]
-            with ThreadPoolExecutor(8) as threads:
-                generated += threads.map(complete, prompts[1:16])
+        # One request leaves the other replica idle, with dummy steps.
+        generated = [server.complete(prompts[0], 16)]
+        with ThreadPoolExecutor(8) as threads:
+            generated += threads.map(lambda prompt: server.complete(prompt, 16), prompts[1:16])
         server.interrupt()
         server.wait_for_end()
     finally:
@@ -235,6 +243,10 @@ def test_tokens_of_two_replicas_are_those_of_transformers(
         ({"expert_tensor_parallel_size": 3}, "is 3 and does not divide the 2 ranks"),
         ({"moe_communication": "all_to_all"}, "'all_to_all' sends tokens to their experts' ranks"),
         ({"expert_map_path": "absent.json"}, "'absent.json' cannot be read"),
+        (
+            {"moe_communication": "fused", "expert_tensor_parallel_size": 1},
+            "'fused' is not possible: fused launches take bfloat16 and float16, and the model",
+        ),
     ],
 )
 def test_options_that_do_not_fit_end_the_start_with_their_name(

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import vllm_davinci.vnpu
@@ -70,7 +70,12 @@ def run_ranks() -> Callable[..., list[str]]:
     The programs' arguments are RANK, WORLD_SIZE, a free PORT, and what the test adds.
     """
 
-    def run(program: str, world_size: int, *arguments: str) -> list[str]:
+    def run(
+        program: str,
+        world_size: int,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[str]:
         command = [sys.executable, str(Path(__file__).with_name(program))]
         port = free_port()
         ranks = [
@@ -79,6 +84,7 @@ def run_ranks() -> Callable[..., list[str]]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                env={**os.environ, **(environment or {})},
             )
             for rank in range(world_size)
         ]

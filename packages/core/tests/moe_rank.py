@@ -27,12 +27,20 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models.utils import sequence_parallel_chunk
 
 from vllm_davinci.core.config import get_config
+from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.moe.groups import expert_layout
-from vllm_davinci.core.moe.process_groups import init_groups_of
+from vllm_davinci.core.moe.process_groups import init_fused_group, init_groups_of
 from vllm_davinci.core.registration import register
+from vllm_davinci.vnpu import _C
 
-NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 3, 32, 48
+NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 48
+# Fused launches take no smaller ones, and no fp32.
+HIDDEN_SIZE = 1024
+
+
+# What the host waits for, as the virtual devices count it.
+HOST = ("synchronizations", "copies_to_host")
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -52,19 +60,20 @@ class SharedExpert(torch.nn.Module):
     whole: every rank has all of it
     """
 
-    def __init__(self, whole: bool) -> None:
+    def __init__(self, whole: bool, dtype: torch.dtype) -> None:
         super().__init__()
         self.whole = whole
+        self.register_buffer("weight", SHARED.to("npu", dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.whole:
-            return x @ SHARED.to(x.device).t()
+            return x @ self.weight.t()
         tp = get_tp_group()
         part = slice(
             tp.rank_in_group * HIDDEN_SIZE // tp.world_size,
             (tp.rank_in_group + 1) * HIDDEN_SIZE // tp.world_size,
         )
-        return x[:, part] @ SHARED[:, part].to(x.device).t()
+        return x[:, part] @ self.weight[:, part].t()
 
 
 def defined(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -80,8 +89,8 @@ def defined(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def counting(counts: collections.Counter[str]) -> Iterator[None]:
-    """Counts what our communicators launch."""
-    launch_one = NPUCommunicator._collective
+    """Counts what our communicators launch, and what the host waits for or copies meanwhile."""
+    launch_one, launch_own = NPUCommunicator._collective, NPUCommunicator.launch_own
 
     def count(
         self: NPUCommunicator, name: str, launch: Callable[[], Any], *tensors: torch.Tensor
@@ -89,23 +98,33 @@ def counting(counts: collections.Counter[str]) -> Iterator[None]:
         counts[f"{self.unique_name.split(':')[0]} {name}"] += 1
         launch_one(self, name, launch, *tensors)
 
+    def count_own(self: NPUCommunicator, launch: Callable[[], Any]) -> Any:
+        counts[f"{self.unique_name.split(':')[0]} launch"] += 1
+        return launch_own(self, launch)
+
     NPUCommunicator._collective = count  # type: ignore[method-assign]
+    NPUCommunicator.launch_own = count_own  # type: ignore[method-assign]
+    before = _C.host_counts()
     try:
         yield
     finally:
         NPUCommunicator._collective = launch_one  # type: ignore[method-assign]
+        NPUCommunicator.launch_own = launch_own  # type: ignore[method-assign]
+        after = _C.host_counts()
+        counts.update({name: after[name] - before[name] for name in HOST})
 
 
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
     """A layer with its weights loaded, as a model's code and vLLM's loader make it."""
+    dtype = getattr(torch, variant.get("dtype", "float32"))
     layer = FusedMoEFactory(
         num_experts=NUM_EXPERTS,
         top_k=TOP_K,
         hidden_size=HIDDEN_SIZE,
         intermediate_size=INTERMEDIATE_SIZE,
-        params_dtype=torch.float32,
+        params_dtype=dtype,
         prefix=f"model.layers.{number}.mlp.experts",
-        shared_experts=SharedExpert(whole=variant.get("sequence_parallel", False)),
+        shared_experts=SharedExpert(variant.get("sequence_parallel", False), dtype),
         is_sequence_parallel=variant.get("sequence_parallel", False),
     ).to("npu")
     experts = layer.routed_experts
@@ -124,6 +143,8 @@ def run_steps(
     """Runs and compares every step; what each launched between ranks."""
     launched = []
     dp_rank = get_dp_group().rank_in_group
+    dtype = getattr(torch, variant.get("dtype", "float32"))
+    tolerance = (2e-5, 1e-5) if dtype == torch.float32 else (3e-2, 2e-2)
     for step, sizes in enumerate(variant["steps"]):
         counts: collections.Counter[str] = collections.Counter()
         x = random(sizes[dp_rank], HIDDEN_SIZE, seed=10 * step + dp_rank) * 4
@@ -140,12 +161,16 @@ def run_steps(
                 num_tokens=sizes[dp_rank],
                 num_tokens_across_dp=across if len(sizes) > 1 else None,
             ),
-            counting(counts),
             torch.inference_mode(),
         ):
-            actual = layer(x.npu(), logits.npu())
-        torch.testing.assert_close(actual.cpu(), defined(x, logits), atol=2e-5, rtol=1e-5)
-        launched.append(dict(counts))
+            given = x.to("npu", dtype), logits.to("npu", dtype)
+            with counting(counts):
+                actual = layer(*given)
+        x, logits = (rows.cpu().float() for rows in given)
+        torch.testing.assert_close(
+            actual.cpu().float(), defined(x, logits), atol=tolerance[0], rtol=tolerance[1]
+        )
+        launched.append({name: count for name, count in counts.items() if count})
     return launched
 
 
@@ -176,6 +201,8 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
             config.additional_config = variant.get("options", {})
             layout = expert_layout(config.parallel_config, get_config(config))
             init_groups_of(layout, "hccl")
+            if variant.get("fused"):
+                init_fused_group(layout, soc_of(torch.npu.get_device_name()), "hccl")
             launched = run_steps(build(variant, number), variant, config)
             print(f"launched {json.dumps(launched)}", flush=True)
         torch.npu.synchronize()

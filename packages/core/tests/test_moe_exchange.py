@@ -12,16 +12,19 @@ TWO_REPLICAS = [[5, 13], [7, 1], [1, 1], [8, 8]]
 ONE_REPLICA = [[13], [3], [1]]
 
 
-Launched = Callable[[int, int, list[dict[str, Any]]], list[list[dict[str, int]]]]
+Launched = Callable[..., list[list[dict[str, int]]]]
 
 
 @pytest.fixture
 def launched(run_ranks: Callable[..., list[str]]) -> Launched:
     """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
 
-    def run(tensor: int, data: int, variants: list[dict[str, Any]]) -> list[list[dict[str, int]]]:
+    def run(
+        tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "Ascend910B3"
+    ) -> list[list[dict[str, int]]]:
         setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
-        printed = run_ranks("moe_rank.py", tensor * data, setting)
+        environment = {"VNPU_SOC": soc}
+        printed = run_ranks("moe_rank.py", tensor * data, setting, environment=environment)
         for output in printed:
             assert "equal" in output.splitlines(), output[-4000:]
         prefix = "launched "
@@ -31,10 +34,13 @@ def launched(run_ranks: Callable[..., list[str]]) -> Launched:
     return run
 
 
+def sent_each_to_its_rank(group: str) -> dict[str, int]:
+    """All-to-all among the ranks of a group: it alone needs counts on the host."""
+    return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
+
+
 def test_on_one_replica_routed_and_shared_sums_are_reduced_once(launched: Launched):
     once = {"tp all_reduce": 1}
-    exchanged = {"ep all_to_all": 3, **once}
-    among_pairs = {"experts all_to_all": 3, **once}
     assert launched(
         4,
         1,
@@ -51,7 +57,9 @@ def test_on_one_replica_routed_and_shared_sums_are_reduced_once(launched: Launch
                 "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
             },
         ],
-    ) == [[once] * 3] * 3 + [[exchanged] * 3, [among_pairs] * 3]
+    ) == [[once] * 3] * 3 + [
+        [{**sent_each_to_its_rank(group), **once}] * 3 for group in ("ep", "experts")
+    ]
 
 
 def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
@@ -59,18 +67,25 @@ def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
     gather = {"dp all_gatherv": 2, "dp reduce_scatterv": 1}
     even_gather = {"dp all_gather": 2, "dp reduce_scatter": 1}
     gathers = [gather, gather, even_gather, even_gather]
-    to_experts = {"ep all_to_all": 3}
+    to_experts = sent_each_to_its_rank("ep")
     assert launched(
         1,
         2,
         [
             {"steps": TWO_REPLICAS},
-            {"steps": TWO_REPLICAS, "skewed": True},
+            {"steps": TWO_REPLICAS, "options": {"moe_communication": "all_to_all"}},
+            {
+                "steps": TWO_REPLICAS,
+                "options": {"moe_communication": "all_to_all"},
+                "skewed": True,
+            },
             {"steps": TWO_REPLICAS, "options": {"moe_communication": "all_gather"}},
             {"steps": TWO_REPLICAS, "options": {"moe_communication": "multicast"}},
             {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 2}},
         ],
     ) == [
+        # fp32 is not for fused launches, and decodes shall not make the host wait.
+        [to_experts, *gathers[1:]],
         [to_experts] * 4,
         [to_experts] * 4,
         gathers,
@@ -82,15 +97,20 @@ def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
 def test_two_replicas_of_two_ranks_exchange_tokens(launched: Launched):
     reduced = {"tp all_reduce": 1}
     whole = {"expert_tensor_parallel_size": 1}
+    to_ranks = {"moe_communication": "all_to_all"}
     results = launched(
         2,
         2,
         [
-            {"steps": TWO_REPLICAS},
-            {"steps": TWO_REPLICAS, "options": whole},
+            {"steps": TWO_REPLICAS, "options": to_ranks},
+            {"steps": TWO_REPLICAS, "options": {**whole, **to_ranks}},
             {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 4}},
             {"steps": TWO_REPLICAS, "options": {**whole, "moe_communication": "all_gather"}},
-            {"steps": TWO_REPLICAS, "options": whole, "sequence_parallel": True},
+            {
+                "steps": TWO_REPLICAS,
+                "options": {**whole, **to_ranks},
+                "sequence_parallel": True,
+            },
             {
                 "steps": TWO_REPLICAS,
                 "options": {**whole, "moe_communication": "all_gather"},
@@ -98,11 +118,49 @@ def test_two_replicas_of_two_ranks_exchange_tokens(launched: Launched):
             },
         ],
     )
-    assert results[0] == [{"experts all_to_all": 3, **reduced}] * 4
-    assert results[1] == [{"ep all_to_all": 3, **reduced}] * 4
+    assert results[0] == [{**sent_each_to_its_rank("experts"), **reduced}] * 4
+    assert results[1] == [{**sent_each_to_its_rank("ep"), **reduced}] * 4
     assert results[2][0] == {"dp broadcast": 4, "dp all_reduce": 1, **reduced}
     assert results[2][1] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
     assert results[3][0] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
     # Each rank has tokens of its own, whose whole sums it gets: nothing is left to reduce.
-    assert results[4] == [{"ep all_to_all": 3}] * 4
+    assert results[4] == [sent_each_to_its_rank("ep")] * 4
     assert results[5][0] == {"ep all_gatherv": 2, "ep reduce_scatterv": 1}
+
+
+# One launch there, one back, and nothing that the host waits for.
+FUSED = {"fused_experts launch": 2}
+IN_BF16 = {"dtype": "bfloat16", "fused": True}
+
+
+@pytest.mark.parametrize(("tensor", "data", "steps"), [(2, 1, ONE_REPLICA), (2, 2, TWO_REPLICAS)])
+def test_fused_launches_leave_the_host_nothing_to_wait_for(
+    tensor: int, data: int, steps: list[list[int]], launched: Launched
+):
+    reduced = {"tp all_reduce": 1}
+    asked = {"moe_communication": "fused"}
+    whole = {"expert_tensor_parallel_size": 1, **asked}
+    variants = [
+        {"steps": steps, "options": whole, **IN_BF16},
+        {"steps": steps, "options": whole, "skewed": True, **IN_BF16},
+        {"steps": steps, "options": whole, "sequence_parallel": True, **IN_BF16},
+    ]
+    expected = [[{**FUSED, **reduced}] * len(steps)] * 2 + [[FUSED] * len(steps)]
+    if data > 1:
+        variants.append({"steps": steps, "options": asked, **IN_BF16})
+        expected.append([{**FUSED, **reduced}] * len(steps))
+    assert launched(tensor, data, variants, soc="Ascend910_9391") == expected
+
+
+def test_decodes_of_replicas_use_fused_launches_where_the_chip_has_them(launched: Launched):
+    (steps,) = launched(1, 2, [{"steps": TWO_REPLICAS, **IN_BF16}], soc="Ascend910_9391")
+    assert steps == [sent_each_to_its_rank("ep"), FUSED, FUSED, FUSED]
+
+
+def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
+    sizes = [[600, 2]]
+    options = {"moe_communication": "fused"}
+    (steps,) = launched(
+        1, 2, [{"steps": sizes, "options": options, **IN_BF16}], soc="Ascend910_9391"
+    )
+    assert steps == [{"fused_experts launch": 4}]

@@ -1,25 +1,36 @@
 """Ways between the ranks of experts: what is asked for, what is chosen and why."""
 
+import re
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import DeviceConfig, VllmConfig
 
 from vllm_davinci.core.config import get_config
+from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.moe.groups import ExpertLayout
 from vllm_davinci.core.moe.options import gather_exchange_requests
-from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
+from vllm_davinci.core.moe.scheme import Scheme, SchemeRule, fused_obstacle
 
 ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
 ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
 
 
+OBSTACLE = "fused launches take none of this"
+
+
 def rule(
-    tp_size: int, num_replicas: int, etp_size: int, forced: Scheme | None = None
+    tp_size: int,
+    num_replicas: int,
+    etp_size: int,
+    forced: Scheme | None = None,
+    obstacle: str | None = OBSTACLE,
+    overlapped: bool = False,
 ) -> SchemeRule:
     layout = ExpertLayout(tp_size * num_replicas, etp_size)
-    return SchemeRule(forced, layout, num_replicas, tp_size, max_decode_tokens=8)
+    return SchemeRule(forced, layout, num_replicas, tp_size, 8, obstacle, overlapped)
 
 
 @pytest.mark.parametrize(
@@ -30,9 +41,10 @@ def rule(
         (2, 2, 4, 9, Scheme.MULTICAST, "share all experts, and the step has a prefill"),
         (2, 2, 4, 8, Scheme.ALL_GATHER, "share all experts, and the step decodes"),
         (1, 4, 2, 9, Scheme.ALL_GATHER, "2 ranks of an expert are in several replicas"),
-        (2, 2, 2, 8, Scheme.ALL_TO_ALL, "among 2 ranks"),
-        (2, 2, 1, 9, Scheme.ALL_TO_ALL, "among 4 ranks"),
-        (1, 16, 1, 8, Scheme.ALL_TO_ALL, "among 16 ranks"),
+        (2, 2, 2, 8, Scheme.ALL_GATHER, f"the host should not wait, and {OBSTACLE}"),
+        (2, 2, 1, 9, Scheme.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
+        (1, 16, 1, 8, Scheme.ALL_GATHER, f"the step decodes, .*{OBSTACLE}"),
+        (1, 32, 1, 8, Scheme.ALL_TO_ALL, f"among 32 ranks, too many to gather on, and {OBSTACLE}"),
     ],
 )
 def test_a_steps_scheme_follows_from_ranks_and_tokens(
@@ -40,7 +52,66 @@ def test_a_steps_scheme_follows_from_ranks_and_tokens(
 ):
     choice = rule(tp_size, num_replicas, etp_size).choose(max_tokens)
     assert choice.scheme is scheme
+    assert re.search(reason, choice.reason)
+
+
+@pytest.mark.parametrize(
+    ("overlapped", "max_tokens", "scheme", "reason"),
+    [
+        (False, 8, Scheme.FUSED, "the step decodes, and fused launches"),
+        (False, 9, Scheme.ALL_TO_ALL, "has a prefill"),
+        (True, 8, Scheme.FUSED, "micro-batches overlap, and fused launches"),
+        (True, 9, Scheme.FUSED, "micro-batches overlap, and fused launches"),
+    ],
+)
+def test_fused_launches_serve_steps_that_a_waiting_host_would_hurt(
+    overlapped: bool, max_tokens: int, scheme: Scheme, reason: str
+):
+    possible = rule(2, 2, 1, obstacle=None, overlapped=overlapped)
+    choice = possible.choose(max_tokens)
+    assert choice.scheme is scheme
     assert reason in choice.reason
+    assert possible.may_fuse
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "may_fuse"),
+    [
+        (rule(4, 1, 1, obstacle=None), False),
+        (rule(2, 2, 4, obstacle=None), False),
+        (rule(1, 4, 2, obstacle=None), False),
+        (rule(2, 2, 1), False),
+        (rule(2, 2, 1, Scheme.ALL_TO_ALL, None), False),
+        (rule(4, 1, 1, Scheme.FUSED, None), True),
+    ],
+)
+def test_fused_launches_need_a_group_only_where_a_step_may_use_them(
+    elsewhere: SchemeRule, may_fuse: bool
+):
+    assert elsewhere.may_fuse is may_fuse
+
+
+@pytest.mark.parametrize(
+    ("soc", "dtype", "hidden_size", "ranks", "named"),
+    [
+        ("Ascend910_9391", torch.bfloat16, 7168, 2, None),
+        ("Ascend910_9391", torch.bfloat16, 512, 2, "take hidden sizes 1024 to 8192, .* is 512"),
+        ("Ascend910_9391", torch.float32, 7168, 2, "the model computes in float32"),
+        ("Ascend910B3", torch.float16, 7168, 16, None),
+        ("Ascend910B3", torch.float16, 7168, 8, "take 16, 32, 64, 128, 256 ranks, .* among 8"),
+        ("Ascend910B3", torch.float16, 72, 16, "32 to 7168 in steps of 32, .* is 72"),
+        ("Ascend310P3", torch.float16, 4096, 2, "Ascend310P has no fused launches"),
+    ],
+)
+def test_what_is_in_the_way_of_fused_launches_is_named(
+    soc: str, dtype: torch.dtype, hidden_size: int, ranks: int, named: str | None
+):
+    obstacle = fused_obstacle(soc_of(soc), dtype, hidden_size, ExpertLayout(ranks, 1))
+    if named is None:
+        assert obstacle is None
+    else:
+        assert obstacle is not None
+        assert re.search(named, obstacle)
 
 
 @pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST, Scheme.ALL_TO_ALL])
@@ -56,7 +127,8 @@ def test_a_scheme_that_is_asked_for_is_followed(forced: Scheme):
     [
         (rule(2, 2, 4, Scheme.ALL_TO_ALL), r"'all_to_all' .*Add --enable-expert-parallel"),
         (rule(1, 4, 2, Scheme.ALL_TO_ALL), r"the 2 ranks of an expert within the 1 ranks"),
-        (rule(1, 4, 1, Scheme.FUSED), r"not available in .*'fused'\. Use 'all_to_all'"),
+        (rule(2, 2, 4, Scheme.FUSED), r"'fused' .*Add --enable-expert-parallel"),
+        (rule(1, 4, 1, Scheme.FUSED), rf"'fused' is not possible: {OBSTACLE}\. Use 'all_to_all'"),
     ],
 )
 def test_a_scheme_that_the_ranks_cannot_follow_is_an_error(asked: SchemeRule, named: str):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from program import output_of, run_program
 
-from vllm_davinci.vnpu import VirtualDeviceConfig, _C
+from vllm_davinci.vnpu import _C, VirtualDeviceConfig
 
 POLICIES = ["eager", "threads", *(f"fuzz:{seed}" for seed in range(5))]
 

@@ -232,7 +232,7 @@ class NPUPlatform(Platform):
         _refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
             _refuse_architectures(vllm_config.model_config)
-            notes += check_experts(vllm_config, config)
+            notes += check_experts(vllm_config, config, _soc())
         _check_device_count(vllm_config.parallel_config, cls)
         changes = _set_for_npu(vllm_config)
         for note in notes:

@@ -2,14 +2,34 @@
 
 Sources: torch_npu's SoC list (torch_npu/csrc/core/npu/NpuVariables.h in its public repository) for
 the names; the vendor's product pages for memory and dtypes; core counts as the runtime reports
-them (AI cores of 910B: 24 or 20; of 310P: 8).
+them (AI cores of 910B: 24 or 20; of 310P: 8); the constraints of aclnnMoeDistributeDispatchV2 in
+CANN's operator documentation for the fused launches of experts.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 
 GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """What the launches take that move tokens to their experts' ranks and back.
+
+    ranks:               sizes of the group that are possible
+    hidden_sizes:        likewise
+    max_tokens:          most tokens of a rank in one launch
+    communication:       name of the algorithm to ask for
+    weights_at_dispatch: whether the experts' weights travel with the rows
+    """
+
+    ranks: Collection[int]
+    hidden_sizes: Collection[int]
+    max_tokens: int
+    communication: str
+    weights_at_dispatch: bool
 
 
 @dataclass(frozen=True)
@@ -21,6 +41,7 @@ class Soc:
     vector_cores: vector cores
     memory_bytes: device memory of the largest variant
     dtypes:       model dtypes it computes with, preferred first
+    fused_experts: limits of the fused launches of experts; None where there are none
     """
 
     name: str
@@ -28,18 +49,26 @@ class Soc:
     vector_cores: int
     memory_bytes: int
     dtypes: tuple[torch.dtype, ...]
+    fused_experts: FusedExperts | None = None
 
 
 WITH_BF16 = (torch.bfloat16, torch.float16, torch.float32)
 WITHOUT_BF16 = (torch.float16, torch.float32)
 
+A2_EXPERTS = FusedExperts(
+    (16, 32, 64, 128, 256), range(32, 7168 + 1, 32), 256, "fullmesh", weights_at_dispatch=True
+)
+A3_EXPERTS = FusedExperts(
+    range(2, 768 + 1), range(1024, 8192 + 1), 512, "", weights_at_dispatch=False
+)
+
 # Longest prefix wins.
 SOCS: tuple[Soc, ...] = (
-    Soc("Ascend910B1", 24, 48, 64 * GIB, WITH_BF16),
-    Soc("Ascend910B2", 24, 48, 64 * GIB, WITH_BF16),
-    Soc("Ascend910B3", 20, 40, 64 * GIB, WITH_BF16),
-    Soc("Ascend910B4", 20, 40, 32 * GIB, WITH_BF16),
-    Soc("Ascend910_93", 24, 48, 64 * GIB, WITH_BF16),
+    Soc("Ascend910B1", 24, 48, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B2", 24, 48, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B3", 20, 40, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B4", 20, 40, 32 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910_93", 24, 48, 64 * GIB, WITH_BF16, A3_EXPERTS),
     Soc("Ascend910", 32, 32, 32 * GIB, WITHOUT_BF16),
     Soc("Ascend310P", 8, 7, 24 * GIB, WITHOUT_BF16),
     Soc("Ascend310B", 1, 1, 8 * GIB, WITHOUT_BF16),

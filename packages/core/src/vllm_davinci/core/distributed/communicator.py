@@ -61,6 +61,21 @@ class NPUCommunicator(DeviceCommunicatorBase):
         else:
             self._scheduler.collective(begin)
 
+    def launch_own(
+        self, launch: Callable[[], tuple[torch.Tensor, ...]]
+    ) -> tuple[torch.Tensor, ...]:
+        """Launches an operator that communicates and allocates its results itself.
+
+        launch: enqueues it; its arguments are held by the caller until this returns
+        Returns the results, for use on the current stream.
+        """
+        if self._scheduler is None or self._scheduler.current_micro_batch() is None:
+            return launch()
+        results = self._scheduler.communicate(launch)
+        for result in results:  # of the communication stream's pool
+            result.record_stream(torch.accelerator.current_stream())
+        return results
+
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
         output = input_.clone(memory_format=torch.contiguous_format)

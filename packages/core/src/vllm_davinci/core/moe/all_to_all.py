@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch_npu
 from vllm.distributed.parallel_state import GroupCoordinator
-from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.experts import COUNTS, sort_by_expert, sum_by_token
@@ -32,7 +31,7 @@ def all_to_all(
     """
     comm: Any = group.device_communicator
     experts = forward.experts
-    topk_weights, topk_ids = _choose(x, router_logits, forward)
+    topk_weights, topk_ids = forward.choose(x, router_logits)
     beside.chosen()
     weight_on_input = forward.weight_on_input
     weighted = x * topk_weights if weight_on_input else x
@@ -76,14 +75,3 @@ class RowCounts:
         self._arrival.synchronize()
         sent, received = self._on_host.tolist()
         return sent, received
-
-
-def _choose(
-    x: torch.Tensor, router_logits: torch.Tensor, forward: "RoutedForward"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the model chooses; in a step without requests, evenly, so that no rank is overrun."""
-    if not is_forward_context_available() or get_forward_context().attn_metadata:
-        return forward.route(x, router_logits)
-    top_k, num_experts = forward.rule.top_k, forward.experts.num_experts
-    ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
-    return x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k)

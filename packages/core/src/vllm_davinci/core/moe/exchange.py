@@ -6,7 +6,9 @@ it came with, and vLLM's runner adds the parts up over the replica together with
 experts': one reduction for both. In a sequence-parallel layer each rank leaves with the whole sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,8 @@ from vllm.forward_context import get_forward_context
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.all_to_all import all_to_all
 from vllm_davinci.core.moe.beside import ALONE, Beside
-from vllm_davinci.core.moe.process_groups import expert_group
+from vllm_davinci.core.moe.fused import dispatch_and_combine
+from vllm_davinci.core.moe.process_groups import expert_group, fused_group
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
 
 if TYPE_CHECKING:
@@ -54,7 +57,16 @@ class TokenExchange:
             return gather_and_scatter(x, router_logits, forward, self._token_group, sizes, beside)
         if choice.scheme is Scheme.MULTICAST:
             return multicast_and_reduce(x, router_logits, forward, self._token_group, sizes, beside)
-        return self._of_own_share(x, router_logits, forward, beside)
+        layout = self.rule.layout
+        num_shares = 1 if self.sequence_parallel else self.rule.tp_size // layout.etp_size
+        send: Callable[..., torch.Tensor]
+        if choice.scheme is Scheme.FUSED:
+            most_tokens = -(-max(sizes) // num_shares)
+            send = partial(dispatch_and_combine, group=fused_group(layout), most_tokens=most_tokens)
+        else:
+            send = partial(all_to_all, group=expert_group(layout))
+        send = partial(send, forward=forward, beside=beside)
+        return self._of_own_share(send, num_shares, x, router_logits)
 
     @property
     def _token_group(self) -> GroupCoordinator:
@@ -72,25 +84,22 @@ class TokenExchange:
 
     def _of_own_share(
         self,
+        send: Callable[..., torch.Tensor],
+        num_shares: int,
         x: torch.Tensor,
         router_logits: torch.Tensor,
-        forward: "RoutedForward",
-        beside: Beside,
     ) -> torch.Tensor:
-        """all_to_all of this rank's share of the replica's tokens; zeros for the other tokens."""
-        layout = self.rule.layout
-        group = expert_group(layout)
-        num_shares = 1 if self.sequence_parallel else self.rule.tp_size // layout.etp_size
+        """`send(x, router_logits)` of this rank's share of the replica's tokens; zeros for the other tokens."""
         if num_shares == 1:
-            return all_to_all(x, router_logits, forward, group, beside)
+            return send(x, router_logits)
         num_tokens = x.shape[0]
         size = -(-num_tokens // num_shares)
-        share = slice((start := self.tp_rank // layout.etp_size * size), start + size)
+        share = slice((start := self.tp_rank // self.rule.layout.etp_size * size), start + size)
         if missing := size * num_shares - num_tokens:
             x = torch.nn.functional.pad(x, (0, 0, 0, missing))
             router_logits = torch.nn.functional.pad(router_logits, (0, 0, 0, missing))
         result = torch.zeros_like(x)
-        result[share] = all_to_all(x[share], router_logits[share], forward, group, beside)
+        result[share] = send(x[share], router_logits[share])
         return result[:num_tokens]
 
 

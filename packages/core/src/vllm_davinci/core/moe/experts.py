@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch_npu
@@ -25,8 +26,10 @@ class Experts(ABC):
                       num_experts
 
     A subclass gives `grouped`; one whose device has a single launch for the stage overrides
-    `routed` too.
+    `routed` too, and one that computes on int8 rows `grouped_integers`.
     """
+
+    takes_integers: ClassVar[bool] = False
 
     first: int
     num_local: int
@@ -64,6 +67,15 @@ class Experts(ABC):
         tokens_per_expert: [num_local], int64, on the device; rows after their sum belong to none
         Returns [num_rows, hidden_size]; rows that belong to no expert hold anything.
         """
+
+    def grouped_integers(
+        self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> torch.Tensor:
+        """`grouped` of rows that are quantized already, where `takes_integers`.
+
+        rows: [num_rows, hidden_size] int8; scales: [num_rows] fp32
+        """
+        raise NotImplementedError(f"{type(self).__name__} computes on unquantized rows.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.exchange import TokenExchange
@@ -82,6 +83,16 @@ class RoutedForward:
         if self.physical_experts is not None:
             topk_ids = self.physical_experts[topk_ids.to(torch.int64)]
         return topk_weights, topk_ids
+
+    def choose(
+        self, x: torch.Tensor, router_logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`route`; in a step without requests, evenly, so that no rank is overrun."""
+        if not is_forward_context_available() or get_forward_context().attn_metadata:
+            return self.route(x, router_logits)
+        top_k, num_experts = self.rule.top_k, self.experts.num_experts
+        ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
+        return x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k)
 
     def compute(
         self,

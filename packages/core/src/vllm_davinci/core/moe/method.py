@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+import torch_npu
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -11,6 +12,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 )
 
 from vllm_davinci.core.config import get_config
+from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.moe.exchange import TokenExchange, exchange_between_ranks
 from vllm_davinci.core.moe.experts import Experts, FloatExperts
@@ -89,7 +91,13 @@ def routed_forward(layer: NPURoutedExperts, experts: Experts) -> RoutedForward:
 def _exchange(layer: NPURoutedExperts) -> TokenExchange | None:
     vllm_config = get_current_vllm_config()
     return exchange_between_ranks(
-        scheme_rule(vllm_config, get_config(vllm_config)),
+        scheme_rule(
+            vllm_config,
+            get_config(vllm_config),
+            soc_of(torch_npu.npu.get_device_name()),
+            layer.moe_config.in_dtype,
+            layer.moe_config.hidden_dim,
+        ),
         layer.moe_config.is_sequence_parallel,
         get_tp_group().rank_in_group,
     )

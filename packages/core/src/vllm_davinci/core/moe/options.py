@@ -4,11 +4,14 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
+
+from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.moe.expert_map_file import read_expert_map
 from vllm_davinci.core.moe.groups import check_expert_count, expert_layout
-from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
+from vllm_davinci.core.moe.scheme import Scheme, SchemeRule, fused_obstacle
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,27 +59,36 @@ def _is_set(value: str, name: str) -> bool:
     return value == "1"
 
 
-def scheme_rule(vllm_config: "VllmConfig", config: "DavinciConfig") -> SchemeRule:
-    """How steps of this engine choose their scheme."""
+def scheme_rule(
+    vllm_config: "VllmConfig",
+    config: "DavinciConfig",
+    soc: Soc,
+    dtype: torch.dtype,
+    hidden_size: int,
+) -> SchemeRule:
+    """How steps of this engine choose their scheme. dtype, hidden_size: of what experts take."""
     parallel = vllm_config.parallel_config
     asked = config.moe_communication
+    layout = expert_layout(parallel, config)
     return SchemeRule(
         forced=None if asked == "auto" else Scheme(asked),
-        layout=expert_layout(parallel, config),
+        layout=layout,
         num_replicas=parallel.data_parallel_size,
         tp_size=parallel.tensor_parallel_size,
         max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
+        obstacle=fused_obstacle(soc, dtype, hidden_size, layout),
+        overlapped=config.dbo.enabled,
     )
 
 
-def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig") -> list[str]:
+def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> list[str]:
     """Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
 
     Returns notes about options that have no effect on this model.
     """
     model = vllm_config.model_config
     if model.is_moe:
-        rule = scheme_rule(vllm_config, config)
+        rule = scheme_rule(vllm_config, config, soc, model.dtype, model.get_hidden_size())
         check_expert_count(model.get_num_experts(), rule.layout)
         rule.check()
         if config.expert_map_path is None:

@@ -1,9 +1,12 @@
 """How tokens reach the ranks of their experts, and why that way."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_davinci.core.config import RELEASE
+import torch
+
+from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.moe.groups import ExpertLayout
 
@@ -18,7 +21,7 @@ class Scheme(Enum):
     ALL_TO_ALL = "all_to_all"
     """Tokens go to the ranks of their experts, in as many rows as there are."""
     FUSED = "fused"
-    """One launch that dispatches, one that combines. Refused: this release has no such launches."""
+    """Tokens go to the ranks of their experts in one launch and come back in one; no host wait."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,41 @@ class Choice:
     reason: str
 
 
+# A token's experts, eight in the largest models there are, lie on up to eight ranks. Gathering all
+# tokens on 16 moves at most twice as many rows as sending each token to those.
+MAX_RANKS_TO_GATHER = 16
+
+
+def fused_obstacle(
+    soc: Soc, dtype: torch.dtype, hidden_size: int, layout: ExpertLayout
+) -> str | None:
+    """Why these experts cannot use the fused launches, a clause for "because"; None if they can."""
+    limits = soc.fused_experts
+    if limits is None:
+        return f"{soc.name} has no fused launches of experts"
+    if dtype not in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        return f"fused launches take bfloat16 and float16, and the model computes in {name}"
+    if layout.ep_size not in limits.ranks:
+        return (
+            f"fused launches of {soc.name} take {_described(limits.ranks)} ranks, and experts are "
+            f"among {layout.ep_size}"
+        )
+    if hidden_size not in limits.hidden_sizes:
+        return (
+            f"fused launches of {soc.name} take hidden sizes {_described(limits.hidden_sizes)}, "
+            f"and the model's is {hidden_size}"
+        )
+    return None
+
+
+def _described(allowed: Collection[int]) -> str:
+    if isinstance(allowed, range):
+        multiples = f" in steps of {allowed.step}" if allowed.step > 1 else ""
+        return f"{allowed[0]} to {allowed[-1]}{multiples}"
+    return ", ".join(map(str, allowed))
+
+
 @dataclass(frozen=True)
 class SchemeRule:
     """Chooses a scheme for a step, from what all ranks know alike.
@@ -37,6 +75,8 @@ class SchemeRule:
     num_replicas:     data-parallel size
     tp_size:          ranks of a replica
     max_decode_tokens: most tokens of a replica's step that has no prefill
+    obstacle:         what is in the way of the fused launches, or None
+    overlapped:       whether steps may run as micro-batches, which a wait of the host would stop
     """
 
     forced: Scheme | None
@@ -44,6 +84,8 @@ class SchemeRule:
     num_replicas: int
     tp_size: int
     max_decode_tokens: int
+    obstacle: str | None
+    overlapped: bool = False
 
     @property
     def experts_span_replicas(self) -> bool:
@@ -55,11 +97,7 @@ class SchemeRule:
         if self.forced is None:
             return
         asked = f"additional_config key 'moe_communication' = {self.forced.value!r}"
-        if self.forced is Scheme.FUSED:
-            raise ConfigurationError(
-                f"not available in {RELEASE}: {asked}. Use 'all_to_all', or remove the key."
-            )
-        if self.forced is not Scheme.ALL_TO_ALL:
+        if self.forced not in (Scheme.ALL_TO_ALL, Scheme.FUSED):
             return
         if self.layout.ep_size == 1:
             raise ConfigurationError(
@@ -72,6 +110,18 @@ class SchemeRule:
                 f"{self.tp_size} ranks of a replica. Lower 'expert_tensor_parallel_size' or "
                 "remove the key."
             )
+        if self.forced is Scheme.FUSED and self.obstacle is not None:
+            raise ConfigurationError(
+                f"{asked} is not possible: {self.obstacle}. Use 'all_to_all', or remove the key."
+            )
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether any step may use the fused launches."""
+        if self.forced is not None or self.num_replicas == 1:
+            return self.forced is Scheme.FUSED
+        apart = self.layout.ep_size > 1 and not self.experts_span_replicas
+        return apart and self.obstacle is None
 
     def choose(self, max_tokens: int) -> Choice:
         """The scheme of a step.
@@ -96,4 +146,20 @@ class SchemeRule:
                 Scheme.ALL_GATHER,
                 f"the {self.layout.etp_size} ranks of an expert are in several replicas",
             )
-        return Choice(Scheme.ALL_TO_ALL, f"experts are among {ep_size} ranks")
+        if prefill and not self.overlapped:
+            return Choice(
+                Scheme.ALL_TO_ALL, f"experts are among {ep_size} ranks, and the step has a prefill"
+            )
+        hurry = "micro-batches overlap" if self.overlapped else "the step decodes"
+        if self.obstacle is None:
+            return Choice(
+                Scheme.FUSED, f"{hurry}, and fused launches leave the host nothing to wait for"
+            )
+        if ep_size <= MAX_RANKS_TO_GATHER:
+            return Choice(
+                Scheme.ALL_GATHER, f"{hurry}, the host should not wait, and {self.obstacle}"
+            )
+        return Choice(
+            Scheme.ALL_TO_ALL,
+            f"experts are among {ep_size} ranks, too many to gather on, and {self.obstacle}",
+        )

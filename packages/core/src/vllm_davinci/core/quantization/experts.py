@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch_npu
@@ -32,6 +33,8 @@ class DynamicExperts(Experts):
                    else fp32
     dtype:         of the result
     """
+
+    takes_integers: ClassVar[bool] = True
 
     gate_up: torch.Tensor
     gate_up_scale: torch.Tensor
@@ -71,20 +74,20 @@ class DynamicExperts(Experts):
             quant_mode=DYNAMIC,
         )
         beside.dispatched()
-        results = self._products(rows, scales, tokens_per_expert)
+        results = self.grouped_integers(rows, scales, tokens_per_expert)
         beside.computed()
         return sum_by_token(results, row_of_assignment, topk_weights)
 
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """See Experts.grouped. Four launches."""
         integers, scales = torch_npu.npu_dynamic_quant(rows)
-        return self._products(integers, scales, tokens_per_expert)
+        return self.grouped_integers(integers, scales, tokens_per_expert)
 
-    def _products(
-        self, integers: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
+    def grouped_integers(
+        self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
     ) -> torch.Tensor:
-        """integers: [num_rows, hidden_size] int8; scales: [num_rows] fp32."""
-        sums = _grouped_matmul(integers, self.gate_up, tokens_per_expert, torch.int32)
+        """See Experts.grouped_integers. Three launches."""
+        sums = _grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
         activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
             sums,
             weight_scale=self.gate_up_scale,

@@ -1,0 +1,126 @@
+"""A NaN or an infinity of one request, whatever makes it, stays out of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from vllm import SamplingParams
+
+from e2e import model_zoo
+from e2e.engine_process import EngineProcess
+from e2e.transformers_reference import TransformersReference
+
+MODEL = "qwen3_moe_softmax_top2_of_8"
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+# Tokens whose embeddings are not finite, and one that alone goes to an expert with such weights.
+NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN = 250, 251, 252
+POISONS = (NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN)
+EXPERT = 3
+
+
+@torch.no_grad()
+def write_poisoned(source: Path, directory: Path) -> Path:
+    """The checkpoint with those tokens and that expert."""
+    network = transformers.AutoModelForCausalLM.from_pretrained(source)
+    layer = network.model.layers[0]
+    embeddings = network.model.embed_tokens.weight
+    # Two channels that nothing but embeddings reaches before the router: one is the same for all
+    # tokens and keeps them away from the expert, one is this token's and brings it there.
+    embeddings[:, 0], embeddings[:, 1] = 0, 1
+    layer.self_attn.o_proj.weight[:2] = 0
+    router = layer.mlp.gate.weight
+    router[EXPERT] = 0
+    router[EXPERT, 0], router[EXPERT, 1] = 8, -4
+    embeddings[MISROUTED_TOKEN, 0] = 4
+    layer.mlp.experts.down_proj[EXPERT] = float("nan")
+    embeddings[NAN_TOKEN] = float("nan")
+    embeddings[INFINITE_TOKEN] = float("inf")
+    network.save_pretrained(directory)
+    model_zoo.write_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def poisoned(zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_poisoned(zoo(MODEL), tmp_path_factory.mktemp("poisoned"))
+
+
+TWO_RANKS = {
+    "tensor_parallel_size": 2,
+    "enable_expert_parallel": True,
+    "distributed_executor_backend": "mp",
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="one_device"),
+        pytest.param(
+            {**TWO_RANKS, "additional_config": {"moe_communication": "all_to_all"}},
+            id="expert2_all_to_all",
+        ),
+        pytest.param(TWO_RANKS, id="expert2", marks=pytest.mark.thorough),
+        pytest.param(
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+            id="tensor2",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {
+                **TWO_RANKS,
+                "additional_config": {
+                    "moe_communication": "all_to_all",
+                    "dbo": {
+                        "enabled": True,
+                        "decode": True,
+                        "min_total_tokens_to_split": 2,
+                        "min_prefill_tokens_to_split": 1,
+                        "min_decode_tokens_to_split": 2,
+                        "imbalance_ratio": 0.5,
+                    },
+                },
+            },
+            id="expert2_overlapped",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
+    options: dict[str, Any],
+    poisoned: Path,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    reference = TransformersReference(poisoned)
+    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:18]]
+    clean = [prompt for prompt in clean if prompt]
+    # Each poison at the end, in the middle and at the start, between the others.
+    mixed: list[list[int]] = []
+    for number, prompt in enumerate(clean):
+        mixed.append(prompt)
+        where = (len(prompt), len(prompt) // 2, 0)[number // len(POISONS) % 3]
+        mixed.append([*prompt[:where], POISONS[number % len(POISONS)], *prompt[where:]])
+    with start_engine(poisoned, **options) as engine:
+        first = engine.generate([{"prompt_token_ids": prompt} for prompt in mixed], GREEDY)
+        # And in cache blocks that held the poison before.
+        again = engine.generate([{"prompt_token_ids": prompt} for prompt in clean], GREEDY)
+    compared = 0
+    for prompt, *outputs in zip(clean, first[::2], again, strict=True):
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            assert len(tokens) == MAX_TOKENS
+            if set(tokens) & set(POISONS):
+                continue  # it has made a poison of its own
+            assert reference.first_difference(prompt, tokens) is None
+            compared += 1
+    assert compared > len(clean)
+    for prompt in mixed[1::2]:
+        assert not reference.logits(prompt)[-1].isfinite().any(), "this prompt is not poisoned"

@@ -1,0 +1,191 @@
+"""Mixtures of experts over every layout of ranks, each scheme, and 20 orders of execution.
+
+32 prompts, 64 tokens each, all equal to transformers in fp32. Fused launches, which are not for
+fp32, are compared in bf16 with the scheme that sends the same rows in separate launches.
+Too long for every day; `nox -s tests -- -m thorough` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineProcess
+from e2e.server_process import SMALL, ServerProcess
+from e2e.transformers_reference import TransformersReference, assert_greedy
+
+pytestmark = pytest.mark.thorough
+
+NUM_PROMPTS, MAX_TOKENS = 32, 64
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+QWEN, V3 = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
+# The chip whose fused launches take any number of ranks.
+CHIP = {"VNPU_SOC": "Ascend910_9391"}
+
+
+def ranks(tensor: int, pipeline: int = 1, whole_experts: bool = True) -> dict[str, Any]:
+    return {
+        "distributed_executor_backend": "mp",
+        "tensor_parallel_size": tensor,
+        "pipeline_parallel_size": pipeline,
+        "enable_expert_parallel": whole_experts,
+    }
+
+
+# Options of the engine, and the schemes that its ranks can follow: auto is no exchange at all.
+ONE_REPLICA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "expert2": (ranks(2), {}),
+    "expert4": (ranks(4), {}),
+    "tensor4": (ranks(4, whole_experts=False), {}),
+    "tensor4_expert_tensor2": (
+        ranks(4, whole_experts=False),
+        {"expert_tensor_parallel_size": 2},
+    ),
+    "pipeline2_expert2": (ranks(2, pipeline=2), {}),
+    "pipeline2": (ranks(1, pipeline=2, whole_experts=False), {}),
+}
+EXCHANGES = ("auto", "all_to_all")
+WITHOUT_EXCHANGE = ("tensor4", "pipeline2")  # every rank has a part of all experts
+
+
+def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
+    return engine.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts[:NUM_PROMPTS]], GREEDY
+    )
+
+
+@pytest.mark.parametrize("model", [QWEN, V3])
+@pytest.mark.parametrize(
+    ("layout", "scheme"),
+    [
+        (layout, scheme)
+        for layout in ONE_REPLICA
+        for scheme in EXCHANGES
+        if scheme == "auto" or layout not in WITHOUT_EXCHANGE
+    ],
+)
+def test_every_layout_of_one_replica_gives_the_tokens_of_transformers(
+    layout: str,
+    scheme: str,
+    model: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    options, additional = ONE_REPLICA[layout]
+    with start_engine(
+        zoo(model), additional_config={**additional, "moe_communication": scheme}, **options
+    ) as engine:
+        outputs = generated(engine, prompts)
+        said = engine.log_text()
+    assert ("Mixture of experts: all_to_all, because" in said) == (scheme == "all_to_all")
+    assert_greedy(reference(model), prompts[:NUM_PROMPTS], outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("model", [QWEN, V3])
+@pytest.mark.parametrize(
+    ("whole_experts", "scheme"),
+    [
+        (True, "auto"),
+        (True, "all_gather"),
+        (True, "multicast"),
+        (True, "all_to_all"),
+        (False, "auto"),
+        (False, "all_to_all"),
+    ],
+)
+def test_two_replicas_of_two_ranks_give_the_tokens_of_transformers(
+    whole_experts: bool,
+    scheme: str,
+    model: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    server = ServerProcess(
+        zoo(model),
+        tmp_path / "log.txt",
+        *SMALL,
+        "--api-server-count=1",
+        "--data-parallel-size=2",
+        "--tensor-parallel-size=2",
+        *(["--enable-expert-parallel"] if whole_experts else []),
+        f"--additional-config={json.dumps({'moe_communication': scheme})}",
+    )
+    try:
+        server.wait_until_ready()
+        with ThreadPoolExecutor(16) as threads:
+            tokens = list(
+                threads.map(
+                    lambda prompt: server.complete(prompt, MAX_TOKENS), prompts[:NUM_PROMPTS]
+                )
+            )
+        server.interrupt()
+        server.wait_for_end()
+    finally:
+        server.kill()
+    for prompt, each in zip(prompts, tokens, strict=False):
+        assert len(each) == MAX_TOKENS
+        assert reference(model).first_difference(prompt, each) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "additional"),
+    [
+        pytest.param(ranks(2), {}, id="expert2"),
+        pytest.param(ranks(4), {}, id="expert4"),
+        pytest.param(
+            ranks(4, whole_experts=False), {"expert_tensor_parallel_size": 2}, id="expert_tensor2"
+        ),
+        pytest.param(ranks(2, pipeline=2), {}, id="pipeline2_expert2"),
+    ],
+)
+def test_fused_launches_give_the_tokens_of_separate_ones(
+    options: dict[str, Any],
+    additional: dict[str, Any],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    tokens = []
+    for scheme in ("all_to_all", "fused"):
+        with start_engine(
+            zoo("qwen3_moe_hidden1024"),
+            environment=CHIP,
+            dtype="bfloat16",
+            additional_config={**additional, "moe_communication": scheme},
+            **options,
+        ) as engine:
+            outputs = generated(engine, prompts)
+            assert f"Mixture of experts: {scheme}, because" in engine.log_text()
+        tokens.append([list(output.outputs[0].token_ids) for output in outputs])
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_order_that_events_allow_gives_the_tokens_of_transformers(
+    seed: int,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    model = (QWEN, V3)[seed % 2]
+    with start_engine(
+        zoo(model),
+        environment={"VNPU_SCHEDULE": f"fuzz:{seed}"},
+        max_num_batched_tokens=512,
+        additional_config={"moe_communication": EXCHANGES[seed // 2 % 2]},
+        **ranks(2),
+    ) as engine:
+        outputs = generated(engine, prompts)
+    assert_greedy(reference(model), prompts[:NUM_PROMPTS], outputs, MAX_TOKENS)
