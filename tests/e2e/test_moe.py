@@ -158,13 +158,13 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             additional_config={"moe_communication": scheme},
         ) as engine:
             outputs = engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts[:NUM_PROMPTS]],
-                SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+                [{"prompt_token_ids": prompt} for prompt in prompts[8:16]],
+                SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
             )
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         tokens.append([list(output.outputs[0].token_ids) for output in outputs])
     assert tokens[0] == tokens[1]
-    assert len({tuple(each) for each in tokens[0]}) > NUM_PROMPTS // 2
+    assert len({tuple(each) for each in tokens[0]}) > 4
 
 
 @pytest.mark.parametrize(

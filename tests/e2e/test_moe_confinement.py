@@ -16,7 +16,7 @@ from e2e.engine_process import EngineProcess
 from e2e.transformers_reference import TransformersReference
 
 MODEL = "qwen3_moe_softmax_top2_of_8"
-MAX_TOKENS = 24
+MAX_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 # Tokens whose embeddings are not finite, and one that alone goes to an expert with such weights.
@@ -100,7 +100,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     prompts: list[list[int]],
 ):
     reference = TransformersReference(poisoned)
-    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:18]]
+    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
     clean = [prompt for prompt in clean if prompt]
     # Each poison at the end, in the middle and at the start, between the others.
     mixed: list[list[int]] = []
