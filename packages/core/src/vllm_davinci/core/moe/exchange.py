@@ -89,7 +89,7 @@ class TokenExchange:
         x: torch.Tensor,
         router_logits: torch.Tensor,
     ) -> torch.Tensor:
-        """`send(x, router_logits)` of this rank's share of the replica's tokens; zeros for the other tokens."""
+        """What `send` makes of this rank's share of the tokens; zeros for the others."""
         if num_shares == 1:
             return send(x, router_logits)
         num_tokens = x.shape[0]
