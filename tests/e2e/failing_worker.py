@@ -11,9 +11,15 @@ class FailingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     model_runner: Any
+    rank: int
 
-    def fail_once_in(self, micro_batch: int, layer: int) -> None:
-        """The next time that a micro-batch comes to a layer's MLP, it raises there."""
+    def fail_once_in(self, micro_batch: int, layer: int, rank: int | None = None) -> None:
+        """The next time that a micro-batch comes to a layer's MLP, it raises there.
+
+        rank: on this one only; None is on each
+        """
+        if rank not in (None, self.rank):
+            return
 
         def fail(module: Any, inputs: Any) -> None:
             if current_micro_batch() == micro_batch:

@@ -36,6 +36,8 @@ ALWAYS = {
     "min_decode_tokens_to_split": 2,
     "imbalance_ratio": 0.5,
 }
+# Workers forked from an engine that has not begun to use its device need no imports.
+FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
@@ -277,6 +279,61 @@ def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_s
                 break  # a step that was scheduled meanwhile is still on its way
             outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
             assert_greedy(reference(MODEL), prompts[4:8], outputs, MAX_TOKENS)
+
+
+def test_an_error_of_one_rank_ends_every_process_of_the_engine(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    engine = start_engine(
+        zoo(MODEL),
+        # The engine's core in a process of its own, as in a server.
+        environment={**FORKED, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        **TWO_RANKS,
+        **overlapped(split="token"),
+        worker_extension_cls="e2e.failing_worker.FailingWorker",
+    )
+    _, *others = engine.processes()
+    assert len(others) >= 3
+    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 waits for rank 1 in a collective then
+    with pytest.raises(EngineError, match="EngineDeadError"):
+        engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
+    assert "planted in micro-batch 1, layer 1" in engine.log_text()
+    engine.close()
+    assert becomes_true(lambda: not any(process.is_running() for process in others), 60)
+
+
+# --- fewer collectives ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # Embedding, attention and MLP of a dense layer, attention of a sparse one, its shared and
+        # its routed experts.
+        pytest.param("published", {"all_reduce": 6}, id="published"),
+        # All sums but the embedding's leave each rank its share.
+        pytest.param("lean", {"all_reduce": 1, "reduce_scatter": 4}, id="lean"),
+    ],
+)
+def test_a_schedule_reduces_as_often_as_it_says(
+    schedule: str,
+    expected: dict[str, int],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+):
+    with start_engine(
+        zoo("deepseek_v3_moe"),
+        environment=FORKED,
+        **TWO_RANKS,
+        additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
+        worker_extension_cls="e2e.counting_worker.CountingWorker",
+    ) as engine:
+        engine.on_workers("count_collectives")
+        engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
+        for counted in engine.on_workers("collectives"):
+            assert {name: n for name, n in counted.items() if "reduce" in name} == expected
 
 
 # --- it overlaps -------------------------------------------------------------------------------

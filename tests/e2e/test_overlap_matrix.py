@@ -1,8 +1,9 @@
 """Every overlap feature and every pair of them, against none, in every layout of ranks.
 
-Each engine runs on virtual NPUs that execute streams in a random order which their events allow,
-with the race detector on, and is compared with an engine without overlap: prompts alone, prompts in
-pieces beside decodes, hits of the prefix cache, and rows that do not divide among ranks.
+Each engine runs on virtual NPUs that execute streams in a random order which their events allow, of
+a seed of its own, with the race detector on. It is compared with an engine without overlap: prompts
+alone, prompts in pieces beside decodes, hits of the prefix cache, and rows that do not divide among
+ranks.
 
 The default run has one of them; `-m thorough` runs the others.
 """
@@ -202,7 +203,8 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
         return Replicas(
             start_engine,
             checkpoint(model),
-            environment=environment,
+            # Workers forked from an engine that has not begun to use its device need no imports.
+            environment={"VLLM_WORKER_MULTIPROC_METHOD": "fork", **environment},
             additional_config=config,
             dtype="bfloat16" if model in INT8 else "float32",
             max_num_batched_tokens=224,
@@ -259,18 +261,11 @@ CASES_SEEDS = {each.id: number for number, each in enumerate(CASES)}
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("first", range(0, 100, 10))
-def test_orders_of_a_hundred_seeds_give_the_same_answers(
-    first: int,
-    start: Start,
-    without_overlap: Callable[[str, str], dict[str, list[Any]]],
+@pytest.mark.parametrize("seed", range(1000, 1100))
+def test_any_order_gives_the_same_answers(
+    seed: int, start: Start, without_overlap: Callable[[str, str], dict[str, list[Any]]]
 ):
-    """Each seed is one order of all that an engine's streams do; each engine has another one."""
-    layout, model = ("tp2", LATENT) if first % 20 else ("ep2", LATENT)
-    expected = without_overlap(layout, model)
     config = of("dual", "attention", "experts")
-    for seed in range(first, first + 10):
-        with start(
-            layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{1000 + seed}"
-        ) as engine:
-            assert tokens(workload(engine)) == tokens(expected), f"fuzz:{1000 + seed}"
+    with start("tp2", LATENT, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
+        answers = workload(engine)
+    assert tokens(answers) == tokens(without_overlap("tp2", LATENT))

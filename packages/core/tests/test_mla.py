@@ -508,8 +508,9 @@ def test_launches_go_to_the_planned_streams(vllm_config: VllmConfig, device: tor
     launches = trace(block, DECODES[1])
     assert launches.on_side == ["mm", "npu_kv_rmsnorm_rope_cache", "npu_interleave_rope"]
     names = [name for name, _ in launches.launches]
-    first, last = names.index("mm"), len(names) - 1 - names[::-1].index("mm")
+    first, last = names.index("npu_prefetch"), len(names) - 1 - names[::-1].index("mm")
     planned = [
+        ("npu_prefetch", False),  # of W_DQ
         ("mm", False),  # W_DQ
         ("mm", True),  # W_DKV
         ("npu_rms_norm", False),
@@ -519,6 +520,7 @@ def test_launches_go_to_the_planned_streams(vllm_config: VllmConfig, device: tor
         ("npu_transpose_batchmatmul", False),  # W_UK
         ("npu_fused_infer_attention_score", False),
         ("npu_transpose_batchmatmul", False),  # W_UV
+        ("npu_prefetch", False),  # of W_O
         ("mm", False),  # W_O
     ]
     launched = [each for each in launches.launches[first : last + 1] if each in planned]

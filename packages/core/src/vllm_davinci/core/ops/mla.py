@@ -14,6 +14,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.ops.linear import prepare_weight
 from vllm_davinci.core.ops.mla_preprocess import Preprocessed, preprocess_at_once
 from vllm_davinci.core.ops.mla_streams import PreprocessOnTwoStreams
+from vllm_davinci.core.ops.prefetch import prefetch
 from vllm_davinci.core.side_streams import attention_scheduler
 
 
@@ -139,6 +140,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
     def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
         """Attention and output projection of `num_rows` rows, the last of which may be padding."""
         out = self.attend(stage, metadata)
+        if self._on_two_streams is not None and metadata.is_decode_everywhere:
+            prefetch(self.o_proj.weight, out)
         if num_padding := num_rows - metadata.num_actual_tokens:
             out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
         return self.o_proj(out)[0]

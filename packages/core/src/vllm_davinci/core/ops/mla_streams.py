@@ -1,7 +1,9 @@
 """The stage before latent attention on two streams, in steps of decodes alone.
 
     side:          | W_DKV           | kv-op      |        | q-rope |
-    main:  | W_DQ  | q-norm, cos/sin | W_UQ       | split  | W_UK   | attention
+    main:  | W_DQ  | q-norm, cos/sin | W_UQ       | split  | W_UK   | attention | W_UV | W_O
+
+The weights of W_DQ and W_O are fetched into the cache before their inputs are there.
 
 Matrix products run one at a time; norms, rotations and the cache write run beside them.
 """
@@ -13,6 +15,7 @@ import torch_npu
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from vllm_davinci.core.ops.mla_preprocess import Preprocessed
+from vllm_davinci.core.ops.prefetch import prefetch
 from vllm_davinci.core.stream_scheduler import Fork, StreamScheduler
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class PreprocessOnTwoStreams:
         positions:     [num_tokens], int64
         hidden_states: [num_tokens, hidden_size]
         """
+        if block.q_lora_rank is not None:
+            prefetch(block.fused_qkv_a_proj.weight, hidden_states)
         with self._scheduler.fork(SIDE) as fork:
             queries, kv = self._compress(block, hidden_states, fork)
             table = block.rotary_emb._match_cos_sin_cache_dtype(hidden_states)

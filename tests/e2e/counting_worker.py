@@ -1,0 +1,33 @@
+"""A worker that counts its collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from vllm.distributed import get_tp_group
+
+from vllm_davinci.core.distributed.communicator import NPUCommunicator
+
+
+class CountingWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    def count_collectives(self) -> None:
+        """From now on, those between the ranks of a replica."""
+        communicator = get_tp_group().device_communicator
+        assert isinstance(communicator, NPUCommunicator)
+        self.counted: Counter[str] = Counter()
+        launch = communicator._collective
+
+        def counting(name: str, *arguments: Any) -> None:
+            self.counted[name] += 1
+            launch(name, *arguments)
+
+        hook: Callable[..., None] = counting
+        communicator._collective = hook  # of this object alone
+
+    def collectives(self) -> dict[str, int]:
+        """How often each was launched."""
+        return dict(self.counted)
