@@ -289,7 +289,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
     engine = start_engine(
         zoo(MODEL),
         # The engine's core in a process of its own, as in a server.
-        environment={**FORKED, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        environment={**FORKED, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HCCL_EXEC_TIMEOUT": "10"},
         **TWO_RANKS,
         **overlapped(split="token"),
         worker_extension_cls="e2e.failing_worker.FailingWorker",
@@ -299,7 +299,9 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
     engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 waits for rank 1 in a collective then
     with pytest.raises(EngineError, match="EngineDeadError"):
         engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
-    assert "planted in micro-batch 1, layer 1" in engine.log_text()
+    log = engine.log_text()
+    assert "planted in micro-batch 1, layer 1" in log
+    assert re.search(r"waited 10 s in all_reduce #\d+ of group \S+ for rank 1", log)
     engine.close()
     assert becomes_true(lambda: not any(process.is_running() for process in others), 60)
 
