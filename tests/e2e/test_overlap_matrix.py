@@ -173,11 +173,11 @@ def workload(engine: Replicas) -> dict[str, list[Any]]:
     for kind, (prompts, max_tokens) in kinds.items():
         outputs = engine.generate(
             prompts,
-            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=1),
+            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2),
         )
         answers[kind] = [
             [
-                (token, step[token].logprob)
+                (token, {candidate: entry.logprob for candidate, entry in step.items()})
                 for token, step in zip(
                     output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
                 )
@@ -209,7 +209,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
             dtype="bfloat16" if model in INT8 else "float32",
             max_num_batched_tokens=224,
             max_num_seqs=16,
-            max_logprobs=1,
+            max_logprobs=2,
             **ranks,
         )
 
@@ -234,6 +234,26 @@ def tokens(answers: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
     return {kind: [[token for token, _ in one] for one in of] for kind, of in answers.items()}
 
 
+TIE = 0.25  # nats: what halves of a step, rounded to 8 bits of mantissa in each layer, may change
+
+
+def assert_near(answers: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
+    """In 16 bits: the same tokens, up to one that the other engine found as likely to its rounding.
+
+    Behind such a token the two texts have nothing in common.
+    """
+    num_ties = num_prompts = 0
+    for kind, of_kind in expected.items():
+        for answer, reference in zip(answers[kind], of_kind, strict=True):
+            num_prompts += 1
+            for (token, _), (wanted, likely) in zip(answer, reference, strict=True):
+                if token != wanted:
+                    assert likely[wanted] - likely.get(token, -1e9) < TIE, (kind, token, likely)
+                    num_ties += 1
+                    break
+    assert num_ties < num_prompts / 4, f"{num_ties} of {num_prompts} prompts differ"
+
+
 @pytest.mark.parametrize(("layout", "model", "name", "config"), CASES)
 def test_answers_are_those_without_overlap(
     layout: str,
@@ -249,7 +269,10 @@ def test_answers_are_those_without_overlap(
     with start(layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
         answers = workload(engine)
         decided = engine.on_workers("overlap_decisions")
-    assert tokens(answers) == tokens(expected)
+    if model in INT8:
+        assert_near(answers, expected)
+    else:
+        assert tokens(answers) == tokens(expected)
     if name in ("attention", "experts", "attention+experts"):
         assert answers == expected, "the arithmetic is unchanged, and the bits are not"
     assert all(counts.get("split", 0) > 5 for counts in decided) == (

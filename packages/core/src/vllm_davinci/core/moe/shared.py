@@ -125,7 +125,7 @@ class _InStages(_AtOnce):
 
     def dispatched(self) -> None:
         def act() -> None:
-            prefetch(self._layer.down_proj.weight, self._between)
+            prefetch(self._layer.down_proj.weight)
             self._between = self._layer.act_fn(self._between)
 
         self._fork.run(act)

@@ -141,7 +141,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         """Attention and output projection of `num_rows` rows, the last of which may be padding."""
         out = self.attend(stage, metadata)
         if self._on_two_streams is not None and metadata.is_decode_everywhere:
-            prefetch(self.o_proj.weight, out)
+            prefetch(self.o_proj.weight)
         if num_padding := num_rows - metadata.num_actual_tokens:
             out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
         return self.o_proj(out)[0]

@@ -45,7 +45,7 @@ class PreprocessOnTwoStreams:
         hidden_states: [num_tokens, hidden_size]
         """
         if block.q_lora_rank is not None:
-            prefetch(block.fused_qkv_a_proj.weight, hidden_states)
+            prefetch(block.fused_qkv_a_proj.weight)
         with self._scheduler.fork(SIDE) as fork:
             queries, kv = self._compress(block, hidden_states, fork)
             table = block.rotary_emb._match_cos_sin_cache_dtype(hidden_states)
