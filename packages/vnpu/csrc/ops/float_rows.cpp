@@ -76,8 +76,8 @@ VNPU_VECTORISED void add(const float* a, const float* b, float* out, int64_t cou
   for (int64_t i = 0; i < count; ++i) out[i] = a[i] + b[i];
 }
 
-VNPU_VECTORISED void add_scaled(const float* row, float factor, float* sum, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sum[i] += row[i] * factor;
+VNPU_VECTORISED void multiply(const float* row, float factor, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = row[i] * factor;
 }
 
 VNPU_VECTORISED float sum_of_squares(const float* row, int64_t count) {

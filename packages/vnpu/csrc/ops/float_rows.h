@@ -20,8 +20,8 @@ void store(const float* row, at::BFloat16* out, int64_t count);
 void store(const float* row, at::Half* out, int64_t count);
 
 void add(const float* a, const float* b, float* out, int64_t count);
-// sum += row * factor
-void add_scaled(const float* row, float factor, float* sum, int64_t count);
+// out = row * factor, rounded
+void multiply(const float* row, float factor, float* out, int64_t count);
 float sum_of_squares(const float* row, int64_t count);
 // out = row * factor * weight
 void scale(const float* row, float factor, const float* weight, float* out, int64_t count);

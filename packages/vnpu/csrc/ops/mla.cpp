@@ -191,8 +191,14 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
   if (kv.numel() == 0) return;
   const int64_t latent = gamma.size(0);
   const int64_t rope = kv.size(-1) - latent;
-  const Tensor compressed = at::empty({kv.size(0), kv.size(1), kv.size(2), latent}, kv.options());
-  rms_norm(kv.narrow(-1, 0, latent), gamma, epsilon, compressed);
+  const Tensor rows = kv.narrow(-1, 0, latent);
+  Tensor compressed;
+  if (kv.scalar_type() == at::kFloat) {  // to the last bit as models define it
+    compressed = wide_rms_norm(rows, gamma, epsilon);
+  } else {
+    compressed = at::empty(rows.sizes(), kv.options());
+    rms_norm(rows, gamma, epsilon, compressed);
+  }
   const Tensor turned = at::empty({kv.size(0), kv.size(1), kv.size(2), rope}, kv.options());
   rotate(kv.narrow(-1, latent, rope), {cos, sin, false}, Pairing::kInterleaveHalf, turned);
   if (wants_rows) {

@@ -260,8 +260,11 @@ bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
       for (int64_t a = token * k; a < (token + 1) * k; ++a) {
         if (index[a] < 0) continue;  // dropped, or on another device
         float_rows::load(rows + index[a] * columns, row.data(), columns);
-        const float factor = weight == nullptr ? 1.0f : static_cast<float>(weight[a]);
-        float_rows::add_scaled(row.data(), factor, sum.data(), columns);
+        // Rounded before the addition, as models define it: a fused multiply-add would not.
+        if (weight != nullptr) {
+          float_rows::multiply(row.data(), static_cast<float>(weight[a]), row.data(), columns);
+        }
+        float_rows::add(sum.data(), row.data(), sum.data(), columns);
       }
       float_rows::store(sum.data(), to + token * columns, columns);
     }
