@@ -12,6 +12,9 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+    CompressedTensorsConfig,
+)
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MoE
 
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
@@ -237,6 +240,28 @@ def test_experts_that_are_not_computed_are_refused_by_layer(
     ).routed_experts
     with pytest.raises(UnsupportedFeatureError, match=rf"model\.layers\.7\.mlp.* {named}"):
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_int8_experts_of_compressed_tensors_are_refused_with_a_way_out(vllm_config: VllmConfig):
+    int8 = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**int8, "strategy": "channel", "dynamic": False},
+        "input_activations": {**int8, "strategy": "token", "dynamic": True},
+    }
+    quant_config = CompressedTensorsConfig.from_config(
+        {"format": "int-quantized", "ignore": [], "config_groups": {"group_0": group}}
+    )
+    named = r"mlp\.experts.*: quantized experts of compressed-tensors .*`vllm-davinci quantize`"
+    with pytest.raises(UnsupportedFeatureError, match=named):
+        FusedMoEFactory(
+            num_experts=NUM_EXPERTS,
+            top_k=TOP_K,
+            hidden_size=HIDDEN_SIZE,
+            intermediate_size=INTERMEDIATE_SIZE,
+            prefix="model.layers.7.mlp.experts",
+            quant_config=quant_config,
+        )
 
 
 def test_a_contradiction_of_options_ends_loading(vllm_config: VllmConfig):

@@ -10,6 +10,7 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.moe import exchange
 from vllm_davinci.core.moe.groups import ExpertLayout
 from vllm_davinci.core.moe.options import gather_exchange_requests
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule, fused_obstacle
@@ -175,3 +176,16 @@ def test_variables_that_contradict_each_other_or_do_not_parse_are_errors(vllm_co
         gather_exchange_requests(config({}), {ALL_GATHER_VARIABLE: "1", ALL_TO_ALL_VARIABLE: "1"})
     with pytest.raises(ConfigurationError, match=f"{ALL_TO_ALL_VARIABLE}='yes' is not valid"):
         gather_exchange_requests(config({}), {ALL_TO_ALL_VARIABLE: "yes"})
+
+
+@pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST])
+def test_a_scheme_asked_for_on_one_replica_is_said_to_have_no_effect(
+    forced: Scheme, caplog: pytest.LogCaptureFixture
+):
+    exchange.logger.addHandler(caplog.handler)
+    try:
+        assert exchange.exchange_between_ranks(rule(2, 1, 1, forced), False, 0) is None
+    finally:
+        exchange.logger.removeHandler(caplog.handler)
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert f"'moe_communication' = {forced.value!r} has no effect: one replica's" in message

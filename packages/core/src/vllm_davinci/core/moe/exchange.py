@@ -21,7 +21,7 @@ from vllm_davinci.core.moe.all_to_all import all_to_all
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.fused import dispatch_and_combine
 from vllm_davinci.core.moe.process_groups import expert_group, fused_group
-from vllm_davinci.core.moe.scheme import Scheme, SchemeRule
+from vllm_davinci.core.moe.scheme import ONE_REPLICA, Scheme, SchemeRule
 
 if TYPE_CHECKING:
     from vllm_davinci.core.moe.forward import RoutedForward
@@ -156,9 +156,13 @@ def exchange_between_ranks(
 ) -> TokenExchange | None:
     """What a layer needs; None where the tokens of one replica stay where they are."""
     if rule.num_replicas == 1 and rule.forced in (None, Scheme.ALL_GATHER, Scheme.MULTICAST):
-        if rule.layout.world_size > 1:
-            logger.info_once(
-                "Mixture of experts: no exchange of tokens, because %s.", rule.choose(0).reason
+        if rule.forced is not None:
+            logger.warning_once(
+                "additional_config key 'moe_communication' = %r has no effect: %s. Remove the key.",
+                rule.forced.value,
+                ONE_REPLICA,
             )
+        elif rule.layout.world_size > 1:
+            logger.info_once("Mixture of experts: no exchange of tokens, because %s.", ONE_REPLICA)
         return None
     return TokenExchange(rule, sequence_parallel, tp_rank)

@@ -8,6 +8,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models.utils import extract_layer_index
@@ -86,6 +87,18 @@ class NPURoutedExperts(RoutedExperts):
             **options,
         )
         self.layout = layout
+
+    def _get_quant_method(
+        self, prefix: str, quant_config: QuantizationConfig | None, moe_config: FusedMoEConfig
+    ) -> FusedMoEMethodBase:
+        try:
+            return super()._get_quant_method(prefix, quant_config, moe_config)
+        except NotImplementedError as error:  # a format whose kernels vLLM has, for other devices
+            name = None if quant_config is None else quant_config.get_name()
+            raise UnsupportedFeatureError(
+                f"{prefix}: quantized experts of {name} are not available on NPUs. Run "
+                "`vllm-davinci quantize` on the float checkpoint and serve what it writes."
+            ) from error
 
 
 def _check_intermediate_size(

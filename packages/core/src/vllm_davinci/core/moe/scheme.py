@@ -24,6 +24,9 @@ class Scheme(Enum):
     """Tokens go to the ranks of their experts in one launch and come back in one; no host wait."""
 
 
+ONE_REPLICA = "one replica's tokens are on all of its ranks already"
+
+
 @dataclass(frozen=True)
 class Choice:
     """A scheme and the reason for it, a clause that can follow "because"."""
@@ -133,7 +136,7 @@ class SchemeRule:
         if self.forced is not None:
             return Choice(self.forced, "moe_communication asks for it")
         if self.num_replicas == 1:
-            return Choice(Scheme.ALL_GATHER, "one replica's tokens are on all of its ranks already")
+            return Choice(Scheme.ALL_GATHER, ONE_REPLICA)
         prefill = max_tokens > self.max_decode_tokens
         if ep_size == 1:
             if prefill:
