@@ -13,6 +13,7 @@ from vllm import SamplingParams
 from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci.vnpu import timeline
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -134,8 +135,15 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
     tiny_deepseek: Path,
     start_engine: Callable[..., EngineProcess],
     batch: list[list[int]],
+    tmp_path: Path,
 ):
-    environment = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    environment = {
+        "VNPU_RACES": "raise",
+        "VNPU_SCHEDULE": "fuzz:3",
+        "VNPU_TRACE": str(traces),
+    }
     with start_engine(
         tiny_deepseek,
         environment=environment,
@@ -144,6 +152,8 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
         **options,
     ) as engine:
         outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
+    trace = timeline.read([traces])
+    assert {trace.role(task) for task in trace.tasks} >= {"vector", "shared expert"}
     assert_greedy(TransformersReference(tiny_deepseek), batch[:8], outputs, MAX_TOKENS)
 
 
