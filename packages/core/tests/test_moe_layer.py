@@ -106,6 +106,11 @@ def run(layer: torch.nn.Module, x: torch.Tensor, config: VllmConfig) -> torch.Te
         return layer(x.npu())
 
 
+def measure_memory(layer: torch.nn.Module, x: torch.Tensor, config: VllmConfig) -> None:
+    with torch.inference_mode(), set_forward_context(None, config):
+        layer(x.npu())
+
+
 @pytest.mark.parametrize("num_tokens", [1, 19])
 def test_a_layer_equals_its_definition(num_tokens: int, vllm_config: VllmConfig):
     layer = deepseek_layer(vllm_config)
@@ -168,7 +173,7 @@ def test_shared_experts_beside_routed_ones_give_the_same_bits_in_stages(
     x = torch.randn(num_tokens, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
     expected = run(deepseek_layer(vllm_config), x, vllm_config).cpu()
     layer = beside_layer()
-    assert torch.equal(run(layer, x, vllm_config).cpu(), expected)  # and looks at the stages
+    measure_memory(layer, x, vllm_config)
     main, streams = torch.accelerator.current_stream(), set()
     with LaunchCounter() as counter:
 
@@ -207,8 +212,23 @@ def test_shared_experts_that_are_more_than_their_stages_run_as_a_whole(
     expected = run(plain, x, vllm_config).cpu()
     layer = beside_layer()
     layer.shared_experts.register_forward_hook(doubled)
-    for _ in range(2):
-        assert torch.equal(run(layer, x, vllm_config).cpu(), expected)
+    measure_memory(layer, x, vllm_config)
+    assert torch.equal(run(layer, x, vllm_config).cpu(), expected)
+
+
+def test_a_served_step_does_not_wait_to_compare_shared_experts_with_their_stages(
+    vllm_config: VllmConfig, beside_layer: Callable[[], DeepseekV2MoE]
+):
+    x = torch.randn(7, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    expected = run(deepseek_layer(vllm_config), x, vllm_config).cpu()
+    layer = beside_layer()
+    with LaunchCounter() as counter:
+        result = run(layer, x, vllm_config)
+    assert "aten::equal" not in counter.names
+    assert torch.equal(result.cpu(), expected)
+    with LaunchCounter() as counter:
+        measure_memory(layer, x, vllm_config)
+    assert "aten::equal" in counter.names
 
 
 def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):

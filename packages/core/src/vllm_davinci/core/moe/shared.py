@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
     SharedExperts,
@@ -50,8 +51,7 @@ class SharedBeside:
         self._shared = shared
         self._layer: Any = shared._layer
         self._reduces_apart = reduces_apart
-        self._has_stages = {name for name, _ in self._layer.named_children()} == STAGES
-        self._is_checked = False
+        self._has_stages: bool | None = None  # known from the run that measures memory
 
     def __call__(self, x: torch.Tensor, routed: Callable[[Beside], torch.Tensor]) -> torch.Tensor:
         """What `routed` returns; the current stream ends behind the shared experts of x too.
@@ -64,8 +64,8 @@ class SharedBeside:
             shared_sum = self._summed(self._layer(x))
             routed_sum = self._summed(routed(ALONE))
         else:
-            if not self._is_checked:
-                self._check_stages(x)
+            if self._has_stages is None and get_forward_context().attn_metadata is None:
+                self._has_stages = self._is_its_stages(x)
             with self._scheduler.fork(SIDE) as fork:
                 run = _InStages if self._has_stages else _AtOnce
                 beside = run(fork, self._layer, x)
@@ -78,15 +78,17 @@ class SharedBeside:
     def _summed(self, part: torch.Tensor) -> torch.Tensor:
         return tensor_model_parallel_all_reduce(part) if self._reduces_apart else part
 
-    def _check_stages(self, x: torch.Tensor) -> None:
-        """Whether the layer in stages is the layer; once, in the step that measures memory."""
-        self._is_checked = True
-        if self._has_stages and not torch.equal(_in_stages(self._layer, x), self._layer(x)):
-            self._has_stages = False
-            logger.warning_once(
-                "Shared experts of type %s are more than their three stages: they run as a whole.",
-                type(self._layer).__name__,
-            )
+    def _is_its_stages(self, x: torch.Tensor) -> bool:
+        """Whether the layer in stages is the layer. Waits for the device: not in a served step."""
+        if {name for name, _ in self._layer.named_children()} != STAGES:
+            return False
+        if torch.equal(_in_stages(self._layer, x), self._layer(x)):
+            return True
+        logger.warning_once(
+            "Shared experts of type %s are more than their three stages: they run as a whole.",
+            type(self._layer).__name__,
+        )
+        return False
 
 
 class _AtOnce:
