@@ -197,7 +197,13 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
         pytest.param(
             model_zoo.BY_NAME[PATHS_MODEL],
             {"kv_cache_dtype": "fp8"},
-            r"a quantized KV cache \(--kv-cache-dtype\)",
+            r"a KV cache of another dtype than the model's \(--kv-cache-dtype\)",
+            id="quantized_cache",
+        ),
+        pytest.param(
+            model_zoo.BY_NAME[PATHS_MODEL],
+            {"kv_cache_dtype": "bfloat16"},
+            r"a KV cache of another dtype than the model's \(--kv-cache-dtype\)",
             id="cache_dtype",
         ),
     ],

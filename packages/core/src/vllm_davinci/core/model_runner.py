@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     KVCacheConfig,
@@ -150,7 +151,7 @@ class NPUModelRunner(OverlapRunner):
         """Zeroes whole blocks of every layer's keys and values."""
         if not block_ids:
             return
-        index = torch.tensor(block_ids, dtype=torch.int64).to(self.device, non_blocking=True)
+        index = async_tensor_h2d(block_ids, self.device, torch.int64)
         for cache in self.kv_caches:
             cache.view(self.kv_cache_config.num_blocks, -1).index_fill_(0, index, 0)
 

@@ -272,14 +272,19 @@ def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
-        "a quantized KV cache (--kv-cache-dtype)": vllm_config.cache_config.cache_dtype
-        not in ("auto", "float16", "bfloat16"),
+        "a KV cache of another dtype than the model's (--kv-cache-dtype)": (
+            vllm_config.cache_config.cache_dtype not in ("auto", _dtype_name(model))
+        ),
         "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
     }
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:
         raise ConfigurationError(
             f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
         )
+
+
+def _dtype_name(model: Any) -> str | None:
+    return None if model is None else str(model.dtype).removeprefix("torch.")
 
 
 def _refuse_architectures(model: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionMetadata,
@@ -191,9 +192,11 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         self, parts: list[ContextPart], query_lens: list[int], block_table: torch.Tensor
     ) -> ContextChunk:
         first, after = parts[0].request, parts[-1].request + 1
-        ranges = torch.tensor(
-            [[part.length for part in parts], [part.start for part in parts]], dtype=torch.int32
-        ).to(self.device, non_blocking=True)
+        ranges = async_tensor_h2d(
+            [[part.length for part in parts], [part.start for part in parts]],
+            self.device,
+            torch.int32,
+        )
         start = sum(query_lens[:first])
         query_ends = list(accumulate(query_lens[first:after]))
         return ContextChunk(

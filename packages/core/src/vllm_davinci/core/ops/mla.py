@@ -1,5 +1,8 @@
 """The multi-head latent attention block: preprocess, attention, output projection."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch_npu
 from torch import nn
@@ -111,9 +114,10 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
             )
         metadata = self._step_metadata()
         if metadata is None:
-            return self.o_proj(self._without_batch(hidden_states))[0]
+            return self._without_batch(hidden_states, self.project)
         num_tokens = metadata.num_actual_tokens
-        stage = self.preprocess(positions[:num_tokens], hidden_states[:num_tokens], metadata)
+        tokens = _without_padding(hidden_states, num_tokens)
+        stage = self.preprocess(positions[:num_tokens], tokens, metadata)
         return self._output(stage, metadata, hidden_states.shape[0])
 
     def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
@@ -124,10 +128,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         """
         metadata = self._step_metadata()
         if metadata is None:
-            num_tokens = compressed.shape[0]
-            return self.o_proj(compressed.new_zeros(num_tokens, self.num_heads * self.v_head_dim))[
-                0
-            ]
+            return self._without_batch(compressed, self.decompress)
         num_tokens = metadata.num_actual_tokens
         q, kv = self.decompress(compressed[:num_tokens])
         stage = self.prepare_attention(positions[:num_tokens], q, kv, metadata)
@@ -251,12 +252,23 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _without_batch(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Zeros for the tokens of a profile run or an idle step, which have no cache."""
-        num_tokens = hidden_states.shape[0]
+    def _without_batch(
+        self, rows: torch.Tensor, project: Callable[[torch.Tensor], Any]
+    ) -> torch.Tensor:
+        """The layer's output of a profile run or an idle step, which have no cache.
+
+        rows:    what `project` takes, [num_tokens, ...]
+        project: the stage before attention
+        """
+        num_tokens = rows.shape[0]
         if self.mla_attn.kv_cache is None:
             # vLLM measures how much memory a step takes: as much as the largest prefill needs.
-            self.project(hidden_states)
+            project(rows)
             elements = 2 * (self.qk_head_dim + self.v_head_dim) * self.num_heads
-            hidden_states.new_empty(max(num_tokens, CONTEXT_CHUNK_ROWS), elements)
-        return hidden_states.new_zeros(num_tokens, self.num_heads * self.v_head_dim)
+            rows.new_empty(max(num_tokens, CONTEXT_CHUNK_ROWS), elements)
+        return self.o_proj(rows.new_zeros(num_tokens, self.num_heads * self.v_head_dim))[0]
+
+
+def _without_padding(rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    # Even a slice of all rows would make a norm that a quantized layer waits for compute floats.
+    return rows if rows.shape[0] == num_tokens else rows[:num_tokens]
