@@ -80,6 +80,20 @@ def test_replicas_are_counted_apart(
     assert_counted(7, "split", "1")
 
 
+@pytest.mark.parametrize("message", [b"{", b"\xff", b"[]", b"{}", b'{"engine": 0, "counts": 1}'])
+def test_a_message_that_cannot_be_read_leaves_the_counting_as_it_was(
+    message: bytes,
+    new_sender: Callable[[], CountSender],
+    config: VllmConfig,
+    stat_logger: OverlapStatLogger,
+):
+    with closing(metrics._new_socket()) as stranger:
+        stranger.connect(metrics._address(config))
+        stranger.send(message)
+    new_sender()({"split": 6})
+    assert_counted(6, "split")
+
+
 def test_a_worker_does_not_mind_that_nobody_listens(
     new_sender: Callable[[], CountSender], config: VllmConfig
 ):

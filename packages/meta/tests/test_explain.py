@@ -109,6 +109,15 @@ def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_d
 
 
 @pytest.mark.vnpu
+def test_an_engine_may_need_more_devices_than_there_are_here(run_without_device):
+    options = ("--tensor-parallel-size=4", "--enable-dbo")
+    step = (str(MODEL), "--tokens", "200", "200", "--json", "--", *options)
+    done = run_without_device(*COMMAND, *step, VNPU_DEVICES="1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout[done.stdout.index("{\n") :])["reason"] == "split"
+
+
+@pytest.mark.vnpu
 def test_a_wrong_option_of_the_engine_is_named(run_without_device):
     options = ("--enable-dbo", '--additional-config={"dbo": {"enabled": false}}')
     done = run_without_device(*COMMAND, str(MODEL), "--tokens", "9", "--", *options)

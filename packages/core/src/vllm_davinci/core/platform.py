@@ -1,6 +1,9 @@
 """NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +40,18 @@ logger = init_logger(__name__)
 
 BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
 QUANTIZATION_METHODS = ("ascend", "compressed-tensors")  # see core.quantization
+
+_is_described: ContextVar[bool] = ContextVar("is_described", default=False)
+
+
+@contextmanager
+def described_only() -> Iterator[None]:
+    """Configurations made inside may need more devices than this host has: none of them starts."""
+    token = _is_described.set(True)
+    try:
+        yield
+    finally:
+        _is_described.reset(token)
 
 
 class NPUPlatform(Platform):
@@ -233,7 +248,8 @@ class NPUPlatform(Platform):
         if vllm_config.model_config is not None:
             _refuse_architectures(vllm_config.model_config)
             notes += check_experts(vllm_config, config, _soc())
-        _check_device_count(vllm_config.parallel_config, cls)
+        if not _is_described.get():
+            _check_device_count(vllm_config.parallel_config, cls)
         changes = _set_for_npu(vllm_config)
         for note in notes:
             logger.warning_once("%s", note)

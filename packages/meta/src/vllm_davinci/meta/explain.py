@@ -152,12 +152,15 @@ def _configuration(model: str, arguments: list[str]) -> VllmConfig:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from vllm_davinci.core.platform import described_only
+
     parser = EngineArgs.add_cli_args(
         FlexibleArgumentParser(prog="vllm-davinci explain MODEL ... --", exit_on_error=False)
     )
     try:
         parsed = parser.parse_args(["--model", model, *arguments])
-        return EngineArgs.from_cli_args(parsed).create_engine_config()
+        with described_only():
+            return EngineArgs.from_cli_args(parsed).create_engine_config()
     except ValidationError as error:
         problems = "; ".join(str(each["msg"]) for each in error.errors())
         raise ExplanationError(problems) from error

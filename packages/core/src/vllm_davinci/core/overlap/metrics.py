@@ -116,12 +116,15 @@ class CountReceiver:
                         continue
                     worker = cast(socket.socket, key.fileobj)
                     message = _message_of(worker)
-                    if message:
-                        content = json.loads(message)
-                        self._on_counts(content["engine"], content["counts"])
-                    else:
+                    if not message:
                         ready.unregister(worker)
                         worker.close()
+                        continue
+                    try:
+                        content = json.loads(message)
+                        self._on_counts(content["engine"], content["counts"])
+                    except (AttributeError, LookupError, TypeError, ValueError) as error:
+                        logger.warning_once("Overlap counts that cannot be read: %s", repr(error))
 
 
 def _message_of(worker: socket.socket) -> bytes:
