@@ -86,7 +86,9 @@ def test_every_layout_of_one_replica_gives_the_tokens_of_transformers(
     ) as engine:
         outputs = generated(engine, prompts)
         said = engine.log_text()
-    assert ("Mixture of experts: all_to_all, because" in said) == (scheme == "all_to_all")
+    # The first rank alone says it, and the first stage of a V3 may have no experts.
+    if model == QWEN or options["pipeline_parallel_size"] == 1:
+        assert ("Mixture of experts: all_to_all, because" in said) == (scheme == "all_to_all")
     assert_greedy(reference(model), prompts[:NUM_PROMPTS], outputs, MAX_TOKENS)
 
 
