@@ -15,7 +15,7 @@ from pathlib import Path
 
 import wheel_cache
 from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages, read_toml
-from progress import StepFailedError, Steps
+from progress import StepFailedError, Steps, wait_for_all
 
 ROOT = wheel_cache.ROOT
 SCRATCH = ROOT / ".nox" / "isolated"
@@ -93,7 +93,7 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
         limit_s=INSTALL_LIMIT_S,
     )
     steps.start(f"packages/{package.name}: tests")
-    command = [
+    command: list[str | Path] = [
         directory / "bin" / "python",
         "-m",
         "pytest",
@@ -105,16 +105,24 @@ def run_tests(package: Path, constraints: Path, steps: Steps) -> bool:
         package / "tests",
     ]
     vnpu = directory / "bin" / "vnpu"
-    launcher = [vnpu, "run", "--"] if vnpu.exists() else []
-    # Outside the checkout, so that nothing is imported from it.
-    done = subprocess.run(
-        [str(part) for part in (*launcher, *command)],
-        cwd=directory,
-        timeout=TESTS_LIMIT_S,
-        check=False,
-    )
+    launcher: list[str | Path] = [vnpu, "run", "--"] if vnpu.exists() else []
+    passed = run_outside_checkout([*launcher, *command], directory, TESTS_LIMIT_S)
     shutil.rmtree(directory)
-    return done.returncode == 0
+    return passed
+
+
+def run_outside_checkout(command: list[str | Path], directory: Path, limit_s: float) -> bool:
+    """Whether a command succeeds in `directory`, from where nothing of the checkout is imported.
+
+    Raises StepFailedError past the limit.
+    """
+    process = subprocess.Popen(
+        [str(part) for part in command], cwd=directory, start_new_session=True
+    )
+    status = wait_for_all(process, limit_s)
+    if status is None:
+        raise StepFailedError(f"the tests did not end within {limit_s:.0f} s")
+    return status == 0
 
 
 def main() -> int:
@@ -136,9 +144,6 @@ def main() -> int:
         passed = {package.name: run_tests(package, constraints, steps) for package in packages}
     except StepFailedError as error:
         print(f"\n{error}", file=sys.stderr)
-        return 1
-    except subprocess.TimeoutExpired as expired:
-        print(f"\nthe tests did not end within {expired.timeout:.0f} s", file=sys.stderr)
         return 1
     for name, has_passed in passed.items():
         print(f"{name}: {'passed' if has_passed else 'FAILED'}")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 # A silent build looks like a hang: without a terminal, say something this often.
 HEARTBEAT_S = 15.0
@@ -73,15 +73,7 @@ class Steps:
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
             reader.start()
             try:
-                status = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                status = None
-            except KeyboardInterrupt:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait(timeout=10)
-                raise
+                status = wait_for_all(process, limit_s)
             finally:
                 reader.join(timeout=5)
                 if process.stdout is not None:
@@ -95,6 +87,23 @@ class Steps:
             "\n".join(tail)
             + f"\n\n{' '.join(map(str, command))}\n{what}. The whole output is in {log_path}."
         )
+
+
+def wait_for_all(process: subprocess.Popen[Any], limit_s: float) -> int | None:
+    """Its status; None past the limit, after which neither it nor what it started is left.
+
+    process: began with start_new_session=True
+    """
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=10)
+        raise
 
 
 class _Display:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -104,6 +105,20 @@ def test_what_a_step_started_ends_with_it(progress, tmp_path: Path):
     with pytest.raises(progress.StepFailedError, match="ran past 2 s"):
         steps.run(["sh", "-c", "sleep 60 & wait"], limit_s=2)
     # The output's other end is open as long as the child lives.
+    assert time.monotonic() - begin < 30
+
+
+def test_isolated_tests_past_their_limit_end_with_all_that_they_started(tmp_path: Path):
+    isolated, progress = import_module("isolated_tests"), import_module("progress")
+    os.mkfifo(tmp_path / "alive")
+    alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    begin = time.monotonic()
+    command = ["sh", "-c", "sleep 60 > alive & wait"]  # as a launcher and its pytest
+    with pytest.raises(progress.StepFailedError, match="did not end within 2 s"):
+        isolated.run_outside_checkout(command, tmp_path, 2)
+    os.set_blocking(alive, True)
+    assert os.read(alive, 1) == b""  # the other end is open as long as the child lives
+    os.close(alive)
     assert time.monotonic() - begin < 30
 
 

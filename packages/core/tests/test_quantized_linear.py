@@ -26,7 +26,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.ops import compiled as compiled_operators
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
-from vllm_davinci.core.ops.prefetch import prefetch
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.quantization.handover import (
@@ -316,6 +315,21 @@ def test_a_dynamic_mlp_hands_integers_over_and_equals_its_definition(dtype: torc
     assert torch.equal(actual, expected)
 
 
+def test_operators_that_would_write_to_integers_are_refused():
+    gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+    projected = gate_up(inputs(torch.bfloat16).npu())
+    assert isinstance(projected, IntegerProjection)
+    values = projected + 0
+    for write in (
+        lambda: projected.mul_(2),
+        lambda: torch.add(values, 1, out=projected),
+        lambda: torch._foreach_add_([projected], 1),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match="would write to an activation"):
+            write()
+    assert torch.equal(values.clone().mul_(projected), values * values)
+
+
 def test_other_operators_see_the_values_and_end_the_hand_over():
     dtype = torch.bfloat16
     gate_up, _, exports = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", dtype)
@@ -407,16 +421,6 @@ def test_norms_without_dynamic_layers_hand_over_nothing(
     x = inputs(torch.bfloat16).npu()
     assert type(norm_of("W8A8", vllm_config, device)(x, x)[0]) is torch.Tensor
     assert dynamic_norm.calls == 0
-
-
-def test_fetching_weights_behind_a_projection_does_not_end_the_hand_over():
-    gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
-    x = inputs(torch.bfloat16).npu()
-    projected = gate_up(x)
-    prefetch(down_proj.weight, projected)
-    activated = SiluAndMul()(projected)
-    prefetch(down_proj.weight, activated)
-    assert isinstance(gate_up(x), IntegerProjection)
 
 
 def test_an_activation_that_was_handed_over_has_its_values():

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch_npu
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-# Operators that are launched behind a tensor and read none of its values.
-_WAIT_ONLY = {"npu::npu_prefetch"}
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Operators that vLLM declares to write to what they only read.
+_READ_ONLY = {"vllm::moe_forward"}
 
 
 class _StandIn(torch.Tensor):
@@ -33,14 +35,29 @@ class _StandIn(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        waits_only = func.name() in _WAIT_ONLY  # type: ignore[attr-defined]
+        schema: torch.FunctionSchema = func._schema  # type: ignore[attr-defined]
+        if schema.is_mutable:
+            _check_writes(schema, args, kwargs or {})
 
         def computed(value: Any) -> Any:
-            if not isinstance(value, _StandIn):
-                return value
-            return value.integers if waits_only else value.to_float()
+            return value.to_float() if isinstance(value, _StandIn) else value
 
         return func(*tree_map(computed, args), **tree_map(computed, kwargs or {}))
+
+
+def _check_writes(schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: Any) -> None:
+    """Raises UnsupportedFeatureError for an operator that would write to computed values."""
+    if schema.name in _READ_ONLY:
+        return
+    for index, argument in enumerate(schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and any(isinstance(leaf, _StandIn) for leaf in tree_leaves(value)):
+            raise UnsupportedFeatureError(
+                f"{schema.name} would write to an activation that is kept as integers "
+                f"(argument {argument.name!r}), and the values would be lost. Let the model "
+                "compute it out of place, or serve its float checkpoint."
+            )
 
 
 Activation = TypeVar("Activation", bound="QuantizedActivation")
