@@ -7,6 +7,7 @@ it found to the file that the options name. It uses vLLM's public API only.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -65,8 +66,6 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         elapsed = time.perf_counter() - begin
         produced = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates.append(produced / elapsed)
-    import os
-
     processes = [os.getpid(), *_descendants(os.getpid())]
     return {
         "start_up_s": start_up_s,

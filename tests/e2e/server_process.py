@@ -93,15 +93,6 @@ class ServerProcess:
         tokens: list[int] = answer.json()["choices"][0]["token_ids"]
         return tokens
 
-    def wait_for_log(self, text: str) -> None:
-        """Returns when the server has printed `text`."""
-        becomes_true(
-            lambda: self.process.poll() is not None or text in self.log_text(), START_LIMIT_S
-        )
-        if text not in self.log_text():
-            self.kill()
-            raise TimeoutError(f"vllm serve did not print {text!r}.\n{self.tail()}")
-
     def processes(self) -> list[psutil.Process]:
         """The server's processes: itself, engine cores and workers."""
         server = psutil.Process(self.process.pid)

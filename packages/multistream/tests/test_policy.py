@@ -38,7 +38,6 @@ def test_each_rule_gives_its_reason_and_counts_it(
     assert decision.reason is reason
     assert (decision.split is not None) == (reason is Reason.SPLIT)
     assert policy.counters == {reason: 1}
-    assert reason.value in policy.explain()
 
 
 def test_a_veto_takes_the_split_back_and_recounts_it() -> None:

@@ -28,8 +28,6 @@ class Stream(Protocol):
 class Device(Protocol):
     """What the orchestration asks of an accelerator."""
 
-    @property
-    def has_streams(self) -> bool: ...
     def current_stream(self) -> Stream: ...
     def set_stream(self, stream: Stream) -> None: ...
     def new_stream(self) -> Stream: ...
@@ -58,8 +56,6 @@ class _NoStream:
 class HostDevice:
     """A device without streams: each operation is finished when its call returns."""
 
-    has_streams = False
-
     def __init__(self) -> None:
         self._stream: Stream = _NoStream()
 
@@ -78,8 +74,6 @@ class HostDevice:
 
 class AcceleratorDevice:
     """The accelerator that torch.accelerator finds, at one index."""
-
-    has_streams = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -129,8 +129,3 @@ class SplitPolicy:
         if self.is_ordered is not None and not self.is_ordered(split):
             return Decision(Reason.PREFIX_DEPENDENCY)
         return Decision(Reason.SPLIT, split)
-
-    def explain(self) -> str:
-        """One line per reason that was given, most frequent first."""
-        lines = [f"{count:8d}  {reason.value}" for reason, count in self.counters.most_common()]
-        return "\n".join(lines) or "no step was decided on yet"

@@ -36,12 +36,24 @@ class NPUAttentionMetadata(AttentionMetadata):
     causal: bool = True
 
 
+def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
+    """All tokens of each request, from the host. Raises UnsupportedFeatureError without them."""
+    if common.seq_lens_cpu_upper_bound is None:
+        raise UnsupportedFeatureError(
+            "The batch carries no sequence lengths on the host, which the fused attention "
+            "operator needs. This happens with speculative decoding under asynchronous "
+            "scheduling: start with --no-async-scheduling."
+        )
+    lengths: list[int] = common.seq_lens_cpu_upper_bound[: common.num_reqs].tolist()
+    return lengths
+
+
 class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device."""
 
     _cudagraph_support = AttentionCGSupport.NEVER
 
-    def __init__(
+    def __init__(  # abstract in vLLM
         self,
         kv_cache_spec: AttentionSpec,
         layer_names: list[str],
@@ -57,12 +69,6 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
         fast_build: bool = False,
     ) -> NPUAttentionMetadata:
         common = common_attn_metadata
-        if common.seq_lens_cpu_upper_bound is None:
-            raise UnsupportedFeatureError(
-                "The batch carries no sequence lengths on the host, which the fused attention "
-                "operator needs. This happens with speculative decoding under asynchronous "
-                "scheduling: start with --no-async-scheduling."
-            )
         num_reqs = common.num_reqs
         causal = common.causal
         if not isinstance(causal, bool):
@@ -73,7 +79,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             query_ends=common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
-            seq_lens=common.seq_lens_cpu_upper_bound[:num_reqs].tolist(),
+            seq_lens=host_seq_lens(common),
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             causal=causal,

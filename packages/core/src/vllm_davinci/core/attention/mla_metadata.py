@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.backend import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.attention.mla_context import ContextChunk, ContextPart, plan_context
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 
@@ -135,12 +136,6 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         fast_build: bool = False,
     ) -> NPUMLAMetadata:
         common = common_attn_metadata
-        if common.seq_lens_cpu_upper_bound is None:
-            raise UnsupportedFeatureError(
-                "The batch carries no sequence lengths on the host, which the fused attention "
-                "operator needs. This happens with speculative decoding under asynchronous "
-                "scheduling: start with --no-async-scheduling."
-            )
         if common.causal is not True:
             raise UnsupportedFeatureError(
                 "This model wants bidirectional attention over a latent cache, which "
@@ -150,7 +145,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             common, decode_threshold=self.reorder_batch_threshold or 1
         )
         ends = common.query_start_loc_cpu[1 : common.num_reqs + 1].tolist()
-        seq_lens = common.seq_lens_cpu_upper_bound[: common.num_reqs].tolist()
+        seq_lens = host_seq_lens(common)
         block_table = common.block_table_tensor[: common.num_reqs]
         return NPUMLAMetadata(
             num_actual_tokens=common.num_actual_tokens,

@@ -38,7 +38,6 @@ class Soc:
 
     name:         prefix of what the runtime reports
     cube_cores:   matrix cores
-    vector_cores: vector cores
     memory_bytes: device memory of the largest variant
     dtypes:       model dtypes it computes with, preferred first
     fused_experts: limits of the fused launches of experts; None where there are none
@@ -46,7 +45,6 @@ class Soc:
 
     name: str
     cube_cores: int
-    vector_cores: int
     memory_bytes: int
     dtypes: tuple[torch.dtype, ...]
     fused_experts: FusedExperts | None = None
@@ -64,18 +62,18 @@ A3_EXPERTS = FusedExperts(
 
 # Longest prefix wins.
 SOCS: tuple[Soc, ...] = (
-    Soc("Ascend910B1", 24, 48, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B2", 24, 48, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B3", 20, 40, 64 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910B4", 20, 40, 32 * GIB, WITH_BF16, A2_EXPERTS),
-    Soc("Ascend910_93", 24, 48, 64 * GIB, WITH_BF16, A3_EXPERTS),
-    Soc("Ascend910", 32, 32, 32 * GIB, WITHOUT_BF16),
-    Soc("Ascend310P", 8, 7, 24 * GIB, WITHOUT_BF16),
-    Soc("Ascend310B", 1, 1, 8 * GIB, WITHOUT_BF16),
+    Soc("Ascend910B1", 24, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B2", 24, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B3", 20, 64 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910B4", 20, 32 * GIB, WITH_BF16, A2_EXPERTS),
+    Soc("Ascend910_93", 24, 64 * GIB, WITH_BF16, A3_EXPERTS),
+    Soc("Ascend910", 32, 32 * GIB, WITHOUT_BF16),
+    Soc("Ascend310P", 8, 24 * GIB, WITHOUT_BF16),
+    Soc("Ascend310B", 1, 8 * GIB, WITHOUT_BF16),
 )
 
 # A chip that this table does not know yet is taken to be newer than those it knows.
-UNKNOWN = Soc("unknown", 24, 48, 64 * GIB, WITH_BF16)
+UNKNOWN = Soc("unknown", 24, 64 * GIB, WITH_BF16)
 
 
 def soc_of(device_name: str) -> Soc:

@@ -72,11 +72,3 @@ def expert_group(layout: ExpertLayout) -> GroupCoordinator:
 def fused_group(layout: ExpertLayout) -> FusedGroup:
     """The same ranks, for fused launches."""
     return _fused[layout]
-
-
-def destroy_expert_groups() -> None:
-    """Ends what init_expert_groups made."""
-    while _fused:
-        _fused.popitem()[1].coordinator.destroy()
-    while _of_layout:
-        _of_layout.popitem()[1].destroy()
