@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,3 +100,30 @@ def test_two_replicas_give_the_tokens_of_one(
         server.wait_for_end()
     finally:
         server.kill()
+
+
+def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    """Only the last stage waits for its device; the order is one in which copies come late."""
+    model = "qwen3_moe_softmax_top2_of_8"
+    generator = random.Random(2)
+    lengths = (5, 80, 150, 31, 1, 64, 129, 17)
+    prompts = [[generator.randrange(256) for _ in range(length)] for length in lengths]
+    with start_engine(
+        zoo(model),
+        environment={"VNPU_SCHEDULE": "fuzz:52", "VLLM_WORKER_MULTIPROC_METHOD": "fork"},
+        pipeline_parallel_size=2,
+        distributed_executor_backend="mp",
+        async_scheduling=False,
+        max_num_batched_tokens=224,
+        max_num_seqs=16,
+    ) as engine:
+        for _ in range(2):
+            outputs = engine.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts],
+                SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+            )
+            assert_greedy(reference(model), prompts, outputs, 12)

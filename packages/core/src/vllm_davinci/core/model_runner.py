@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch_npu
 from safetensors import SafetensorError
 from vllm.config import VllmConfig
 from vllm.utils.torch_utils import async_tensor_h2d
@@ -36,6 +37,10 @@ class NPUModelRunner(OverlapRunner):
         torch_cuda_names.install()
         super().__init__(vllm_config, device)
         self.cascade_attn_enabled = False
+        if self.parallel_config.pipeline_parallel_size > 1 and self.prepare_inputs_event is None:
+            # A stage that hands its output on waits for no device. Without this, the host fills
+            # the next step's inputs into memory that the copies of this one still read.
+            self.prepare_inputs_event = torch_npu.npu.Event()
         self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
         self._has_failed = False  # the newest step
         self._take_over_block_tables()
