@@ -33,11 +33,13 @@ from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 class NPUModelRunner(OverlapRunner):
     """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
 
+    prepare_inputs_event: torch.Event | None
+
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(vllm_config, device)
         self.cascade_attn_enabled = False
-        if self.parallel_config.pipeline_parallel_size > 1 and self.prepare_inputs_event is None:
+        if self.parallel_config.pipeline_parallel_size > 1 and not self.use_async_scheduling:
             # A stage that hands its output on waits for no device. Without this, the host fills
             # the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = torch_npu.npu.Event()
