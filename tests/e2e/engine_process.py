@@ -171,7 +171,13 @@ class EngineProcess:
         return self.log_text()[-4000:]
 
 
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+# Workers are forked too: from a process that has not touched the device, and without a second
+# import of everything. vLLM's default, spawn, is what servers and programs are tested with.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def _serve(

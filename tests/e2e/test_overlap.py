@@ -36,8 +36,6 @@ ALWAYS = {
     "min_decode_tokens_to_split": 2,
     "imbalance_ratio": 0.5,
 }
-# Workers forked from an engine that has not begun to use its device need no imports.
-FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
@@ -289,7 +287,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
     engine = start_engine(
         zoo(MODEL),
         # The engine's core in a process of its own, as in a server.
-        environment={**FORKED, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HCCL_EXEC_TIMEOUT": "10"},
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HCCL_EXEC_TIMEOUT": "10"},
         **TWO_RANKS,
         **overlapped(split="token"),
         worker_extension_cls="e2e.failing_worker.FailingWorker",
@@ -327,7 +325,6 @@ def test_a_schedule_reduces_as_often_as_it_says(
 ):
     with start_engine(
         zoo("deepseek_v3_moe"),
-        environment=FORKED,
         **TWO_RANKS,
         additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
         worker_extension_cls="e2e.counting_worker.CountingWorker",

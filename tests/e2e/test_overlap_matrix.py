@@ -203,8 +203,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
         return Replicas(
             start_engine,
             checkpoint(model),
-            # Workers forked from an engine that has not begun to use its device need no imports.
-            environment={"VLLM_WORKER_MULTIPROC_METHOD": "fork", **environment},
+            environment=environment,
             additional_config=config,
             dtype="bfloat16" if model in INT8 else "float32",
             max_num_batched_tokens=224,
