@@ -7,6 +7,7 @@ engine per setting, and each still has its own device, environment and end.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -218,6 +219,12 @@ def _serve(
                 value = llm.collective_rpc(*args, **kwargs)
             else:
                 value = getattr(llm, method)(*args, use_tqdm=False, **kwargs)
-            connection.send((True, value))
+            answer = (True, value)
         except Exception:
-            connection.send((False, traceback.format_exc()))
+            answer = (False, traceback.format_exc())
+        if not answer[0]:
+            # vLLM's future and its exception hold each other, and the frames with the workers'
+            # queues. Left to the end, zmq's context and its open sockets would be one garbage
+            # cycle, in which the context's finalizer waits for the sockets for ever.
+            gc.collect()
+        connection.send(answer)
