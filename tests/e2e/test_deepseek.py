@@ -197,13 +197,13 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
         pytest.param(
             model_zoo.BY_NAME[PATHS_MODEL],
             {"kv_cache_dtype": "fp8"},
-            r"a KV cache of another dtype than the model's \(--kv-cache-dtype\)",
+            r"a KV cache of fp8 with a model of float32 \(--kv-cache-dtype fp8; .* auto is\)",
             id="quantized_cache",
         ),
         pytest.param(
             model_zoo.BY_NAME[PATHS_MODEL],
             {"kv_cache_dtype": "bfloat16"},
-            r"a KV cache of another dtype than the model's \(--kv-cache-dtype\)",
+            r"a KV cache of bfloat16 with a model of float32 .*dtype auto is\)",
             id="cache_dtype",
         ),
     ],

@@ -125,8 +125,8 @@ def test_a_multiple_of_the_block_size_is_kept():
     [
         ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
-        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype"),
-        ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype"),
+        ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype fp8; --kv-cache-dtype auto"),
+        ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype float16; "),
     ],
 )
 def test_options_of_vllm_that_are_not_served_are_refused_by_flag(

@@ -276,6 +276,7 @@ def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
     """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
     parallel = vllm_config.parallel_config
     model = vllm_config.model_config
+    dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
     refused = {
         "expert balancing (--enable-eplb)": parallel.enable_eplb,
         "context parallelism (--decode-context-parallel-size)": (
@@ -288,9 +289,8 @@ def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
-        "a KV cache of another dtype than the model's (--kv-cache-dtype)": (
-            vllm_config.cache_config.cache_dtype not in ("auto", _dtype_name(model))
-        ),
+        f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
+        "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),
         "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
     }
     if asked := [feature for feature, is_asked in refused.items() if is_asked]:
