@@ -69,6 +69,20 @@ def test_all_experts_have_one_type():
         odd.of_experts(EXPERTS)
 
 
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        (["2.up_proj"], r"experts\.2\.up_proj no entry"),
+        (["1.gate_proj", "1.up_proj", "1.down_proj"], r"experts\.1\.gate_proj, .* no entry"),
+    ],
+)
+def test_an_expert_without_all_its_entries_is_named(lost: list[str], told: str):
+    names = [f"{n}.{part}" for n in range(3) for part in ("gate_proj", "up_proj", "down_proj")]
+    types = {f"{EXPERTS}.{name}.weight": "W8A8" for name in names if name not in lost}
+    with pytest.raises(CheckpointError, match=told):
+        QuantDescription.parse(types).of_experts(EXPERTS)
+
+
 def test_an_unknown_type_is_an_error_with_the_nearest_known_one():
     with pytest.raises(UnsupportedFeatureError, match=r"W8A8_DYNAMC.*Did the export mean") as error:
         described(o_proj="W8A8_DYNAMC").of_layer(f"{ATTENTION}.o_proj")

@@ -39,7 +39,7 @@ FUSED_LAYERS: dict[str, tuple[str, ...]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
-_EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.[^.]+\.weight$")
+_EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.(?P<part>[^.]+)\.weight$")
 
 
 class QuantType(str, Enum):
@@ -163,10 +163,19 @@ class QuantDescription:
 
     @cached_property
     def _expert_types(self) -> dict[str, dict[str, str | None]]:
+        """Name of a layer's experts -> the type of every part of every expert, None without an
+        entry."""
         found: dict[str, dict[str, str | None]] = {}
+        parts: dict[str, dict[str, None]] = {}
         for name, value in self.types.items():
             if match := _EXPERT_WEIGHT.match(name):
                 found.setdefault(match["experts"], {})[name.removesuffix(".weight")] = value
+                parts.setdefault(match["experts"], {})[match["part"]] = None
+        for experts, types in found.items():
+            numbers = {int(name.removeprefix(experts).split(".")[1]) for name in types}
+            for number in range(max(numbers) + 1):
+                for part in parts[experts]:
+                    types.setdefault(f"{experts}.{number}.{part}", None)
         return found
 
     def _agreed(self, prefix: str, types: Mapping[str, str | None]) -> QuantType | None:
