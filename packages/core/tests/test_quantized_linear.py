@@ -545,6 +545,28 @@ def test_a_wrong_shape_is_named_at_load(name: str, layer: type[LinearBase]):
         fill(made, export)
 
 
+@pytest.mark.parametrize(
+    ("name", "stored", "allowed"),
+    [
+        ("weight", torch.bfloat16, "int8"),
+        ("weight", torch.uint8, "int8"),
+        ("weight_scale", torch.int8, "a floating dtype"),
+        ("input_offset", torch.int64, "int8 or int32 or float16 or bfloat16 or float32"),
+        ("deq_scale", torch.bfloat16, "float32 or int64"),
+        ("quant_bias", torch.float32, "int32"),
+    ],
+)
+def test_a_wrong_dtype_is_named_at_load(name: str, stored: torch.dtype, allowed: str):
+    made = single("W8A8", torch.bfloat16)
+    export = Exported.make("W8A8", OUT, IN, torch.bfloat16)
+    export.tensors[name] = export[name].to(stored)
+    seen = str(stored).removeprefix("torch.")
+    with pytest.raises(
+        CheckpointError, match=rf"p\.{name} holds {seen} .* must hold {allowed}: .*check-model"
+    ):
+        fill(made, export)
+
+
 def test_input_scales_that_differ_between_parts_are_an_error():
     kinds = {"mlp.gate_proj": "W8A8", "mlp.up_proj": "W8A8"}
     made = build(MergedColumnParallelLinear, IN, [32, 32], kinds=kinds, prefix="mlp.gate_up_proj")

@@ -29,7 +29,7 @@ from vllm_davinci.core.quantization.description import (
     shortened,
 )
 from vllm_davinci.core.quantization.findings import Examination, LayerKind
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
+from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, dtype_name
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
@@ -160,7 +160,7 @@ def _check_tensors(
         if not weight.dtype.is_floating_point:
             found.problem(
                 f"{prefix}.weight",
-                f"holds {_name(weight.dtype)} and would be loaded as {kind.value}: its scales "
+                f"holds {dtype_name(weight.dtype)} and would be loaded as {kind.value}: its scales "
                 "would be left out. Give it its type in the description",
             )
         left = sorted(f"{prefix}.{name}" for name in _EXTRA_NAMES if f"{prefix}.{name}" in tensors)
@@ -186,8 +186,7 @@ def _check_tensors(
         if tensor.shape != expected:
             found.problem(name, f"has shape {list(tensor.shape)} and must have {list(expected)}")
         if not spec.accepts(tensor.dtype):
-            allowed = " or ".join(_name(dtype) for dtype in spec.dtypes) or "a float"
-            found.problem(name, f"holds {_name(tensor.dtype)} and must hold {allowed}")
+            found.problem(name, f"holds {dtype_name(tensor.dtype)} and must hold {spec.accepted()}")
 
 
 def _add_kinds(
@@ -197,7 +196,7 @@ def _add_kinds(
     for prefix, weight in layers.items():
         if len(weight.shape) < 2:
             continue
-        key = (_NUMBER.sub("*", prefix), types[prefix], _name(weight.dtype))
+        key = (_NUMBER.sub("*", prefix), types[prefix], dtype_name(weight.dtype))
         groups.setdefault(key, []).append(weight)
     found.kinds = [
         LayerKind(name, loads, len(weights), dtype, weights[0].shape)
@@ -249,7 +248,7 @@ def _check_compressed(tensors: Mapping[str, StoredTensor], found: Examination) -
         if _EXPERT.match(name):
             experts.append(name)
         elif tensor.dtype != torch.int8:
-            others.append(f"{name} ({_name(tensor.dtype)})")
+            others.append(f"{name} ({dtype_name(tensor.dtype)})")
     way_out = "Run vllm-davinci quantize on the float checkpoint"
     if experts:
         found.problem(
@@ -314,7 +313,3 @@ def _check_counts(
 
 def _ranges(numbers: list[int]) -> str:
     return shortened(map(str, numbers), 8)
-
-
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -18,7 +18,7 @@ from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, conversion, device_dtype
+from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, device_dtype
 from vllm_davinci.core.quantization.weight_layout import arrange
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
         for group, matrix in matrices.items():
             for spec in LINEAR_TENSORS[self.kind]:
                 name = f"{group}_{spec.name}"
-                loader = ExpertTensorLoader(
-                    load, f"{self._prefix}.{name}", conversion(spec, params_dtype)
-                )
+                loader = ExpertTensorLoader(load, f"{self._prefix}.{name}", spec, params_dtype)
                 self._loaders[name] = loader
                 data = torch.zeros(
                     num_experts,

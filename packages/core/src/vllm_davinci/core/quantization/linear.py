@@ -41,7 +41,6 @@ from vllm_davinci.core.quantization.tensors import (
     LINEAR_TENSORS,
     Extent,
     TensorSpec,
-    conversion,
     device_dtype,
 )
 from vllm_davinci.core.quantization.weight_layout import arrange
@@ -76,9 +75,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         load = extra_weight_attrs["weight_loader"]
         out_features = sum(output_partition_sizes)
         for spec in LINEAR_TENSORS[self.kind]:
-            loader = RecordingLoader(
-                load, f"{self.prefix}.{spec.name}", conversion(spec, params_dtype)
-            )
+            loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
             self._loaders[spec.name] = loader
             layer.register_parameter(
                 spec.name,

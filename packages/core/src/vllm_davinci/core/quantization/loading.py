@@ -9,6 +9,7 @@ import torch
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.description import QuantType, shortened
+from vllm_davinci.core.quantization.tensors import TensorSpec, conversion, dtype_name
 
 CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists everything that is wrong with it"
 
@@ -16,17 +17,21 @@ CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists everything that is wro
 class TensorLoader:
     """vLLM's weight loader of a layer, for one tensor. Subclasses remember what came.
 
-    convert: from what the checkpoint holds to what the parameter holds; None leaves it as it is
+    tensor:       its name, for messages
+    spec:         what a checkpoint may hold for it
+    params_dtype: the model's
     """
 
     def __init__(
         self,
         load: Callable[..., Any],
         tensor: str,
-        convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        spec: TensorSpec,
+        params_dtype: torch.dtype,
     ) -> None:
         self._load = load
-        self._convert = convert
+        self._spec = spec
+        self._convert = conversion(spec, params_dtype)
         self.tensor = tensor
 
     def _put(
@@ -36,6 +41,13 @@ class TensorLoader:
 
         part: which part of the tensor this is, for that message
         """
+        # A parameter would take any dtype and round it to its own.
+        if not self._spec.accepts(loaded.dtype):
+            raise CheckpointError(
+                f"{self.tensor}{part} holds {dtype_name(loaded.dtype)} in the checkpoint and must "
+                f"hold {self._spec.accepted()}: its file and its entry in the description do not "
+                f"belong together. Export the model again: {CHECK_COMMAND}."
+            )
         try:
             converted = loaded if self._convert is None else self._convert(loaded)
             return self._load(parameter, converted, *place, **options)

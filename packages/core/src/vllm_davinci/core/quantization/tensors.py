@@ -42,6 +42,14 @@ class TensorSpec:
     def accepts(self, dtype: torch.dtype) -> bool:
         return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
 
+    def accepted(self) -> str:
+        """What `accepts` takes, for messages."""
+        return " or ".join(map(dtype_name, self.dtypes)) or "a floating dtype"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
 
 _WEIGHT = TensorSpec("weight", Extent.MATRIX, (torch.int8,))
 _PER_CHANNEL = (
