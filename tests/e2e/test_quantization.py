@@ -256,6 +256,16 @@ EXPERT = "model.layers.2.mlp.experts.5"
         (f"{EXPERT}.up_proj.weight", "FLOAT", f"{EXPERT}.up_proj FLOAT"),
         (f"{EXPERT}.up_proj.weight", "W4A8_DYNAMIC", "'W4A8_DYNAMIC', and FLOAT, W8A8"),
         ("model.layers.0.mlp.up_proj.weight", "W8A8", "model.layers.0.mlp.up_proj W8A8"),
+        (
+            "model.layers.0.self_attn.o_proj.weight",
+            "FLOAT",
+            "model.layers.0.self_attn.o_proj.weight: holds int8 and would be loaded as FLOAT",
+        ),
+        (
+            "model.layers.1.input_layernorm.bias",
+            "W8A8_DYNAMIC",
+            "has an entry for model.layers.1.input_layernorm.bias, and no file has the tensor",
+        ),
     ],
 )
 def test_a_bad_checkpoint_ends_the_start_with_its_tensor_named(

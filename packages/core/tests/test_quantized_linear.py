@@ -26,6 +26,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.ops import compiled as compiled_operators
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.quantization.after_loading import describe_failure, require_norm_biases
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.quantization.handover import (
@@ -506,6 +507,24 @@ def test_a_norm_adds_the_bias_that_the_checkpoint_has(
     assert torch.equal(with_bias.cpu(), without.cpu() + bias)
 
 
+def test_a_norm_whose_bias_is_described_and_did_not_come_is_named(
+    vllm_config: VllmConfig, device: torch.device
+):
+    description = QuantDescription.parse(dict.fromkeys(("a.norm.bias", "b.norm.bias"), "W8A8"))
+    vllm_config.quant_config = AscendQuantizationConfig(description)
+    with device:
+        model = torch.nn.ModuleDict(
+            {name: torch.nn.ModuleDict({"norm": RMSNorm(IN)}) for name in ("a", "b", "c")}
+        )
+    bias = model["a"]["norm"].bias
+    bias.weight_loader(bias, torch.ones(IN))
+    with pytest.raises(CheckpointError, match=r"entry for b\.norm\.bias, and no file"):
+        require_norm_biases(model, description)
+    bias = model["b"]["norm"].bias
+    bias.weight_loader(bias, torch.ones(IN))
+    require_norm_biases(model, description)
+
+
 def test_norms_of_other_checkpoints_have_no_bias(vllm_config: VllmConfig):
     vllm_config.quant_config = config_of({"p": "W8A8"})
     assert [name for name, _ in RMSNorm(IN).named_parameters()] == ["weight"]
@@ -576,6 +595,17 @@ def test_input_scales_that_differ_between_parts_are_an_error():
     fill(made, export, 1)
     with pytest.raises(CheckpointError, match="input_scale differs between its parts"):
         prepare(made)
+
+
+@pytest.mark.parametrize(
+    ("types", "told"), [({"a.p.weight": "FLOAT"}, "is FLOAT"), ({}, "has no entry")]
+)
+def test_a_tensor_without_a_place_is_named_with_its_layers_entry(types: dict[str, str], told: str):
+    error = KeyError("p.weight_scale")
+    text = describe_failure("hub/model", QuantDescription.parse(types), error)
+    assert text is not None
+    assert f"has p.weight_scale, for which the model has no place: p.weight {told}" in text
+    assert describe_failure("hub/model", QuantDescription(types), ValueError("other")) is None
 
 
 def test_asymmetric_weights_are_refused():

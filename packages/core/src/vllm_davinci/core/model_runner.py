@@ -24,10 +24,14 @@ from vllm_davinci.core.attention.mla_cache import LatentCache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.checkpoint import describe_damage
-from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.overlap.runner import OverlapRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.after_loading import describe_failure, require_norm_biases
+from vllm_davinci.core.quantization.config import (
+    LOAD_FORMATS_WITHOUT_LOADERS,
+    AscendQuantizationConfig,
+)
 
 
 class NPUModelRunner(OverlapRunner):
@@ -51,13 +55,24 @@ class NPUModelRunner(OverlapRunner):
         self.num_sms = NPUPlatform.num_compute_units(self.device.index or 0)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
+        quantization = self.vllm_config.quant_config
         try:
             super().load_model(load_dummy_weights=load_dummy_weights)
         except SafetensorError as error:
             raise CheckpointError(describe_damage(self.model_config.model, error)) from error
-        quantization = self.vllm_config.quant_config
+        except (KeyError, ValueError) as error:
+            if isinstance(error, CoreError) or not isinstance(
+                quantization, AscendQuantizationConfig
+            ):
+                raise
+            told = describe_failure(self.model_config.model, quantization.description, error)
+            if told is None:
+                raise
+            raise CheckpointError(told) from error
         if isinstance(quantization, AscendQuantizationConfig):
             quantization.log_missing()
+            if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
+                require_norm_biases(self.get_model(), quantization.description)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         self._has_failed = True
