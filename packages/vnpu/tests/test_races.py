@@ -89,6 +89,13 @@ x[:130].fill_(1.0)
 with torch.npu.stream(side):
     x[129:].fill_(2.0)
 """,
+    "elements between those of a newer use with the same ends": """
+nine = y.view(-1)[:9]
+nine[::2].fill_(1.0)
+nine[::4].fill_(2.0)
+with torch.npu.stream(side):
+    nine[2:3].fill_(3.0)
+""",
     "a copy to the host that does not wait for the product": """
 y.add_(1.0)
 with torch.npu.stream(side):
@@ -164,6 +171,13 @@ with torch.npu.stream(side):
 x[:, :8].fill_(1.0)
 with torch.npu.stream(side):
     x[:, 8:].fill_(2.0)
+""",
+    "elements that two uses with the same ends leave out": """
+nine = y.view(-1)[:9]
+nine[::2].fill_(1.0)
+nine[::4].fill_(2.0)
+with torch.npu.stream(side):
+    nine[1::2].fill_(3.0)
 """,
     "record_stream keeps reused memory apart": """
 z = x + 1.0

@@ -16,6 +16,12 @@ constexpr uintptr_t kBucketBits = 20;  // uses are kept by MiB of address space
 
 Detector* detector = nullptr;
 
+bool same_layout(const Access::Layout& a, const Access::Layout& b) {
+  return a.dims == b.dims && a.item == b.item && a.first == b.first &&
+         std::equal(a.sizes, a.sizes + a.dims, b.sizes) &&
+         std::equal(a.strides, a.strides + a.dims, b.strides);
+}
+
 void summarise() {
   std::fprintf(stderr, "vnpu: %llu race%s found.\n",
                static_cast<unsigned long long>(detector->found()),
@@ -72,12 +78,12 @@ void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
       return ordered && use.access.write && use.access.layout.dims == 0 &&
              use.access.begin <= earlier.access.begin && use.access.end >= earlier.access.end;
     });
-    // A newer use of the same kind and range by the same stream stands for the older one.
+    // A newer use of the same kind and elements by the same stream stands for the older one.
     std::erase_if(uses, [&](const Use& earlier) {
       return earlier.launch->stream == use.launch->stream &&
              earlier.access.write == use.access.write && earlier.access.begin == use.access.begin &&
              earlier.access.end == use.access.end &&
-             earlier.access.layout.dims == use.access.layout.dims && earlier.launch != use.launch;
+             same_layout(earlier.access.layout, use.access.layout) && earlier.launch != use.launch;
     });
     uses.push_back(use);
   }
