@@ -132,7 +132,7 @@ def compiled_operators_page(kernels: Any, reference: Any) -> str:
     for name in kernels.operator_names():
         described = (getattr(reference, name).__doc__ or "").split("\n\n")[0]
         arguments = ", ".join(inspect.signature(getattr(reference, name)).parameters)
-        launches = ", ".join(kernels.launches(name))
+        launches = ", ".join(kernels.launches(name)) or "copies on the device"
         text += f"| `{name}` | {_cell(described)} | `{arguments}` | {launches} |\n"
     return text
 

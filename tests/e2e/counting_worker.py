@@ -1,4 +1,4 @@
-"""A worker that counts its collectives."""
+"""Workers that count what they launch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from vllm.distributed import get_tp_group
 
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
+from vllm_davinci.core.ops import compiled
 
 
 class CountingWorker:
@@ -31,3 +32,24 @@ class CountingWorker:
     def collectives(self) -> dict[str, int]:
         """How often each was launched."""
         return dict(self.counted)
+
+
+class CallCountingWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    def count_compiled_calls(self) -> None:
+        """From now on, those of layers to compiled operators."""
+        self.called: Counter[str] = Counter()
+        for name, operator in compiled._operators.items():
+            compiled._operators[name] = self._counting(name, operator)
+
+    def _counting(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*arguments: Any) -> Any:
+            self.called[name] += 1
+            return operator(*arguments)
+
+        return counting
+
+    def compiled_calls(self) -> dict[str, int]:
+        """How often each was called."""
+        return dict(self.called)

@@ -15,6 +15,7 @@ import torch
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
+from e2e.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci.core.moe.experts import FloatExperts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.routing import RoutingRule
@@ -128,6 +129,41 @@ def test_results_are_equal_with_and_without_compiled_operators(
                 assert "torch_npu's own operators are composed" in engine.log_text()
     assert results[0] == results[1]
     assert len({tuple(tokens) for tokens, _ in results[0]}) > 12
+
+
+@pytest.mark.parametrize(
+    ("model", "is_enabled"),
+    [
+        pytest.param("deepseek_v3_dense", True, id="latent_compiled"),
+        pytest.param("deepseek_v3_dense", False, id="latent", marks=pytest.mark.thorough),
+        pytest.param("llama_head64_gqa4", True, id="dense_compiled", marks=pytest.mark.thorough),
+        pytest.param("llama_head64_gqa4", False, id="dense", marks=pytest.mark.thorough),
+    ],
+)
+def test_requests_go_on_from_copies_of_cached_blocks(
+    model: str,
+    is_enabled: bool,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    prefix = [*range(100), *range(30, 58)]  # one cache block
+    prompts = [[*prefix, *range(n, n + 12)] for n in range(0, 160, 20)]
+    with start_engine(
+        zoo(model),
+        additional_config={"enable_compiled_operators": is_enabled},
+        async_scheduling=False,
+        scheduler_cls="e2e.copying_scheduler.CopyingScheduler",
+        worker_extension_cls="e2e.counting_worker.CallCountingWorker",
+    ) as engine:
+        engine.on_workers("count_compiled_calls")
+        as_inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        engine.generate(as_inputs[:1], GREEDY)
+        outputs = engine.generate(as_inputs, GREEDY)
+        (calls,) = engine.on_workers("compiled_calls")
+    assert [output.num_cached_tokens for output in outputs] == [len(prefix)] * len(prompts)
+    assert_greedy(reference(model), prompts, outputs, 48)
+    assert calls.get("copy_kv_blocks", 0) == is_enabled
 
 
 @pytest.fixture

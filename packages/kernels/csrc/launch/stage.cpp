@@ -75,7 +75,13 @@ void Stage::refuse(const Operator& op, int status) const {
 
 void Stage::add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor) {
   workspace_bytes_ = std::max(workspace_bytes_, workspace_bytes);
-  batch_->steps.push_back({Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr});
+  batch_->steps.push_back(
+      {Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr, nullptr});
+}
+
+void Stage::copy(void* destination, const void* source, size_t bytes) {
+  batch_->steps.push_back(
+      {Step::Kind::kCopy, nullptr, nullptr, bytes, current_, destination, source});
 }
 
 void* Stage::handle(const c10::Stream& stream) {
@@ -84,8 +90,8 @@ void* Stage::handle(const c10::Stream& stream) {
 
 void Stage::let_wait(void* waiting) {
   void* const shared = event(device_, next_event_++);
-  batch_->steps.push_back({Step::Kind::kRecord, nullptr, nullptr, 0, current_, shared});
-  batch_->steps.push_back({Step::Kind::kWait, nullptr, nullptr, 0, waiting, shared});
+  batch_->steps.push_back({Step::Kind::kRecord, nullptr, nullptr, 0, current_, shared, nullptr});
+  batch_->steps.push_back({Step::Kind::kWait, nullptr, nullptr, 0, waiting, shared, nullptr});
 }
 
 uint64_t Stage::launch_count() { return launched.load(); }
@@ -102,13 +108,18 @@ int Stage::Batch::launch() {
         status = reinterpret_cast<Launch>(step.op->launch())(workspace, step.workspace_bytes,
                                                              step.executor, step.stream);
         break;
+      case Step::Kind::kCopy:
+        function = "aclrtMemcpyAsync";
+        status = aclrtMemcpyAsync(step.destination, step.workspace_bytes, step.source,
+                                  step.workspace_bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, step.stream);
+        break;
       case Step::Kind::kRecord:
         function = "aclrtRecordEvent";
-        status = aclrtRecordEvent(step.event, step.stream);
+        status = aclrtRecordEvent(step.destination, step.stream);
         break;
       case Step::Kind::kWait:
         function = "aclrtStreamWaitEvent";
-        status = aclrtStreamWaitEvent(step.stream, step.event);
+        status = aclrtStreamWaitEvent(step.stream, step.destination);
         break;
     }
     if (status != 0) {

@@ -54,6 +54,9 @@ class Stage {
     add(op, workspace_bytes, executor);
   }
 
+  // Copies bytes from device memory to device memory.
+  void copy(void* destination, const void* source, size_t bytes);
+
   // A stream of torch as CANN's.
   static void* handle(const c10::Stream& stream);
   // What follows runs on `stream` / on the stage's own stream again.
@@ -70,12 +73,13 @@ class Stage {
 
  private:
   struct Step {
-    enum class Kind : uint8_t { kLaunch, kRecord, kWait } kind;
+    enum class Kind : uint8_t { kLaunch, kCopy, kRecord, kWait } kind;
     Operator* op;
     aclOpExecutor* executor;
     uint64_t workspace_bytes;
     void* stream;
-    void* event;  // of record and wait
+    void* destination;  // of a copy; the event of record and wait
+    const void* source;
   };
   struct Batch {
     ~Batch();

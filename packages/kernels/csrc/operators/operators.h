@@ -32,6 +32,8 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   /* vocabulary.cpp */                                                                             \
   Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight,                   \
                                   int64_t first_row, int64_t num_rows);                            \
+  /* kv_cache.cpp */                                                                               \
+  void copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs);                        \
   /* fused_attention.cpp */                                                                        \
   void paged_attention(                                                                            \
       const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,                 \

@@ -1,6 +1,8 @@
 """A thin subclass of vLLM's V1 runner: cache layout, slot mapping and synchronization."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch_npu
 from safetensors import SafetensorError
 from vllm.config import VllmConfig
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     KVCacheConfig,
@@ -25,6 +28,7 @@ from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.checkpoint import describe_damage
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.ops.compiled import compiled
 from vllm_davinci.core.overlap.runner import OverlapRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.after_loading import describe_failure, require_norm_biases
@@ -174,8 +178,28 @@ class NPUModelRunner(OverlapRunner):
         if not block_ids:
             return
         index = async_tensor_h2d(block_ids, self.device, torch.int64)
-        for cache in self.kv_caches:
-            cache.view(self.kv_cache_config.num_blocks, -1).index_fill_(0, index, 0)
+        for cache in self._caches_by_block():
+            cache.index_fill_(0, index, 0)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Callable[..., Any] | None:
+        """Brings the batch up to date; blocks that requests get copies of are copied in one call.
+
+        New blocks are zeroed first: a copy's target is one of them.
+        """
+        copies = scheduler_output.kv_cache_block_copies
+        copy_blocks = compiled("copy_kv_blocks") if copies else None
+        if copy_blocks is not None:
+            self._zero_block_ids(scheduler_output.new_block_ids_to_zero or [])
+            copy_blocks(self._caches_by_block(), torch.tensor(copies))
+            scheduler_output = replace(
+                scheduler_output, new_block_ids_to_zero=None, kv_cache_block_copies=None
+            )
+        return super()._update_states(scheduler_output)
+
+    def _caches_by_block(self) -> list[torch.Tensor]:
+        """Every part of every layer's cache once, as [num_blocks, entries]."""
+        caches = {cache.data_ptr(): cache for cache in self.kv_caches}
+        return [cache.view(self.kv_cache_config.num_blocks, -1) for cache in caches.values()]
 
 
 def _layer_region(

@@ -90,7 +90,7 @@ def rotary_embedding(
 def vocab_parallel_embedding(
     token_ids: Tensor, weight: Tensor, first_row: int, num_rows: int
 ) -> Tensor:
-    """A rank's part of the embedding: rows of its tokens, zeros for the others.
+    """Vocabulary mask and look-up: a rank's part of the embedding, zeros for foreign tokens.
 
     token_ids: [num_tokens], int32 or int64
     weight:    [at least num_rows, embedding_dim], the share
@@ -99,6 +99,17 @@ def vocab_parallel_embedding(
     rows = token_ids.long() - first_row
     is_foreign = (rows < 0) | (rows >= num_rows)
     return weight[rows.masked_fill(is_foreign, 0)].masked_fill(is_foreign.unsqueeze(-1), 0)
+
+
+def copy_kv_blocks(kv_caches: list[Tensor], block_pairs: Tensor) -> None:
+    """Copies blocks inside every cache, one pair after the other.
+
+    kv_caches:   each [num_blocks, ...], contiguous; written in place
+    block_pairs: [num_pairs, 2], int64, on the host: from, to
+    """
+    for cache in kv_caches:
+        for source, target in block_pairs.tolist():
+            cache[target] = cache[source]
 
 
 def paged_attention(
