@@ -8,6 +8,7 @@
 #include "device/host_counts.h"
 #include "device/memory.h"
 #include "device/system.h"
+#include "race/detector.h"
 #include "trace/recorder.h"
 
 namespace py = pybind11;
@@ -42,6 +43,10 @@ PYBIND11_MODULE(_C, m) {
     result["synchronizations"] = counts.synchronizations.load();
     result["copies_to_host"] = counts.copies_to_host.load();
     return result;
+  });
+  m.def("races_found", [] {
+    const vnpu::race::Detector* const detector = vnpu::race::Detector::instance();
+    return detector == nullptr ? 0 : detector->found();
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
 }

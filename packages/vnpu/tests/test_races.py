@@ -1,6 +1,9 @@
 """The race detector: it finds every kind of planted race, and is silent on correct programs."""
 
+import re
+
 import pytest
+from forked import Ended, run_together
 from program import output_of, run_program
 
 SETUP = """
@@ -15,42 +18,43 @@ event = torch.npu.Event()
 torch.npu.synchronize()
 """
 
-# What each program does wrong -> its source, after SETUP.
+# What each program does wrong -> its source, after SETUP. The two launches that race are marked, in
+# the order of their launch.
 PLANTED = {
     "read after write, no wait": """
-y.add_(1.0)
+y.add_(1.0)  # <-
 with torch.npu.stream(side):
-    out.copy_(y)
+    out.copy_(y)  # <-
 """,
     "write after read, no wait": """
-torch.add(x, 1.0, out=out)
+torch.add(x, 1.0, out=out)  # <-
 with torch.npu.stream(side):
-    x.zero_()
+    x.zero_()  # <-
 """,
     "write after write, no wait": """
-out.zero_()
+out.zero_()  # <-
 with torch.npu.stream(side):
-    out.fill_(3.0)
+    out.fill_(3.0)  # <-
 """,
     "the wait comes after the use": """
-y.add_(1.0)
+y.add_(1.0)  # <-
 with torch.npu.stream(side):
-    out.copy_(y)
+    out.copy_(y)  # <-
     side.wait_stream(main)
 """,
     "the event was recorded before the write": """
 event.record(main)
-y.add_(1.0)
+y.add_(1.0)  # <-
 with torch.npu.stream(side):
     side.wait_event(event)
-    out.copy_(y)
+    out.copy_(y)  # <-
 """,
     "the wrong stream waits": """
-y.add_(1.0)
+y.add_(1.0)  # <-
 event.record(main)
 third.wait_event(event)
 with torch.npu.stream(side):
-    out.copy_(y)
+    out.copy_(y)  # <-
 """,
     # torch_npu makes an event at its first record and leaves a wait before that out, so this one
     # goes to the runtime directly.
@@ -58,71 +62,71 @@ with torch.npu.stream(side):
 import ctypes
 acl, handle = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
 acl.aclrtCreateEventExWithFlag(ctypes.byref(handle), 0)
-y.add_(1.0)
+y.add_(1.0)  # <-
 acl.aclrtStreamWaitEvent(ctypes.c_void_p(side.npu_stream), handle)
 with torch.npu.stream(side):
-    out.copy_(y)
+    out.copy_(y)  # <-
 """,
     "the join is missing": """
 side.wait_stream(main)
 with torch.npu.stream(side):
-    y.add_(1.0)
-torch.add(y, 1.0, out=out)
+    y.add_(1.0)  # <-
+torch.add(y, 1.0, out=out)  # <-
 """,
     "memory is reused while a side stream reads it": """
 z = x + 1.0
 side.wait_stream(main)
 with torch.npu.stream(side):
-    out.copy_(z)
+    out.copy_(z)  # <-
 del z
-w = x + 2.0
+w = x + 2.0  # <-
 """,
     "a matrix product beside the write of its operand": """
 w = torch.ones(16, 16, device="npu")
 torch.npu.synchronize()
 with torch.npu.stream(side):
-    w.fill_(2.0)
-torch.mm(x, w)
+    w.fill_(2.0)  # <-
+torch.mm(x, w)  # <-
 """,
     "overlapping rows of one tensor": """
-x[:130].fill_(1.0)
+x[:130].fill_(1.0)  # <-
 with torch.npu.stream(side):
-    x[129:].fill_(2.0)
+    x[129:].fill_(2.0)  # <-
 """,
     "elements between those of a newer use with the same ends": """
 nine = y.view(-1)[:9]
-nine[::2].fill_(1.0)
+nine[::2].fill_(1.0)  # <-
 nine[::4].fill_(2.0)
 with torch.npu.stream(side):
-    nine[2:3].fill_(3.0)
+    nine[2:3].fill_(3.0)  # <-
 """,
     "a copy to the host that does not wait for the product": """
-y.add_(1.0)
+y.add_(1.0)  # <-
 with torch.npu.stream(side):
-    pinned.copy_(y, non_blocking=True)
+    pinned.copy_(y, non_blocking=True)  # <-
 """,
     "two copies into one host buffer": """
-pinned.copy_(x, non_blocking=True)
+pinned.copy_(x, non_blocking=True)  # <-
 with torch.npu.stream(side):
-    pinned.copy_(y, non_blocking=True)
+    pinned.copy_(y, non_blocking=True)  # <-
 """,
     "a graph replay beside a write of its input": """
 graph = torch.npu.NPUGraph()
 with torch.npu.graph(graph):
     g = x + y
 torch.npu.synchronize()
-graph.replay()
+graph.replay()  # <-
 with torch.npu.stream(side):
-    x.fill_(5.0)
+    x.fill_(5.0)  # <-
 """,
     "two branches of a captured graph": """
 graph = torch.npu.NPUGraph()
 with torch.npu.graph(graph):
     capture = torch.npu.current_stream()
     side.wait_stream(capture)
-    y.add_(1.0)
+    y.add_(1.0)  # <-
     with torch.npu.stream(side):
-        y.mul_(2.0)
+        y.mul_(2.0)  # <-
     capture.wait_stream(side)
 """,
 }
@@ -214,23 +218,52 @@ graph.replay()
 }
 
 
+FINISH = """
+torch.npu.synchronize()
+from vllm_davinci.vnpu import _C
+print("races:", _C.races_found())
+"""
+
+
+def marked_lines(program: str) -> list[int]:
+    return [n for n, line in enumerate(program.split("\n"), 1) if line.endswith("# <-")]
+
+
+def reported_lines(text: str) -> list[list[int]]:
+    """The lines of <program> that each report names."""
+    reports = re.split(r"^vnpu: ", text, flags=re.MULTILINE)[1:]
+    return [[int(n) for n in re.findall(r"<program>:(\d+)", report)] for report in reports]
+
+
+def run_detected(program: str, **variables: str) -> Ended:
+    [ended] = run_together([program], [{"VNPU_RACES": "report", **variables}], 60.0)
+    assert ended.code == 0, ended.text[-3000:]
+    return ended
+
+
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_planted_race_is_found_and_both_sides_are_named(kind: str) -> None:
-    done = run_program(SETUP + PLANTED[kind] + "torch.npu.synchronize()\n", VNPU_RACES="report")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "vnpu: 0 races" not in done.stderr
-    if kind == "the event is never recorded":
-        assert "never recorded" in done.stderr
-    assert "vnpu: race on" in done.stderr
-    assert "Nothing orders the two" in done.stderr
-    assert done.stderr.count("<string>:") >= 2  # the Python lines of both launches
+def test_a_planted_race_is_found_and_both_lines_are_named(kind: str) -> None:
+    program = SETUP + PLANTED[kind] + FINISH
+    text = run_detected(program).text
+    [race] = [part for part in text.split("\nvnpu: ") if "race on" in part]
+    assert "Nothing orders the two" in race
+    assert reported_lines(text)[-1] == marked_lines(program)
+    unrecorded = kind == "the event is never recorded"
+    assert ("never recorded" in text) == unrecorded
+    assert f"races: {2 if unrecorded else 1}" in text
 
 
 @pytest.mark.parametrize("kind", CORRECT)
 def test_a_correct_program_gives_no_report(kind: str) -> None:
-    done = run_program(SETUP + CORRECT[kind] + "torch.npu.synchronize()\n", VNPU_RACES="report")
-    assert done.returncode == 0, done.stderr[-2000:]
+    text = run_detected(SETUP + CORRECT[kind] + FINISH).text
+    assert "vnpu:" not in text
+    assert "races: 0" in text
+
+
+def test_the_number_of_races_is_told_at_the_end() -> None:
+    done = run_program(SETUP + CORRECT["both only read"], VNPU_RACES="report")
     assert "vnpu: 0 races found." in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_raise_stops_the_program_at_the_second_launch() -> None:
