@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from vllm_davinci.core.quantization.examination import examine
 from vllm_davinci.core.quantization.export import Exported, Exporter, model_dtype
 from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.tensors import float_from_bits
+from vllm_davinci.core.quantization.whole_directory import PARTIAL_NAME
 
 # DeepSeek's shapes at their smallest: a dense layer, then one of experts; latent attention.
 DEEPSEEK = transformers.DeepseekV3Config(
@@ -39,6 +41,7 @@ DEEPSEEK = transformers.DeepseekV3Config(
     v_head_dim=8,
     max_position_embeddings=64,
 )
+WEIGHTS = "model.safetensors"
 WINDOWS = [torch.arange(60).remainder(61)[None]]
 
 
@@ -150,14 +153,97 @@ def test_a_quantized_source_is_refused(source: Path, tmp_path: Path):
         export(tmp_path / "once", tmp_path / "twice", QuantType.W8A8_DYNAMIC)
 
 
-def test_experts_in_one_tensor_are_refused(tmp_path: Path):
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("kind", [QuantType.W8A8_DYNAMIC, QuantType.W8A8])
+def test_experts_in_one_tensor_become_what_separate_ones_do(
+    kind: QuantType, is_transposed: bool, source: Path, tmp_path: Path
+):
+    fused = tmp_path / "fused"
+    shutil.copytree(source, fused)
+    tensors = load_file(source / WEIGHTS)
+    experts = "model.layers.1.mlp.experts"
+    separate = {
+        part: torch.stack([tensors.pop(f"{experts}.{n}.{part}.weight") for n in range(4)])
+        for part in ("gate_proj", "up_proj", "down_proj")
+    }
+    gate_up = torch.cat([separate["gate_proj"], separate["up_proj"]], 1)
+    for name, tensor in (("gate_up_proj", gate_up), ("down_proj", separate["down_proj"])):
+        stored = tensor.transpose(1, 2) if is_transposed else tensor
+        tensors[f"{experts}.{name}"] = stored.contiguous()
+    save_file(tensors, fused / WEIGHTS, metadata={"format": "pt"})
+    # Calibration runs the separate ones: transformers reads the other layout for other models.
+    ranges = input_ranges(source, WINDOWS, lambda count: None) if kind is QuantType.W8A8 else {}
+    written = [
+        Exporter(start, tmp_path / name, kind, torch.bfloat16, ranges).run(lambda count: None)
+        for start, name in ((source, "one"), (fused, "other"))
+    ]
+    assert written[0].counts == written[1].counts
+    one, other = (load_file(tmp_path / name / WEIGHTS) for name in ("one", "other"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    types = [QuantDescription.load(tmp_path / name / FILE_NAME).types for name in ("one", "other")]
+    assert types[0] == types[1]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"gate_up_proj": (2, 8, 4), "down_proj": (2, 4, 8)}, r"gate_up_proj .* \[2, 8, 4\]"),
+        ({"gate_up_proj": (2, 8, 4)}, r"experts\.gate_up_proj .* \[2, 8, 4\]"),
+        ({"w1": (2, 4, 8)}, r"experts\.w1 .* \[2, 4, 8\]"),
+        (
+            {"gate_up_proj": (2, 8, 4), "down_proj": (2, 4, 4), "down_proj_bias": (2, 4)},
+            r"experts\.down_proj_bias .* \[2, 4\]",
+        ),
+    ],
+)
+def test_experts_in_an_unknown_layout_are_refused_with_their_shape(
+    tensors: dict[str, tuple[int, ...]], named: str, tmp_path: Path
+):
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text("{}")
-    experts = {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 4, 4)}
-    save_file(experts, source / "model.safetensors")
-    with pytest.raises(CheckpointError, match="all experts in one tensor"):
+    experts = {
+        f"model.layers.0.mlp.experts.{name}": torch.ones(shape) for name, shape in tensors.items()
+    }
+    save_file(experts, source / WEIGHTS)
+    with pytest.raises(CheckpointError, match=rf"{named}.*one tensor per expert"):
         export(source, tmp_path / "out", QuantType.W8A8_DYNAMIC)
+
+
+def test_layers_behind_the_model_are_dynamic_in_a_static_export(source: Path, tmp_path: Path):
+    with_head = tmp_path / "source"
+    shutil.copytree(source, with_head)
+    tensors = load_file(source / WEIGHTS)
+    tensors |= {
+        name.replace("layers.0.", "layers.2."): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.0." in name
+    }
+    save_file(tensors, with_head / WEIGHTS, metadata={"format": "pt"})
+    export(with_head, tmp_path / "out", QuantType.W8A8)
+    types = QuantDescription.load(tmp_path / "out" / FILE_NAME).types
+    assert types["model.layers.0.mlp.down_proj.weight"] == "W8A8"
+    assert types["model.layers.2.mlp.down_proj.weight"] == "W8A8_DYNAMIC"
+    assert types["model.layers.2.self_attn.q_a_proj.weight"] == "W8A8_DYNAMIC"
+    assert types["model.layers.2.self_attn.kv_b_proj.weight"] == "FLOAT"
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_failed_export_leaves_nothing_behind(is_new: bool, source: Path, tmp_path: Path):
+    destination = tmp_path / "out"
+    if not is_new:
+        destination.mkdir()
+
+    def fail(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Exporter(source, destination, QuantType.W8A8_DYNAMIC, torch.bfloat16, {}).run(fail)
+    assert destination.exists() == (not is_new)
+    assert is_new or not any(destination.iterdir())
+    export(source, destination, QuantType.W8A8_DYNAMIC)
+    assert not (destination / PARTIAL_NAME).exists()
 
 
 def test_a_layer_that_calibration_did_not_reach_is_named(source: Path, tmp_path: Path):

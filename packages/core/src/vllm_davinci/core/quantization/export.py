@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from vllm_davinci.core.quantization.checkpoint_files import (
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
 from vllm_davinci.core.quantization.examination import examine
 from vllm_davinci.core.quantization.findings import Severity
+from vllm_davinci.core.quantization.fused_experts import find_fused_experts
 from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
+from vllm_davinci.core.quantization.whole_directory import written_as_a_whole
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMAT_VERSION = "1.0.0"
@@ -33,6 +37,7 @@ FORMAT_VERSION = "1.0.0"
 _QUANTIZED = re.compile(r"(^|\.)(\w+_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
 # Latent attention takes this one apart; the MTP head's is small and sensitive.
 _KEPT_FLOAT = re.compile(r"(^|\.)(kv_b_proj|eh_proj)$|(^|\.)(visual|vision_\w+|audio_\w+)\.")
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 _ROUTED = re.compile(r"\.experts\.\d+\.")
 
 
@@ -51,7 +56,8 @@ class Exporter:
     """One export.
 
     kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
-            reach each, and a range from a short text would cut off the rest
+            reach each, and a range from a short text would cut off the rest. So do the layers
+            behind config.json's `num_hidden_layers`
     dtype:  of the model: the tensors that stay floats, and the scales
     ranges: layer -> range of its input, for static layers
     """
@@ -63,39 +69,47 @@ class Exporter:
     ranges: Mapping[str, InputRange]
 
     def run(self, advance: Callable[[int], None]) -> Exported:
-        """Reads tensor by tensor, writes file by file.
+        """Reads tensor by tensor, writes file by file. Leaves nothing behind when it fails.
 
         advance: called after each tensor with its bytes in the source
         Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
         """
+        with written_as_a_whole(self.destination) as directory:
+            return self._write(directory, advance)
+
+    def _write(self, directory: Path, advance: Callable[[int], None]) -> Exported:
         config = read_config(self.source)
         files = tensor_files(self.source)
         headers = {path: read_header(path) for path in files}
         stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
         require_float(self.source, config, stored)
-        self.destination.mkdir(parents=True, exist_ok=True)
+        self._fused = find_fused_experts(stored)
+        text_config = config.get("text_config") or config
+        self._num_layers: int = text_config.get("num_hidden_layers") or sys.maxsize
         description: dict[str, Any] = {
             "model_quant_type": self.kind.value,
             "version": FORMAT_VERSION,
         }
         places: dict[str, str] = {}
+        matrices: list[str] = []
         total = 0
         for path, header in headers.items():
             written = self._file(path, header, stored, description, advance)
-            save_file(written, self.destination / path.name, metadata={"format": "pt"})
+            save_file(written, directory / path.name, metadata={"format": "pt"})
             places |= dict.fromkeys(written, path.name)
             total += sum(tensor.nbytes for tensor in written.values())
-        self._copy_rest(config)
+            matrices += [
+                name
+                for name, value in written.items()
+                if name.endswith(".weight") and value.dim() > 1
+            ]
+        self._copy_rest(directory, config)
         if (self.source / INDEX_NAME).is_file():
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            _write_json(self.destination / INDEX_NAME, index)
-        _write_json(self.destination / FILE_NAME, description)
-        self._validate()
-        layers = {name: kind for name, kind in description.items() if name.endswith(".weight")}
-        counts: dict[str, int] = {}
-        for name, kind in layers.items():
-            if len(stored[name].shape) > 1:
-                counts[kind] = counts.get(kind, 0) + 1
+            _write_json(directory / INDEX_NAME, index)
+        _write_json(directory / FILE_NAME, description)
+        self._validate(directory)
+        counts = dict(Counter(description[name] for name in matrices))
         return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
 
     def _file(
@@ -109,23 +123,33 @@ class Exporter:
         """The tensors that stand in place of one file's, and their entries in the description."""
         written: dict[str, torch.Tensor] = {}
         with safe_open(path, framework="pt") as file:
-            for name in header:
-                tensor = file.get_tensor(name)
-                prefix = name.removesuffix(".weight")
-                kind = self._kind(name, tensor)
-                if kind is QuantType.FLOAT:
-                    # Routing biases and the like stay in fp32, where the source has them so.
-                    narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
-                    written[name] = (
-                        tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)
-                    )
-                    description[name] = kind.value
-                else:
-                    for part, value in self._layer(prefix, tensor, kind, stored).items():
-                        written[f"{prefix}.{part}"] = value.contiguous()
-                        description[f"{prefix}.{part}"] = kind.value
+            for stored_name in header:
+                tensor = file.get_tensor(stored_name)
+                experts = self._fused.get(stored_name)
+                own = (
+                    [(stored_name, tensor)]
+                    if experts is None
+                    else experts.separate(stored_name, tensor)
+                )
+                for name, value in own:
+                    kind = self._kind(name, value)
+                    for result_name, result in self._results(name, value, kind, stored).items():
+                        written[result_name] = result.contiguous()
+                        description[result_name] = kind.value
                 advance(tensor.nbytes)
         return written
+
+    def _results(
+        self, name: str, tensor: torch.Tensor, kind: QuantType, stored: Mapping[str, StoredTensor]
+    ) -> dict[str, torch.Tensor]:
+        """What stands in place of one of the model's tensors."""
+        if kind is QuantType.FLOAT:
+            # Routing biases and the like stay in fp32, where the source has them so.
+            narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
+            return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
+        prefix = name.removesuffix(".weight")
+        layer = self._layer(prefix, tensor, kind, stored)
+        return {f"{prefix}.{part}": value for part, value in layer.items()}
 
     def _kind(self, name: str, tensor: torch.Tensor) -> QuantType:
         prefix = name.removesuffix(".weight")
@@ -133,9 +157,14 @@ class Exporter:
             return QuantType.FLOAT
         if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
             return QuantType.FLOAT
-        if self.kind is QuantType.W8A8 and _ROUTED.search(prefix):
+        if _ROUTED.search(prefix) or self._is_behind_the_model(prefix):
             return QuantType.W8A8_DYNAMIC
         return self.kind
+
+    def _is_behind_the_model(self, prefix: str) -> bool:
+        """Whether it is a layer that predicts further tokens, which calibration does not run."""
+        number = _LAYER.match(prefix)
+        return number is not None and int(number[1]) >= self._num_layers
 
     def _layer(
         self,
@@ -157,34 +186,34 @@ class Exporter:
                 bias = file.get_tensor(f"{prefix}.bias")
         return static_tensors(weight, bias, self.ranges[prefix], self.dtype)
 
-    def _copy_rest(self, config: dict[str, Any]) -> None:
+    def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
         """Tokenizer, generation settings and code of the model; config.json with its new dtype."""
         for path in sorted(self.source.iterdir()):
             is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
             if path.is_file() and not is_weights and path.name not in (INDEX_NAME, "config.json"):
-                shutil.copy2(path, self.destination / path.name)
+                shutil.copy2(path, directory / path.name)
         name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
-        _write_json(self.destination / "config.json", {**config, key: name})
+        _write_json(directory / "config.json", {**config, key: name})
 
-    def _validate(self) -> None:
+    def _validate(self, directory: Path) -> None:
         problems = [
             f"{finding.subject}: {finding.what}"
-            for finding in examine(self.destination).findings
+            for finding in examine(directory).findings
             if finding.severity is Severity.PROBLEM
         ]
         if problems:
             raise CheckpointError(
-                f"{self.destination} was written and is not whole: {'; '.join(problems[:5])}. "
-                "Is the source whole? vllm-davinci check-model on it tells."
+                f"What {self.source} becomes is not whole and is not kept: "
+                f"{'; '.join(problems[:5])}. Is the source whole? vllm-davinci check-model on it "
+                "tells."
             )
 
 
 def require_float(
     directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
 ) -> None:
-    """Raises CheckpointError for a checkpoint that is quantized already, or has unpacked experts
-    that are not stored one by one."""
+    """Raises CheckpointError for a checkpoint that is quantized already."""
     if find_description(directory) is not None or config.get("quantization_config"):
         raise CheckpointError(
             f"{directory} is quantized already. Start from the model's float checkpoint."
@@ -198,14 +227,6 @@ def require_float(
         raise CheckpointError(
             f"{weights[0]} of {directory} holds {stored[weights[0]].dtype}. Start from the model's "
             "float checkpoint."
-        )
-    fused = [
-        name for name, tensor in stored.items() if "experts." in name and len(tensor.shape) > 2
-    ]
-    if fused:
-        raise CheckpointError(
-            f"{fused[0]} of {directory} holds all experts in one tensor, and the format has them "
-            "one by one. Save the model with one tensor per expert."
         )
 
 

@@ -1,0 +1,31 @@
+"""A directory that is filled as a whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PARTIAL_NAME = ".partial"
+
+
+@contextmanager
+def written_as_a_whole(destination: Path) -> Iterator[Path]:
+    """A directory inside of `destination` whose files move up when the block ends.
+
+    When the block raises, nothing of it stays, nor `destination` if it is new.
+    """
+    is_new = not destination.exists()
+    partial = destination / PARTIAL_NAME  # on the same file system, so that moving copies nothing
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial)
+        if is_new:
+            destination.rmdir()
+        raise
+    for path in sorted(partial.iterdir()):
+        path.replace(destination / path.name)
+    partial.rmdir()
