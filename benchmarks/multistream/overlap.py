@@ -16,14 +16,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from child import run_child
 from multistream.intervals import length
 from multistream.step_trace import StepTrace, steps_of
 from result import Kind, Result, Row
@@ -139,9 +138,10 @@ def _prefills(
         "additional_config": {"dbo": {"enabled": is_split}},
         "result": str(found),
     }
-    process = subprocess.run(
-        [sys.executable, str(CHILD), json.dumps(options)],
-        env={
+    run_child(
+        [str(CHILD), json.dumps(options)],
+        LIMIT_S,
+        {
             **os.environ,
             "VNPU_SCHEDULE": "threads",
             "VNPU_COMPUTE": "0",
@@ -150,18 +150,8 @@ def _prefills(
             # The engine in the process that asks: it sees a batch's requests all at once.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "HF_HUB_OFFLINE": "1",
         },
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
     )
-    if process.returncode:
-        raise RuntimeError(
-            f"{CHILD.name} ended with status {process.returncode}. Its last lines:\n"
-            + "\n".join((process.stdout + process.stderr).splitlines()[-30:])
-        )
     windows = [tuple(batch) for batch in json.loads(found.read_text(encoding="utf-8"))]
     (directory / "prefills.json").write_text(json.dumps(windows), encoding="utf-8")
     return steps_of(timeline.read([directory]), windows)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from child import run_child
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 1200
@@ -105,27 +105,11 @@ def _quantize(source: Path, made: Path, kind: str, text: Path, tokens: int) -> N
     if kind == "W8A8":
         options += ["--calibrate", str(text), "--calibration-tokens", str(tokens)]
     command = ["-m", "vllm_davinci.meta", "quantize", str(source), str(made), *options]
-    _run(command)
+    run_child(command, PROCESS_LIMIT_S)
 
 
 def _score(model: Path, scratch: Path) -> tuple[float, int]:
     found = scratch / "found.json"
-    _run([str(CHILD), str(model), str(scratch / "windows.json"), str(found)])
+    run_child([str(CHILD), str(model), str(scratch / "windows.json"), str(found)], PROCESS_LIMIT_S)
     figures = json.loads(found.read_text(encoding="utf-8"))
     return figures["perplexity"], figures["tokens"]
-
-
-def _run(arguments: list[str]) -> None:
-    process = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_LIMIT_S,
-        check=False,
-    )
-    if process.returncode:
-        raise RuntimeError(
-            f"{' '.join(arguments)} ended with status {process.returncode}. Its last lines:\n"
-            + "\n".join((process.stdout + process.stderr).splitlines()[-30:])
-        )

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from child import run_child
 from result import Kind, Result, Row
 from serving import cpu_backend, random_llama
 
@@ -108,18 +108,12 @@ def _run_process(
     python: Path | str, options: dict[str, Any], environment: dict[str, str], scratch: Path
 ) -> dict[str, Any]:
     found = scratch / "found.json"
-    process = subprocess.run(
-        [str(python), str(CHILD), json.dumps({**options, "result": str(found)})],
-        env={**environment, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_LIMIT_S,
+    run_child(
+        [str(CHILD), json.dumps({**options, "result": str(found)})],
+        PROCESS_LIMIT_S,
+        environment,
+        python,
     )
-    if process.returncode:
-        raise RuntimeError(
-            f"{python} {CHILD.name} ended with status {process.returncode}. Its last lines:\n"
-            + "\n".join((process.stdout + process.stderr).splitlines()[-30:])
-        )
     figures: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
     return figures
 

@@ -141,7 +141,33 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
         assert "3->0, 2->1, 1->2, 0->3" in engine.log_text()
 
 
+@pytest.mark.parametrize(
+    ("tensor", "options", "additional"),
+    [
+        pytest.param(2, {"enable_expert_parallel": True}, {}, id="expert2"),
+        pytest.param(
+            4, {"enable_expert_parallel": True}, {}, id="expert4", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            4,
+            {},
+            {"expert_tensor_parallel_size": 2},
+            id="expert_tensor2",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            2,
+            {"enable_expert_parallel": True, "pipeline_parallel_size": 2},
+            {},
+            id="pipeline2_expert2",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
 def test_fused_launches_give_the_tokens_of_separate_ones(
+    tensor: int,
+    options: dict[str, Any],
+    additional: dict[str, Any],
     zoo: Callable[[str], Path],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
@@ -150,13 +176,13 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
     for scheme in ("all_to_all", "fused"):
         with start_engine(
             zoo("qwen3_moe_hidden1024"),
-            environment={"VNPU_SOC": "Ascend910_9391"},
+            environment={"VNPU_SOC": "Ascend910_9391"},  # whose launches take any number of ranks
             dtype="bfloat16",
             max_num_batched_tokens=256,
             distributed_executor_backend="mp",
-            tensor_parallel_size=2,
-            enable_expert_parallel=True,
-            additional_config={"moe_communication": scheme},
+            tensor_parallel_size=tensor,
+            additional_config={**additional, "moe_communication": scheme},
+            **options,
         ) as engine:
             outputs = engine.generate(
                 [{"prompt_token_ids": prompt} for prompt in prompts[8:12]],

@@ -13,6 +13,7 @@ from vllm import SamplingParams
 
 from e2e import model_zoo
 from e2e.engine_process import EngineProcess
+from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference
 
 MODEL = "qwen3_moe_softmax_top2_of_8"
@@ -78,14 +79,7 @@ TWO_RANKS = {
                 **TWO_RANKS,
                 "additional_config": {
                     "moe_communication": "all_to_all",
-                    "dbo": {
-                        "enabled": True,
-                        "decode": True,
-                        "min_total_tokens_to_split": 2,
-                        "min_prefill_tokens_to_split": 1,
-                        "min_decode_tokens_to_split": 2,
-                        "imbalance_ratio": 0.5,
-                    },
+                    "dbo": SPLIT_ALWAYS,
                 },
             },
             id="expert2_overlapped",

@@ -26,8 +26,6 @@ NUM_PROMPTS, MAX_TOKENS = 32, 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 QWEN, V3 = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
-# The chip whose fused launches take any number of ranks.
-CHIP = {"VNPU_SOC": "Ascend910_9391"}
 
 
 def ranks(tensor: int, pipeline: int = 1, whole_experts: bool = True) -> dict[str, Any]:
@@ -138,39 +136,6 @@ def test_two_replicas_of_two_ranks_give_the_tokens_of_transformers(
     for prompt, each in zip(prompts, tokens, strict=False):
         assert len(each) == MAX_TOKENS
         assert reference(model).first_difference(prompt, each) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "additional"),
-    [
-        pytest.param(ranks(2), {}, id="expert2"),
-        pytest.param(ranks(4), {}, id="expert4"),
-        pytest.param(
-            ranks(4, whole_experts=False), {"expert_tensor_parallel_size": 2}, id="expert_tensor2"
-        ),
-        pytest.param(ranks(2, pipeline=2), {}, id="pipeline2_expert2"),
-    ],
-)
-def test_fused_launches_give_the_tokens_of_separate_ones(
-    options: dict[str, Any],
-    additional: dict[str, Any],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-):
-    tokens = []
-    for scheme in ("all_to_all", "fused"):
-        with start_engine(
-            zoo("qwen3_moe_hidden1024"),
-            environment=CHIP,
-            dtype="bfloat16",
-            additional_config={**additional, "moe_communication": scheme},
-            **options,
-        ) as engine:
-            outputs = generated(engine, prompts)
-            assert f"Mixture of experts: {scheme}, because" in engine.log_text()
-        tokens.append([list(output.outputs[0].token_ids) for output in outputs])
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("seed", range(20))

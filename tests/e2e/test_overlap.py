@@ -19,6 +19,7 @@ from vllm import SamplingParams
 from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.server_process import SMALL, ServerProcess
+from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference, assert_greedy
 from e2e.waiting import becomes_true
 
@@ -27,20 +28,11 @@ MAX_TOKENS = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=5)
 
-# Split whatever can be split, decodes too.
-ALWAYS = {
-    "enabled": True,
-    "decode": True,
-    "min_total_tokens_to_split": 2,
-    "min_prefill_tokens_to_split": 1,
-    "min_decode_tokens_to_split": 2,
-    "imbalance_ratio": 0.5,
-}
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
 def overlapped(**options: Any) -> dict[str, Any]:
-    return {"additional_config": {"dbo": {**ALWAYS, **options}}}
+    return {"additional_config": {"dbo": {**SPLIT_ALWAYS, **options}}}
 
 
 def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:

@@ -22,17 +22,11 @@ from vllm import SamplingParams
 
 from e2e import model_zoo
 from e2e.replicas import Replicas
+from e2e.split_settings import SPLIT_ALWAYS
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.export import Exporter
 
-DUAL_BATCH = {
-    "enabled": True,
-    "decode": True,
-    "split": "token",
-    "min_total_tokens_to_split": 2,
-    "min_prefill_tokens_to_split": 1,
-    "min_decode_tokens_to_split": 2,
-}
+DUAL_BATCH = {**SPLIT_ALWAYS, "split": "token"}
 FEATURES: dict[str, dict[str, Any]] = {
     "dual": {"dbo": DUAL_BATCH},
     "attention": {"torchair_graph_config": {"enable_multistream_mla": True}},

@@ -10,6 +10,7 @@ import pytest
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
+from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 32
@@ -100,14 +101,7 @@ def test_divided_steps_are_split_exactly_and_without_a_race(
         tensor_parallel_size=2,
         additional_config={
             "sequence_parallel": {"min_tokens": 1},
-            "dbo": {
-                "enabled": True,
-                "split": "token",
-                "decode": True,
-                "min_total_tokens_to_split": 2,
-                "min_prefill_tokens_to_split": 1,
-                "min_decode_tokens_to_split": 2,
-            },
+            "dbo": {**SPLIT_ALWAYS, "split": "token"},
         },
     ) as running:
         outputs = running.generate(
