@@ -8,20 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import greenlet
 import torch
 import torch.distributed as dist
 import torch_npu
-from vllm.forward_context import ForwardContext
-from vllm.utils import torch_utils
-from vllm.v1.worker.ubatching import make_ubatch_contexts
+import vllm_threads
+from vllm.forward_context import ForwardContext, override_forward_context
 
 from vllm_davinci.core import torch_cuda_names
+from vllm_davinci.core.overlap.forward_context import SwitchingContext
 from vllm_davinci.multistream import Interleave, StreamPool, collective, communicate
+
+T = TypeVar("T")
 
 REPETITIONS = 15
 LIMIT_S = 60
@@ -49,6 +50,22 @@ def _at_depth(depth: int, call: Callable[[], None]) -> None:
         call()
 
 
+def _contexts() -> list[ForwardContext]:
+    """As a step's micro-batches have them: one each."""
+    return [
+        ForwardContext(no_compile_layers={}, attn_metadata={"half": index}, slot_mapping={})
+        for index in range(2)
+    ]
+
+
+def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
+    """As core runs a step: with vLLM's forward context that of the micro-batch that runs."""
+    contexts = _contexts()
+    running = SwitchingContext.showing(contexts[0])
+    with override_forward_context(running):
+        return run.run(forwards, lambda index: running.show(contexts[index]))
+
+
 def hand_overs(count: int) -> list[float]:
     """Two micro-batches that do nothing but take turns."""
     run = Interleave(StreamPool())
@@ -61,38 +78,20 @@ def hand_overs(count: int) -> list[float]:
     def body() -> None:
         _at_depth(DEPTH, turns)
 
-    return _times_us(lambda: run.run([body, body]), REPETITIONS, count)
+    return _times_us(lambda: _in_turn(run, [body, body]), REPETITIONS, count)
 
 
-def vllm_hand_overs(count: int) -> list[float]:
+def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
     """The same with vLLM's contexts: one thread per micro-batch."""
-    compute, communication = torch.npu.current_stream(), torch.npu.Stream()
-    contexts_of_step = [
-        ForwardContext(no_compile_layers={}, attn_metadata={"half": index}, slot_mapping={})
-        for index in range(2)
-    ]
 
-    def step() -> None:
-        barrier = threading.Barrier(3)
-        contexts = make_ubatch_contexts(2, compute, communication, contexts_of_step, barrier)
+    def turns() -> None:
+        for _ in range(count // 2):
+            at_a_collective()
 
-        def turns(context: Any) -> None:
-            torch.npu.set_device(0)
-            with context:
-                for _ in range(count // 4):
-                    context.yield_and_switch_from_compute_to_comm()
-                    context.yield_and_switch_from_comm_to_compute()
+    def body() -> None:
+        _at_depth(DEPTH, turns)
 
-        with ThreadPoolExecutor(2) as threads:
-            halves = [
-                threads.submit(_at_depth, DEPTH, lambda c=context: turns(c)) for context in contexts
-            ]
-            barrier.wait()
-            contexts[0].cpu_wait_event.set()
-            for half in halves:
-                half.result(LIMIT_S)
-
-    return _times_us(step, REPETITIONS, count)
+    return _times_us(lambda: vllm_threads.run_two(body, _contexts()), REPETITIONS, count)
 
 
 def collectives_with_hand_overs(count: int) -> list[float]:
@@ -107,7 +106,7 @@ def collectives_with_hand_overs(count: int) -> list[float]:
     def body() -> None:
         _at_depth(DEPTH, turns)
 
-    return _times_us(lambda: run.run([body, body]), REPETITIONS, count)
+    return _times_us(lambda: _in_turn(run, [body, body]), REPETITIONS, count)
 
 
 def bare_collectives(count: int) -> list[float]:
@@ -146,7 +145,7 @@ def bare_events(count: int) -> list[float]:
 
     def body() -> None:
         while True:
-            theirs.wait()
+            theirs.wait()  # as vLLM does, without a limit, which costs; the process has one
             theirs.clear()
             if stop:
                 return
@@ -164,14 +163,8 @@ def bare_events(count: int) -> list[float]:
     times = _times_us(turns, REPETITIONS, count)
     stop = True
     theirs.set()
-    thread.join()
+    thread.join(LIMIT_S)
     return times
-
-
-def _set_stream_as_vllm_does(stream: torch.npu.Stream) -> None:
-    """vLLM's own wrapper on CUDA: it remembers the stream, which its contexts compare with."""
-    torch_utils._current_stream_tls.value = stream
-    torch.npu.set_stream(stream)
 
 
 class Layer:
@@ -239,14 +232,14 @@ def steps(count: int, num_layers: int) -> dict[str, list[float]]:
         found["whole"] += _times_us(lambda: forward(batch), 1, 1)
         found["halves"] += _times_us(lambda: [forward(half) for half in halves], 1, 1)
         found["interleaved"] += _times_us(
-            lambda: run.run([lambda half=half: forward(half) for half in halves]), 1, 1
+            lambda: _in_turn(run, [lambda half=half: forward(half) for half in halves]), 1, 1
         )
     return found
 
 
 def main(count: int, num_steps: int, num_layers: int) -> None:
     torch_cuda_names.install()
-    torch.cuda.set_stream = _set_stream_as_vllm_does
+    torch.cuda.set_stream = vllm_threads.set_stream
     torch.npu.set_device(0)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -256,7 +249,9 @@ def main(count: int, num_steps: int, num_layers: int) -> None:
     )
     found = {
         "hand_over": hand_overs(count),
-        "vllm_hand_over": vllm_hand_overs(count),
+        "vllm_dispatch": vllm_hand_overs(count, vllm_threads.at_a_dispatch),
+        "vllm_combine": vllm_hand_overs(count, vllm_threads.at_a_combine),
+        "vllm_both": vllm_hand_overs(count, vllm_threads.at_both),
         "collective": collectives_with_hand_overs(count),
         "bare_collective": bare_collectives(count),
         "switch": bare_switches(count),

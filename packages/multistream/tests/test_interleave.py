@@ -2,6 +2,7 @@
 
 import contextvars
 import gc
+from collections.abc import Callable
 
 import greenlet
 import pytest
@@ -124,9 +125,8 @@ def test_each_part_has_the_callers_context_and_its_own_changes(run: Interleave) 
     assert variable.get() == "outer"
 
 
-def test_on_switch_names_the_part_that_runs() -> None:
+def test_on_switch_names_the_part_that_runs(run: Interleave) -> None:
     running: list[int] = []
-    run = Interleave(StreamPool(), on_switch=running.append)
 
     def part(index: int) -> None:
         for _ in range(3):
@@ -134,7 +134,7 @@ def test_on_switch_names_the_part_that_runs() -> None:
             communicate(lambda: None)
             assert running[-1] == index
 
-    run.run([lambda: part(0), lambda: part(1)])
+    run.run([lambda: part(0), lambda: part(1)], running.append)
 
 
 def test_a_collective_inside_a_python_operator_runs_in_line(run: Interleave) -> None:
@@ -151,6 +151,32 @@ def test_a_collective_inside_a_python_operator_runs_in_line(run: Interleave) -> 
     results = run.run([lambda: torch.ops.multistream_test.reduced(x) for _ in range(2)])
     assert all(torch.equal(result.cpu(), x.cpu()) for result in results)
     assert (run.num_switches, run.num_unswitched) == (0, 2)
+
+
+def test_an_operator_is_seen_where_an_earlier_step_had_none(run: Interleave) -> None:
+    library = torch.library.Library("multistream_later_test", "FRAGMENT")
+    library.define("reduced(Tensor x) -> Tensor")
+
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        communicate(lambda: None)
+        return x.clone()
+
+    library.impl("reduced", reduced, "CompositeExplicitAutograd")
+    x = torch.ones(3).to(DEVICE)
+
+    def deep(depth: int, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if depth:
+            deep(depth - 1, call)
+        else:
+            call(x)
+
+    for depth in (0, 1, 4):
+        run.run([lambda: deep(9, reduced)] * 2)
+        assert (run.num_switches, run.num_unswitched) == (2, 0)
+        # As deep, one frame more, and less deep than without the operator.
+        part = lambda: deep(9 - depth, torch.ops.multistream_later_test.reduced)  # noqa: B023, E731
+        run.run([part] * 2)
+        assert (run.num_switches, run.num_unswitched) == (0, 2)
 
 
 def test_a_run_inside_a_run_is_an_error(run: Interleave) -> None:
@@ -233,6 +259,57 @@ def test_a_part_that_is_unwound_waits_for_the_collective_it_is_in(run: Interleav
     with pytest.raises(ValueError, match="planted"):
         run.run([lambda: collective(lambda: Handle(seen, "a")), failing])
     assert seen == ["begin a", "wait a"]
+
+
+class BrokenHandle(Handle):
+    def wait(self) -> bool:
+        super().wait()
+        raise RuntimeError(f"{self.name} cannot be waited for")
+
+
+def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
+    run: Interleave, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    def failing() -> None:
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        run.run(
+            [
+                lambda: collective(lambda: BrokenHandle(seen, "a")),
+                lambda: collective(lambda: Handle(seen, "b")),
+                failing,
+            ]
+        )
+    assert seen == ["begin a", "begin b", "wait a", "wait b"]
+    assert "Micro-batch 0 failed while it was unwound" in caplog.text
+    assert "a cannot be waited for" in caplog.text
+    run.run([lambda: collective(lambda: Handle(seen, "c")) for _ in range(2)])
+    assert run.num_switches == 2
+
+
+def test_a_part_that_is_unwound_is_shown_and_lets_no_other_go_on(run: Interleave) -> None:
+    seen: list[str] = []
+    running: list[int] = []
+
+    def stubborn(name: str) -> None:
+        try:
+            communicate(lambda: None)
+            seen.append(f"{name} went on")
+        finally:
+            seen.append(f"{name} unwinds as {running[-1]}")
+            communicate(lambda: None)
+            seen.append(f"{name} communicated")
+
+    def failing() -> None:
+        communicate(lambda: None)
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        run.run([failing, lambda: stubborn("b"), lambda: stubborn("c")], running.append)
+    assert seen == ["b unwinds as 1", "c unwinds as 2"]
 
 
 def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:

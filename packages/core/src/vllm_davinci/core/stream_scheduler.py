@@ -70,8 +70,11 @@ class Interleave(Protocol):
 
     @property
     def num_switches(self) -> int: ...
-    def run(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
-        """Runs all of them to their end. The first error ends the run, which leaves nothing."""
+    def run(self, forwards: Sequence[Callable[[], T]], on_switch: Callable[[int], None]) -> list[T]:
+        """Runs all of them to their end. The first error ends the run, which leaves nothing.
+
+        on_switch: called with a micro-batch's index each time it starts or goes on
+        """
 
 
 class Fork(Protocol):
@@ -96,8 +99,8 @@ class StreamScheduler(Protocol):
     def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
         """Facts about one step."""
 
-    def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
-        """on_switch: called with a micro-batch's index each time it starts or goes on."""
+    def interleave(self) -> Interleave:
+        """Runs micro-batches in turn. Called once the process has chosen its device."""
 
     def fork(self, role: str) -> AbstractContextManager[Fork]:
         """A side stream beside the current one. role: "vector" or "shared expert"."""

@@ -12,6 +12,7 @@ So one stream computes, the other communicates, and the order of launches is the
 """
 
 import contextvars
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -28,10 +29,11 @@ from vllm_davinci.multistream.streams import Role, StreamPool
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 # A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
-# end the process. Operators implemented in Python are called from this file.
-# As its code objects spell it: the very same string, found equal at once.
-_OPERATOR_FILE = torch._ops.OpOverload.__call__.__code__.co_filename
+# end the process. Operators implemented in Python are called by functions of this module.
+_OPERATOR_MODULE = torch._ops.__dict__
 
 
 class Work(Protocol):
@@ -46,35 +48,61 @@ class _Abort(greenlet.GreenletExit):
 
 
 class _MicroBatchGreenlet(greenlet.greenlet):
-    """A greenlet that knows its run: no module-level state is needed to find it."""
+    """A greenlet that knows its run: no module-level state is needed to find it.
+
+    following: whose turn is next; itself when no other has work left
+    """
+
+    following: "_MicroBatchGreenlet"
 
     def __init__(self, body: Callable[[], None], run: "Interleave", index: int) -> None:
         super().__init__(body, greenlet.getcurrent())
         self.interleave = run
         self.index = index
 
+    def let_others_run(self) -> None:
+        """Comes back when it is this one's turn again."""
+        run = self.interleave
+        if run.is_aborting:  # a micro-batch that caught its end, or communicates while it unwinds
+            raise _Abort("another micro-batch of this step failed")
+        following = self.following
+        if following is self:
+            return
+        run.num_switches += 1
+        try:
+            following.switch()
+        finally:
+            if run.on_switch is not None:
+                run.on_switch(self.index)
+
 
 class Interleave:
     """Runs N forwards as greenlets of the calling thread, strictly in turn.
 
     streams: supplies the communication stream; the compute stream is the caller's current one
-    on_switch: called with a micro-batch's index each time it starts or goes on
     """
 
-    def __init__(self, streams: StreamPool, on_switch: Callable[[int], None] | None = None) -> None:
+    def __init__(self, streams: StreamPool) -> None:
         self._streams = streams
         self._device = streams.device
         self._events = EventPool(streams.device)
-        self._on_switch = on_switch
         self._live: list[_MicroBatchGreenlet] = []
         self._compute: Stream = streams.device.current_stream()
         self._communication: Stream = self._compute
         self.num_switches = 0  # of the newest run
         self.num_unswitched = 0  # collectives of the newest run that could not yield
+        self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False
+        self.is_aborting = False
 
-    def run(self, forwards: Sequence[Callable[[], T]]) -> list[T]:
+    def run(
+        self,
+        forwards: Sequence[Callable[[], T]],
+        on_switch: Callable[[int], None] | None = None,
+    ) -> list[T]:
         """Runs all forwards to their end; their results in order.
+
+        on_switch: called with a micro-batch's index each time it starts, goes on or is unwound
 
         The first forward to raise ends the run: the others are unwound at the collective they wait
         in, and that one error is raised. No greenlet is left behind.
@@ -82,49 +110,72 @@ class Interleave:
         if self._live:
             raise MultistreamError("this Interleave is running already; one run at a time.")
         results: list[Any] = [None] * len(forwards)
-
-        def body(index: int, forward: Callable[[], T]) -> Callable[[], None]:
-            def call() -> None:
-                results[index] = forward()
-
-            return call
-
+        self.on_switch = on_switch
         self._compute = self._device.current_stream()
         self._communication = self._streams.stream(Role.COMMUNICATION)
         self._events.begin_step()
         self.num_switches = self.num_unswitched = 0
         for index, forward in enumerate(forwards):
-            part = _MicroBatchGreenlet(body(index, forward), self, index)
-            part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
-            self._live.append(part)
+            self._live.append(self._micro_batch(index, forward, results))
+        for place, part in enumerate(self._live):
+            part.following = self._live[(place + 1) % len(self._live)]
         try:
+            # It comes back here when any micro-batch ends.
             while any(not part.dead for part in self._live):
                 for part in self._live:
                     if not part.dead:
-                        self._resume(part)
+                        part.switch()
             return results
         except BaseException:
             self._abort()
             raise
         finally:
             self._live = []
+            self.on_switch = None
             self._device.set_stream(self._compute)
 
-    def _resume(self, part: _MicroBatchGreenlet) -> None:
-        if self._on_switch is not None:
-            self._on_switch(part.index)
-        part.switch()
+    def _micro_batch(
+        self, index: int, forward: Callable[[], object], results: list[Any]
+    ) -> _MicroBatchGreenlet:
+        def body() -> None:
+            try:
+                if self.on_switch is not None:
+                    self.on_switch(index)
+                results[index] = forward()
+            finally:
+                self._leave_turns(self._live[index])
+
+        part = _MicroBatchGreenlet(body, self, index)
+        part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
+        return part
+
+    def _leave_turns(self, part: _MicroBatchGreenlet) -> None:
+        for other in self._live:
+            if other.following is part:
+                other.following = part.following
 
     def _abort(self) -> None:
-        for part in self._live:
-            if not part.dead and part:  # not yet started ones have nothing to unwind
-                part.throw(_Abort("another micro-batch of this step failed"))
+        """Unwinds the micro-batches that still wait in a collective, each whatever another does."""
+        self.is_aborting = True
+        try:
+            for part in self._live:
+                if not part.dead and part:  # not yet started ones have nothing to unwind
+                    try:
+                        part.throw(_Abort("another micro-batch of this step failed"))
+                    except Exception:
+                        logger.exception(
+                            "Micro-batch %d failed while it was unwound, because another had "
+                            "failed. That one's error is the one to look at.",
+                            part.index,
+                        )
+        finally:
+            self.is_aborting = False
 
-    def communicate(self, launch: Callable[[], T], index: int) -> T:
+    def communicate(self, launch: Callable[[], T], part: _MicroBatchGreenlet) -> T:
         """Launches a collective on the communication stream and lets the next micro-batch run."""
-        return self._launch_beside(self._communication, launch, index)
+        return self._launch_beside(self._communication, launch, part)
 
-    def exchange(self, work: Callable[[], T], index: int) -> T:
+    def exchange(self, work: Callable[[], T], part: _MicroBatchGreenlet) -> T:
         """Runs work with collectives in it on a side stream and lets the next micro-batch run."""
 
         def launch() -> T:
@@ -134,58 +185,31 @@ class Interleave:
             finally:
                 self.in_exchange = False
 
-        result = self._launch_beside(self._streams.stream(Role.SHARE), launch, index)
+        result = self._launch_beside(self._streams.stream(Role.SHARE), launch, part)
         KeepAlive().cross(result, self._compute)
         return result
 
-    def _launch_beside(self, communication: Stream, launch: Callable[[], T], index: int) -> T:
+    def _launch_beside(
+        self, communication: Stream, launch: Callable[[], T], part: _MicroBatchGreenlet
+    ) -> T:
         device, compute = self._device, self._compute
         before, after = self._events.take_pair()
         before.record(compute)
         communication.wait_event(before)
         device.set_stream(communication)
         try:
-            result = launch()
-            after.record(communication)
+            try:
+                result = launch()
+            finally:
+                device.set_stream(compute)
+                after.record(communication)
+            part.let_others_run()
         finally:
-            device.set_stream(compute)
-        try:
-            self._let_others_run(index)
-        finally:
-            # Also when this micro-batch is being unwound: memory that the collective uses is given
-            # back to the compute stream's pool, so that stream must be behind the collective.
+            # Also when the launch failed or this micro-batch is being unwound: memory that the
+            # collective uses is given back to the compute stream's pool, so that stream must be
+            # behind the collective.
             compute.wait_event(after)
         return result
-
-    def collective(self, begin: Callable[[], Work], index: int) -> None:
-        """The same for one that runs on a stream of its library's own, which does the rest."""
-        work = begin()
-        try:
-            self._let_others_run(index)
-        finally:
-            work.wait()  # as above
-
-    def _let_others_run(self, index: int) -> None:
-        following = self._following(index)
-        if following is None:
-            return
-        self.num_switches += 1
-        on_switch = self._on_switch
-        if on_switch is None:
-            following.switch()
-        else:
-            on_switch(following.index)
-            following.switch()
-            on_switch(index)
-
-    def _following(self, index: int) -> _MicroBatchGreenlet | None:
-        """The next micro-batch in turn that still has work, if any."""
-        count = len(self._live)
-        for place in range(index + 1 - count, index):
-            part = self._live[place]  # negative places are those behind this one
-            if not part.dead:
-                return part
-        return None
 
 
 def current_micro_batch() -> int | None:
@@ -209,7 +233,7 @@ def communicate(launch: Callable[[], T]) -> T:
     if _inside_operator():
         part.interleave.num_unswitched += 1
         return launch()
-    return part.interleave.communicate(launch, part.index)
+    return part.interleave.communicate(launch, part)
 
 
 def collective(begin: Callable[[], Work]) -> None:
@@ -226,7 +250,11 @@ def collective(begin: Callable[[], Work]) -> None:
         part.interleave.num_unswitched += 1
         begin().wait()
     else:
-        part.interleave.collective(begin, part.index)
+        work = begin()
+        try:
+            part.let_others_run()
+        finally:
+            work.wait()  # also while it is unwound: see Interleave
 
 
 def exchange(work: Callable[[], T]) -> T:
@@ -243,13 +271,14 @@ def exchange(work: Callable[[], T]) -> T:
         return work()
     if _inside_operator():
         return work()  # whose collectives are counted
-    return part.interleave.exchange(work, part.index)
+    return part.interleave.exchange(work, part)
 
 
 def _inside_operator() -> bool:
+    # Globals tell a module at less cost than the file's name; most of a hand-over is this walk.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_filename == _OPERATOR_FILE:
+        if frame.f_globals is _OPERATOR_MODULE:
             return True
         frame = frame.f_back
     return False

@@ -11,6 +11,8 @@ import torch
 
 from vllm_davinci.multistream.device import Stream
 
+_WITHOUT_TENSORS = (type(None), bool, int, float, str)
+
 
 class KeepAlive:
     """Tensors that must not be freed before the streams have met again."""
@@ -23,8 +25,10 @@ class KeepAlive:
         self._tensors.extend(tensor for tensor in tensors if tensor is not None)
 
     def cross(self, result: Any, user: Stream) -> None:
-        """Marks tensors made on a side stream as used by `user`; nested lists and tuples too.
+        """Marks tensors made on a side stream as used by `user`, in containers too.
 
+        result: a tensor, None, a number, a string, or lists, tuples and dicts of them
+        Raises TypeError for anything else: its tensors would be freed while they are used.
         They belong to the side stream's pool and live on after the join, so holding them is not
         enough: their memory may be used again only behind the user's work.
         """
@@ -34,6 +38,13 @@ class KeepAlive:
         elif isinstance(result, list | tuple):
             for each in result:
                 self.cross(each, user)
+        elif isinstance(result, dict):
+            self.cross(list(result.values()), user)
+        elif not isinstance(result, _WITHOUT_TENSORS):
+            raise TypeError(
+                f"work on a side stream returned {type(result).__name__}, in which tensors cannot "
+                "be found. Return tensors, or tuples, lists or dicts of them."
+            )
 
     def release(self) -> None:
         """Lets go of what is held; call it when the streams have met."""

@@ -41,9 +41,9 @@ class StreamScheduler:
         """What a policy decides on. facts: StepFacts' other fields."""
         return StepFacts(query_lens, **facts)
 
-    def interleave(self, on_switch: Callable[[int], None]) -> Interleave:
+    def interleave(self) -> Interleave:
         """Runs micro-batches in turn. Call it once the process has chosen its device."""
-        return Interleave(self._stream_pool(), on_switch)
+        return Interleave(self._stream_pool())
 
     def fork(self, role: str) -> Fork:
         """A side stream beside the current one. role: a value of Role.

@@ -49,8 +49,7 @@ class StepRunner:
         self._vllm_config = vllm_config
         self._slots: list[SlotPerMicroBatch] = []
         self._label = launch_label()
-        self._show: Callable[[int], None] = lambda index: None
-        self._interleave = scheduler.interleave(lambda index: self._show(index))
+        self._interleave = scheduler.interleave()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Makes every collective of a loaded model a switching point. Call it once."""
@@ -92,8 +91,6 @@ class StepRunner:
             if self._label is not None:
                 self._label(f"micro-batch {index}")
 
-        self._show = show
-
         def part(index: int, **inputs: Any) -> Callable[[], Any]:
             def call() -> Any:
                 with use_workspace_lane(index):
@@ -116,7 +113,7 @@ class StepRunner:
         ]
         try:
             with override_forward_context(running):
-                outputs = self._interleave.run(forwards)
+                outputs = self._interleave.run(forwards, show)
         finally:
             for slot in self._slots:
                 slot.clear()

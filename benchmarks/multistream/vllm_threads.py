@@ -1,0 +1,59 @@
+"""vLLM's micro-batches: its own contexts in one thread each, on the same virtual device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from vllm.forward_context import ForwardContext
+from vllm.utils import torch_utils
+from vllm.v1.worker import ubatching
+
+LIMIT_S = 60
+
+
+def at_a_dispatch() -> None:
+    """What vLLM does where a micro-batch sends rows to experts, but for the sending."""
+    ubatching.dbo_yield_and_switch_from_compute_to_comm()
+    ubatching.dbo_switch_to_compute_sync()
+
+
+def at_a_combine() -> None:
+    """What vLLM does where a micro-batch fetches the results, but for the fetching."""
+    ubatching.dbo_yield_and_switch_from_compute_to_comm()
+    ubatching.dbo_switch_to_compute()
+    ubatching.dbo_switch_to_comm()
+    ubatching.dbo_yield_and_switch_from_comm_to_compute()
+
+
+def at_both() -> None:
+    """The two of a layer."""
+    at_a_dispatch()
+    at_a_combine()
+
+
+def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
+    """`turns` in two threads that take turns wherever it yields."""
+    compute, communication = torch.npu.current_stream(), torch.npu.Stream()
+    barrier = threading.Barrier(3)
+    micro_batches = ubatching.make_ubatch_contexts(2, compute, communication, contexts, barrier)
+
+    def body(micro_batch: ubatching.UBatchContext) -> None:
+        torch.npu.set_device(0)
+        with micro_batch:
+            turns()
+
+    with ThreadPoolExecutor(2) as threads:
+        halves = [threads.submit(body, micro_batch) for micro_batch in micro_batches]
+        barrier.wait(LIMIT_S)
+        micro_batches[0].cpu_wait_event.set()
+        for half in halves:
+            half.result(LIMIT_S)
+
+
+def set_stream(stream: torch.npu.Stream) -> None:
+    """vLLM's own wrapper on CUDA: it remembers the stream, which its contexts compare with."""
+    torch_utils._current_stream_tls.value = stream
+    torch.npu.set_stream(stream)

@@ -1,0 +1,102 @@
+"""What must wait for what, on a device that writes it down."""
+
+from collections.abc import Callable
+
+import pytest
+
+from vllm_davinci.multistream import (
+    EventPool,
+    Fork,
+    Interleave,
+    Role,
+    StreamPool,
+    communicate,
+    exchange,
+)
+
+
+def fails() -> None:
+    raise ValueError("planted")
+
+
+def test_a_collective_waits_for_its_micro_batch_which_waits_for_it_as_late_as_possible(device):
+    def part(name: str) -> None:
+        device.work(f"product {name}")
+        communicate(lambda: device.work(f"sum {name}"))
+        device.work(f"norm {name}")
+
+    Interleave(StreamPool(device)).run([lambda: part("a"), lambda: part("b")])
+    assert device.log == [
+        "product a on main", "event1 marks main", "side1 waits for event1", "sum a on side1",
+        "event2 marks side1",
+        "product b on main", "event3 marks main", "side1 waits for event3", "sum b on side1",
+        "event4 marks side1",
+        "main waits for event2", "norm a on main",
+        "main waits for event4", "norm b on main",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("launch", [communicate, exchange])
+def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(
+    device, launch: Callable[[Callable[[], object]], object]
+):
+    def begins_and_fails() -> None:
+        device.work("half a sum")
+        fails()
+
+    run = Interleave(StreamPool(device))
+    with pytest.raises(ValueError, match="planted"):
+        run.run([lambda: launch(begins_and_fails), lambda: None])
+    assert device.log[-3:] == [
+        "half a sum on side2" if launch is exchange else "half a sum on side1",
+        "event2 marks side2" if launch is exchange else "event2 marks side1",
+        "main waits for event2",
+    ]
+    assert device.current_stream() is device.main
+
+
+def test_a_micro_batch_that_is_unwound_waits_for_its_collective(device):
+    run = Interleave(StreamPool(device))
+    with pytest.raises(ValueError, match="planted"):
+        run.run([lambda: communicate(lambda: device.work("sum")), fails])
+    assert device.log[-3:] == ["sum on side1", "event2 marks side1", "main waits for event2"]
+
+
+def test_a_fork_waits_for_the_main_stream_and_the_join_for_the_fork(device):
+    pool = StreamPool(device)
+    with Fork(pool, EventPool(device), Role.VECTOR) as fork:
+        device.work("down")
+        fork.run(lambda: device.work("norm"))
+        device.work("up")
+        fork.join()
+        device.work("attend")
+    assert device.log == [
+        "down on main", "event1 marks main", "side1 waits for event1", "norm on side1",
+        "up on main", "event2 marks side1", "main waits for event2", "attend on main",
+    ]  # fmt: skip
+
+
+def test_a_fork_whose_work_fails_is_joined(device):
+    with (
+        pytest.raises(ValueError, match="planted"),
+        Fork(StreamPool(device), EventPool(device), Role.VECTOR) as fork,
+    ):
+        fork.run(fails)
+    assert device.log[-2:] == ["event2 marks side1", "main waits for event2"]
+    assert device.current_stream() is device.main
+
+
+def test_events_are_used_again_in_the_next_step(device):
+    events = EventPool(device)
+    first = [events.take(), *events.take_pair()]
+    events.begin_step()
+    assert [*events.take_pair(), events.take()] == first
+    assert events.allocated == 3
+
+
+def test_new_streams_are_told_of_once_by_role(device):
+    told: list[tuple[Role, object]] = []
+    pool = StreamPool(device, lambda role, stream: told.append((role, stream)))
+    streams = [pool.stream(role) for role in (Role.COPY, Role.COMPUTE, Role.COPY, Role.VECTOR)]
+    assert told == [(Role.COPY, streams[0]), (Role.VECTOR, streams[3])]
+    assert streams[1] is device.main
