@@ -1,5 +1,6 @@
 """`overlap` stands for single options, and contradicts none that is given."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,14 @@ from vllm_davinci.core.config import get_config, non_default_options, parse_conf
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
 from vllm_davinci.core.overlap.schedule import apply_schedule
+from vllm_davinci.core.overlap.shares import check_shares
 
 MULTISTREAM = {
     "torchair_graph_config.enable_multistream_mla": True,
     "torchair_graph_config.enable_multistream_moe": True,
 }
+
+WHOLE = {"sequence_parallel.enabled": False}
 
 
 class Model:
@@ -71,14 +75,19 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
 @pytest.mark.parametrize(
     ("engine", "expected", "reason"),
     [
-        ({"tp": 1}, {}, "dbo.enabled = false: one rank computes each layer alone"),
+        ({"tp": 1}, WHOLE, "dbo.enabled = false: one rank computes each layer alone"),
+        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: a replica is one rank"),
         ({"tp": 2}, {"dbo.enabled": True}, "dbo.enabled = true: ranks communicate in each layer"),
         ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_moe = false: no token travels"),
-        ({"tp": 2}, {"dbo.enabled": True}, "sequence_parallel.enabled = true: norms of a share"),
+        (
+            {"tp": 2},
+            {"dbo.enabled": True},
+            "sequence_parallel.enabled = true: each rank",
+        ),
         ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_mla = false: without graph mode"),
         (
             {"tp": 1, "dp": 2},
-            {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True},
+            {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True, **WHOLE},
             "enable_multistream_moe = true: tokens travel between replicas",
         ),
     ],
@@ -89,6 +98,58 @@ def test_auto_picks_for_the_engine_and_says_why(
     options, notes = applied(vllm_config, **engine, overlap="auto")
     assert options == {"overlap": "auto", **expected}
     assert sum(reason in note for note in notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"tp": 1}, "a replica is one rank"),
+        ({"is_deepseek": False}, "only definitions of models with latent attention"),
+        ({"dp": 2}, "replicas exchange whole steps"),
+    ],
+)
+def test_shares_of_tokens_that_cannot_be_are_refused_or_told_of(
+    engine: dict[str, Any], reason: str, vllm_config: VllmConfig
+):
+    def checked(**options: Any) -> list[str]:
+        applied(vllm_config, **engine, **options)
+        return check_shares(vllm_config, get_config(vllm_config))
+
+    with pytest.raises(ConfigurationError, match=f"is not possible because {reason}"):
+        checked(sequence_parallel={"enabled": True})
+    (note,) = checked(sequence_parallel={"min_tokens": 9})
+    assert reason in note
+    (note,) = checked(overlap="lean")
+    assert reason in note
+    assert checked() == []
+    assert checked(sequence_parallel={"enabled": False, "min_tokens": 9}) == []
+
+
+def test_shares_of_tokens_that_can_be_need_no_note(vllm_config: VllmConfig):
+    applied(vllm_config, sequence_parallel={"enabled": True, "min_tokens": 9})
+    assert check_shares(vllm_config, get_config(vllm_config)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({"min_total_tokens_to_split": 9}, "dbo.min_total_tokens_to_split has no effect"),
+        (
+            {"enabled": True, "min_decode_tokens_to_split": 9},
+            "dbo.min_decode_tokens_to_split has no effect: .* Add dbo.decode",
+        ),
+        (
+            {"enabled": True, "split": "token", "imbalance_ratio": 0.2},
+            "dbo.imbalance_ratio has no effect: dbo.split is 'token'",
+        ),
+    ],
+)
+def test_thresholds_without_effect_are_told_of(
+    options: dict[str, Any], note: str, vllm_config: VllmConfig
+):
+    applied(vllm_config, dbo=options)
+    (given,) = check_overlap(vllm_config, get_config(vllm_config).dbo)
+    assert re.match(note, given)
 
 
 def test_auto_leaves_alone_what_is_given(vllm_config: VllmConfig):

@@ -26,6 +26,7 @@ from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
 from vllm_davinci.core.overlap.schedule import apply_schedule
+from vllm_davinci.core.overlap.shares import check_shares
 from vllm_davinci.core.side_streams import check_streams
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class NPUPlatform(Platform):
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
         let_interrupts_end_the_start()
         notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
+        notes += check_shares(vllm_config, get_config(vllm_config))
         chosen = apply_schedule(vllm_config)
         config = get_config(vllm_config)
         notes += check_overlap(vllm_config, config.dbo)

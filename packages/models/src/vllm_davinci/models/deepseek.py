@@ -29,6 +29,7 @@ from vllm_davinci.core.config import get_config
 from vllm_davinci.core.distributed.exchange import exchange
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
+from vllm_davinci.core.overlap.shares import shares_obstacle
 from vllm_davinci.models.token_shares import TokenShares
 
 logger = init_logger(__name__)
@@ -175,7 +176,7 @@ class NPUDeepseekV2Model(DeepseekV2Model):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         options = get_config(vllm_config).sequence_parallel
         self.min_tokens_to_divide = options.min_tokens
-        self.divides_tokens = options.enabled and _can_divide(vllm_config)
+        self.divides_tokens = options.enabled and shares_obstacle(vllm_config) is None
         if self.divides_tokens:
             logger.info_once(
                 "Steps of %d tokens or more are divided among %d tensor-parallel ranks between "
@@ -238,18 +239,6 @@ class NPUDeepseekV2Model(DeepseekV2Model):
             lambda: (shares.gather(divided.settle(shares)), shares.gather(residual))
         )
         return IntermediateTensors({"hidden_states": gathered, "residual": gathered_residual})
-
-
-def _can_divide(vllm_config: VllmConfig) -> bool:
-    """Whether ranks repeat work on the same tokens, and nobody else divides them."""
-    parallel = vllm_config.parallel_config
-    return (
-        vllm_config.model_config.use_mla
-        and parallel.tensor_parallel_size > 1
-        and parallel.data_parallel_size == 1
-        and not parallel.use_sequence_parallel_moe
-        and vllm_config.speculative_config is None
-    )
 
 
 class NPUDeepseekV2ForCausalLM(DeepseekV2ForCausalLM):

@@ -97,12 +97,14 @@ def _variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[str]:
-    """What to tell the user about overlap with this engine; [] when it is off.
+    """What to tell the user about overlap with this engine.
 
     Raises ConfigurationError for what can never be split, ComponentError without the package.
     """
     if not options.enabled:
-        return []
+        given = sorted(options.model_fields_set - {"enabled"})
+        names = ", ".join(f"dbo.{name}" for name in given)
+        return [f"{names} has no effect: dbo.enabled is false."] if given else []
     if vllm_config.speculative_config is not None:
         raise ConfigurationError(
             f"not available in {RELEASE}: dual-batch overlap with speculative decoding "
@@ -142,4 +144,15 @@ def _reservations(
         yield (
             f"dbo.min_total_tokens_to_split = {options.min_total_tokens_to_split} is more than "
             f"--max-num-batched-tokens {max_tokens}: no step with a prefill will be split."
+        )
+    given = options.model_fields_set
+    if "min_decode_tokens_to_split" in given and not options.decode:
+        yield (
+            "dbo.min_decode_tokens_to_split has no effect: steps without a prefill stay whole. "
+            "Add dbo.decode = true to split them."
+        )
+    if "imbalance_ratio" in given and options.split == "token":
+        yield (
+            "dbo.imbalance_ratio has no effect: dbo.split is 'token', and a step is cut in its "
+            "middle."
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config import SCHEDULES, get_config
+from vllm_davinci.core.overlap.shares import shares_obstacle
 from vllm_davinci.core.side_streams import has_shared_experts
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def _is_set(additional: Mapping[str, Any], choice: _Choice) -> bool:
 
 def _applies(key: str, vllm_config: "VllmConfig") -> bool:
     """Whether the model has what the option is about."""
+    if key == SHARES:
+        return shares_obstacle(vllm_config) is None
     model = vllm_config.model_config
     if model is None:
         return False
@@ -95,7 +98,6 @@ def _automatic(vllm_config: "VllmConfig") -> Iterator[_Choice]:
             yield _Choice(EXPERTS, True, "tokens travel between replicas in every step")
         else:
             yield _Choice(EXPERTS, False, "no token travels that shared experts could run under")
-    if parallel.tensor_parallel_size > 1:
-        yield _Choice(
-            SHARES, True, "norms of a share of the tokens, where the model's definition can"
-        )
+    obstacle = shares_obstacle(vllm_config)
+    reason = "each rank normalizes a share of the tokens" if obstacle is None else obstacle
+    yield _Choice(SHARES, obstacle is None, reason)
