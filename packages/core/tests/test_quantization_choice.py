@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.quantization import QuantizationArgs
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import QKVParallelLinear, ReplicatedLinear
 from vllm.model_executor.layers.quantization import get_quantization_config
@@ -17,6 +19,8 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.quantization.compressed_schemes import refusal
 from vllm_davinci.core.quantization.config import NAME, AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import FILE_NAME
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
@@ -132,7 +136,10 @@ COMPRESSED = {
 def compressed(**activations: Any) -> CompressedTensorsConfig:
     changed = json.loads(json.dumps(COMPRESSED))
     changed["config_groups"]["group_0"]["input_activations"] |= activations
-    return CompressedTensorsConfig.from_config(changed)
+    made: CompressedTensorsConfig = get_quantization_config("compressed-tensors").from_config(
+        changed
+    )
+    return made
 
 
 def test_int8_layers_of_compressed_tensors_equal_the_integer_definition(one_rank: None):
@@ -161,8 +168,126 @@ def test_int8_layers_of_compressed_tensors_equal_the_integer_definition(one_rank
     assert torch.equal(layer(x.npu()).cpu(), expected)
 
 
-def test_static_activations_of_compressed_tensors_are_refused_with_a_way_out(one_rank: None):
-    with pytest.raises(ValueError, match=r"scale from the checkpoint are not available.*quantize"):
-        ReplicatedLinear(
-            64, 64, quant_config=compressed(dynamic=False, strategy="tensor"), prefix="mlp.down"
-        )
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("zero_point", [None, -9])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_static_activations_of_compressed_tensors_equal_the_integer_definition(
+    has_bias: bool, zero_point: int | None, dtype: torch.dtype, one_rank: None
+):
+    quantization = compressed(dynamic=False, strategy="tensor", symmetric=zero_point is None)
+    with torch.device("npu", 0):
+        layer = ReplicatedLinear(
+            64, 48, bias=has_bias, params_dtype=dtype, quant_config=quantization,
+            prefix="mlp.down_proj", return_bias=False,
+        )  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
+    scale = torch.rand(48, 1, generator=g) * 1e-3
+    tensors = {"weight": weight, "weight_scale": scale, "input_scale": torch.tensor([0.03])}
+    if zero_point is not None:
+        tensors["input_zero_point"] = torch.tensor([zero_point], dtype=torch.int8)
+    bias = torch.randn(48, generator=g).to(dtype)
+    if has_bias:
+        tensors["bias"] = bias
+    for name, tensor in tensors.items():
+        parameter = layer.get_parameter(name)
+        parameter.weight_loader(parameter, tensor)
+    layer.quant_method.process_weights_after_loading(layer)
+    x = torch.randn(5, 64, generator=g).to(dtype) * 3  # some values leave the range
+    offset = zero_point or 0
+    integers = (x.float() / torch.tensor(0.03) + offset).round().clamp(-128, 127).long()
+    sums = integers @ weight.long().t() - offset * weight.long().sum(1)
+    expected = (sums.float() * (scale.flatten() * 0.03)).to(dtype)
+    if has_bias:
+        expected += bias
+    assert torch.equal(layer(x.npu()).cpu(), expected)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step(
+    has_bias: bool, one_rank: None
+):
+    with torch.device("npu", 0):
+        layer = ReplicatedLinear(
+            64, 48, bias=has_bias, params_dtype=torch.float16,
+            quant_config=compressed(symmetric=False), prefix="mlp.down_proj", return_bias=False,
+        )  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
+    scale = torch.rand(48, 1, generator=g) * 1e-3
+    layer.weight.weight_loader(layer.weight, weight)
+    layer.weight_scale.weight_loader(layer.weight_scale, scale)
+    bias = torch.randn(48, generator=g).half()
+    if has_bias:
+        layer.bias.data.copy_(bias)
+    layer.quant_method.process_weights_after_loading(layer)
+    # All on one side of zero: a symmetric rounding of these has twice the step.
+    x = torch.rand(6, 64, generator=g).half() + 1
+    step = (x.amax(1) - x.amin(1).clamp_max(0)).float() / 255
+    exact = x.double() @ (weight.double() * scale.double()).t() + (bias if has_bias else 0)
+    # Every input is off by half a step at most; their sum has errors of both signs.
+    allowed = 0.5 * step[:, None] * (weight.float() * scale).norm(dim=1) + exact.abs() * 2**-10
+    error = (layer(x.npu()).cpu().double() - exact).abs()
+    assert (error < allowed).float().mean() > 0.9
+    assert (error < 2 * allowed).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_projection_behind_latent_attention_becomes_floats_in_this_format_too(
+    dynamic: bool, symmetric: bool, one_rank: None
+):
+    strategy = "token" if dynamic else "tensor"
+    quantization = compressed(dynamic=dynamic, strategy=strategy, symmetric=symmetric)
+    with torch.device("npu", 0):
+        layer = ReplicatedLinear(
+            64, 48, bias=False, params_dtype=torch.bfloat16, quant_config=quantization,
+            prefix="self_attn.kv_b_proj", return_bias=False,
+        )  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
+    scale = torch.rand(48, 1, generator=g) * 1e-3
+    layer.weight.weight_loader(layer.weight, weight)
+    layer.weight_scale.weight_loader(layer.weight_scale, scale)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert isinstance(layer.quant_method, NPUUnquantizedLinearMethod)
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert torch.equal(layer.weight.cpu(), (weight.float() * scale).bfloat16())
+
+
+INT8 = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="channel")
+DYNAMIC = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "told"),
+    [
+        ({"num_bits": 4}, {}, "weights of 4 bits"),
+        ({"type": "float"}, {}, r"weights of 8 bits \(.*float.*\)"),
+        ({"symmetric": False}, {}, "asymmetric int8 weights"),
+        ({"strategy": "group", "group_size": 32}, {}, "scale per .*group"),
+        ({}, None, "float activations"),
+        ({}, {"num_bits": 4}, "activations of 4 bits"),
+        ({}, {"dynamic": False}, "static scale per .*token"),
+    ],
+)
+def test_other_schemes_are_refused_with_what_is_there(
+    weights: dict[str, Any], activations: dict[str, Any] | None, told: str
+):
+    made = INT8.model_copy(update=weights)
+    of_inputs = None if activations is None else DYNAMIC.model_copy(update=activations)
+    for is_expert in (False, True):
+        reason = refusal(made, of_inputs, is_expert)
+        assert reason is not None
+        assert re.search(told, reason)
+
+
+def test_experts_take_dynamic_symmetric_activations_alone():
+    static = DYNAMIC.model_copy(update={"dynamic": False, "strategy": "tensor"})
+    asymmetric = DYNAMIC.model_copy(update={"symmetric": False})
+    assert refusal(INT8, DYNAMIC, is_expert=True) is None
+    for activations in (static, asymmetric):
+        assert refusal(INT8, activations) is None
+        reason = refusal(INT8, activations, is_expert=True)
+        assert reason is not None
+        assert "static or asymmetric" in reason

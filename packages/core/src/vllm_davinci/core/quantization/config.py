@@ -174,7 +174,7 @@ class AscendQuantizationConfig(QuantizationConfig):
         kind = self.type_of(prefix)
         if kind is QuantType.FLOAT:
             return NPUUnquantizedLinearMethod()
-        is_loaded, use_nz = _load_settings()
+        is_loaded, use_nz = load_settings()
         parent, _, name = prefix.rpartition(".")
         if name == "kv_b_proj":
             return WeightOnlyAtLoadLinearMethod(kind, prefix, is_loaded)
@@ -194,10 +194,10 @@ class AscendQuantizationConfig(QuantizationConfig):
             self._missing[prefix] = None
         if kind is None or kind is QuantType.FLOAT:
             return None  # vLLM takes the unquantized method
-        return EXPERT_METHODS[kind](layer.moe_config, prefix, *_load_settings())
+        return EXPERT_METHODS[kind](layer.moe_config, prefix, *load_settings())
 
 
-def _load_settings() -> tuple[bool, bool]:
+def load_settings() -> tuple[bool, bool]:
     """Of the engine being built: whether tensors pass through loaders, whether to use NZ."""
     vllm_config = get_current_vllm_config_or_none()
     if vllm_config is None:

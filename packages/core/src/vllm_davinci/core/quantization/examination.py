@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vllm_davinci.core.errors import CheckpointError, CoreError
 from vllm_davinci.core.quantization.checkpoint_files import (
     StoredTensor,
@@ -20,6 +18,8 @@ from vllm_davinci.core.quantization.checkpoint_files import (
     read_header,
     tensor_files,
 )
+from vllm_davinci.core.quantization.compressed_schemes import NAME as COMPRESSED
+from vllm_davinci.core.quantization.compressed_schemes import check_compressed
 from vllm_davinci.core.quantization.description import (
     FUSED_LAYERS,
     QuantDescription,
@@ -34,7 +34,6 @@ from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, dtype_name
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 _EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d+)\.")
-COMPRESSED = "compressed-tensors"
 _VOCABULARY = ("lm_head", "embed_tokens")
 _EXTRA_NAMES = frozenset(
     spec.name for specs in LINEAR_TENSORS.values() for spec in specs if spec.name != "weight"
@@ -80,7 +79,7 @@ def examine(directory: Path) -> Examination:
         _check_agreement(layers, description, found)
         _check_entries(tensors, description, found)
     elif found.quantization.startswith(COMPRESSED):
-        _check_compressed(tensors, found)
+        check_compressed(_quantization_config(config), tensors, found)
     _check_counts(config, tensors, layers, found)
     return found
 
@@ -98,7 +97,7 @@ def _description(
     except CoreError as error:
         found.problem(str(directory), str(error))
         return None
-    named = config.get("quantization_config") or config.get("compression_config") or {}
+    named = _quantization_config(config)
     if method := named.get("quant_method"):
         found.quantization = f"{method} (config.json)"
         if method != COMPRESSED:
@@ -107,9 +106,11 @@ def _description(
                 f"quantization method {method!r} is not available; ascend and compressed-tensors "
                 "are. Use a float checkpoint, or vllm-davinci quantize on one",
             )
-        else:
-            found.note("config.json", "vLLM reads compressed-tensors itself: types are not checked")
     return None
+
+
+def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("quantization_config") or config.get("compression_config") or {}
 
 
 def _types(
@@ -235,30 +236,6 @@ def _check_entries(
         found.problem(
             shortened(absent, 6),
             f"{len(absent)} tensors have an entry in the description and are in no file",
-        )
-
-
-def _check_compressed(tensors: Mapping[str, StoredTensor], found: Examination) -> None:
-    """compressed-tensors stores more than its layers here can compute: int8, outside of experts."""
-    experts, others = [], []
-    for name, tensor in tensors.items():
-        is_plain = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1
-        if is_plain or not name.endswith((".weight", ".weight_packed")):
-            continue
-        if _EXPERT.match(name):
-            experts.append(name)
-        elif tensor.dtype != torch.int8:
-            others.append(f"{name} ({dtype_name(tensor.dtype)})")
-    way_out = "Run vllm-davinci quantize on the float checkpoint"
-    if experts:
-        found.problem(
-            shortened(sorted(experts)),
-            f"quantized experts of {COMPRESSED} are not available. {way_out}",
-        )
-    if others:
-        found.problem(
-            shortened(sorted(others)),
-            f"of {COMPRESSED}, int8 weights alone are available. {way_out}",
         )
 
 

@@ -18,7 +18,7 @@ from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, device_dtype
+from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, TensorSpec, device_dtype
 from vllm_davinci.core.quantization.weight_layout import arrange
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
 
     prefix:    name of the layer, for messages
     is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+    tensors:   those of an expert's projection in the checkpoint's format; None for ModelSlim's
     """
 
     kind: QuantType
@@ -42,8 +43,10 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
         prefix: str = "experts",
         is_loaded: bool = True,
         use_nz: bool = False,
+        tensors: tuple[TensorSpec, ...] | None = None,
     ) -> None:
         super().__init__(moe)
+        self._tensors = LINEAR_TENSORS[self.kind] if tensors is None else tensors
         self._prefix = prefix
         self._is_loaded = is_loaded
         self._use_nz = use_nz
@@ -79,7 +82,7 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers w13_* and w2_*: the tensors of LINEAR_TENSORS with experts in front."""
+        """Registers w13_* and w2_*: a projection's tensors with experts in front."""
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         matrices = {
@@ -87,7 +90,7 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
             "w2": (hidden_size, intermediate_size_per_partition),
         }
         for group, matrix in matrices.items():
-            for spec in LINEAR_TENSORS[self.kind]:
+            for spec in self._tensors:
                 name = f"{group}_{spec.name}"
                 loader = ExpertTensorLoader(load, f"{self._prefix}.{name}", spec, params_dtype)
                 self._loaders[name] = loader
@@ -141,10 +144,10 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
             if (text := loader.missing(layer.local_num_experts, SHARDS[name.partition("_")[0]]))
         ]
         require_loaded(self._prefix, self.kind, missing)
-        for loader in self._loaders.values():
+        for name, loader in self._loaders.items():
             loader.require_agreement()
-        for name in ("w13_weight_offset", "w2_weight_offset"):
-            require_symmetric(self._prefix, self.kind, name, layer.get_parameter(name))
+            if name.endswith("weight_offset"):
+                require_symmetric(self._prefix, self.kind, name, layer.get_parameter(name))
 
 
 class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
