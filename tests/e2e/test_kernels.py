@@ -16,17 +16,19 @@ from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
-from vllm_davinci.core.moe.experts import FloatExperts
+from vllm_davinci.core.moe.experts import Experts, FloatExperts
 from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.routing import RoutingRule
-from vllm_davinci.core.ops.compiled import choose_operators
+from vllm_davinci.core.ops.compiled import USED, choose_operators
 from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.experts import DynamicExperts
 from vllm_davinci.core.quantization.export import Exporter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=3)
 TENSOR2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 EVERYWHERE = {"add_rms_norm", "rms_norm"}
+COUNTING = "e2e.counting_worker.CallCountingWorker"
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
@@ -44,9 +46,10 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
-LATENT = {"mla_preprocess", "mla_decode_attention", "prefill_attention"}
-EXPERTS = {"experts", "routed_experts"}
-DENSE = {"paged_attention", "rotary_embedding", "vocab_parallel_embedding"}
+LATENT_ATTENTION = {"mla_decode_attention", "prefill_attention"}
+LATENT = LATENT_ATTENTION | {"mla_preprocess"}
+EXPERTS = {"routed_experts"}
+DENSE = {"paged_attention", "rotary_embedding"}
 INTEGER = {"add_rms_norm_dynamic_quant"}
 CHUNKED = {"max_num_batched_tokens": 96, "max_num_seqs": 8}
 BF16 = {"dtype": "bfloat16"}
@@ -59,45 +62,60 @@ def case(
     quantized: str | None = None,
     always: str | None = None,
 ) -> Any:
-    """One model and setting. `always` names those of every run; the others are thorough."""
+    """One model, the operators it calls beside those of EVERYWHERE, a setting.
+
+    `always` names those of every run; the others are thorough.
+    """
     name = always or "_".join([model, quantized or options.get("dtype", "float32")])
+    if options.get("tensor_parallel_size", 1) > 1:
+        used = used | {"vocab_parallel_embedding"}
     marks = () if always else (pytest.mark.thorough,)
     return pytest.param(model, quantized, used, options, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(
-    ("model", "quantized", "used", "options"),
-    [
-        case(
-            "llama_head64_gqa4",
-            DENSE,
-            {**TENSOR2, "max_num_batched_tokens": 96},
-            always="dense_chunked_tensor2",
-        ),
-        case(
-            "deepseek_r1_yarn_moe",
-            LATENT | EXPERTS,
-            {**TENSOR2, **CHUNKED},
-            always="latent_experts_chunked_tensor2",
-        ),
-        case(
-            "tiny_deepseek", INTEGER | {"experts_w8a8"}, BF16, "W8A8_DYNAMIC", always="int8_experts"
-        ),
-        case("qwen3_norm_head128_gqa2", DENSE, BF16),
-        case("deepseek_v2_lite_dense", LATENT, CHUNKED),
-        case("deepseek_v2_lite_dense", LATENT, BF16),
-        case("deepseek_v3_dense", LATENT, {**BF16, **CHUNKED}),
-        case("deepseek_v2_moe", LATENT | EXPERTS, CHUNKED),
-        case("deepseek_v2_moe", LATENT | EXPERTS, {**BF16, **TENSOR2}),
-        case("deepseek_v3_moe", LATENT | EXPERTS, {**BF16, **CHUNKED}),
-        case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
-        case("qwen3_moe_unnormalized_top3_of_16", DENSE | EXPERTS, BF16),
-        case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
-        case("tiny_deepseek", LATENT, BF16, "W8A8"),
-        case("tiny_llama", DENSE, BF16, "W8A8"),
-        case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
-    ],
-)
+CASES = [
+    case(
+        "llama_head64_gqa4",
+        DENSE,
+        {**TENSOR2, "max_num_batched_tokens": 96},
+        always="dense_chunked_tensor2",
+    ),
+    case(
+        "deepseek_r1_yarn_moe",
+        LATENT | EXPERTS,
+        {**TENSOR2, **CHUNKED},
+        always="latent_experts_chunked_tensor2",
+    ),
+    case(
+        "tiny_deepseek",
+        LATENT_ATTENTION | INTEGER | {"routed_experts_w8a8"},
+        BF16,
+        "W8A8_DYNAMIC",
+        always="int8_experts",
+    ),
+    case("qwen3_norm_head128_gqa2", DENSE, BF16),
+    case("deepseek_v2_lite_dense", LATENT, CHUNKED),
+    case("deepseek_v2_lite_dense", LATENT, BF16),
+    case("deepseek_v3_dense", LATENT, {**BF16, **CHUNKED}),
+    case("deepseek_v2_moe", LATENT | EXPERTS, CHUNKED),
+    case("deepseek_v2_moe", LATENT | EXPERTS, {**BF16, **TENSOR2}),
+    case("deepseek_v3_moe", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+    case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
+    case("qwen3_moe_unnormalized_top3_of_16", DENSE | {"experts"}, BF16),
+    case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+    case("tiny_deepseek", LATENT_ATTENTION | {"routed_experts_w8a8"}, BF16, "W8A8"),
+    case("tiny_llama", DENSE, BF16, "W8A8"),
+    case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
+    case(
+        "qwen3_moe_unnormalized_top3_of_16",
+        DENSE | INTEGER | {"experts_w8a8"},
+        BF16,
+        "W8A8_DYNAMIC",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "quantized", "used", "options"), CASES)
 def test_results_are_equal_with_and_without_compiled_operators(
     model: str,
     quantized: str | None,
@@ -121,10 +139,13 @@ def test_results_are_equal_with_and_without_compiled_operators(
     results = []
     for is_enabled in (True, False):
         choice = {"enable_compiled_operators": is_enabled}
-        with start_engine(source, additional_config=choice, **options) as engine:
-            for names in engine.on_workers("compiled_operators"):
-                assert EVERYWHERE | used <= set(names) if is_enabled else not names
+        with start_engine(
+            source, additional_config=choice, worker_extension_cls=COUNTING, **options
+        ) as engine:
+            engine.on_workers("count_compiled_calls")
             results.append(generated(engine, prompts[:16]))
+            for calls in engine.on_workers("compiled_calls"):
+                assert set(calls) == (EVERYWHERE | used if is_enabled else set())
             if not is_enabled:
                 assert "torch_npu's own operators are composed" in engine.log_text()
     assert results[0] == results[1]
@@ -154,7 +175,7 @@ def test_requests_go_on_from_copies_of_cached_blocks(
         additional_config={"enable_compiled_operators": is_enabled},
         async_scheduling=False,
         scheduler_cls="e2e.copying_scheduler.CopyingScheduler",
-        worker_extension_cls="e2e.counting_worker.CallCountingWorker",
+        worker_extension_cls=COUNTING,
     ) as engine:
         engine.on_workers("count_compiled_calls")
         as_inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -166,6 +187,11 @@ def test_requests_go_on_from_copies_of_cached_blocks(
     assert calls.get("copy_kv_blocks", 0) == is_enabled
 
 
+def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
+    called = EVERYWHERE.union(*(case.values[2] for case in CASES), {"copy_kv_blocks"})
+    assert called == set(USED)
+
+
 @pytest.fixture
 def without_operators() -> Iterator[None]:
     """Leaves the process as it was: without compiled operators."""
@@ -173,10 +199,14 @@ def without_operators() -> Iterator[None]:
     choose_operators(False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "is_int8"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+    ids=["fp32", "bf16", "int8"],
+)
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
-    dtype: torch.dtype, scoring: str, without_operators: None
+    dtype: torch.dtype, is_int8: bool, scoring: str, without_operators: None
 ):
     generator = torch.Generator().manual_seed(0)
 
@@ -184,13 +214,19 @@ def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
         return torch.randn(sizes, generator=generator).to(kind).npu()
 
     x = normal(7, 64)
-    experts = FloatExperts(
-        gate_up=normal(16, 64, 96) / 8,
-        down=normal(16, 48, 64) / 8,
-        first=0,
-        num_local=16,
-        num_experts=16,
+    place = {"first": 0, "num_local": 16, "num_experts": 16}
+    experts: Experts = FloatExperts(
+        gate_up=normal(16, 64, 96) / 8, down=normal(16, 48, 64) / 8, **place
     )
+    if is_int8:
+        experts = DynamicExperts(
+            gate_up=(16 * normal(16, 64, 96)).to(torch.int8),
+            gate_up_scale=normal(16, 96, kind=torch.float32).abs() / 128,
+            down=(16 * normal(16, 48, 64)).to(torch.int8),
+            down_scale=normal(16, 64).abs() / 128,
+            dtype=dtype,
+            **place,
+        )
     num_at_once = 0
     for renormalize, groups, bias, factor, logits in product(
         (True, False),
@@ -212,6 +248,7 @@ def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
         choose_operators(False)
         composed = forward(x, logits)
         choose_operators(True)
+        assert (experts.stage_of_logits(dtype) is not None) and composed.any()
         num_at_once += rule.is_one_launch
         assert torch.equal(forward(x, logits), composed), rule
     assert 0 < num_at_once < 32

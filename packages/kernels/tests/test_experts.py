@@ -40,6 +40,24 @@ def composed(
     )
 
 
+def chosen(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    groups: tuple[int, int],
+    is_sigmoid: bool,
+    factor: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and experts of each token as calls of torch_npu."""
+    scored = logits if bias is None else logits.float()
+    if not is_sigmoid and groups == (1, 1):
+        return torch_npu.npu_moe_gating_top_k_softmax_v2(scored, k=TOP_K, renorm=1)[:2]
+    return torch_npu.npu_moe_gating_top_k(
+        scored, TOP_K, bias=bias, k_group=groups[1], group_count=groups[0],
+        group_select_mode=int(bias is not None), norm_type=int(is_sigmoid),
+        routed_scaling_factor=factor,
+    )[:2]  # fmt: skip
+
+
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
     limit = 32 * torch.finfo(expected.dtype).eps
     scale = float(expected.abs().max().clamp_min(1))
@@ -72,13 +90,19 @@ def test_experts_of_a_rank_equal_their_composition(
     near(found, reference.experts(x, topk_weights, topk_ids, gate_up, down, first, EXPERTS))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
+RULES = pytest.mark.parametrize(
     ("is_sigmoid", "groups", "with_bias", "factor"),
     [(True, (4, 2), True, 2.5), (True, (1, 1), True, 1.0), (False, (1, 1), False, 1.0),
      (False, (4, 1), False, 16.0)],
 )  # fmt: skip
-@pytest.mark.parametrize("are_logits_wide", [True, False], ids=["fp32_logits", "own_logits"])
+LOGITS = pytest.mark.parametrize(
+    "are_logits_wide", [True, False], ids=["fp32_logits", "own_logits"]
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@RULES
+@LOGITS
 def test_routing_and_experts_equal_their_composition(
     dtype: torch.dtype,
     is_sigmoid: bool,
@@ -94,21 +118,11 @@ def test_routing_and_experts_equal_their_composition(
     bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     inputs = [t.npu() for t in (x, logits, gate_up, down)]
     device_bias = None if bias is None else bias.npu()
-    scored = inputs[1] if bias is None else inputs[1].float()
     found = ops.routed_experts(
         inputs[0], inputs[1], device_bias, *inputs[2:], TOP_K, *groups, is_sigmoid, factor, 0,
         EXPERTS,
     )  # fmt: skip
-    if not is_sigmoid and groups == (1, 1):
-        topk_weights, topk_ids, _ = torch_npu.npu_moe_gating_top_k_softmax_v2(
-            scored, k=TOP_K, renorm=1
-        )
-    else:
-        topk_weights, topk_ids, _ = torch_npu.npu_moe_gating_top_k(
-            scored, TOP_K, bias=device_bias, k_group=groups[1], group_count=groups[0],
-            group_select_mode=int(with_bias), norm_type=int(is_sigmoid),
-            routed_scaling_factor=factor,
-        )  # fmt: skip
+    topk_weights, topk_ids = chosen(inputs[1], device_bias, groups, is_sigmoid, factor)
     expected = composed(inputs[0], topk_weights.to(dtype), topk_ids, *inputs[2:], 0)
     assert torch.equal(found, expected)
     near(
@@ -119,6 +133,58 @@ def test_routing_and_experts_equal_their_composition(
     )
 
 
+def int8_weights(dtype: torch.dtype, num_local: int) -> list[torch.Tensor]:
+    """gate_up, its scale, down, its scale."""
+    generator = torch.Generator().manual_seed(num_local)
+    gate_up, down = (
+        torch.randint(-127, 128, (num_local, *sizes), dtype=torch.int8, generator=generator)
+        for sizes in ((HIDDEN, 2 * INTERMEDIATE), (INTERMEDIATE, HIDDEN))
+    )
+    gate_up_scale = normal(7, torch.float32, num_local, 2 * INTERMEDIATE).abs() / 800
+    down_scale = normal(8, torch.float32, num_local, HIDDEN).abs() / 800
+    return [
+        gate_up,
+        gate_up_scale,
+        down,
+        down_scale.to(dtype) if dtype == torch.bfloat16 else down_scale,
+    ]
+
+
+def composed_w8a8(
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    weights: list[torch.Tensor],
+    first: int,
+) -> torch.Tensor:
+    """The stage of int8 experts as calls of torch_npu."""
+    gate_up, gate_up_scale, down, down_scale = weights
+    rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
+        x, topk_ids, active_num=topk_ids.numel(), expert_num=EXPERTS,
+        expert_tokens_num_type=1, expert_tokens_num_flag=True, quant_mode=1,
+        active_expert_range=[first, first + gate_up.shape[0]],
+    )  # fmt: skip
+    groups = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_type": 1}
+    sums = torch_npu.npu_grouped_matmul([rows], [gate_up], output_dtype=torch.int32, **groups)
+    activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
+        sums[0], weight_scale=gate_up_scale, activation_scale=scales, group_index=counts,
+        activate_left=True, quant_mode=1,
+    )  # fmt: skip
+    rows = torch_npu.npu_grouped_matmul(
+        [activated], [down], scale=[down_scale], per_token_scale=[activated_scales],
+        output_dtype=x.dtype, **groups,
+    )[0]  # fmt: skip
+    return torch_npu.npu_moe_finalize_routing(
+        rows.unsqueeze(0), None, None, None, topk_weights, row_of_assignment, None, drop_pad_mode=3
+    )
+
+
+def near_integers(npu: torch.Tensor, expected: torch.Tensor) -> None:
+    # An activation between two integers may fall to either, which moves a sum by a hundredth.
+    limit = 0.02 * float(expected.abs().max())
+    torch.testing.assert_close(npu.cpu(), expected, rtol=0.02, atol=limit)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 7, 40])
 @pytest.mark.parametrize(("first", "num_local"), [(0, EXPERTS), (4, 8)])
@@ -127,47 +193,42 @@ def test_int8_experts_equal_their_composition(
 ) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x = normal(0, dtype, num_tokens, HIDDEN)
-    gate_up = torch.randint(
-        -127, 128, (num_local, HIDDEN, 2 * INTERMEDIATE), dtype=torch.int8, generator=generator
-    )
-    down = torch.randint(
-        -127, 128, (num_local, INTERMEDIATE, HIDDEN), dtype=torch.int8, generator=generator
-    )
-    gate_up_scale = normal(7, torch.float32, num_local, 2 * INTERMEDIATE).abs() / 800
-    down_scale = normal(8, torch.float32, num_local, HIDDEN).abs() / 800
-    if dtype == torch.bfloat16:
-        down_scale = down_scale.to(dtype)
+    weights = int8_weights(dtype, num_local)
     topk_weights = normal(3, dtype, num_tokens, TOP_K).abs()
     topk_ids = torch.stack(
         [torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(num_tokens)]
     ).int()
-    host = (x, topk_weights, topk_ids, gate_up, gate_up_scale, down, down_scale)
+    host = (x, topk_weights, topk_ids, *weights)
     inputs = [t.npu() for t in host]
     found = ops.experts_w8a8(*inputs, first, EXPERTS)
+    assert torch.equal(found, composed_w8a8(*inputs[:3], inputs[3:], first))
+    near_integers(found, reference.experts_w8a8(*host, first, EXPERTS))
 
-    rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
-        inputs[0], inputs[2], active_num=topk_ids.numel(), expert_num=EXPERTS,
-        expert_tokens_num_type=1, expert_tokens_num_flag=True, quant_mode=1,
-        active_expert_range=[first, first + num_local],
-    )  # fmt: skip
-    groups = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_type": 1}
-    sums = torch_npu.npu_grouped_matmul([rows], [inputs[3]], output_dtype=torch.int32, **groups)
-    activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
-        sums[0], weight_scale=inputs[4], activation_scale=scales, group_index=counts,
-        activate_left=True, quant_mode=1,
-    )  # fmt: skip
-    rows = torch_npu.npu_grouped_matmul(
-        [activated], [inputs[5]], scale=[inputs[6]], per_token_scale=[activated_scales],
-        output_dtype=dtype, **groups,
-    )[0]  # fmt: skip
-    expected = torch_npu.npu_moe_finalize_routing(
-        rows.unsqueeze(0), None, None, None, inputs[1], row_of_assignment, None, drop_pad_mode=3
-    )
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@RULES
+@LOGITS
+def test_routing_and_int8_experts_equal_their_composition(
+    dtype: torch.dtype,
+    is_sigmoid: bool,
+    groups: tuple[int, int],
+    with_bias: bool,
+    factor: float,
+    are_logits_wide: bool,
+) -> None:
+    first, num_tokens = 4, 9
+    x = normal(0, dtype, num_tokens, HIDDEN)
+    logits = normal(5, torch.float32 if are_logits_wide else dtype, num_tokens, EXPERTS)
+    bias = normal(6, torch.float32, EXPERTS) if with_bias else None
+    weights = int8_weights(dtype, 8)
+    rule = (TOP_K, *groups, is_sigmoid, factor, first, EXPERTS)
+    on_device = [t.npu() for t in weights]
+    device_bias = None if bias is None else bias.npu()
+    found = ops.routed_experts_w8a8(x.npu(), logits.npu(), device_bias, *on_device, *rule)
+    topk_weights, topk_ids = chosen(logits.npu(), device_bias, groups, is_sigmoid, factor)
+    expected = composed_w8a8(x.npu(), topk_weights.to(dtype), topk_ids, on_device, first)
     assert torch.equal(found, expected)
-    defined = reference.experts_w8a8(*host, first, EXPERTS)
-    # An activation between two integers may fall to either, which moves a sum by a hundredth.
-    limit = 0.02 * float(defined.abs().max())
-    torch.testing.assert_close(found.cpu(), defined, rtol=0.02, atol=limit)
+    near_integers(found, reference.routed_experts_w8a8(x, logits, bias, *weights, *rule))
 
 
 def test_a_broken_token_spoils_no_other() -> None:
@@ -195,3 +256,14 @@ def test_experts_outside_the_model_are_refused() -> None:
         ops.experts(x, ids.float(), ids, gate_up, down, 12, EXPERTS)
     with pytest.raises(ValueError, match=r"give \[tokens, top_k\] both"):
         ops.experts(x, ids.float()[:1], ids, gate_up, down, 0, EXPERTS)
+    rule = (TOP_K, 1, 1, False, 1.0, 0, EXPERTS)
+    integers = [t.npu() for t in int8_weights(torch.bfloat16, 8)]
+    logits = torch.zeros(2, EXPERTS).npu()
+    with pytest.raises(ValueError, match=r"logits of sizes \[1, 16\].*give \[tokens, experts\]"):
+        ops.routed_experts_w8a8(x, logits[:1], None, *integers, *rule)
+    with pytest.raises(ValueError, match=r"scales of sizes \[8, 95\].*give one per column"):
+        ops.routed_experts_w8a8(
+            x, logits, None, integers[0], integers[1][:, 1:], *integers[2:], *rule
+        )
+    with pytest.raises(TypeError, match=r"weights of Float.*without _w8a8"):
+        ops.routed_experts_w8a8(x, logits, None, gate_up, integers[1], down, integers[3], *rule)

@@ -3,13 +3,11 @@
 
 #include "launch/stage.h"
 #include "operators/operators.h"
+#include "operators/routing.h"
 
 namespace davinci {
 namespace {
 
-Operator kGatingTopK("aclnnMoeGatingTopK");
-Operator kGatingTopKSoftmax("aclnnMoeGatingTopKSoftmaxV2");
-Operator kCast("aclnnCast");
 Operator kInitRouting("aclnnMoeInitRoutingV3");
 Operator kGroupedMatmul("aclnnGroupedMatmulV5");
 Operator kGroupedMatmulWeightNz("aclnnGroupedMatmulWeightNz");
@@ -130,17 +128,40 @@ void compute(Stage& stage, const ExpertSizes& s, const Assignments& a, const Ten
   sum_by_token(stage, a, scratch[6], scratch[1], out);
 }
 
-void check_scales(const ExpertSizes& s, const Tensor& gate_up, const Tensor& gate_up_scale,
-                  const Tensor& down, const Tensor& down_scale) {
-  TORCH_CHECK_TYPE(gate_up.scalar_type() == at::kChar && down.scalar_type() == at::kChar,
-                   "weights of ", gate_up.scalar_type(), " and ", down.scalar_type(),
-                   ": give int8, or use `experts`");
-  TORCH_CHECK_VALUE(gate_up_scale.dim() == 2 && gate_up_scale.size(0) == s.local &&
-                        gate_up_scale.size(1) == 2 * s.intermediate && down_scale.dim() == 2 &&
-                        down_scale.size(0) == s.local && down_scale.size(1) == s.hidden,
-                    "scales of sizes ", gate_up_scale.sizes(), " and ", down_scale.sizes(),
-                    ": give one per column, [", s.local, ", ", 2 * s.intermediate, "] and [",
-                    s.local, ", ", s.hidden, "]");
+// Weights in int8, [experts, in, out], and a scale per column.
+struct IntegerWeights {
+  const Tensor &gate_up, &gate_up_scale, &down, &down_scale;
+
+  void check(const ExpertSizes& s) const {
+    TORCH_CHECK_TYPE(gate_up.scalar_type() == at::kChar && down.scalar_type() == at::kChar,
+                     "weights of ", gate_up.scalar_type(), " and ", down.scalar_type(),
+                     ": give int8, or use the operator without _w8a8");
+    TORCH_CHECK_VALUE(gate_up_scale.dim() == 2 && gate_up_scale.size(0) == s.local &&
+                          gate_up_scale.size(1) == 2 * s.intermediate && down_scale.dim() == 2 &&
+                          down_scale.size(0) == s.local && down_scale.size(1) == s.hidden,
+                      "scales of sizes ", gate_up_scale.sizes(), " and ", down_scale.sizes(),
+                      ": give one per column, [", s.local, ", ", 2 * s.intermediate, "] and [",
+                      s.local, ", ", s.hidden, "]");
+  }
+};
+
+void compute(Stage& stage, const ExpertSizes& s, const Assignments& a, const IntegerWeights& w,
+             const Tensor& out) {
+  const Scratch scratch(a.x, {{at::kChar, {s.rows(), s.hidden}},           // tokens by expert
+                              {at::kInt, {s.rows()}},                      // row of each assignment
+                              {at::kLong, {s.local}},                      // tokens of each expert
+                              {at::kFloat, {s.rows()}},                    // their scales
+                              {at::kInt, {s.rows(), 2 * s.intermediate}},  // gate and up, sums
+                              {at::kChar, {s.rows(), s.intermediate}},     // activated
+                              {at::kFloat, {s.rows()}},                    // their scales
+                              {a.x.scalar_type(), {s.rows(), s.hidden}}});
+  sort_by_expert(stage, s, a, scratch[0], scratch[1], scratch[2], scratch[3]);
+  multiply(stage, scratch[0], w.gate_up, scratch[2], scratch[4]);
+  stage.run(kDequantSwigluQuant, scratch[4], w.gate_up_scale, scratch[3], nullptr, nullptr, nullptr,
+            scratch[2], /*activateLeft=*/true, "dynamic", scratch[5], scratch[6]);
+  multiply(stage, scratch[5], w.down, scratch[2], scratch[7],
+           ProductScales{View::of(w.down_scale), scratch[6]});
+  sum_by_token(stage, a, scratch[7], scratch[1], out);
 }
 
 }  // namespace
@@ -171,25 +192,12 @@ Tensor npu::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tens
                          const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
   check_assignments(x, topk_weights, topk_ids);
   const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  check_scales(s, gate_up, gate_up_scale, down, down_scale);
+  const IntegerWeights weights{gate_up, gate_up_scale, down, down_scale};
+  weights.check(s);
   Stage stage("experts_w8a8", x);
   Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  const Scratch scratch(x, {{at::kChar, {s.rows(), s.hidden}},           // tokens by expert
-                            {at::kInt, {s.rows()}},                      // row of each assignment
-                            {at::kLong, {s.local}},                      // tokens of each expert
-                            {at::kFloat, {s.rows()}},                    // their scales
-                            {at::kInt, {s.rows(), 2 * s.intermediate}},  // gate and up, sums
-                            {at::kChar, {s.rows(), s.intermediate}},     // activated
-                            {at::kFloat, {s.rows()}},                    // their scales
-                            {x.scalar_type(), {s.rows(), s.hidden}}});
-  const Assignments a{x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts};
-  sort_by_expert(stage, s, a, scratch[0], scratch[1], scratch[2], scratch[3]);
-  multiply(stage, scratch[0], gate_up, scratch[2], scratch[4]);
-  stage.run(kDequantSwigluQuant, scratch[4], gate_up_scale, scratch[3], nullptr, nullptr, nullptr,
-            scratch[2], /*activateLeft=*/true, "dynamic", scratch[5], scratch[6]);
-  multiply(stage, scratch[5], down, scratch[2], scratch[7],
-           ProductScales{View::of(down_scale), scratch[6]});
-  sum_by_token(stage, a, scratch[7], scratch[1], out);
+  compute(stage, s, {x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts},
+          weights, out);
   stage.submit();
   return out;
 }
@@ -199,80 +207,71 @@ Tensor meta::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Ten
                           const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
   check_assignments(x, topk_weights, topk_ids);
   const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  check_scales(s, gate_up, gate_up_scale, down, down_scale);
+  IntegerWeights{gate_up, gate_up_scale, down, down_scale}.check(s);
   return empty(x.sizes(), x.scalar_type(), x);
 }
-
-namespace {
-
-void check_logits(const Tensor& x, const Tensor& router_logits,
-                  const OptionalTensor& correction_bias, int64_t num_experts, int64_t num_groups) {
-  TORCH_CHECK_VALUE(router_logits.dim() == 2 && router_logits.size(0) == x.size(0) &&
-                        router_logits.size(1) == num_experts && num_groups > 0 &&
-                        num_experts % num_groups == 0,
-                    "logits of sizes ", router_logits.sizes(), " for tokens of sizes ", x.sizes(),
-                    ", ", num_experts, " experts and ", num_groups,
-                    " groups: give [tokens, experts] and groups of equal size");
-  TORCH_CHECK_VALUE(!correction_bias.has_value() ||
-                        (correction_bias->dim() == 1 && correction_bias->size(0) == num_experts),
-                    "a correction bias of sizes ",
-                    correction_bias.has_value() ? correction_bias->sizes() : at::IntArrayRef(),
-                    " beside logits of sizes ", router_logits.sizes(), ": give [experts]");
-}
-
-}  // namespace
 
 Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
                            const OptionalTensor& correction_bias, const Tensor& gate_up,
                            const Tensor& down, int64_t top_k, int64_t num_groups,
                            int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
                            int64_t first_expert, int64_t num_experts) {
-  check_logits(x, router_logits, correction_bias, num_experts, num_groups);
+  const RoutingRule rule{correction_bias, top_k,          num_groups, num_chosen_groups,
+                         is_sigmoid,      scaling_factor, num_experts};
+  rule.check(x, router_logits);
   const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  // The operator takes logits of the bias' dtype and gives weights of it.
-  const at::ScalarType type =
-      correction_bias.has_value() ? correction_bias->scalar_type() : router_logits.scalar_type();
   Stage stage("routed_experts", x);
   Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  const bool casts_logits = type != router_logits.scalar_type();
-  const bool casts_weights = type != x.scalar_type();
-  const Scratch scratch(x, {{type, {s.tokens, top_k}},
-                            {at::kInt, {s.tokens, top_k}},
-                            {x.scalar_type(), {casts_weights ? s.tokens : 0, top_k}},
-                            {at::kFloat, {s.tokens, num_experts}},
-                            {type, {casts_logits ? s.tokens : 0, num_experts}}});
-  const View logits = casts_logits ? scratch[4] : View::of(router_logits);
-  if (casts_logits) stage.run(kCast, router_logits, AclType{type}, logits);
-  constexpr int64_t kRenormalize = 1;
-  constexpr int64_t kRenormalizeByRule = 0;  // sigmoid scores are renormalized, softmax not
-  constexpr int64_t kTopTwoSum = 1;
-  constexpr int64_t kMaximum = 0;
-  constexpr double kEpsilon = 1e-20;
-  const bool is_plain =
-      !is_sigmoid && num_groups == 1 && !correction_bias.has_value() && scaling_factor == 1.0;
-  if (is_plain) {
-    stage.run(kGatingTopKSoftmax, logits, nullptr, top_k, kRenormalize,
-              /*softmaxFlag=*/false, scratch[0], scratch[1], scratch[3]);
-  } else {
-    stage.run(kGatingTopK, logits, correction_bias, top_k, num_chosen_groups, num_groups,
-              correction_bias.has_value() ? kTopTwoSum : kMaximum, kRenormalizeByRule,
-              static_cast<int64_t>(is_sigmoid), /*outFlag=*/false, scaling_factor, kEpsilon,
-              scratch[0], scratch[1], scratch[3]);
-  }
-  if (casts_weights) stage.run(kCast, scratch[0], AclType{x.scalar_type()}, scratch[2]);
-  compute(stage, s,
-          {x, casts_weights ? scratch[2] : scratch[0], scratch[1], first_expert, num_experts},
-          gate_up, down, out);
+  const Choice choice(stage, x, router_logits, rule);
+  compute(stage, s, {x, choice.weights(), choice.ids(), first_expert, num_experts}, gate_up, down,
+          out);
   stage.submit();
   return out;
 }
 
 Tensor meta::routed_experts(const Tensor& x, const Tensor& router_logits,
                             const OptionalTensor& correction_bias, const Tensor& gate_up,
-                            const Tensor& down, int64_t top_k, int64_t num_groups, int64_t, bool,
-                            double, int64_t first_expert, int64_t num_experts) {
-  check_logits(x, router_logits, correction_bias, num_experts, num_groups);
+                            const Tensor& down, int64_t top_k, int64_t num_groups,
+                            int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
+                            int64_t first_expert, int64_t num_experts) {
+  RoutingRule{correction_bias, top_k,          num_groups, num_chosen_groups,
+              is_sigmoid,      scaling_factor, num_experts}
+      .check(x, router_logits);
   const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
+  return empty(x.sizes(), x.scalar_type(), x);
+}
+
+Tensor npu::routed_experts_w8a8(const Tensor& x, const Tensor& router_logits,
+                                const OptionalTensor& correction_bias, const Tensor& gate_up,
+                                const Tensor& gate_up_scale, const Tensor& down,
+                                const Tensor& down_scale, int64_t top_k, int64_t num_groups,
+                                int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
+                                int64_t first_expert, int64_t num_experts) {
+  const RoutingRule rule{correction_bias, top_k,          num_groups, num_chosen_groups,
+                         is_sigmoid,      scaling_factor, num_experts};
+  rule.check(x, router_logits);
+  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
+  const IntegerWeights weights{gate_up, gate_up_scale, down, down_scale};
+  weights.check(s);
+  Stage stage("routed_experts_w8a8", x);
+  Tensor out = empty(x.sizes(), x.scalar_type(), x);
+  const Choice choice(stage, x, router_logits, rule);
+  compute(stage, s, {x, choice.weights(), choice.ids(), first_expert, num_experts}, weights, out);
+  stage.submit();
+  return out;
+}
+
+Tensor meta::routed_experts_w8a8(const Tensor& x, const Tensor& router_logits,
+                                 const OptionalTensor& correction_bias, const Tensor& gate_up,
+                                 const Tensor& gate_up_scale, const Tensor& down,
+                                 const Tensor& down_scale, int64_t top_k, int64_t num_groups,
+                                 int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
+                                 int64_t first_expert, int64_t num_experts) {
+  RoutingRule{correction_bias, top_k,          num_groups, num_chosen_groups,
+              is_sigmoid,      scaling_factor, num_experts}
+      .check(x, router_logits);
+  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
+  IntegerWeights{gate_up, gate_up_scale, down, down_scale}.check(s);
   return empty(x.sizes(), x.scalar_type(), x);
 }
 

@@ -69,7 +69,12 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
                         const OptionalTensor& correction_bias, const Tensor& gate_up,              \
                         const Tensor& down, int64_t top_k, int64_t num_groups,                     \
                         int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,         \
-                        int64_t first_expert, int64_t num_experts);
+                        int64_t first_expert, int64_t num_experts);                                \
+  Tensor routed_experts_w8a8(                                                                      \
+      const Tensor& x, const Tensor& router_logits, const OptionalTensor& correction_bias,         \
+      const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,                      \
+      const Tensor& down_scale, int64_t top_k, int64_t num_groups, int64_t num_chosen_groups,      \
+      bool is_sigmoid, double scaling_factor, int64_t first_expert, int64_t num_experts);
 
 namespace npu {
 DAVINCI_DECLARE_OPERATORS

@@ -425,6 +425,67 @@ def routed_experts(
     scaling_factor:  multiplies the weights
     Source: DeepSeek-V3 technical report, section 2.1.2.
     """
+    topk_weights, topk_ids = _choose(
+        router_logits,
+        correction_bias,
+        top_k,
+        num_groups,
+        num_chosen_groups,
+        is_sigmoid,
+        scaling_factor,
+    )
+    return experts(x, topk_weights.to(x.dtype), topk_ids, gate_up, down, first_expert, num_experts)
+
+
+def routed_experts_w8a8(
+    x: Tensor,
+    router_logits: Tensor,
+    correction_bias: Tensor | None,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    top_k: int,
+    num_groups: int,
+    num_chosen_groups: int,
+    is_sigmoid: bool,
+    scaling_factor: float,
+    first_expert: int,
+    num_experts: int,
+) -> Tensor:
+    """Chooses each token's experts as `routed_experts` does, then computes `experts_w8a8`."""
+    topk_weights, topk_ids = _choose(
+        router_logits,
+        correction_bias,
+        top_k,
+        num_groups,
+        num_chosen_groups,
+        is_sigmoid,
+        scaling_factor,
+    )
+    return experts_w8a8(
+        x,
+        topk_weights.to(x.dtype),
+        topk_ids,
+        gate_up,
+        gate_up_scale,
+        down,
+        down_scale,
+        first_expert,
+        num_experts,
+    )
+
+
+def _choose(
+    router_logits: Tensor,
+    correction_bias: Tensor | None,
+    top_k: int,
+    num_groups: int,
+    num_chosen_groups: int,
+    is_sigmoid: bool,
+    scaling_factor: float,
+) -> tuple[Tensor, Tensor]:
+    """Weights, fp32, and int32 ids, [num_tokens, top_k] both."""
     logits = router_logits.float()
     scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
     choice = scores if correction_bias is None else scores + correction_bias.float()
@@ -438,12 +499,4 @@ def routed_experts(
     is_plain = num_groups == 1 and correction_bias is None and scaling_factor == 1.0
     if is_sigmoid or is_plain:
         weights = weights / weights.sum(-1, keepdim=True)
-    return experts(
-        x,
-        (weights * scaling_factor).to(x.dtype),
-        topk_ids.to(torch.int32),
-        gate_up,
-        down,
-        first_expert,
-        num_experts,
-    )
+    return weights * scaling_factor, topk_ids.to(torch.int32)

@@ -1,8 +1,9 @@
 """The expert stage, from routed tokens to their sums: one function that others can replace."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch_npu
@@ -18,6 +19,16 @@ COUNTS = 1  # group_list_type and expert_tokens_num_type: entries are counts, no
 ROWS_MAY_BE_ABSENT = 3
 
 
+class StageOfLogits(NamedTuple):
+    """A compiled operator that chooses experts and computes them.
+
+    weights: the operator's arguments between the correction bias and the rule
+    """
+
+    operator: Callable[..., torch.Tensor]
+    weights: tuple[torch.Tensor, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experts(ABC):
     """The experts of this rank, in whatever precision they are stored.
@@ -25,8 +36,8 @@ class Experts(ABC):
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
 
-    A subclass gives `grouped`; one whose device has a single launch for the stage overrides
-    `routed` too, and one that computes on int8 rows `grouped_integers`.
+    A subclass gives `grouped`; one that a compiled operator computes overrides `routed` and
+    `stage_of_logits` too, and one that computes on int8 rows `grouped_integers`.
     """
 
     takes_integers: ClassVar[bool] = False
@@ -58,6 +69,10 @@ class Experts(ABC):
         results = self.grouped(rows, tokens_per_expert)
         beside.computed()
         return sum_by_token(results, row_of_assignment, topk_weights)
+
+    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
+        """The choice of experts and `routed` in one call, for tokens of `dtype`, where there is."""
+        return None
 
     @abstractmethod
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
@@ -103,6 +118,11 @@ class FloatExperts(Experts):
         return stage(
             x, topk_weights, topk_ids, self.gate_up, self.down, self.first, self.num_experts
         )
+
+    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
+        """See Experts.stage_of_logits."""
+        operator = compiled("routed_experts")
+        return None if operator is None else StageOfLogits(operator, (self.gate_up, self.down))
 
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """See Experts.grouped. Three launches."""

@@ -7,10 +7,9 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.exchange import TokenExchange
-from vllm_davinci.core.moe.experts import Experts, FloatExperts
+from vllm_davinci.core.moe.experts import Experts
 from vllm_davinci.core.moe.routing import RoutingRule, select_experts
 from vllm_davinci.core.moe.shared import SharedBeside
-from vllm_davinci.core.ops.compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,17 @@ class RoutedForward:
 
     def _at_once(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
         """`route` and `compute` in one call, or None when no compiled operator can do both."""
-        stage, rule, experts = compiled("routed_experts"), self.rule, self.experts
-        if (
-            stage is None
-            or not isinstance(experts, FloatExperts)
-            or self.physical_experts is not None
-            or self.weight_on_input
-            or not rule.is_one_launch
-        ):
+        rule, experts = self.rule, self.experts
+        if self.physical_experts is not None or self.weight_on_input or not rule.is_one_launch:
             return None
-        return stage(
+        stage = experts.stage_of_logits(x.dtype)
+        if stage is None:
+            return None
+        return stage.operator(
             x,
             router_logits,
             rule.correction_bias,
-            experts.gate_up,
-            experts.down,
+            *stage.weights,
             rule.top_k,
             rule.num_groups,
             rule.num_chosen_groups,

@@ -26,6 +26,7 @@ USED = (
     "rms_norm",
     "rotary_embedding",
     "routed_experts",
+    "routed_experts_w8a8",
     "vocab_parallel_embedding",
 )
 

@@ -14,6 +14,7 @@ from vllm_davinci.core.moe.experts import (
     SINGLE_OUTPUT,
     SPLIT_ROWS,
     Experts,
+    StageOfLogits,
     sum_by_token,
 )
 from vllm_davinci.core.ops.compiled import compiled
@@ -56,10 +57,7 @@ class DynamicExperts(Experts):
                 x,
                 topk_weights,
                 topk_ids,
-                self.gate_up,
-                self.gate_up_scale,
-                self.down,
-                self.down_scale,
+                *self._weights,
                 self.first,
                 self.num_experts,
             )
@@ -77,6 +75,16 @@ class DynamicExperts(Experts):
         results = self.grouped_integers(rows, scales, tokens_per_expert)
         beside.computed()
         return sum_by_token(results, row_of_assignment, topk_weights)
+
+    @property
+    def _weights(self) -> tuple[torch.Tensor, ...]:
+        """As the compiled operators take them."""
+        return self.gate_up, self.gate_up_scale, self.down, self.down_scale
+
+    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
+        """See Experts.stage_of_logits."""
+        operator = compiled("routed_experts_w8a8") if dtype == self.dtype else None
+        return None if operator is None else StageOfLogits(operator, self._weights)
 
     def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """See Experts.grouped. Four launches."""
