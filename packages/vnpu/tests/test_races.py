@@ -131,6 +131,51 @@ with torch.npu.graph(graph):
 """,
 }
 
+# The host changes pinned memory that a copy may still read. Marked: the copy, and where it shows.
+PLANTED_ON_HOST = {
+    "written while the copy may not have run": """
+x.copy_(pinned, non_blocking=True)  # <-
+pinned.fill_(2.0)
+torch.npu.synchronize()  # <-
+""",
+    "written after a wait for an event from before the copy": """
+event.record(main)
+x.copy_(pinned, non_blocking=True)  # <-
+event.synchronize()
+pinned[3, 5] = 1.0
+main.synchronize()  # <-
+""",
+    "written after a wait for another stream": """
+with torch.npu.stream(side):
+    x.copy_(pinned, non_blocking=True)  # <-
+main.synchronize()
+pinned.fill_(2.0)
+side.synchronize()  # <-
+""",
+    "written between two copies of it": """
+x.copy_(pinned, non_blocking=True)  # <-
+pinned.fill_(2.0)
+y.copy_(pinned, non_blocking=True)  # <-
+""",
+    "written while a replayed graph may copy it": """
+graph = torch.npu.NPUGraph()
+with torch.npu.graph(graph):
+    x.copy_(pinned, non_blocking=True)
+torch.npu.synchronize()
+graph.replay()  # <-
+pinned.fill_(2.0)
+main.synchronize()  # <-
+""",
+    "freed while the copy may not have run": """
+import ctypes
+acl, buffer = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
+acl.aclrtMallocHost(ctypes.byref(buffer), 64)
+target, stream = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(main.npu_stream)
+acl.aclrtMemcpyAsync(target, 64, buffer, 64, 1, stream)  # <-
+acl.aclrtFreeHost(buffer)  # <-
+""",
+}
+
 CORRECT = {
     "wait_stream both ways": """
 y.add_(1.0)
@@ -201,6 +246,39 @@ for step in range(5):
         out.copy_(y)
     main.wait_stream(side)
 """,
+    "the host waits for each copy before it writes again": """
+for step in range(3):
+    pinned.fill_(step)
+    x.copy_(pinned, non_blocking=True)
+    event.record(main)
+    event.synchronize()
+""",
+    "the host asks until the copy is complete": """
+x.copy_(pinned, non_blocking=True)
+event.record(main)
+while not event.query():
+    pass
+pinned.fill_(2.0)
+""",
+    "pinned memory that torch uses again": """
+for step in range(20):
+    x.copy_(torch.full((256, 16), float(step)).pin_memory(), non_blocking=True)
+""",
+    "a copy to the host and back": """
+for step in range(3):
+    pinned.copy_(x, non_blocking=True)
+    y.copy_(pinned, non_blocking=True)
+    x.add_(y)
+""",
+    "two buffers in turn": """
+buffers = [torch.zeros(256, 16).pin_memory() for _ in range(2)]
+events = [torch.npu.Event() for _ in buffers]
+for step in range(6):
+    events[step % 2].synchronize()
+    buffers[step % 2].fill_(step)
+    x.copy_(buffers[step % 2], non_blocking=True)
+    events[step % 2].record(main)
+""",
     "a captured fork and join": """
 graph = torch.npu.NPUGraph()
 with torch.npu.graph(graph):
@@ -251,6 +329,36 @@ def test_a_planted_race_is_found_and_both_lines_are_named(kind: str) -> None:
     unrecorded = kind == "the event is never recorded"
     assert ("never recorded" in text) == unrecorded
     assert f"races: {2 if unrecorded else 1}" in text
+
+
+@pytest.mark.parametrize("kind", PLANTED_ON_HOST)
+def test_a_change_of_memory_that_a_copy_may_read_is_found(kind: str) -> None:
+    program = SETUP + PLANTED_ON_HOST[kind] + FINISH
+    text = run_detected(program).text
+    assert "bytes of pinned host memory" in text
+    assert reported_lines(text) == [marked_lines(program)]
+    assert "races: 1" in text
+
+
+def test_a_change_for_which_nobody_waits_is_found_at_the_exit() -> None:
+    done = run_program(
+        """
+        import ctypes
+        from vllm_davinci import vnpu
+        acl = ctypes.CDLL("libascendcl.so")
+        buffer, device, stream = (ctypes.c_void_p() for _ in range(3))
+        acl.aclrtSetDevice(0)
+        acl.aclrtMallocHost(ctypes.byref(buffer), 64)
+        acl.aclrtMalloc(ctypes.byref(device), 64, 0)
+        acl.aclrtCreateStream(ctypes.byref(stream))
+        acl.aclrtMemcpyAsync(device, 64, buffer, 64, 1, stream)
+        ctypes.memset(buffer, 7, 64)
+        """,
+        VNPU_RACES="report",
+    )
+    assert "changed by the host, as seen at\n      the exit" in done.stderr
+    assert "<string>:10 in <module>" in done.stderr
+    assert "vnpu: 1 race found." in done.stderr
 
 
 @pytest.mark.parametrize("kind", CORRECT)

@@ -20,6 +20,13 @@ std::string call_site() {
   return race::Detector::instance() == nullptr ? std::string() : race::python_call_site();
 }
 
+// The race detector, where there is one and what the calling thread finds out counts as known to
+// the program.
+race::Detector* detector_of_host() {
+  race::Detector* const detector = race::Detector::instance();
+  return detector != nullptr && race::is_program_thread() ? detector : nullptr;
+}
+
 constexpr size_t kQueueDepth = 4096;       // tasks of one stream; the host waits beyond
 constexpr microseconds kOutsideWait{500};  // one sleep inside a task that waits outside
 constexpr microseconds kOutsideTurn{100};  // the same when several tasks wait outside
@@ -34,7 +41,9 @@ Executor::Executor(const Configuration& configuration)
       policy_(configuration.schedule),
       wait_limit_(static_cast<int64_t>(configuration.wait_limit_seconds * 1000)),
       random_(configuration.seed),
-      last_host_call_(steady_clock::now()) {}
+      last_host_call_(steady_clock::now()) {
+  race::Detector::instance();  // from the first task on
+}
 
 StreamPtr Executor::create_stream(int device, uint32_t priority) {
   Lock lock(mutex_);
@@ -447,6 +456,7 @@ void Executor::throw_failure(Stream& stream) {
 
 void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   ++HostCounts::instance().synchronizations;
+  const std::string site = call_site();
   Lock lock(mutex_);
   if (stream->capture != nullptr) {
     throw Failure(FailureKind::kCaptureConflict,
@@ -455,24 +465,26 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   if (!stream->idle()) {
     wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
   }
-  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*stream);
+  if (auto* detector = detector_of_host()) detector->on_host_wait(*stream, site);
   throw_failure(*stream);
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
   ++HostCounts::instance().synchronizations;
-  race::Detector* const detector = race::Detector::instance();
+  race::Detector* const detector = detector_of_host();
   const uint64_t version = event->recorded.load();
   if (detector != nullptr || event->completed.load(std::memory_order_acquire) < version) {
+    const std::string site = call_site();
     Lock lock(mutex_);
     wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
-    if (detector != nullptr) detector->on_host_wait(*event);
+    if (detector != nullptr) detector->on_host_wait(*event, site);
   }
   event->throw_if_failed(version);
 }
 
 void Executor::synchronize_device(int device, Limit limit) {
   ++HostCounts::instance().synchronizations;
+  const std::string site = call_site();
   Lock lock(mutex_);
   for (const StreamPtr& stream : streams_) {
     if (stream->device == device && stream->capture != nullptr) {
@@ -482,7 +494,7 @@ void Executor::synchronize_device(int device, Limit limit) {
   }
   if (!device_idle(device))
     wait_until([&] { return device_idle(device); }, limit, "a device", lock);
-  host_has_seen(device);
+  host_has_seen(device, site);
   // One failure may have reached several streams through events: it is reported once.
   std::optional<Failure> first;
   for (const StreamPtr& stream : streams_) {
@@ -500,42 +512,45 @@ bool Executor::device_idle(int device) const {
 }
 
 void Executor::drain_device(int device) {
+  const std::string site = call_site();
   Lock lock(mutex_);
   if (!device_idle(device)) {
     wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
   }
-  host_has_seen(device);
+  host_has_seen(device, site);
 }
 
-void Executor::host_has_seen(int device) {
-  race::Detector* const detector = race::Detector::instance();
+void Executor::host_has_seen(int device, const std::string& call_site) {
+  race::Detector* const detector = detector_of_host();
   if (detector == nullptr) return;
   for (const StreamPtr& stream : streams_) {
-    if (stream->device == device) detector->on_host_wait(*stream);
+    if (stream->device == device) detector->on_host_wait(*stream, call_site);
   }
 }
 
 bool Executor::query(const StreamPtr& stream) {
+  const std::string site = call_site();
   Lock lock(mutex_);
   if (!stream->idle()) {
     if (policy_ == SchedulePolicy::kEager) pump(lock);
     if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
   }
   if (!stream->idle()) return false;
-  if (auto* detector = race::Detector::instance()) detector->on_host_wait(*stream);
+  if (auto* detector = detector_of_host()) detector->on_host_wait(*stream, site);
   return true;
 }
 
 bool Executor::query(const EventPtr& event) {
-  race::Detector* const detector = race::Detector::instance();
+  race::Detector* const detector = detector_of_host();
   if (event->complete() && detector == nullptr) return true;
+  const std::string site = call_site();
   Lock lock(mutex_);
   if (!event->complete()) {
     if (policy_ == SchedulePolicy::kEager) pump(lock);
     if (policy_ == SchedulePolicy::kFuzz) pump_fuzz(lock, 1 + random_() % 4);
   }
   if (!event->complete()) return false;
-  if (detector != nullptr) detector->on_host_wait(*event);
+  if (detector != nullptr) detector->on_host_wait(*event, site);
   return true;
 }
 

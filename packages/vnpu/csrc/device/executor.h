@@ -89,7 +89,7 @@ class Executor {
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
   // Tells the race detector that the host has waited for all streams of the device.
-  void host_has_seen(int device);
+  void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
   void background();
   void stream_worker(StreamPtr stream);

@@ -37,10 +37,12 @@ struct Python {
     find(utf8, "PyUnicode_AsUTF8");
     find(decref, "Py_DecRef");
   }
-  bool usable() const {
-    // A thread that Python does not know has no frames, and must not wait for the interpreter.
-    return complete_ && is_initialized() != 0 && own_thread_state() != nullptr;
+  static const Python& instance() {
+    static const Python python;
+    return python;
   }
+  bool runs() const { return complete_ && is_initialized() != 0; }
+  bool knows_this_thread() const { return own_thread_state() != nullptr; }
 
  private:
   template <class Function>
@@ -61,8 +63,9 @@ bool belongs_to_torch(std::string_view file) {
 }  // namespace
 
 std::string python_call_site() {
-  static const Python python;
-  if (!python.usable()) return {};
+  const Python& python = Python::instance();
+  // A thread that Python does not know has no frames, and must not wait for the interpreter.
+  if (!python.runs() || !python.knows_this_thread()) return {};
   const int state = python.ensure();
   std::string text;
   int kept = 0;
@@ -90,6 +93,11 @@ std::string python_call_site() {
   if (owned && frame != nullptr) python.decref(frame);
   python.release(state);
   return text;
+}
+
+bool is_program_thread() {
+  const Python& python = Python::instance();
+  return !python.runs() || python.knows_this_thread();
 }
 
 }  // namespace vnpu::race

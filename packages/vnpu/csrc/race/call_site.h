@@ -9,4 +9,7 @@ namespace vnpu::race {
 // and takes Python's lock: call it without any other.
 std::string python_call_site();
 
+// False on a thread of which Python knows nothing in a process that runs Python: a library's own.
+bool is_program_thread();
+
 }  // namespace vnpu::race

@@ -7,6 +7,8 @@
 #include "device/configuration.h"
 #include "device/failure.h"
 #include "device/memory.h"
+#include "device/pinned_memory.h"
+#include "device/system.h"
 #include "race/overlap.h"
 
 namespace vnpu::race {
@@ -14,18 +16,15 @@ namespace {
 
 constexpr uintptr_t kBucketBits = 20;  // uses are kept by MiB of address space
 
+constexpr const char* kWritten = "changed by the host, as seen at";
+constexpr const char* kFreed = "freed by the host at";
+
 Detector* detector = nullptr;
 
 bool same_layout(const Access::Layout& a, const Access::Layout& b) {
   return a.dims == b.dims && a.item == b.item && a.first == b.first &&
          std::equal(a.sizes, a.sizes + a.dims, b.sizes) &&
          std::equal(a.strides, a.strides + a.dims, b.strides);
-}
-
-void summarise() {
-  std::fprintf(stderr, "vnpu: %llu race%s found.\n",
-               static_cast<unsigned long long>(detector->found()),
-               detector->found() == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -36,7 +35,7 @@ Detector* Detector::instance() {
     if (mode == RaceMode::kOff) return false;
     Task::collects_accesses = true;
     detector = new Detector(mode == RaceMode::kRaise);  // reports until the process ends
-    std::atexit(summarise);
+    std::atexit([] { detector->at_exit(); });
     return true;
   }();
   (void)made;
@@ -45,6 +44,20 @@ Detector* Detector::instance() {
 
 Detector::Detector(bool raises) : raises_(raises) {}
 Detector::~Detector() = default;
+
+void Detector::at_exit() {
+  // A process that was forked while another thread held the lock has no use for the check.
+  const std::unique_lock lock(System::instance().executor().mutex(), std::try_to_lock);
+  if (lock.owns_lock()) {
+    try {
+      report(host_memory_.take_disturbed({0, ~uintptr_t{0}}), kWritten, "\n      the exit");
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+    }
+  }
+  std::fprintf(stderr, "vnpu: %llu race%s found.\n", static_cast<unsigned long long>(found_),
+               found_ == 1 ? "" : "s");
+}
 
 Detector::Scope& Detector::scope_of(const Stream& stream) {
   return stream.capture == nullptr ? process_ : captures_[stream.capture.get()];
@@ -58,6 +71,23 @@ void Detector::on_submit(const Stream& stream, const Task& task, const std::stri
       Launch{task.name, stream.id, ++scope.launched[stream.id], call_site});
   now.set(static_cast<size_t>(stream.id), launch->number);
   for (const Access& access : task.accesses) check(scope, now, Use{access, launch});
+  if (stream.capture != nullptr) return;
+  for (const Access& access : task.accesses) {
+    if (PinnedMemory::instance().contains(reinterpret_cast<const void*>(access.begin))) {
+      use_host_memory(access, launch);
+    }
+  }
+}
+
+void Detector::use_host_memory(const Access& access, const LaunchPtr& launch) {
+  const HostMemory::Range range{access.begin, access.end};
+  const auto disturbed = host_memory_.take_disturbed(range);
+  if (access.write) {
+    host_memory_.written(range, launch);
+  } else {
+    host_memory_.read(range, launch);
+  }
+  report(disturbed, kWritten, launch->call_site);
 }
 
 void Detector::check(Scope& scope, const VectorClock& now, const Use& use) {
@@ -111,14 +141,22 @@ void Detector::on_wait(const Stream& stream, const Event& event, const std::stri
           "\n  Record the event on the producing stream before this wait.");
 }
 
-void Detector::on_host_wait(const Stream& stream) {
+void Detector::on_host_wait(const Stream& stream, const std::string& call_site) {
   Scope& scope = scope_of(stream);
   scope.host.join(scope.streams[stream.id]);
+  report(host_memory_.take_finished(process_.host), kWritten, call_site);
 }
 
-void Detector::on_host_wait(const Event& event) {
+void Detector::on_host_wait(const Event& event, const std::string& call_site) {
   const auto recorded = process_.events.find(event.id);
-  if (recorded != process_.events.end()) process_.host.join(recorded->second);
+  if (recorded == process_.events.end()) return;
+  process_.host.join(recorded->second);
+  report(host_memory_.take_finished(process_.host), kWritten, call_site);
+}
+
+void Detector::on_host_free(const void* begin, size_t bytes, const std::string& call_site) {
+  const auto first = reinterpret_cast<uintptr_t>(begin);
+  report(host_memory_.take({first, first + bytes}), kFreed, call_site);
 }
 
 void Detector::on_capture_begin(const GraphPtr& graph) { captures_[graph.get()]; }
@@ -127,10 +165,7 @@ void Detector::on_capture_end(const GraphPtr& graph) { captures_.erase(graph.get
 
 void Detector::report(const Use& earlier, const Use& later) {
   const auto side = [](const Use& use) {
-    const std::string site = use.launch->call_site;
-    return std::string(use.access.write ? "write" : "read") + " by " + use.launch->task +
-           " on stream " + std::to_string(use.launch->stream) + ", launched at" +
-           (site.empty() ? "\n      (no Python frame)" : site);
+    return std::string(use.access.write ? "write" : "read") + " by " + use.launch->describe();
   };
   const uintptr_t begin = std::max(earlier.access.begin, later.access.begin);
   const uintptr_t end = std::min(earlier.access.end, later.access.end);
@@ -145,6 +180,19 @@ void Detector::report(const Use& earlier, const Use& later) {
   say(std::string(earlier.launch->task) + earlier.launch->call_site + later.launch->task +
           later.launch->call_site,
       text);
+}
+
+void Detector::report(const std::vector<HostMemory::Read>& reads, const char* what,
+                      const std::string& call_site) {
+  for (const HostMemory::Read& read : reads) {
+    say(read.launch->task + read.launch->call_site + what,
+        "vnpu: race on " + std::to_string(read.range.end - read.range.begin) +
+            " bytes of pinned host memory\n    read by " + read.launch->describe() + "\n    " +
+            what + (call_site.empty() ? "\n      (no Python frame)" : call_site) +
+            "\n  Until the host has waited for that launch (event.synchronize(), or a query that "
+            "says it is complete) it must leave the memory alone. Wait before the write, or use "
+            "other memory for each step.");
+  }
 }
 
 void Detector::say(const std::string& key, const std::string& text) {

@@ -11,6 +11,8 @@
 #include "device/event.h"
 #include "device/stream.h"
 #include "device/task.h"
+#include "race/host_memory.h"
+#include "race/launch.h"
 #include "race/vector_clock.h"
 
 namespace vnpu::race {
@@ -19,9 +21,11 @@ namespace vnpu::race {
 // stream order nor an event nor the host orders. What it finds depends on the program alone, not on
 // the order in which the tasks happened to run.
 //
-// The host counts as one more stream: what it launches comes after everything it has waited for.
-// Inside a capture the same rules hold among the captured launches; a replay is one launch that
-// uses what they use. All calls come under the executor's lock.
+// The host counts as one more stream: what it launches comes after everything it has waited for. It
+// must not change pinned memory that a copy may still read. What a library's own thread, a watchdog
+// say, waits for or asks about tells the program nothing. Inside a capture the same rules hold
+// among the captured launches; a replay is one launch that uses what they use. All calls come under
+// the executor's lock.
 class Detector {
  public:
   // Null when VNPU_RACES is off.
@@ -33,21 +37,16 @@ class Detector {
   void on_submit(const Stream& stream, const Task& task, const std::string& call_site);
   void on_record(const Stream& stream, const Event& event);
   void on_wait(const Stream& stream, const Event& event, const std::string& call_site);
-  void on_host_wait(const Stream& stream);
-  void on_host_wait(const Event& event);
+  void on_host_wait(const Stream& stream, const std::string& call_site);
+  void on_host_wait(const Event& event, const std::string& call_site);
+  // The host gives pinned memory back.
+  void on_host_free(const void* begin, size_t bytes, const std::string& call_site);
   void on_capture_begin(const GraphPtr& graph);
   void on_capture_end(const GraphPtr& graph);
 
   uint64_t found() const { return found_; }
 
  private:
-  struct Launch {  // what a report says about one side
-    const char* task;
-    int stream;
-    uint64_t number;  // on its stream, from 1
-    std::string call_site;
-  };
-  using LaunchPtr = std::shared_ptr<const Launch>;
   struct Use {
     Access access;
     LaunchPtr launch;
@@ -64,12 +63,18 @@ class Detector {
 
   Scope& scope_of(const Stream& stream);
   void check(Scope& scope, const VectorClock& now, const Use& use);
+  void use_host_memory(const Access& access, const LaunchPtr& launch);
   void report(const Use& earlier, const Use& later);
+  // `what` the host did to the memory of those reads before it knew them finished, and where.
+  void report(const std::vector<HostMemory::Read>& reads, const char* what,
+              const std::string& call_site);
+  void at_exit();
   void say(const std::string& key, const std::string& text);
 
   const bool raises_;
   Scope process_;
   std::map<const Graph*, Scope> captures_;
+  HostMemory host_memory_;  // of what runs, which captured launches do only when they are replayed
   std::set<std::string> said_;
   uint64_t found_ = 0;
 };

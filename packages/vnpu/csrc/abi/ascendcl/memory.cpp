@@ -5,56 +5,32 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <mutex>
 
 #include "abi/ascendcl/declarations.h"
 #include "device/configuration.h"
 #include "device/host_counts.h"
+#include "device/pinned_memory.h"
 #include "device/system.h"
+#include "race/call_site.h"
+#include "race/detector.h"
 
 using namespace vnpu;
 using abi::guarded;
 
 namespace {
 
-// Pinned host memory of this process, by first byte.
-class PinnedMemory {
- public:
-  static PinnedMemory& instance() {
-    static PinnedMemory* const pinned = new PinnedMemory();
-    return *pinned;
+// Before the program gives pinned memory back.
+void give_back(void* address, bool owned, const char* function) {
+  PinnedMemory& pinned = PinnedMemory::instance();
+  const size_t bytes = pinned.bytes(address, owned, function);
+  if (auto* detector = race::Detector::instance()) {
+    const std::string site = race::python_call_site();
+    std::lock_guard lock(System::instance().executor().mutex());
+    detector->on_host_free(address, bytes, site);
   }
-  void add(void* begin, size_t bytes, bool owned) {
-    std::lock_guard lock(mutex_);
-    ranges_[reinterpret_cast<uintptr_t>(begin)] = {bytes, owned};
-  }
-  void remove(void* begin, bool owned, const char* function) {
-    std::lock_guard lock(mutex_);
-    const auto it = ranges_.find(reinterpret_cast<uintptr_t>(begin));
-    if (it == ranges_.end() || it->second.owned != owned) {
-      throw Failure(FailureKind::kInvalidArgument,
-                    std::string("vnpu: ") + function + " of an address that is not pinned memory.");
-    }
-    ranges_.erase(it);
-  }
-  bool contains(const void* address) {
-    std::lock_guard lock(mutex_);
-    const auto a = reinterpret_cast<uintptr_t>(address);
-    auto it = ranges_.upper_bound(a);
-    if (it == ranges_.begin()) return false;
-    --it;
-    return a < it->first + it->second.bytes;
-  }
-
- private:
-  struct Range {
-    size_t bytes;
-    bool owned;
-  };
-  std::mutex mutex_;
-  std::map<uintptr_t, Range> ranges_;
-};
+  pinned.remove(address);
+}
 
 // Copies when the stream reaches it: the source is read then, not when it was asked for.
 class Copy final : public Task {
@@ -211,7 +187,7 @@ VNPU_ACL(aclrtMallocHostWithCfg, (void** address, uint64_t bytes, aclrtMallocCon
 }
 VNPU_ACL(aclrtFreeHost, (void* address)) {
   return guarded("aclrtFreeHost", [&] {
-    PinnedMemory::instance().remove(address, true, "aclrtFreeHost");
+    give_back(address, true, "aclrtFreeHost");
     std::free(address);
   });
 }
@@ -226,8 +202,7 @@ VNPU_ACL(aclrtHostRegisterV2, (void* address, uint64_t bytes, uint32_t)) {
                  [&] { PinnedMemory::instance().add(address, bytes, false); });
 }
 VNPU_ACL(aclrtHostUnregister, (void* address)) {
-  return guarded("aclrtHostUnregister",
-                 [&] { PinnedMemory::instance().remove(address, false, "aclrtHostUnregister"); });
+  return guarded("aclrtHostUnregister", [&] { give_back(address, false, "aclrtHostUnregister"); });
 }
 VNPU_ACL(aclrtPointerGetAttributes, (const void* address, aclrtPtrAttributes* attributes)) {
   return guarded("aclrtPointerGetAttributes", [&] {

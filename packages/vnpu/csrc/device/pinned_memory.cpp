@@ -1,0 +1,45 @@
+#include "device/pinned_memory.h"
+
+#include <iterator>
+#include <string>
+
+#include "device/failure.h"
+
+namespace vnpu {
+
+PinnedMemory& PinnedMemory::instance() {
+  // Never destroyed: torch_npu frees memory after static destructors have run.
+  static PinnedMemory* const pinned = new PinnedMemory();
+  return *pinned;
+}
+
+void PinnedMemory::add(const void* begin, size_t bytes, bool owned) {
+  std::lock_guard lock(mutex_);
+  ranges_[reinterpret_cast<uintptr_t>(begin)] = {bytes, owned};
+}
+
+size_t PinnedMemory::bytes(const void* begin, bool owned, const char* function) const {
+  std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<uintptr_t>(begin));
+  if (it == ranges_.end() || it->second.owned != owned) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  std::string("vnpu: ") + function + " of an address that is not pinned memory.");
+  }
+  return it->second.bytes;
+}
+
+void PinnedMemory::remove(const void* begin) {
+  std::lock_guard lock(mutex_);
+  ranges_.erase(reinterpret_cast<uintptr_t>(begin));
+}
+
+bool PinnedMemory::contains(const void* address) const {
+  std::lock_guard lock(mutex_);
+  const auto a = reinterpret_cast<uintptr_t>(address);
+  auto it = ranges_.upper_bound(a);
+  if (it == ranges_.begin()) return false;
+  --it;
+  return a < it->first + it->second.bytes;
+}
+
+}  // namespace vnpu
