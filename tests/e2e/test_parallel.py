@@ -114,7 +114,7 @@ def test_a_stage_prepares_no_step_over_the_copies_of_the_one_before(
     prompts = [[generator.randrange(256) for _ in range(length)] for length in lengths]
     with start_engine(
         zoo(model),
-        environment={"VNPU_SCHEDULE": "fuzz:52"},
+        environment={"VNPU_SCHEDULE": "fuzz:52", "VNPU_RACES": "raise"},
         pipeline_parallel_size=2,
         distributed_executor_backend="mp",
         async_scheduling=False,
