@@ -7,9 +7,12 @@ output with plain torch. Prints what the layers launched between ranks.
 import collections
 import json
 import math
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +29,15 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models.utils import sequence_parallel_chunk
 
+from vllm_davinci.core import components
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
+from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.moe.groups import expert_layout
 from vllm_davinci.core.moe.process_groups import init_fused_group, init_groups_of
+from vllm_davinci.core.overlap.experts import let_experts_switch
 from vllm_davinci.core.registration import register
 from vllm_davinci.vnpu import _C
 
@@ -174,6 +181,50 @@ def run_steps(
     return launched
 
 
+def run_in_micro_batches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
+    """A product and the layer, of each micro-batch in turn, as a split step runs them. Twice."""
+    scheduler = components.stream_scheduler()
+    assert scheduler is not None
+    let_experts_switch(layer, scheduler)
+    label = launch_label() or (lambda text: None)
+    interleave = scheduler.interleave()
+    unchanged = torch.eye(HIDDEN_SIZE).npu()
+
+    def forward(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return layer(x @ unchanged, logits)
+
+    given = [
+        (random(size, HIDDEN_SIZE, seed=size) * 4, random(size, NUM_EXPERTS, seed=size + 1) * 4)
+        for size in sizes
+    ]
+    with set_forward_context({"requests": None}, config), torch.inference_mode():
+        for _ in range(2):  # the first time allocates
+            results = interleave.run(
+                [partial(forward, x.npu(), y.npu()) for x, y in given],
+                lambda index: label(f"micro-batch {index}"),
+            )
+            for (x, logits), actual in zip(given, results, strict=True):
+                torch.testing.assert_close(actual.cpu(), defined(x, logits), atol=2e-5, rtol=1e-5)
+            label("")
+            torch.distributed.barrier(get_tp_group().cpu_group)
+
+
+def run_without_last_rank(layer: torch.nn.Module, config: VllmConfig) -> None:
+    """A step of all ranks, then one to which the last never comes. Prints what they are told."""
+    tp = get_tp_group()
+    x, logits = random(4, HIDDEN_SIZE, seed=1).npu(), random(4, NUM_EXPERTS, seed=2).npu()
+    with set_forward_context({"requests": None}, config), torch.inference_mode():
+        layer(x, logits)
+        begin = time.monotonic()
+        try:
+            if not tp.is_last_rank:
+                layer(x, logits)
+        except DeviceError as error:
+            print(f"after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+    torch.distributed.barrier(tp.cpu_group)
+    os._exit(0)  # the collective under way has no end
+
+
 def main(rank: int, port: int, setting: dict[str, Any]) -> None:
     tp_size, dp_size = setting["tensor"], setting["data"]
     dp_rank, tp_rank = divmod(rank, tp_size)
@@ -189,9 +240,11 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
             data_parallel_master_ip="127.0.0.1",
             _data_parallel_master_port_list=[port],
             distributed_executor_backend="mp",
+            distributed_timeout_seconds=setting.get("limit_s"),
         ),
     )
     config.scheduler_config.max_num_seqs = 8
+    config.additional_config = setting.get("options", {})
     with set_current_vllm_config(config):
         init_distributed_environment(
             tp_size, tp_rank, f"tcp://127.0.0.1:{port}", rank, backend="hccl"
@@ -203,7 +256,13 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
             init_groups_of(layout, "hccl")
             if variant.get("fused"):
                 init_fused_group(layout, soc_of(torch.npu.get_device_name()), "hccl")
-            launched = run_steps(build(variant, number), variant, config)
+            layer = build(variant, number)
+            if variant.get("last_is_absent"):
+                run_without_last_rank(layer, config)
+            if sizes := variant.get("micro_batches"):
+                run_in_micro_batches(layer, sizes, config)
+                continue
+            launched = run_steps(layer, variant, config)
             print(f"launched {json.dumps(launched)}", flush=True)
         torch.npu.synchronize()
         for group in (get_tp_group(), get_dp_group(), get_ep_group()):

@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from vllm_davinci.vnpu import timeline
 
 # Tokens of each replica, step by step. Steps of up to eight are decodes. Uneven; one replica idle,
 # with the single row of a dummy step; fewer tokens than a replica has ranks.
@@ -164,3 +167,61 @@ def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
         1, 2, [{"steps": sizes, "options": options, **IN_BF16}], soc="Ascend910_9391"
     )
     assert steps == [{"fused_experts launch": 4}]
+
+
+def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for(
+    run_ranks: Callable[..., list[str]],
+):
+    options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
+    variant = {"last_is_absent": True, "options": options}
+    setting = {"tensor": 2, "data": 1, "limit_s": 2, "variants": [variant]}
+    waiting, _ = run_ranks("moe_rank.py", 2, json.dumps(setting))
+    (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
+    assert 2 <= float(said.split()[1]) < 30
+    assert said.partition(": ")[2] == (
+        "model.layers.0.mlp.experts: rank 0 of group 'ep' waited 2 s for the row counts that the 2 "
+        "ranks of the group send each other. One of them has failed or is late: look for its error "
+        "in the log above. A longer wait: --distributed-timeout-seconds."
+    )
+
+
+PACE = "aclnnMatmul=300000,all_to_all=300000/MiB"
+
+
+def test_rows_travel_while_the_other_micro_batch_computes(
+    run_ranks: Callable[..., list[str]], tmp_path: Path
+):
+    options = {
+        "expert_tensor_parallel_size": 1,
+        "moe_communication": "all_to_all",
+        "dbo": {"enabled": True},
+    }
+    # 3 experts for each of a rank's 100 tokens: about 150 rows of 4 KiB to each rank.
+    variant = {"micro_batches": [200, 200], "options": options}
+    setting = {"tensor": 2, "data": 1, "options": options, "variants": [variant]}
+    environment = {"VNPU_SCHEDULE": "threads", "VNPU_PACE": PACE, "VNPU_TRACE": str(tmp_path)}
+    run_ranks("moe_rank.py", 2, json.dumps(setting), environment=environment)
+    traced = timeline.read([tmp_path])
+    assert len(traced.processes) == 2
+    for process in traced.processes:
+        tasks = [task for task in traced.tasks if task.process == process]
+        # Counts, rows and results of two steps, of which the first one allocates.
+        *_, counts, rows, _ = (
+            task
+            for task in tasks
+            if task.name.startswith("all_to_all") and task.label == "micro-batch 0"
+        )
+        assert (counts.bytes_written, rows.bytes_written > 500_000) == (64, True)
+        products = [
+            task.busy
+            for task in tasks
+            if task.name == "aclnnMatmul" and task.label == "micro-batch 1"
+        ]
+        begin, end = rows.busy
+        beside = sum(
+            max(0, min(end, product_end) - max(begin, product_begin))
+            for product_begin, product_end in products
+        )
+        # The host knew the counts while the device still had those products to do, and the rows
+        # stood neither behind them nor behind the other's counts.
+        assert beside > 0.8 * (end - begin) > 100_000

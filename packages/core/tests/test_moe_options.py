@@ -13,6 +13,7 @@ from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.moe import exchange
 from vllm_davinci.core.moe.groups import ExpertLayout
 from vllm_davinci.core.moe.options import gather_exchange_requests
+from vllm_davinci.core.moe.row_counts import CountsWait
 from vllm_davinci.core.moe.scheme import Scheme, SchemeRule, fused_obstacle
 
 ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
@@ -184,7 +185,10 @@ def test_a_scheme_asked_for_on_one_replica_is_said_to_have_no_effect(
 ):
     exchange.logger.addHandler(caplog.handler)
     try:
-        assert exchange.exchange_between_ranks(rule(2, 1, 1, forced), False, 0) is None
+        assert (
+            exchange.exchange_between_ranks(rule(2, 1, 1, forced), False, 0, CountsWait("layer"))
+            is None
+        )
     finally:
         exchange.logger.removeHandler(caplog.handler)
     (message,) = {record.getMessage() for record in caplog.records}

@@ -17,6 +17,7 @@ from vllm_davinci.multistream import (
     communicate,
     current_micro_batch,
     exchange,
+    sized_exchange,
 )
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -350,3 +351,79 @@ def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) 
         run.run([lambda: exchange(failing), lambda: communicate(lambda: None)])
     run.run([lambda: communicate(lambda: None) for _ in range(2)])
     assert run.num_switches == 2
+
+
+def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None:
+    pool = StreamPool()
+    running: list[int] = []
+    run = Interleave(pool)
+    compute = pool.device.current_stream()
+    seen: list[str] = []
+
+    def part(index: int) -> torch.Tensor:
+        def note(what: str, stream: object = compute) -> None:
+            assert (pool.device.current_stream(), running[-1]) == (stream, index), what
+            seen.append(f"{what}{index}")
+
+        x = torch.full((4,), 2.0).to(DEVICE)
+        aside = pool.stream(Role.COMMUNICATION)
+
+        def count() -> int:
+            note("count", aside)
+            communicate(lambda: None)  # in line
+            return 4
+
+        def move(size: int) -> tuple[torch.Tensor, int]:
+            note("move", aside)
+            collective(lambda: Handle([], "rows"))  # in line
+            return x[:size] * 3, size
+
+        note("attention")
+        rows, size = sized_exchange(count, move)
+        note("experts")
+        assert size == 4
+        total = rows + 1
+        collective(lambda: Handle([], "combine"))
+        note("end")
+        return total
+
+    results = run.run([lambda: part(0), lambda: part(1)], running.append)
+    # Nobody waits for a size before the other one has something to compute, and no row stands
+    # behind another collective of a micro-batch that came later.
+    assert seen == [
+        "attention0", "count0", "attention1", "move0", "count1", "experts0", "move1",
+        "experts1", "end0", "end1",
+    ]  # fmt: skip
+    assert [result.cpu().tolist() for result in results] == [[7.0] * 4] * 2
+    assert (run.num_switches, run.num_unswitched) == (4, 0)
+
+
+def test_a_second_exchange_is_not_left_out_when_nobody_else_communicates(run: Interleave) -> None:
+    seen: list[str] = []
+
+    def first() -> int:
+        return sized_exchange(lambda: seen.append("count"), lambda _: seen.append("move") or 5)
+
+    assert run.run([first, lambda: seen.append("other")]) == [5, None]
+    assert seen == ["count", "other", "move"]
+    assert sized_exchange(lambda: 2, lambda size: size + 1) == 3
+
+
+@pytest.mark.parametrize("failing", ["count", "move", "other"])
+def test_an_error_around_a_second_exchange_leaves_nothing(run: Interleave, failing: str) -> None:
+    moved: list[str] = []
+
+    def step(name: str) -> None:
+        if name == failing:
+            raise ValueError(f"planted in {name}")
+        moved.append(name)
+
+    def other() -> None:
+        step("other")
+        communicate(lambda: None)
+
+    with pytest.raises(ValueError, match=f"planted in {failing}"):
+        run.run([lambda: sized_exchange(lambda: step("count"), lambda _: step("move")), other])
+    assert moved == {"count": [], "move": ["count", "other"], "other": ["count"]}[failing]
+    assert run.run([lambda: communicate(lambda: 1) for _ in range(2)]) == [1, 1]
+    assert moved[-1:] != ["move"]

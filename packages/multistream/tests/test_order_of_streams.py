@@ -12,6 +12,7 @@ from vllm_davinci.multistream import (
     StreamPool,
     communicate,
     exchange,
+    sized_exchange,
 )
 
 
@@ -52,6 +53,44 @@ def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(
         "event2 marks side2" if launch is exchange else "event2 marks side1",
         "main waits for event2",
     ]
+    assert device.current_stream() is device.main
+
+
+def test_rows_of_known_number_wait_for_their_own_micro_batch_alone(device):
+    def part(name: str) -> None:
+        device.work(f"choice {name}")
+        sized_exchange(lambda: device.work(f"counts {name}"), lambda _: device.work(f"rows {name}"))
+        device.work(f"experts {name}")
+
+    Interleave(StreamPool(device)).run([lambda: part("a"), lambda: part("b")])
+    assert device.log == [
+        "choice a on main", "event2 marks main", "side1 waits for event2", "counts a on side1",
+        "event3 marks side1",
+        "choice b on main", "rows a on side1", "event1 marks side1",
+        "event5 marks main", "side1 waits for event5", "counts b on side1", "event6 marks side1",
+        "main waits for event3", "main waits for event1", "experts a on main",
+        "main waits for event6", "rows b on side1", "event4 marks side1",
+        "main waits for event4", "experts b on main",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails_in", ["counts", "rows"])
+def test_a_failed_exchange_of_rows_leaves_the_main_stream_behind_what_it_began(device, fails_in):
+    def counts() -> None:
+        device.work("counts")
+        if fails_in == "counts":
+            fails()
+
+    def rows(_: None) -> None:
+        device.work("half of the rows")
+        fails()
+
+    run = Interleave(StreamPool(device))
+    with pytest.raises(ValueError, match="planted"):
+        run.run([lambda: sized_exchange(counts, rows), lambda: communicate(lambda: None)])
+    last = "event3" if fails_in == "counts" else "event1"
+    assert device.log[-1] == f"main waits for {last}"
+    assert f"{last} marks side1" in device.log
     assert device.current_stream() is device.main
 
 

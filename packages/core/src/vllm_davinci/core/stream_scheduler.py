@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 class MicroBatch(Protocol):
@@ -116,6 +117,10 @@ class StreamScheduler(Protocol):
 
     def exchange(self, work: Callable[[], T]) -> T:
         """The same for work with collectives in it, which runs on a side stream as a whole."""
+
+    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
+        """The same for `move(count())`, two collectives on the communication stream: the second
+        one has sizes that the host waits for, while the others' work runs but not for it."""
 
     def current_micro_batch(self) -> int | None:
         """The index of the micro-batch that runs, None outside of one."""

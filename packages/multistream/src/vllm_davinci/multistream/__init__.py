@@ -10,6 +10,7 @@ from vllm_davinci.multistream.interleave import (
     communicate,
     current_micro_batch,
     exchange,
+    sized_exchange,
 )
 from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.policy import Decision, Reason, SplitPolicy, StepFacts
@@ -38,5 +39,6 @@ __all__ = [
     "current_device",
     "current_micro_batch",
     "exchange",
+    "sized_exchange",
     "split_at",
 ]

@@ -9,25 +9,30 @@ collective is the only place where it yields:
     compute stream: waits for `after`; the first micro-batch goes on
 
 So one stream computes, the other communicates, and the order of launches is the same on every rank.
+
+A collective whose sizes another one brings to the host goes in two steps (`sized_exchange`): the
+host learns them while the next micro-batch's work runs, and launches it in front of that one's own.
 """
 
 import contextvars
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import greenlet
 import torch._ops
 
-from vllm_davinci.multistream.device import Stream
+from vllm_davinci.multistream.device import Event, Stream
 from vllm_davinci.multistream.errors import MultistreamError
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,20 @@ class Work(Protocol):
 
 class _Abort(greenlet.GreenletExit):
     """Thrown into the other micro-batches when one failed; unwinds their frames."""
+
+
+@dataclass
+class _Postponed:
+    """The second half of a `sized_exchange`.
+
+    index: the micro-batch that it belongs to; after: marks its end on the communication stream
+    """
+
+    index: int
+    after: Event
+    work: Callable[[], Any] = lambda: None
+    result: Any = None
+    is_launched: bool = False
 
 
 class _MicroBatchGreenlet(greenlet.greenlet):
@@ -87,6 +106,7 @@ class Interleave:
         self._device = streams.device
         self._events = EventPool(streams.device)
         self._live: list[_MicroBatchGreenlet] = []
+        self.postponed: list[_Postponed] = []
         self._compute: Stream = streams.device.current_stream()
         self._communication: Stream = self._compute
         self.num_switches = 0  # of the newest run
@@ -132,6 +152,7 @@ class Interleave:
         finally:
             self._live = []
             self.on_switch = None
+            self.postponed.clear()
             self._device.set_stream(self._compute)
 
     def _micro_batch(
@@ -157,6 +178,7 @@ class Interleave:
     def _abort(self) -> None:
         """Unwinds the micro-batches that still wait in a collective, each whatever another does."""
         self.is_aborting = True
+        self.postponed.clear()
         try:
             for part in self._live:
                 if not part.dead and part:  # not yet started ones have nothing to unwind
@@ -177,21 +199,64 @@ class Interleave:
 
     def exchange(self, work: Callable[[], T], part: _MicroBatchGreenlet) -> T:
         """Runs work with collectives in it on a side stream and lets the next micro-batch run."""
-
-        def launch() -> T:
-            self.in_exchange = True
-            try:
-                return work()
-            finally:
-                self.in_exchange = False
-
-        result = self._launch_beside(self._streams.stream(Role.SHARE), launch, part)
+        result = self._launch_beside(
+            self._streams.stream(Role.SHARE), lambda: self._in_line(work), part
+        )
         KeepAlive().cross(result, self._compute)
         return result
+
+    def sized_exchange(
+        self, count: Callable[[], C], move: Callable[[C], T], part: _MicroBatchGreenlet
+    ) -> T:
+        """Runs `count` on the communication stream and lets the next micro-batch run. `move` runs
+        there before anybody's next collective, at the latest when this micro-batch goes on."""
+        step = _Postponed(part.index, self._events.take())
+
+        def launch() -> None:
+            counted = self._in_line(count)
+            step.work = lambda: move(counted)
+            self.postponed.append(step)
+
+        try:
+            self._launch_beside(self._communication, launch, part)
+            if not step.is_launched:  # nobody else has communicated since: it is the only one
+                self.launch_postponed(part.index)
+        finally:
+            if step.is_launched:
+                self._compute.wait_event(step.after)  # as in _launch_beside
+        KeepAlive().cross(step.result, self._compute)
+        result: T = step.result
+        return result
+
+    def launch_postponed(self, index: int) -> None:
+        """Launches what micro-batches have postponed, in their order, while `index` runs."""
+        while self.postponed:
+            step = self.postponed.pop(0)
+            if self.on_switch is not None:
+                self.on_switch(step.index)
+            self._device.set_stream(self._communication)
+            step.is_launched = True
+            try:
+                step.result = self._in_line(step.work)
+            finally:
+                self._device.set_stream(self._compute)
+                step.after.record(self._communication)
+                if self.on_switch is not None:
+                    self.on_switch(index)
+
+    def _in_line(self, work: Callable[[], T]) -> T:
+        """Runs work whose collectives are launched where they are called."""
+        self.in_exchange = True
+        try:
+            return work()
+        finally:
+            self.in_exchange = False
 
     def _launch_beside(
         self, communication: Stream, launch: Callable[[], T], part: _MicroBatchGreenlet
     ) -> T:
+        if self.postponed:
+            self.launch_postponed(part.index)
         device, compute = self._device, self._compute
         before, after = self._events.take_pair()
         before.record(compute)
@@ -250,6 +315,8 @@ def collective(begin: Callable[[], Work]) -> None:
         part.interleave.num_unswitched += 1
         begin().wait()
     else:
+        if part.interleave.postponed:
+            part.interleave.launch_postponed(part.index)
         work = begin()
         try:
             part.let_others_run()
@@ -272,6 +339,25 @@ def exchange(work: Callable[[], T]) -> T:
     if _inside_operator():
         return work()  # whose collectives are counted
     return part.interleave.exchange(work, part)
+
+
+def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
+    """Runs two collectives, of which the second has sizes that the first one tells the host.
+
+    count: issues the first, on the communication stream, and what brings the sizes to the host
+    move:  is given what `count` returned, makes the host wait for it, and issues the second there;
+           returns what `exchange` may return
+    Inside a micro-batch the others run after `count`. `move` is called in front of their next
+    collective: the host waits while the device has their work to do, but not for it, and the second
+    collective does not stand behind it either. What both read must be held by the caller until this
+    returns. Torch operators that are implemented in Python: as with `communicate`.
+    """
+    part = greenlet.getcurrent()
+    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+        return move(count())
+    if _inside_operator():
+        return move(count())  # whose collectives are counted
+    return part.interleave.sized_exchange(count, move, part)
 
 
 def _inside_operator() -> bool:

@@ -12,6 +12,7 @@ from vllm_davinci.multistream.interleave import (
     communicate,
     current_micro_batch,
     exchange,
+    sized_exchange,
 )
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
 from vllm_davinci.multistream.split import CutMode
@@ -26,6 +27,7 @@ class StreamScheduler:
     communicate = staticmethod(communicate)
     collective = staticmethod(collective)
     exchange = staticmethod(exchange)
+    sized_exchange = staticmethod(sized_exchange)
     current_micro_batch = staticmethod(current_micro_batch)
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Collectives on HCCL through torch.distributed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from vllm.distributed.device_communicators.base_device_communicator import (
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config import get_config
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 
 class NPUCommunicator(DeviceCommunicatorBase):
@@ -75,6 +78,16 @@ class NPUCommunicator(DeviceCommunicatorBase):
         for result in results:  # of the communication stream's pool
             result.record_stream(torch.accelerator.current_stream())
         return results
+
+    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
+        """`move(count())`: the collectives of `move` have sizes that those of `count` bring.
+
+        In a micro-batch the host waits in `move` while the device does the others' work, not for
+        it; both run on the communication stream. What they read is held until this returns.
+        """
+        if self._scheduler is None:
+            return move(count())
+        return self._scheduler.sized_exchange(count, move)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""

@@ -8,6 +8,7 @@ from vllm.distributed.parallel_state import GroupCoordinator
 
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.experts import COUNTS, sort_by_expert, sum_by_token
+from vllm_davinci.core.moe.row_counts import CountsWait, RowCounts
 
 if TYPE_CHECKING:
     from vllm_davinci.core.moe.forward import RoutedForward
@@ -18,6 +19,7 @@ def all_to_all(
     router_logits: torch.Tensor,
     forward: "RoutedForward",
     group: GroupCoordinator,
+    counts_wait: CountsWait,
     beside: Beside = ALONE,
 ) -> torch.Tensor:
     """The routed sum of tokens that no other rank of the group has.
@@ -26,8 +28,10 @@ def all_to_all(
     group: the ranks among which experts are dealt out
     Returns [num_tokens, hidden_size]: whole sums, or parts where ranks share experts.
 
-    The collective takes row counts on the host. Their copy is asynchronous, and the host waits for
-    it right before it needs them: the one wait of a layer.
+    The collective takes row counts on the host, which waits for them once per layer. In a
+    micro-batch the counts travel on the communication stream, so that the wait is over while the
+    device still computes what the other micro-batches have launched, and the rows leave in front
+    of theirs.
     """
     comm: Any = group.device_communicator
     experts = forward.experts
@@ -40,9 +44,20 @@ def all_to_all(
     )
     # [rank, its local expert]: rows from here; then [rank, local expert]: rows to here
     sent = counts.view(group.world_size, experts.num_local)
-    received = comm.all_to_all(sent)
-    input_sizes, output_sizes = RowCounts(sent, received).wait()
-    arrived = comm.all_to_all(rows, output_sizes, input_sizes)
+
+    def count() -> tuple[torch.Tensor, RowCounts]:
+        received = comm.all_to_all(sent)
+        return received, RowCounts(sent, received)
+
+    def move(
+        counted: tuple[torch.Tensor, RowCounts],
+    ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+        received, on_host = counted
+        input_sizes, output_sizes = on_host.wait(counts_wait, group)
+        arrived = comm.all_to_all(rows, output_sizes, input_sizes)
+        return received, arrived, input_sizes, output_sizes
+
+    received, arrived, input_sizes, output_sizes = comm.sized_exchange(count, move)
     beside.dispatched()
     computed = arrived
     if sum(output_sizes):
@@ -57,21 +72,3 @@ def all_to_all(
     if weight_on_input:
         topk_weights = torch.ones_like(topk_weights)
     return sum_by_token(returned, row_of_assignment, topk_weights)
-
-
-class RowCounts:
-    """Rows to and from each rank, on their way to the host."""
-
-    def __init__(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """sent, received: [world_size, num_local], int64, on the device."""
-        sums = torch.stack((sent.sum(1), received.sum(1)))
-        self._on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
-        self._on_host.copy_(sums, non_blocking=True)
-        self._arrival = torch_npu.npu.Event()
-        self._arrival.record()
-
-    def wait(self) -> tuple[list[int], list[int]]:
-        """Rows for each rank, and rows from each."""
-        self._arrival.synchronize()
-        sent, received = self._on_host.tolist()
-        return sent, received

@@ -21,6 +21,7 @@ from vllm_davinci.core.moe.all_to_all import all_to_all
 from vllm_davinci.core.moe.beside import ALONE, Beside
 from vllm_davinci.core.moe.fused import dispatch_and_combine
 from vllm_davinci.core.moe.process_groups import expert_group, fused_group
+from vllm_davinci.core.moe.row_counts import CountsWait
 from vllm_davinci.core.moe.scheme import ONE_REPLICA, Scheme, SchemeRule
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class TokenExchange:
 
     sequence_parallel: whether each rank of a replica enters with tokens of its own
     tp_rank:           this rank's place in its replica
+    counts_wait:       the host's, where the scheme has one
     """
 
     rule: SchemeRule
     sequence_parallel: bool
     tp_rank: int
+    counts_wait: CountsWait
 
     def __call__(
         self,
@@ -64,7 +67,7 @@ class TokenExchange:
             most_tokens = -(-max(sizes) // num_shares)
             send = partial(dispatch_and_combine, group=fused_group(layout), most_tokens=most_tokens)
         else:
-            send = partial(all_to_all, group=expert_group(layout))
+            send = partial(all_to_all, group=expert_group(layout), counts_wait=self.counts_wait)
         send = partial(send, forward=forward, beside=beside)
         return self._of_own_share(send, num_shares, x, router_logits)
 
@@ -152,7 +155,7 @@ def _multicast(rows: torch.Tensor, group: GroupCoordinator, sizes: list[int]) ->
 
 
 def exchange_between_ranks(
-    rule: SchemeRule, sequence_parallel: bool, tp_rank: int
+    rule: SchemeRule, sequence_parallel: bool, tp_rank: int, counts_wait: CountsWait
 ) -> TokenExchange | None:
     """What a layer needs; None where the tokens of one replica stay where they are."""
     if rule.num_replicas == 1 and rule.forced in (None, Scheme.ALL_GATHER, Scheme.MULTICAST):
@@ -165,4 +168,4 @@ def exchange_between_ranks(
         elif rule.layout.world_size > 1:
             logger.info_once("Mixture of experts: no exchange of tokens, because %s.", ONE_REPLICA)
         return None
-    return TokenExchange(rule, sequence_parallel, tp_rank)
+    return TokenExchange(rule, sequence_parallel, tp_rank, counts_wait)

@@ -20,6 +20,7 @@ from vllm_davinci.core.moe.forward import RoutedForward
 from vllm_davinci.core.moe.layer import NPURoutedExperts
 from vllm_davinci.core.moe.options import scheme_rule
 from vllm_davinci.core.moe.routing import RoutingRule
+from vllm_davinci.core.moe.row_counts import CountsWait
 from vllm_davinci.core.moe.shared import shared_beside
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def _exchange(layer: NPURoutedExperts) -> TokenExchange | None:
         ),
         layer.moe_config.is_sequence_parallel,
         get_tp_group().rank_in_group,
+        CountsWait.of_layer(layer.layer_name, vllm_config),
     )
 
 
