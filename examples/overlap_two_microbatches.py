@@ -4,6 +4,7 @@ On any accelerator torch has, or on none: `vnpu run -- python examples/overlap_t
 """
 
 import torch
+
 from vllm_davinci.multistream import Interleave, StreamPool, communicate
 
 device = torch.accelerator.current_accelerator() or torch.device("cpu")
