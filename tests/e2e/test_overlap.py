@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from e2e.server_process import SMALL, ServerProcess
 from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference, assert_greedy
 from e2e.waiting import becomes_true
+from vllm_davinci.meta.server_metrics import decision_counts
 
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 16
@@ -107,7 +111,9 @@ def test_tokens_are_those_of_whole_steps(
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
     """Overlap asked for by vLLM's own flag, with default thresholds."""
-    return start_engine(zoo(MODEL), **TWO_RANKS, enable_dbo=True)
+    return start_engine(
+        zoo(MODEL), environment={"VLLM_LOG_STATS_INTERVAL": "0.1"}, **TWO_RANKS, enable_dbo=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,8 +156,14 @@ def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
     assert_greedy(reference(MODEL), prompts, outputs, 1)
 
 
-def test_the_log_tells_why(engine: EngineProcess, tmp_path: Path):
+def test_the_log_tells_why(engine: EngineProcess):
     assert "--enable-dbo is served as dbo.enabled = True" in engine.log_text()
+    for lengths in ([128, 128], [9, 9]):
+        time.sleep(0.2)  # the line comes with a step, when the interval is over
+        engine.generate(as_inputs(random_prompts(1, lengths)), FIRST_TOKEN)
+    lines = re.findall(r"steps decided on: (.*)", engine.log_text())
+    assert "2 requests, 256 tokens, 256 of them prefill, cut at 128" in "\n".join(lines)
+    assert lines[-1].endswith("2 requests, 18 tokens, 18 of them prefill)")
 
 
 def test_replicas_split_together_and_the_metrics_say_so(
@@ -190,19 +202,24 @@ def test_replicas_split_together_and_the_metrics_say_so(
             answer.raise_for_status()
             return [choice["token_ids"] for choice in answer.json()["choices"]]
 
-        def split() -> dict[str, float]:
+        def split() -> dict[str, int]:
             """Replica -> steps that were split."""
-            metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
-            counts = re.findall(
-                r'davinci:overlap_decisions_total\{engine="(\d)",reason="split"\} (\S+)', metrics
-            )
-            return {engine: float(count) for engine, count in counts}
+            counts = decision_counts(server.url)
+            return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 
         with ThreadPoolExecutor(2) as threads:
             generated = list(threads.map(complete, (0, 1)))
         # The counts of the last steps may be on their way from the workers.
         becomes_true(lambda: len(split()) == 2 and len(set(split().values())) == 1, 30)
         counts = split()
+        explained = subprocess.run(
+            [sys.executable, "-m", "vllm_davinci.meta", "explain", server.url],
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
         server.interrupt()
         server.wait_for_end()
     finally:
@@ -212,6 +229,8 @@ def test_replicas_split_together_and_the_metrics_say_so(
             assert len(tokens) == 64
             assert reference(model).first_difference(prompt, tokens) is None
     assert counts["0"] == counts["1"] > 0
+    assert re.search(rf"{2 * counts['0']} of \d+ steps were split", explained)
+    assert re.search(rf"│ +1 │ +{counts['1']} \(\d+%\) +│ split ", explained)
 
 
 # --- any schedule, no race -----------------------------------------------------------------------
@@ -265,8 +284,6 @@ def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_s
             with pytest.raises(EngineError, match=f"planted in micro-batch {part}, layer 1"):
                 engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
             engine.abort_all()
-            if is_async:
-                break  # a step that was scheduled meanwhile is still on its way
             outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
             assert_greedy(reference(MODEL), prompts[4:8], outputs, MAX_TOKENS)
 

@@ -77,6 +77,7 @@ def scheduled(name: str) -> dict[str, Any]:
     return {"overlap": name, "dbo": thresholds, "sequence_parallel": {"min_tokens": 1}}
 
 
+SCHEDULES = ("published", "lean", "auto")
 ALONE_AND_IN_PAIRS = [
     *((name,) for name in FEATURES),
     *combinations(FEATURES, 2),
@@ -101,10 +102,10 @@ CASES = [
     *(
         case(layout, LATENT, name, scheduled(name))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts")
-        for name in ("published", "lean", "auto")
+        for name in SCHEDULES
     ),
     *(case(layout, DENSE, "dual", of("dual")) for layout in ("tp2", "tp4", "tp2pp2")),
-    *(case("tp2", DENSE, name, scheduled(name)) for name in ("published", "lean", "auto")),
+    *(case("tp2", DENSE, name, scheduled(name)) for name in SCHEDULES),
     *(
         case(layout, EXPERTS, "dual", of("dual"))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp2pp2")
@@ -203,6 +204,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
             max_num_batched_tokens=224,
             max_num_seqs=16,
             max_logprobs=2,
+            worker_extension_cls="e2e.roles_worker.RolesWorker",
             **ranks,
         )
 
@@ -262,15 +264,33 @@ def test_answers_are_those_without_overlap(
     with start(layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
         answers = workload(engine)
         decided = engine.on_workers("overlap_decisions")
+        used = engine.on_workers("stream_roles")
     if model in INT8:
         assert_near(answers, expected)
     else:
         assert tokens(answers) == tokens(expected)
     if name in ("attention", "experts", "attention+experts"):
         assert answers == expected, "the arithmetic is unchanged, and the bits are not"
-    assert all(counts.get("split", 0) > 5 for counts in decided) == (
-        "dual" in name or name in ("published", "lean", "auto")
-    )
+    is_split = "dual" in name or name in SCHEDULES
+    assert all(counts.get("split", 0) > 5 for counts in decided) == is_split
+    if name != "auto":
+        expected_roles = side_streams(layout, model, name, is_split)
+        assert [set(roles) for roles in used] == [expected_roles] * len(used)
+
+
+def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
+    """Roles of the streams that an engine must have used beside the main one."""
+    is_latent = model in (LATENT, "int8_deepseek")
+    # Every step here, and each rank's share leaves attention nothing to run beside.
+    is_divided = ("shares" in name or name == "lean") and is_latent and layout[:2] != "dp"
+    roles = {"communication"} if is_split else set()
+    if is_latent and ("attention" in name or name in SCHEDULES) and not is_divided:
+        roles.add("vector")
+    if is_latent and ("experts" in name or name in SCHEDULES):
+        roles.add("shared expert")
+    if is_split and is_divided:  # whole steps exchange their shares on the main stream
+        roles.add("share")
+    return roles
 
 
 CASES_SEEDS = {each.id: number for number, each in enumerate(CASES)}

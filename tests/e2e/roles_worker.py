@@ -1,0 +1,18 @@
+"""A worker that says which side streams its layers have used."""
+
+from __future__ import annotations
+
+from vllm_davinci.core import components
+from vllm_davinci.multistream import Role
+from vllm_davinci.multistream.provider import StreamScheduler
+
+
+class RolesWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    def stream_roles(self) -> list[str]:
+        """Roles of all streams that exist: each is made when it is used first."""
+        scheduler = components.stream_scheduler()
+        assert isinstance(scheduler, StreamScheduler)
+        streams = scheduler._stream_pool()._streams
+        return [role.value for role in Role if role in streams]
