@@ -75,6 +75,7 @@ def checkpoint() -> Checkpoint:
         for expert in range(2):
             experts = f"model.layers.{layer}.mlp.experts.{expert}"
             made.quantized(f"{experts}.gate_proj", INTER, HIDDEN)
+            made.quantized(f"{experts}.up_proj", INTER, HIDDEN)
             made.quantized(f"{experts}.down_proj", HIDDEN, INTER)
     return made
 
@@ -172,12 +173,15 @@ def test_what_is_wrong_is_a_problem_that_names_it(
 
 def test_layers_without_an_entry_are_noted_once(checkpoint: Checkpoint, tmp_path: Path):
     checkpoint.floats("lm_head.weight", VOCABULARY, HIDDEN)
-    checkpoint.floats("model.layers.0.mlp.gate.weight", 2, HIDDEN)
-    del checkpoint.types["lm_head.weight"], checkpoint.types["model.layers.0.mlp.gate.weight"]
+    del checkpoint.types["lm_head.weight"]
+    for layer in range(2):
+        checkpoint.floats(f"model.layers.{layer}.mlp.gate.weight", 2, HIDDEN)
+        del checkpoint.types[f"model.layers.{layer}.mlp.gate.weight"]
     found = examine(checkpoint.write(tmp_path))
     assert found.can_load
     assert problems(found) == (
-        "lm_head, model.layers.0.mlp.gate: no entry in the description: loaded as FLOAT"
+        "lm_head, model.layers.0.mlp.gate, model.layers.1.mlp.gate: no entry in the description: "
+        "loaded as FLOAT"
     )
 
 

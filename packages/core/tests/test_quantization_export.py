@@ -35,10 +35,10 @@ DEEPSEEK = transformers.DeepseekV3Config(
     topk_group=1,
     first_k_dense_replace=1,
     q_lora_rank=16,
-    kv_lora_rank=16,
-    qk_nope_head_dim=8,
-    qk_rope_head_dim=8,
-    v_head_dim=8,
+    kv_lora_rank=512,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=64,
+    v_head_dim=16,
     max_position_embeddings=64,
 )
 WEIGHTS = "model.safetensors"
@@ -250,3 +250,18 @@ def test_a_layer_that_calibration_did_not_reach_is_named(source: Path, tmp_path:
     exporter = Exporter(source, tmp_path, QuantType.W8A8, torch.bfloat16, {})
     with pytest.raises(CheckpointError, match=r"never reached model\.layers\.0\.mlp\.down_proj"):
         exporter.run(lambda count: None)
+
+
+def test_a_source_that_is_not_whole_is_refused_before_anything_is_rounded(
+    source: Path, tmp_path: Path
+):
+    broken = tmp_path / "source"
+    shutil.copytree(source, broken)
+    tensors = load_file(source / WEIGHTS)
+    del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(tensors, broken / WEIGHTS, metadata={"format": "pt"})
+    seen: list[int] = []
+    exporter = Exporter(broken, tmp_path / "out", QuantType.W8A8_DYNAMIC, torch.bfloat16, {})
+    with pytest.raises(CheckpointError, match=r"experts\.2\.up_proj\.weight: is missing"):
+        exporter.run(seen.append)
+    assert not seen

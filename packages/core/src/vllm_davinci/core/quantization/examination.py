@@ -29,12 +29,10 @@ from vllm_davinci.core.quantization.description import (
     shortened,
 )
 from vllm_davinci.core.quantization.findings import Examination, LayerKind
+from vllm_davinci.core.quantization.structure import EXPERT, VOCABULARY, check_structure
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, dtype_name
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
-_EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d+)\.")
-_VOCABULARY = ("lm_head", "embed_tokens")
 _EXTRA_NAMES = frozenset(
     spec.name for specs in LINEAR_TENSORS.values() for spec in specs if spec.name != "weight"
 )
@@ -80,7 +78,7 @@ def examine(directory: Path) -> Examination:
         _check_entries(tensors, description, found)
     elif found.quantization.startswith(COMPRESSED):
         check_compressed(_quantization_config(config), tensors, found)
-    _check_counts(config, tensors, layers, found)
+    check_structure(config, tensors, found)
     return found
 
 
@@ -170,7 +168,7 @@ def _check_tensors(
                 shortened(left), f"belongs to a quantized layer, and this is {kind.value}"
             )
         return
-    if prefix.rpartition(".")[2] in _VOCABULARY:
+    if prefix.rpartition(".")[2] in VOCABULARY:
         found.problem(
             f"{prefix}.weight", f"is {kind.value}; embeddings and LM heads are FLOAT only"
         )
@@ -215,7 +213,7 @@ def _check_agreement(
             if name != parts[0] or any(f"{parent}.{part}" not in layers for part in parts):
                 continue
             _try(lambda p=f"{parent}.{fused}": description.of_layer(p), f"{parent}.{fused}", found)
-    for experts in {match["experts"] for prefix in layers if (match := _EXPERT.match(prefix))}:
+    for experts in {match["experts"] for prefix in layers if (match := EXPERT.match(prefix))}:
         _try(lambda p=experts: description.of_experts(p), experts, found)
 
 
@@ -237,56 +235,3 @@ def _check_entries(
             shortened(absent, 6),
             f"{len(absent)} tensors have an entry in the description and are in no file",
         )
-
-
-def _check_counts(
-    config: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
-    layers: Mapping[str, StoredTensor],
-    found: Examination,
-) -> None:
-    """Whether there are as many layers and experts as config.json says, of its size."""
-    text = config.get("text_config") or config
-    num_layers = text.get("num_hidden_layers")
-    present = {int(match[1]) for name in tensors if (match := _LAYER.match(name))}
-    if isinstance(num_layers, int) and present:
-        absent = sorted(set(range(num_layers)) - present)
-        if absent:
-            found.problem(
-                "layers", f"config.json says {num_layers}, and {_ranges(absent)} have no tensors"
-            )
-        extra = sorted(number for number in present if number >= num_layers)
-        if extra:
-            found.note("layers", f"{_ranges(extra)} lie beyond config.json's {num_layers}")
-    num_experts = next(
-        (
-            text[key]
-            for key in ("n_routed_experts", "num_experts", "num_local_experts")
-            if text.get(key)
-        ),
-        None,
-    )
-    numbers: dict[str, set[int]] = {}
-    for prefix in layers:
-        if match := _EXPERT.match(prefix):
-            numbers.setdefault(match["experts"], set()).add(int(match["number"]))
-    for experts, seen in sorted(numbers.items()):
-        if num_experts and seen != set(range(num_experts)):
-            absent = sorted(set(range(num_experts)) - seen)
-            found.problem(
-                experts, f"config.json says {num_experts} experts, {len(seen)} are there"
-                + (f"; missing: {_ranges(absent)}" if absent else "")
-            )  # fmt: skip
-    hidden, vocabulary = text.get("hidden_size"), text.get("vocab_size")
-    for prefix, weight in layers.items():
-        if prefix.rpartition(".")[2] in _VOCABULARY and hidden and vocabulary:
-            expected = (vocabulary, hidden)
-            if len(weight.shape) == 2 and weight.shape != expected:
-                found.problem(
-                    f"{prefix}.weight",
-                    f"has shape {list(weight.shape)}; config.json says {list(expected)}",
-                )
-
-
-def _ranges(numbers: list[int]) -> str:
-    return shortened(map(str, numbers), 8)

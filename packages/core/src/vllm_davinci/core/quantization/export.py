@@ -83,6 +83,7 @@ class Exporter:
         headers = {path: read_header(path) for path in files}
         stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
         require_float(self.source, config, stored)
+        _require_whole(self.source, self.source)
         self._fused = find_fused_experts(stored)
         text_config = config.get("text_config") or config
         self._num_layers: int = text_config.get("num_hidden_layers") or sys.maxsize
@@ -108,7 +109,7 @@ class Exporter:
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
             _write_json(directory / INDEX_NAME, index)
         _write_json(directory / FILE_NAME, description)
-        self._validate(directory)
+        _require_whole(directory, self.source)
         counts = dict(Counter(description[name] for name in matrices))
         return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
 
@@ -196,18 +197,20 @@ class Exporter:
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
         _write_json(directory / "config.json", {**config, key: name})
 
-    def _validate(self, directory: Path) -> None:
-        problems = [
-            f"{finding.subject}: {finding.what}"
-            for finding in examine(directory).findings
-            if finding.severity is Severity.PROBLEM
-        ]
-        if problems:
-            raise CheckpointError(
-                f"What {self.source} becomes is not whole and is not kept: "
-                f"{'; '.join(problems[:5])}. Is the source whole? vllm-davinci check-model on it "
-                "tells."
-            )
+
+def _require_whole(directory: Path, source: Path) -> None:
+    """Raises CheckpointError when a checkpoint, `source` or its result, could not be loaded."""
+    problems = [
+        f"{finding.subject}: {finding.what}"
+        for finding in examine(directory).findings
+        if finding.severity is Severity.PROBLEM
+    ]
+    if problems:
+        told = "is" if directory == source else "becomes something that is"
+        raise CheckpointError(
+            f"{source} {told} not whole, and nothing is kept of the result: "
+            f"{'; '.join(problems[:5])}. vllm-davinci check-model on the source tells more."
+        )
 
 
 def require_float(
