@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from vllm.distributed import get_tp_group
 
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
@@ -35,7 +36,10 @@ class CountingWorker:
 
 
 class CallCountingWorker:
-    """Mixed into the worker by vLLM's option worker_extension_cls."""
+    """Mixed into the worker by vLLM's option worker_extension_cls.
+
+    Calls that run on a side stream too count as "NAME beside".
+    """
 
     def count_compiled_calls(self) -> None:
         """From now on, those of layers to compiled operators."""
@@ -45,7 +49,8 @@ class CallCountingWorker:
 
     def _counting(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any) -> Any:
-            self.called[name] += 1
+            is_beside = any(isinstance(argument, torch.Stream) for argument in arguments)
+            self.called[name + " beside" * is_beside] += 1
             return operator(*arguments)
 
         return counting

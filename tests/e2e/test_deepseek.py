@@ -149,9 +149,14 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
         environment=environment,
         additional_config=MULTISTREAM,
         max_num_seqs=8,
+        worker_extension_cls="e2e.counting_worker.CallCountingWorker",
         **options,
     ) as engine:
+        engine.on_workers("count_compiled_calls")
         outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
+        calls = engine.on_workers("compiled_calls")
+    # Every decode of every layer, and no step with a prefill.
+    assert all(counts["mla_preprocess beside"] >= 60 * 4 for counts in calls)
     trace = timeline.read([traces])
     assert {trace.role(task) for task in trace.tasks} >= {"vector", "shared expert"}
     assert_greedy(TransformersReference(tiny_deepseek), batch[:8], outputs, MAX_TOKENS)

@@ -81,6 +81,10 @@ class Interleave(Protocol):
 class Fork(Protocol):
     """Work of one layer on two streams, which meet again when the block is left."""
 
+    @property
+    def stream(self) -> torch.Stream:
+        """The side stream, for an operator that orders its work on both streams itself."""
+
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
         """`work(*tensors)` on the side stream, behind all that the main stream has so far."""
 

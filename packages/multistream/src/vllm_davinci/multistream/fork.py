@@ -24,6 +24,8 @@ class Fork:
         fork.join()                                 # main waits for the side stream
         attend(query, key)
 
+    `stream` is the side stream, for an operator that orders work on both itself.
+
     Tensors that cross from one stream to the other are held until the join, after which the main
     stream is behind every use of them. Leaving the block joins if that has not happened, also when
     an exception passes.
@@ -33,7 +35,7 @@ class Fork:
         self._device = streams.device
         self._events = events
         self._main: Stream = streams.device.current_stream()
-        self._side = streams.stream(role)
+        self.stream = streams.stream(role)
         self._held = KeepAlive()
         self._open = False
 
@@ -50,10 +52,10 @@ class Fork:
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
         """Runs `work(*tensors)` on the side stream, behind the main stream's work so far."""
-        hand_over(self._events.take(), self._main, self._side)
+        hand_over(self._events.take(), self._main, self.stream)
         self._open = True
         self._held.hold(*tensors)
-        self._device.set_stream(self._side)
+        self._device.set_stream(self.stream)
         try:
             result = work(*tensors)
         finally:
@@ -65,6 +67,6 @@ class Fork:
         """Makes the main stream wait for everything that ran on the side stream."""
         if not self._open:
             return
-        hand_over(self._events.take(), self._side, self._main)
+        hand_over(self._events.take(), self.stream, self._main)
         self._open = False
         self._held.release()

@@ -68,8 +68,13 @@ def preprocess_at_once(
     positions: torch.Tensor,
     hidden_states: torch.Tensor,
     metadata: "NPUMLAMetadata",
+    side_stream: torch.Stream | None = None,
 ) -> Preprocessed | None:
-    """The block's `preprocess` in one call, or None when no compiled operator can do it."""
+    """The block's `preprocess` in one call, or None when no compiled operator can do it.
+
+    side_stream: where the key-value path and the rotation of queries run, beside the rest; the
+                 current stream ends behind them
+    """
     stage = compiled("mla_preprocess")
     weights = None if stage is None else projection_weights(block)
     if stage is None or weights is None:
@@ -93,6 +98,7 @@ def preprocess_at_once(
         0.0 if weights.norm is None else block.q_a_layernorm.variance_epsilon,
         block.kv_a_layernorm.variance_epsilon,
         num_decode_tokens,
+        side_stream,
     )
     if q is None:  # no prefills
         return Preprocessed(absorbed, q_rope, None, None, None)

@@ -5,7 +5,8 @@
 
 The weights of W_DQ and W_O are fetched into the cache before their inputs are there.
 
-Matrix products run one at a time; norms, rotations and the cache write run beside them.
+Matrix products run one at a time; norms, rotations and the cache write run beside them. Where a
+compiled operator does the stage, it keeps this order between the two streams.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 import torch_npu
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
-from vllm_davinci.core.ops.mla_preprocess import Preprocessed
+from vllm_davinci.core.ops.mla_preprocess import Preprocessed, preprocess_at_once
 from vllm_davinci.core.ops.prefetch import prefetch
 from vllm_davinci.core.stream_scheduler import Fork, StreamScheduler
 
@@ -47,6 +48,9 @@ class PreprocessOnTwoStreams:
         if block.q_lora_rank is not None:
             prefetch(block.fused_qkv_a_proj.weight)
         with self._scheduler.fork(SIDE) as fork:
+            at_once = preprocess_at_once(block, positions, hidden_states, metadata, fork.stream)
+            if at_once is not None:
+                return at_once
             queries, kv = self._compress(block, hidden_states, fork)
             table = block.rotary_emb._match_cos_sin_cache_dtype(hidden_states)
             cos, sin = metadata.rotary_rows(table, positions)
