@@ -1,8 +1,10 @@
 #include "collective/collective.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "device/configuration.h"
+#include "race/detector.h"
 
 namespace vnpu {
 namespace {
@@ -49,8 +51,14 @@ const char* name_of(Operation operation) {
 Collective::Collective(GroupPtr group, const Announcement& announcement)
     : Task(name_of(static_cast<Operation>(announcement.operation))),
       group_(std::move(group)),
+      call_site_(race::launch_site()),
       announcement_(announcement),
-      slots_(group_->ranks()) {}
+      slots_(group_->ranks()) {
+  if (race::Detector::instance() == nullptr) return;
+  deadlock_watch_ = std::make_unique<DeadlockWatch>();
+  group_->made.fetch_add(1);
+  group_->maker.store(std::this_thread::get_id());
+}
 
 Collective::~Collective() { group_->collective_turn.release(this); }
 
@@ -76,13 +84,17 @@ std::string Collective::waiting_for() const {
 
 void Collective::begin() {
   begun_ = true;
-  sequence_ = ++group_->collectives;
+  sequence_ = group_->collectives.fetch_add(1) + 1;
   Segment& segment = group_->segment();
   announcement_.sequence = sequence_;
   const bool moves_data = Configuration::instance().compute;
   if (moves_data) prepare();
   announcement_.rounds = moves_data ? rounds() : 1;
-  segment.rank(group_->rank()).announcements[sequence_ % 2] = announcement_;
+  RankBlock& own = segment.rank(group_->rank());
+  own.announcements[sequence_ % 2] = announcement_;
+  if (deadlock_watch_ != nullptr) {
+    std::snprintf(own.call_sites[sequence_ % 2], kCallSite, "%s", call_site_.c_str());
+  }
   announce_sizes(segment.sizes(group_->rank(), sequence_));
 }
 
@@ -95,12 +107,19 @@ void Collective::compare() {
     const Announcement& other = segment.rank(r).announcements[sequence_ % 2];
     if (!same(first, other)) {
       const bool sizes = describe(first) == describe(other);
+      const auto site = [&](uint32_t rank) {
+        return std::string(segment.rank(rank).call_sites[sequence_ % 2]);
+      };
+      const auto launched = [&](uint32_t rank, const char* next) {
+        return site(rank).empty() ? "" : ", launched at" + site(rank) + next;
+      };
       group_->fail(FailureKind::kInvalidArgument,
                    "vnpu: mismatched collectives in group " + group_->name() + ": as its #" +
                        std::to_string(sequence_) + ", " + group_->describe(0) + " runs " +
-                       describe(first) + " while " + group_->describe(r) + " runs " +
-                       describe(other) + (sizes ? " with other counts per rank" : "") +
-                       ". Every rank must call the same collectives in the same order with the "
+                       describe(first) + launched(0, "\n   ") + " while " + group_->describe(r) +
+                       " runs " + describe(other) + (sizes ? " with other counts per rank" : "") +
+                       launched(r, "\n ") + (site(r).empty() ? ". " : " ") +
+                       "Every rank must call the same collectives in the same order with the "
                        "same sizes.");
     }
     total_ = std::max(total_, other.rounds);
@@ -121,6 +140,7 @@ bool Collective::all_posted() const {
 }
 
 void Collective::finish() {
+  if (deadlock_watch_ != nullptr) deadlock_watch_->end();
   group_->collective_turn.release(this);
   rewind();
 }
@@ -144,7 +164,9 @@ Progress Collective::advance() {
       if (!all_posted()) {
         group_->throw_if_failed();
         group_->check(
-            waited_, [this](uint32_t r) { return !posted(r); }, [this] { return title(); });
+            waited_, [this](uint32_t r) { return !posted(r); }, [this] { return title(); },
+            call_site_);
+        if (deadlock_watch_ != nullptr) deadlock_watch_->look(*this, waited_.begin);
         return Progress::kBlocked;
       }
       waited_.waiting = false;

@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 
+#include "collective/deadlock.h"
 #include "collective/element.h"
 #include "collective/group.h"
 #include "device/task.h"
@@ -40,6 +41,13 @@ class Collective : public Task {
   std::string waiting_for() const final;
   void rewind() final;
 
+  const GroupPtr& member() const { return group_; }
+  uint64_t sequence() const { return sequence_; }
+  const std::string& call_site() const { return call_site_; }
+  bool waits_for(uint32_t rank) const { return !posted(rank); }
+  // "all_reduce #12"
+  std::string title() const;
+
  protected:
   // `count`, `reduction`, `root` and `signature` must be the same on all ranks.
   Collective(GroupPtr group, const Announcement& announcement);
@@ -57,9 +65,6 @@ class Collective : public Task {
   virtual void compare_sizes() {}
 
   Group& group() const { return *group_; }
-  uint64_t sequence() const { return sequence_; }
-  // "all_reduce #12"
-  std::string title() const;
 
  private:
   void begin();
@@ -69,6 +74,8 @@ class Collective : public Task {
   void finish();
 
   const GroupPtr group_;
+  const std::string call_site_;                    // empty unless races are looked for
+  std::unique_ptr<DeadlockWatch> deadlock_watch_;  // likewise
   Announcement announcement_;
   std::atomic<bool> begun_{false};  // atomic where reports read it from other threads
   bool put_ = false;

@@ -157,7 +157,7 @@ void Group::ring_others() {
 }
 
 void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
-                  const std::function<std::string()>& what) {
+                  const std::function<std::string()>& what, const std::string& call_site) {
   const auto now = steady_clock::now();
   if (!wait.waiting) {
     wait = Wait{now, now, true};
@@ -170,14 +170,23 @@ void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
   }
   if (limits_.execute.count() == 0 || now - wait.begin < limits_.execute) return;
   std::string late;
+  std::string newest;
   for (uint32_t r = 0; r < ranks_; ++r) {
-    if (missing(r)) late += (late.empty() ? "" : ", ") + describe(r);
+    if (!missing(r)) continue;
+    late += (late.empty() ? "" : ", ") + describe(r);
+    const RankBlock& block = segment_.rank(r);
+    const uint64_t sequence =
+        std::max(block.announcements[0].sequence, block.announcements[1].sequence);
+    const std::string site = block.call_sites[sequence % 2];
+    if (site.empty()) continue;
+    newest += "\n  " + describe(r) + " launched its #" + std::to_string(sequence) + " at" + site;
   }
   if (late.empty()) return;
   fail(FailureKind::kRemoteTimeout,
        "vnpu: " + describe(rank_) + " waited " + std::to_string(limits_.execute.count()) +
            " s in " + what() + " of group " + name_ + " for " + late +
-           ". Look at what those processes do; a longer wait: HCCL_EXEC_TIMEOUT=SECONDS.");
+           ". Look at what those processes do; a longer wait: HCCL_EXEC_TIMEOUT=SECONDS." +
+           (call_site.empty() ? "" : "\n  " + what() + " was launched at" + call_site) + newest);
 }
 
 void Group::fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
@@ -200,6 +209,12 @@ void Group::throw_if_failed() const {
 }
 
 void Group::fail(FailureKind kind, const std::string& message) {
+  set_failure(kind, message);
+  throw_if_failed();
+  throw Failure(kind, message);
+}
+
+void Group::set_failure(FailureKind kind, const std::string& message) {
   SegmentHeader& shared = header();
   uint32_t none = 0;
   if (shared.failure_state.compare_exchange_strong(none, 1)) {
@@ -214,8 +229,6 @@ void Group::fail(FailureKind kind, const std::string& message) {
       std::this_thread::sleep_for(microseconds(100));
     }
   }
-  throw_if_failed();
-  throw Failure(kind, message);
 }
 
 void Group::throw_if_failed_for_long() {
@@ -240,6 +253,17 @@ GroupPtr find_group(const std::string& name, int device) {
   std::lock_guard lock(registry.mutex);
   const auto it = registry.groups.find({name, device});
   return it == registry.groups.end() ? nullptr : it->second.lock();
+}
+
+std::vector<GroupPtr> groups_of(int device) {
+  Registry& registry = Registry::instance();
+  std::lock_guard lock(registry.mutex);
+  std::vector<GroupPtr> groups;
+  for (const auto& [key, entry] : registry.groups) {
+    const GroupPtr group = entry.lock();
+    if (key.second == device && group != nullptr) groups.push_back(group);
+  }
+  return groups;
 }
 
 void register_group(const GroupPtr& group) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collective/segment.h"
@@ -28,6 +29,8 @@ class Group {
   void await_all();
 
   const std::string& name() const { return name_; }
+  // The same on all ranks, and of no other group.
+  std::string identity() const { return invitation_.identity; }
   uint32_t ranks() const { return ranks_; }
   uint32_t rank() const { return rank_; }
   int device() const { return device_; }
@@ -50,9 +53,9 @@ class Group {
   };
   // For a task that finds nothing to do: throws once a rank it waits for has ended or the time is
   // up. Cheap: looks at the processes every 50 ms. `missing` tells whether the task still waits for
-  // a rank, `what` names it: "all_reduce #12".
+  // a rank, `what` names it: "all_reduce #12", `call_site` is where it was launched, if known.
   void check(Wait& wait, const std::function<bool(uint32_t)>& missing,
-             const std::function<std::string()>& what);
+             const std::function<std::string()>& what, const std::string& call_site);
 
   // --- failure: of the group as a whole, for all its ranks, for good ---------------------------
   bool failed() const { return header().failure_state.load(std::memory_order_acquire) != 0; }
@@ -60,6 +63,8 @@ class Group {
   void throw_if_failed() const;
   // Makes this the group's failure unless there is one already, and throws the group's.
   [[noreturn]] void fail(FailureKind kind, const std::string& message);
+  // The same, but leaves it to others to throw it.
+  void set_failure(FailureKind kind, const std::string& message);
   // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
   // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
@@ -75,8 +80,11 @@ class Group {
   std::vector<Turn> send_turns;     // by destination
   std::vector<Turn> receive_turns;  // by source
   // Of the holder of collective_turn:
-  uint64_t collectives = 0;         // begun
-  std::atomic<uint32_t> rounds{0};  // posted, modulo 2^32
+  std::atomic<uint64_t> collectives{0};  // begun
+  std::atomic<uint32_t> rounds{0};       // posted, modulo 2^32
+  // Of host threads: collectives made, and by which thread the newest was.
+  std::atomic<uint64_t> made{0};
+  std::atomic<std::thread::id> maker{};
 
  private:
   SegmentHeader& header() const { return segment_.header(); }
@@ -101,6 +109,8 @@ using GroupPtr = std::shared_ptr<Group>;
 // The group of that name in which a device of this process takes part, null if there is none: for
 // operators that communicate and are given a group's name.
 GroupPtr find_group(const std::string& name, int device);
+// All groups in which a device of this process takes part.
+std::vector<GroupPtr> groups_of(int device);
 // Makes a group known to find_group until it is forgotten. Throws if the name is taken.
 void register_group(const GroupPtr& group);
 // Frees its name; work that is under way may keep the group itself.

@@ -23,6 +23,20 @@ struct Announcement {
   static constexpr uint32_t kNone = ~uint32_t{0};
 };
 
+// Where races are looked for, ranks tell each other which lines of Python launched what; else
+// empty.
+constexpr size_t kCallSite = 320;  // bytes
+
+// Why a rank does not join the next collective of a group: another one, of another group, is before
+// it and waits for other ranks.
+struct Obstacle {
+  std::atomic<uint32_t> state;    // 0 none, 1 being written, 2 valid
+  uint64_t sequence;              // of the collective that waits, in its group
+  char group[64];                 // identity of that group
+  char waiting[kCallSite + 192];  // "all_reduce #3 of group dp, launched at ..."
+  char held[kCallSite + 192];     // what is behind it, likewise
+};
+
 // Lets processes sleep until a rank has something new to look at.
 struct Bell {
   std::atomic<uint32_t> rings;
@@ -45,13 +59,15 @@ struct alignas(64) RankBlock {
   alignas(64) std::atomic<uint32_t> posted;  // rounds, of all collectives so far
   // Collective n uses announcements[n % 2]: a rank is at most one collective ahead of another.
   alignas(64) Announcement announcements[2];
+  char call_sites[2][kCallSite];
+  Obstacle obstacle;
 };
 
 struct alignas(64) SegmentHeader {
   std::atomic<uint32_t> ranks;          // 0 until the first rank has said how many there are
   std::atomic<uint32_t> failure_state;  // 0 none, 1 being written, 2 valid
   uint32_t failure_kind;                // FailureKind
-  char failure_text[2048];
+  char failure_text[3584];
 };
 
 // Messages from one rank to another: a ring of chunks.
@@ -61,6 +77,7 @@ struct alignas(64) Mailbox {
   struct Label {
     uint64_t message_bytes;
     uint32_t type;  // ElementType
+    char call_site[kCallSite];
   };
   std::atomic<uint32_t> sent;  // chunks
   alignas(64) std::atomic<uint32_t> received;

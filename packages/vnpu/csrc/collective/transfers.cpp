@@ -1,12 +1,14 @@
 #include "collective/transfers.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <utility>
 
 #include "device/configuration.h"
 #include "device/memory.h"
+#include "race/detector.h"
 
 namespace vnpu {
 namespace {
@@ -25,7 +27,7 @@ std::string describe(uint64_t bytes, ElementType type) {
 }  // namespace
 
 Transfers::Transfers(GroupPtr group, const char* name, const std::vector<Transfer>& transfers)
-    : Task(name), group_(std::move(group)) {
+    : Task(name), group_(std::move(group)), call_site_(race::launch_site()) {
   const Memory& memory = Memory::instance();
   for (const Transfer& each : transfers) {
     if (each.peer >= group_->ranks()) {
@@ -95,8 +97,12 @@ void Transfers::send(Message& message) {
   while (message.done < message.chunks) {
     const uint32_t sent = box.sent.load(std::memory_order_relaxed);
     if (sent - box.received.load(std::memory_order_acquire) >= Mailbox::kDepth) break;
-    box.labels[sent % Mailbox::kDepth] = {message.bytes,
-                                          static_cast<uint32_t>(message.transfer.type)};
+    Mailbox::Label& label = box.labels[sent % Mailbox::kDepth];
+    label.message_bytes = message.bytes;
+    label.type = static_cast<uint32_t>(message.transfer.type);
+    if (race::Detector::instance() != nullptr) {
+      std::snprintf(label.call_site, kCallSite, "%s", call_site_.c_str());
+    }
     if (Configuration::instance().compute) {
       std::memcpy(segment.mailbox_chunk(group_->rank(), peer, sent),
                   message.data + size_t{message.done} * kChunk,
@@ -125,7 +131,9 @@ void Transfers::receive(Message& message) {
               " sends " + describe(label.message_bytes, static_cast<ElementType>(label.type)) +
               " to " + group_->describe(group_->rank()) + ", which expects " +
               describe(message.bytes, message.transfer.type) +
-              ". Sends and receives between two ranks must match in order, size and type.");
+              ". Sends and receives between two ranks must match in order, size and type." +
+              (*label.call_site == '\0' ? "" : std::string("\n  sent at") + label.call_site) +
+              (call_site_.empty() ? "" : "\n  expected at" + call_site_));
     }
     if (Configuration::instance().compute) {
       std::memcpy(message.data + size_t{message.done} * kChunk,
@@ -175,7 +183,8 @@ Progress Transfers::advance() {
       return Progress::kDone;
     }
     group_->check(
-        waited_, [this](uint32_t r) { return waits_for(r); }, [this] { return std::string(name); });
+        waited_, [this](uint32_t r) { return waits_for(r); }, [this] { return std::string(name); },
+        call_site_);
     return Progress::kBlocked;
   } catch (...) {
     release_turns();

@@ -1,6 +1,8 @@
 #include "device/executor.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "device/host_counts.h"
 #include "device/pace.h"
@@ -14,11 +16,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-// Empty unless races are looked for. Takes Python's lock, so it comes before the executor's.
-std::string call_site() {
-  return race::Detector::instance() == nullptr ? std::string() : race::python_call_site();
-}
 
 // The race detector, where there is one and what the calling thread finds out counts as known to
 // the program.
@@ -68,7 +65,7 @@ void Executor::destroy_stream(const StreamPtr& stream) {
 
 void Executor::submit(const StreamPtr& stream, TaskPtr task) {
   race::Detector* const detector = race::Detector::instance();
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   if (stream->destroyed) {
     throw Failure(FailureKind::kInvalidHandle,
@@ -122,6 +119,61 @@ void Executor::enqueue(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   ++pending_;
 }
 
+// --- what waits for what ------------------------------------------------------------------------
+
+// Lets held_by() know of a host wait while it lasts. Made and ended under the lock.
+class Executor::AnnouncedWait {
+ public:
+  AnnouncedWait(Executor& executor, HostWait wait) : executor_(executor), wait_(std::move(wait)) {
+    if (race::Detector::instance() == nullptr) return;
+    wait_.thread = std::this_thread::get_id();
+    executor_.host_waits_.push_back(&wait_);
+  }
+  ~AnnouncedWait() { std::erase(executor_.host_waits_, &wait_); }
+  AnnouncedWait(const AnnouncedWait&) = delete;
+  AnnouncedWait& operator=(const AnnouncedWait&) = delete;
+
+ private:
+  Executor& executor_;
+  HostWait wait_;
+};
+
+Executor::Held Executor::held_by(const Task& head) {
+  using Record = std::pair<const Event*, uint64_t>;
+  Lock lock(mutex_);
+  Held held;
+  std::set<Record> records;
+  std::set<const Stream*> streams;
+  const auto waits_for_held = [&](const Task& task) {
+    const auto* wait = dynamic_cast<const EventWait*>(&task);
+    return wait != nullptr && records.count({&wait->event(), wait->version()}) != 0;
+  };
+  for (bool again = true; again;) {
+    again = false;
+    for (const StreamPtr& stream : streams_) {
+      if (stream->queue.empty() || streams.count(stream.get()) != 0) continue;
+      const Task& first = *stream->queue.front();
+      if (&first != &head && !waits_for_held(first)) continue;
+      again = true;
+      streams.insert(stream.get());
+      for (const TaskPtr& task : stream->queue) {
+        if (task.get() == &head) continue;
+        held.tasks.push_back(task);
+        if (const auto* record = dynamic_cast<const EventRecord*>(task.get())) {
+          records.insert({&record->event(), record->version()});
+        }
+      }
+    }
+  }
+  for (const HostWait* wait : host_waits_) {
+    const bool waits = std::any_of(streams.begin(), streams.end(), [&](const Stream* stream) {
+      return stream == wait->stream || stream->device == wait->device;
+    });
+    if (waits || records.count({wait->event, wait->version}) != 0) held.hosts.push_back(*wait);
+  }
+  return held;
+}
+
 // --- events and capture ------------------------------------------------------------------------
 
 void Executor::record(const StreamPtr& stream, const EventPtr& event) {
@@ -138,7 +190,7 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
 
 void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
   uint64_t version = 0;
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   {
     Lock lock(mutex_);
     race::Detector* const detector = race::Detector::instance();
@@ -456,13 +508,14 @@ void Executor::throw_failure(Stream& stream) {
 
 void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   ++HostCounts::instance().synchronizations;
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   if (stream->capture != nullptr) {
     throw Failure(FailureKind::kCaptureConflict,
                   "vnpu: a capturing stream cannot be synchronised; end the capture first.");
   }
   if (!stream->idle()) {
+    const AnnouncedWait announced(*this, {.call_site = site, .stream = stream.get()});
     wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
   }
   if (auto* detector = detector_of_host()) detector->on_host_wait(*stream, site);
@@ -474,8 +527,10 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
   race::Detector* const detector = detector_of_host();
   const uint64_t version = event->recorded.load();
   if (detector != nullptr || event->completed.load(std::memory_order_acquire) < version) {
-    const std::string site = call_site();
+    const std::string site = race::launch_site();
     Lock lock(mutex_);
+    const AnnouncedWait announced(*this,
+                                  {.call_site = site, .event = event.get(), .version = version});
     wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
     if (detector != nullptr) detector->on_host_wait(*event, site);
   }
@@ -484,7 +539,7 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
 
 void Executor::synchronize_device(int device, Limit limit) {
   ++HostCounts::instance().synchronizations;
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   for (const StreamPtr& stream : streams_) {
     if (stream->device == device && stream->capture != nullptr) {
@@ -492,8 +547,10 @@ void Executor::synchronize_device(int device, Limit limit) {
                     "vnpu: the device cannot be synchronised while a stream captures.");
     }
   }
-  if (!device_idle(device))
+  if (!device_idle(device)) {
+    const AnnouncedWait announced(*this, {.call_site = site, .device = device});
     wait_until([&] { return device_idle(device); }, limit, "a device", lock);
+  }
   host_has_seen(device, site);
   // One failure may have reached several streams through events: it is reported once.
   std::optional<Failure> first;
@@ -512,7 +569,7 @@ bool Executor::device_idle(int device) const {
 }
 
 void Executor::drain_device(int device) {
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   if (!device_idle(device)) {
     wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
@@ -529,7 +586,7 @@ void Executor::host_has_seen(int device, const std::string& call_site) {
 }
 
 bool Executor::query(const StreamPtr& stream) {
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   if (!stream->idle()) {
     if (policy_ == SchedulePolicy::kEager) pump(lock);
@@ -543,7 +600,7 @@ bool Executor::query(const StreamPtr& stream) {
 bool Executor::query(const EventPtr& event) {
   race::Detector* const detector = detector_of_host();
   if (event->complete() && detector == nullptr) return true;
-  const std::string site = call_site();
+  const std::string site = race::launch_site();
   Lock lock(mutex_);
   if (!event->complete()) {
     if (policy_ == SchedulePolicy::kEager) pump(lock);

@@ -64,9 +64,28 @@ class Executor {
   bool query(const StreamPtr& stream);
   bool query(const EventPtr& event);
 
+  // A host thread that waits for a stream, an event or all of a device.
+  struct HostWait {
+    std::thread::id thread;
+    std::string call_site;
+    const Stream* stream = nullptr;
+    const Event* event = nullptr;
+    uint64_t version = 0;  // of the event
+    int device = -1;
+  };
+  // What cannot come about before `head`, a stream's first task, has ended: tasks behind it on its
+  // stream and, through events, on others; host threads that wait for one of them. Host threads are
+  // known only where races are looked for.
+  struct Held {
+    std::vector<TaskPtr> tasks;
+    std::vector<HostWait> hosts;
+  };
+  Held held_by(const Task& head);
+
   std::mutex& mutex() { return mutex_; }  // guards Stream members
 
  private:
+  class AnnouncedWait;
   using Lock = std::unique_lock<std::mutex>;
 
   void submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock);
@@ -104,8 +123,9 @@ class Executor {
   std::condition_variable changed_;  // a task finished
   size_t sleepers_ = 0;              // threads that wait for changed_
   std::condition_variable work_;     // for the background thread: take over
-  size_t hosts_ = 0;                 // host threads that drive the streams while they wait
-  size_t next_outside_ = 0;          // where the search for a head to wait in begins
+  std::vector<const HostWait*> host_waits_;
+  size_t hosts_ = 0;         // host threads that drive the streams while they wait
+  size_t next_outside_ = 0;  // where the search for a head to wait in begins
   std::vector<StreamPtr> streams_;
   size_t pending_ = 0;  // tasks in queues
   std::chrono::steady_clock::time_point last_host_call_;

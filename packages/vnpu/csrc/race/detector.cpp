@@ -9,6 +9,7 @@
 #include "device/memory.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
+#include "race/call_site.h"
 #include "race/overlap.h"
 
 namespace vnpu::race {
@@ -159,6 +160,11 @@ void Detector::on_host_free(const void* begin, size_t bytes, const std::string& 
   report(host_memory_.take({first, first + bytes}), kFreed, call_site);
 }
 
+void Detector::on_deadlock(const std::string& text) {
+  ++found_;
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
 void Detector::on_capture_begin(const GraphPtr& graph) { captures_[graph.get()]; }
 
 void Detector::on_capture_end(const GraphPtr& graph) { captures_.erase(graph.get()); }
@@ -200,6 +206,10 @@ void Detector::say(const std::string& key, const std::string& text) {
   ++found_;
   if (raises_) throw Failure(FailureKind::kRace, text);
   std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+std::string launch_site() {
+  return Detector::instance() == nullptr ? std::string() : python_call_site();
 }
 
 }  // namespace vnpu::race

@@ -44,6 +44,9 @@ class Detector {
   void on_capture_begin(const GraphPtr& graph);
   void on_capture_end(const GraphPtr& graph);
 
+  // Printed in every mode: not every error of a wait reaches the program with its text.
+  void on_deadlock(const std::string& text);
+
   uint64_t found() const { return found_; }
 
  private:
@@ -78,5 +81,9 @@ class Detector {
   std::set<std::string> said_;
   uint64_t found_ = 0;
 };
+
+// The innermost lines of Python of the calling thread, where races are looked for; else empty, at
+// no cost. Takes Python's lock: call it without any other.
+std::string launch_site();
 
 }  // namespace vnpu::race
