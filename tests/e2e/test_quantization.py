@@ -181,6 +181,41 @@ def test_experts_with_input_scales_of_their_own_run(
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
 
+def test_layers_that_stayed_floats_run_among_quantized_ones(
+    quantize: Quantize,
+    tiny_deepseek: Path,
+    of_floats: Callable[[Path], float],
+    start_engine: Callable[..., EngineProcess],
+    text: list[int],
+):
+    directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")
+    tensors = load_file(directory / WEIGHTS)
+    description = json.loads((directory / FILE_NAME).read_text())
+    without_entry = "model.layers.3.mlp.shared_experts."
+    for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
+        if name.startswith(
+            ("model.layers.1.mlp.experts.", "model.layers.2.self_attn.o_proj", without_entry)
+        ):
+            prefix = name.removesuffix(".weight")
+            for part in ("weight", "weight_scale", "weight_offset"):
+                del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
+            tensors[name] = weight
+            if not name.startswith(without_entry):
+                description[name] = "FLOAT"
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / FILE_NAME).write_text(json.dumps(description))
+    assert examine(directory).can_load
+    with start_engine(directory, **BF16) as engine:
+        value = likelihood(engine, text)
+        log = engine.log_text()
+    assert abs(value - of_floats(tiny_deepseek)) < CLOSE
+    told = [line for line in log.splitlines() if "has no entry for" in line]
+    assert len(told) == 1
+    assert all(f"{without_entry}{name}" in told[0] for name in ("gate_up_proj", "down_proj"))
+    assert "model.layers.1" not in told[0]
+    assert "model.layers.2" not in told[0]
+
+
 def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     """Rewrites an int8 checkpoint of ours in place; what is float for us may be int8 there."""
     (directory / FILE_NAME).unlink()
