@@ -20,6 +20,12 @@ from e2e.engine_process import EngineError, EngineProcess
 from e2e.server_process import SMALL, VLLM
 
 MODEL = "llama_head64_gqa4"
+EXPERTS_MODEL = "qwen3_moe_softmax_top2_of_8"
+TWO_RANKS: dict[str, Any] = {
+    "distributed_executor_backend": "mp",
+    "tensor_parallel_size": 2,
+    "enable_expert_parallel": True,
+}
 
 Refusal = Callable[..., str]
 
@@ -84,6 +90,32 @@ def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_pat
         environment={**os.environ, "VNPU_DEVICES": "2"},
     )  # fmt: skip
     assert_explained(ended, "4 NPUs are needed", "2 are visible", "Lower --tensor-parallel-size")
+
+
+def test_an_expert_map_with_an_expert_in_two_places_is_refused(
+    zoo: Callable[[str], Path], tmp_path: Path
+):
+    devices = [
+        {"device_id": 0, "device_expert": [0, 1, 2, 3]},
+        {"device_id": 1, "device_expert": [4, 5, 6, 3]},
+    ]
+    layers = [{"layer_id": layer, "device_count": 2, "device_list": devices} for layer in range(2)]
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
+    log = tmp_path / "log.txt"  # a worker finds it, and vLLM passes on that it failed
+    additional = {"expert_map_path": str(file)}
+    with pytest.raises(EngineError, match="WorkerProc initialization failed"):
+        EngineProcess(zoo(EXPERTS_MODEL), log, **TWO_RANKS, additional_config=additional)
+    named = "device_id 1, device_expert has expert 3, which device_id 0 has too"
+    assert_says(log.read_text(errors="replace"), f"Expert map '{file}'", named)
+
+
+def test_experts_that_do_not_divide_among_the_ranks_are_refused(
+    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
+):
+    model = changed(zoo(EXPERTS_MODEL), tmp_path / "m", num_local_experts=7)
+    text = refusal(model, **TWO_RANKS)
+    assert_says(text, "7 experts do not divide among 2 ranks", "--tensor-parallel-size")
 
 
 # --- models --------------------------------------------------------------------------------------

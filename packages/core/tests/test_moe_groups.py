@@ -5,7 +5,12 @@ from vllm.config import ParallelConfig
 
 from vllm_davinci.core.config import parse_config
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.moe.groups import ExpertLayout, check_expert_count, expert_layout
+from vllm_davinci.core.moe.groups import (
+    ExpertLayout,
+    check_expert_count,
+    check_intermediate_size,
+    expert_layout,
+)
 
 
 def test_one_rank_per_expert_puts_all_ranks_into_one_expert_group():
@@ -100,3 +105,12 @@ def test_experts_that_cannot_be_dealt_out_evenly_are_an_error():
     check_expert_count(60, ExpertLayout(8, 2))
     with pytest.raises(ConfigurationError, match="60 experts do not divide among 8 ranks"):
         check_expert_count(60, ExpertLayout(8, 1))
+
+
+def test_experts_that_cannot_be_cut_are_refused_with_the_sizes_that_are_possible():
+    check_intermediate_size("mlp.experts", 768, ExpertLayout(16, 8))
+    with pytest.raises(
+        ConfigurationError,
+        match=r"mlp\.experts: .* size 36 .* 8 ranks each. Of 16 ranks, 1, 2, 4 can share an expert",
+    ):
+        check_intermediate_size("mlp.experts", 36, ExpertLayout(16, 8))

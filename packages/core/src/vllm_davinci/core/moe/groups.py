@@ -84,3 +84,23 @@ def check_expert_count(num_experts: int, layout: ExpertLayout) -> None:
             "--tensor-parallel-size or --data-parallel-size, or set additional_config key "
             "'expert_tensor_parallel_size' so that ranks / size divides the experts."
         )
+
+
+def check_intermediate_size(layer_name: str, size: int, layout: ExpertLayout) -> None:
+    """Raises ConfigurationError when experts of that size cannot be cut into equal parts.
+
+    layer_name: of the experts, for the message
+    """
+    if size % layout.etp_size:
+        legal = [
+            count
+            for count in range(1, layout.world_size + 1)
+            if layout.world_size % count == 0 and size % count == 0
+        ]
+        raise ConfigurationError(
+            f"{layer_name}: experts of intermediate size {size} do not divide among "
+            f"{layout.etp_size} ranks each. Of {layout.world_size} ranks, "
+            f"{', '.join(map(str, legal))} can share an expert: set additional_config key "
+            "'expert_tensor_parallel_size', which follows --tensor-parallel-size where it is not "
+            "set, or start with --enable-expert-parallel for whole experts."
+        )

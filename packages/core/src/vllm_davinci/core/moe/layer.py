@@ -16,7 +16,12 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm_davinci.core.config import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.moe.expert_map_file import placement_of_layer
-from vllm_davinci.core.moe.groups import ExpertLayout, check_expert_count, expert_layout
+from vllm_davinci.core.moe.groups import (
+    ExpertLayout,
+    check_expert_count,
+    check_intermediate_size,
+    expert_layout,
+)
 from vllm_davinci.core.moe.placement import NPUExpertMapManager
 
 
@@ -44,7 +49,7 @@ class NPURoutedExperts(RoutedExperts):
         config = get_config(vllm_config)
         layout = expert_layout(vllm_config.parallel_config, config)
         check_expert_count(moe_config.num_experts, layout)
-        _check_intermediate_size(layer_name, moe_config, layout)
+        check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
         rank = get_ep_group().rank_in_group
         # vLLM's own object for this layer, which its runner reads too.
         moe_config.moe_parallel_config = dataclasses.replace(
@@ -99,14 +104,3 @@ class NPURoutedExperts(RoutedExperts):
                 f"{prefix}: quantized experts of {name} are not available on NPUs. Run "
                 "`vllm-davinci quantize` on the float checkpoint and serve what it writes."
             ) from error
-
-
-def _check_intermediate_size(
-    layer_name: str, moe_config: FusedMoEConfig, layout: ExpertLayout
-) -> None:
-    if moe_config.intermediate_size % layout.etp_size:
-        raise UnsupportedFeatureError(
-            f"{layer_name}: experts of intermediate size {moe_config.intermediate_size} do not "
-            f"divide among {layout.etp_size} ranks. Start with --enable-expert-parallel, or set "
-            "additional_config key 'expert_tensor_parallel_size' to a divisor."
-        )
