@@ -5,6 +5,7 @@ import re
 import pytest
 from forked import Ended, run_together
 from program import output_of, run_program
+from ranks import check_ranks, program_of
 
 SETUP = """
 import torch
@@ -329,6 +330,62 @@ def test_a_planted_race_is_found_and_both_lines_are_named(kind: str) -> None:
     unrecorded = kind == "the event is never recorded"
     assert ("never recorded" in text) == unrecorded
     assert f"races: {2 if unrecorded else 1}" in text
+
+
+# The same for a collective that has been started and that nobody has waited for.
+PLANTED_BEHIND_COLLECTIVES = {
+    "its result is used": """
+work = dist.all_reduce(x, async_op=True)  # <-
+out = x + 1.0  # <-
+work.wait()
+""",
+    "its input is changed": """
+work = dist.all_gather_single(y, x, async_op=True)  # <-
+x.fill_(2.0)  # <-
+work.wait()
+""",
+    "its result is used after the watchdog has seen the end": """
+work = dist.all_reduce(x, async_op=True)  # <-
+time.sleep(2.0)
+out = x + 1.0  # <-
+work.wait()
+""",
+    "another group works on the same buffer": """
+work = dist.all_reduce(x, async_op=True)  # <-
+other = dist.broadcast(x, 0, group=second, async_op=True)  # <-
+work.wait()
+other.wait()
+""",
+}
+OF_RANKS = """
+second = dist.new_group([0, 1])
+x, y = torch.ones(8).npu(), torch.ones(16).npu()
+for group in (None, second):
+    dist.all_reduce(y, group=group)
+torch.npu.synchronize()
+"""
+
+
+@pytest.mark.parametrize("kind", PLANTED_BEHIND_COLLECTIVES)
+def test_buffers_of_a_collective_that_nobody_waited_for_race(kind: str) -> None:
+    program = OF_RANKS + PLANTED_BEHIND_COLLECTIVES[kind] + FINISH
+    for text in check_ranks(program, 2, VNPU_RACES="report"):
+        assert "Nothing orders the two" in text
+        assert reported_lines(text) == [marked_lines(program_of(program))]
+        assert "races: 1" in text
+
+
+def test_buffers_of_a_collective_are_free_after_the_wait_for_it() -> None:
+    program = """
+for step in range(3):
+    x.fill_(step)
+    work = dist.all_gather_single(y, x, async_op=True)
+    out = x + 1.0
+    work.wait()
+    x.copy_(y[:8])
+"""
+    for text in check_ranks(OF_RANKS + program + FINISH, 2, VNPU_RACES="report"):
+        assert "races: 0" in text
 
 
 @pytest.mark.parametrize("kind", PLANTED_ON_HOST)
