@@ -1,5 +1,6 @@
 """Examples run as their first lines say, and show what they promise."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,27 @@ def test_two_micro_batches_take_turns_without_a_race(repository: Path):
     )
     assert "8 turns on npu, largest difference 0.0\n" in done.stdout
     assert "vnpu: 0 races found." in done.stdout + done.stderr
+
+
+def test_the_missing_wait_is_found_at_its_two_lines(repository: Path):
+    program = repository / "examples" / "find_a_race.py"
+    lines = program.read_text("utf-8").split("\n")
+    [product] = [n for n, line in enumerate(lines, 1) if " @ " in line]
+    [total] = [n for n, line in enumerate(lines, 1) if ".sum()" in line]
+    done = subprocess.run(
+        ["vnpu", "run", "--races", "report", "--", "python", str(program)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    [report] = re.findall(r"vnpu: race on.*?Nothing orders", done.stderr, flags=re.DOTALL)
+    innermost = re.findall(r"launched at\n\s+(\S+):(\d+) in overlapped_sum", report)
+    assert [(Path(file).name, int(line)) for file, line in innermost] == [
+        ("find_a_race.py", product),
+        ("find_a_race.py", total),
+    ]
+    assert "vnpu: 1 race found." in done.stderr
 
 
 def test_the_guide_shows_the_example(repository: Path):

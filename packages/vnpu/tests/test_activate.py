@@ -78,6 +78,25 @@ def test_run_starts_a_command_and_passes_its_exit_status() -> None:
     assert (done.returncode, done.stdout.split()) == (7, ["3"])
 
 
+def test_schedule_and_race_detector_reach_the_command() -> None:
+    settings = ["--schedule", "fuzz:7", "--races", "report"]
+    code = (
+        "import torch; torch.ones(1).npu()\n"
+        "from vllm_davinci.vnpu import _C; print(_C.schedule(), _C.races_found())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_davinci.vnpu", "run", *settings, "--", sys.executable, "-c"]
+        + [code],
+        env=PLAIN,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["fuzz:7", "0"], done.stderr
+    assert "vnpu: 0 races found." in done.stderr  # only the detector says so
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -85,6 +104,7 @@ def test_run_starts_a_command_and_passes_its_exit_status() -> None:
         (["run", "--", "no-such-command-here"], 127, "no such command"),
         (["run", "--devices", "0", "--", "true"], 1, "1 to 64"),
         (["run", "--schedule", "lazy", "--", "true"], 1, "fuzz:SEED"),
+        (["run", "--races", "some", "--", "true"], 1, "expected 'off', 'report' or 'raise'"),
     ],
 )
 def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, message: str) -> None:
