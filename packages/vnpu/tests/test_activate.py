@@ -79,14 +79,13 @@ def test_run_starts_a_command_and_passes_its_exit_status() -> None:
 
 
 def test_schedule_and_race_detector_reach_the_command() -> None:
-    settings = ["--schedule", "fuzz:7", "--races", "report"]
+    command = [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--schedule", "fuzz:7"]
     code = (
         "import torch; torch.ones(1).npu()\n"
         "from vllm_davinci.vnpu import _C; print(_C.schedule(), _C.races_found())"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "vllm_davinci.vnpu", "run", *settings, "--", sys.executable, "-c"]
-        + [code],
+        [*command, "--races", "report", "--", sys.executable, "-c", code],
         env=PLAIN,
         capture_output=True,
         text=True,
