@@ -11,6 +11,7 @@ from vllm.distributed import get_tp_group
 
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.ops import compiled
+from vllm_davinci.vnpu import _C
 
 
 class CountingWorker:
@@ -21,6 +22,7 @@ class CountingWorker:
         communicator = get_tp_group().device_communicator
         assert isinstance(communicator, NPUCommunicator)
         self.counted: Counter[str] = Counter()
+        self._host_counts = _C.host_counts()
         launch = communicator._collective
 
         def counting(name: str, *arguments: Any) -> None:
@@ -33,6 +35,11 @@ class CountingWorker:
     def collectives(self) -> dict[str, int]:
         """How often each was launched."""
         return dict(self.counted)
+
+    def host_waits(self) -> dict[str, int]:
+        """How often the host waited for the device since then, and copied from it."""
+        now = _C.host_counts()
+        return {name: now[name] - count for name, count in self._host_counts.items()}
 
 
 class CallCountingWorker:

@@ -145,6 +145,30 @@ def test_decodes_stay_whole_unless_asked_for(engine: EngineProcess):
     assert given["split"] == 1
 
 
+@pytest.mark.thorough
+def test_prefills_and_decodes_are_split_from_their_own_thresholds_on(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    reference: Callable[[str], TransformersReference],
+):
+    options = {"enabled": True, "decode": True, "min_total_tokens_to_split": 2}
+    with start_engine(zoo(MODEL), **TWO_RANKS, additional_config={"dbo": options}) as engine:
+        for lengths, reason in (([32, 32], "split"), ([32, 31], "few_prefill_tokens")):
+            before = decisions(engine)
+            prompts = random_prompts(sum(lengths), lengths)
+            outputs = engine.generate(as_inputs(prompts), FIRST_TOKEN)
+            assert decisions(engine) - before == Counter({reason: 1})
+            assert_greedy(reference(MODEL), prompts, outputs, 1)
+        for count, reason in ((32, "split"), (31, "few_tokens")):
+            before = decisions(engine)
+            prompts = random_prompts(count, [5] * count)
+            outputs = engine.generate(as_inputs(prompts), GREEDY)
+            # Prefills have enough tokens with both.
+            expected = Counter({"split": 1}) + Counter({reason: MAX_TOKENS - 1})
+            assert decisions(engine) - before == expected
+            assert_greedy(reference(MODEL), prompts, outputs, MAX_TOKENS)
+
+
 def test_a_prefix_that_this_very_step_fills_is_not_cut_off_from_its_readers(
     engine: EngineProcess, reference: Callable[[str], TransformersReference]
 ):
@@ -316,32 +340,51 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
 # --- fewer collectives ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        # Embedding, attention and MLP of a dense layer, attention of a sparse one, its shared and
-        # its routed experts.
-        pytest.param("published", {"all_reduce": 6}, id="published"),
-        # All sums but the embedding's leave each rank its share.
-        pytest.param("lean", {"all_reduce": 1, "reduce_scatter": 4}, id="lean"),
-    ],
-)
-def test_a_schedule_reduces_as_often_as_it_says(
-    schedule: str,
-    expected: dict[str, int],
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+# Embedding, attention and MLP of a dense layer, attention of a sparse one, its experts: shared and
+# routed ones together, or each. Under `lean` all but the embedding's leave each rank its share.
+REDUCTIONS = {
+    "off": {"all_reduce": 5},
+    "published": {"all_reduce": 6},
+    "lean": {"all_reduce": 1, "reduce_scatter": 4},
+}
+
+
+def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ):
-    with start_engine(
-        zoo("deepseek_v3_moe"),
-        **TWO_RANKS,
-        additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
-        worker_extension_cls="e2e.counting_worker.CountingWorker",
-    ) as engine:
-        engine.on_workers("count_collectives")
-        engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
-        for counted in engine.on_workers("collectives"):
-            assert {name: n for name, n in counted.items() if "reduce" in name} == expected
+    waits = []
+    for schedule, expected in REDUCTIONS.items():
+        with start_engine(
+            zoo("deepseek_v3_moe"),
+            **TWO_RANKS,
+            additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
+            worker_extension_cls="e2e.counting_worker.CountingWorker",
+        ) as engine:
+            engine.on_workers("count_collectives")
+            engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
+            waits.append(engine.on_workers("host_waits"))
+            for counted in engine.on_workers("collectives"):
+                assert {name: n for name, n in counted.items() if "reduce" in name} == expected
+    assert waits == waits[:1] * len(REDUCTIONS)
+
+
+def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    waits = []
+    for options in ({"overlap": "off"}, overlapped(split="token")["additional_config"]):
+        with start_engine(
+            zoo("deepseek_v3_moe"),
+            **TWO_RANKS,
+            additional_config=options,
+            worker_extension_cls="e2e.counting_worker.CountingWorker",
+        ) as engine:
+            engine.on_workers("count_collectives")
+            engine.generate(as_inputs(random_prompts(3, [40, 40])), FIRST_TOKEN)
+            waits.append(engine.on_workers("host_waits"))
+            split = decisions(engine)["split"]
+    assert split == 1
+    assert waits[0] == waits[1]
 
 
 # --- it overlaps -------------------------------------------------------------------------------
