@@ -288,20 +288,37 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
 # --- errors ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param(MODEL, {"async_scheduling": False}, id="synchronous"),
+        pytest.param(MODEL, {"async_scheduling": True}, id="asynchronous"),
+        pytest.param(
+            "deepseek_v3_moe",
+            {"enable_expert_parallel": True},
+            id="side_streams",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
 def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_served(
-    is_async: bool,
+    model: str,
+    options: dict[str, Any],
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ):
+    config = overlapped(split="token")["additional_config"]
+    if model != MODEL:
+        config |= {"overlap": "lean", "sequence_parallel": {"min_tokens": 1}}
     with start_engine(
-        zoo(MODEL),
+        zoo(model),
+        environment={"VNPU_RACES": "raise"},
         **TWO_RANKS,
-        **overlapped(split="token"),
-        async_scheduling=is_async,
+        additional_config=config,
         worker_extension_cls="e2e.failing_worker.FailingWorker",
+        **options,
     ) as engine:
         for part in (0, 1):
             engine.on_workers("fail_once_in", part, 1)
@@ -309,7 +326,7 @@ def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_s
                 engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
             engine.abort_all()
             outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
-            assert_greedy(reference(MODEL), prompts[4:8], outputs, MAX_TOKENS)
+            assert_greedy(reference(model), prompts[4:8], outputs, MAX_TOKENS)
 
 
 def test_an_error_of_one_rank_ends_every_process_of_the_engine(

@@ -52,7 +52,8 @@ class NPUModelRunner(OverlapRunner):
             # the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = torch_npu.npu.Event()
         self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
-        self._has_failed = False  # the newest step
+        self._has_failed = False  # the newest step, and there is nothing to sample
+        self._is_settled = True  # nothing is left on the device of a step that raised
         self._take_over_block_tables()
 
     def _init_device_properties(self) -> None:
@@ -79,9 +80,13 @@ class NPUModelRunner(OverlapRunner):
                 require_norm_biases(self.get_model(), quantization.description)
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        self._has_failed = True
+        if not self._is_settled:
+            # A whole step ends with a wait for its tokens. One that raised has not come to it, and
+            # its copies may still read the memory that this step's inputs are written into.
+            torch_npu.npu.synchronize(self.device)
+        self._has_failed, self._is_settled = True, False
         output = super().execute_model(*args, **kwargs)
-        self._has_failed = False
+        self._has_failed, self._is_settled = False, True
         return output
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:

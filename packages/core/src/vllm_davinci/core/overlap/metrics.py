@@ -29,6 +29,7 @@ from vllm_davinci.core.platform import NPUPlatform
 logger = init_logger(__name__)
 
 MAX_MESSAGE_BYTES = 4096  # a dozen reasons of 20 characters with their counts
+CLOSE_LIMIT_S = 10
 
 
 def _address(vllm_config: VllmConfig) -> str:
@@ -99,7 +100,13 @@ class CountReceiver:
     def close(self) -> None:
         """Ends the thread."""
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        self._thread.join(CLOSE_LIMIT_S)
+        if self._thread.is_alive():
+            logger.warning(
+                "Waited %d s for the thread that receives overlap counts to end; it is left to the "
+                "end of the process.",
+                CLOSE_LIMIT_S,
+            )
         self._listener.close()
 
     def _receive(self) -> None:
