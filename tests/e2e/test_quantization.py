@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineError, EngineProcess
+from e2e.test_moe_confinement import POISONS, write_poisoned
 from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci.core.quantization.examination import examine
@@ -290,6 +291,42 @@ def test_biases_of_norms_are_loaded_and_used(
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / FILE_NAME).write_text(json.dumps(description))
     assert abs(likelihood_of(directory) - of_floats(tiny_llama)) > 2 * CLOSE
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
+def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
+    kind: str,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    source = write_poisoned(zoo("qwen3_moe_softmax_top2_of_8"), tmp_path / "source")
+    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
+    ranges = {}
+    if kind == "W8A8":
+        ranges = input_ranges(source, [torch.tensor([clean[5]])], lambda count: None)
+    model = tmp_path / kind
+    Exporter(source, model, QuantType(kind), torch.bfloat16, ranges).run(lambda count: None)
+    scale = "model.layers.0.mlp.experts.3.down_proj.weight_scale"
+    assert load_file(model / WEIGHTS)[scale].isnan().all()
+    poisoned = [[*prompt, POISONS[number % 3]] for number, prompt in enumerate(clean)]
+    mixed = [prompt for pair in zip(clean, poisoned, strict=True) for prompt in pair]
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def tokens(engine: EngineProcess, batch: list[list[int]]) -> list[list[int]]:
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in batch], greedy)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    with start_engine(model, **BF16) as engine:
+        alone = tokens(engine, clean)
+        beside = tokens(engine, mixed)[::2]
+        again = tokens(engine, clean)  # in cache blocks that held the poison before
+    assert len({tuple(each) for each in alone}) > len(alone) // 2
+    for expected, *seen in zip(alone, beside, again, strict=True):
+        if not set(expected) & set(POISONS):  # else it has made a poison of its own
+            assert seen == [expected, expected]
 
 
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:

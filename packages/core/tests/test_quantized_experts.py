@@ -117,6 +117,19 @@ def test_values_that_are_not_numbers_stay_in_their_token():
     disturbed = experts.routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
     others = [row for row in range(len(x)) if row not in (2, 9)]
     assert torch.equal(disturbed[others], sane[others])
+    assert not disturbed[[2, 9]].isfinite().any()
+
+
+def test_a_scale_that_is_not_a_number_stays_in_the_tokens_of_its_expert():
+    weights = Weights(torch.bfloat16)
+    x, topk_weights, ids = tokens(torch.bfloat16)
+    sane = weights.on_device().routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
+    weights.down_scale[3] = float("nan")
+    disturbed = weights.on_device().routed(x.npu(), topk_weights.npu(), ids.npu()).cpu()
+    hit = (ids == 3).any(1)
+    assert hit.any() and not hit.all()
+    assert torch.equal(disturbed[~hit], sane[~hit])
+    assert not disturbed[hit].isfinite().any()
 
 
 # --- input scales from the checkpoint ----------------------------------------------------------
@@ -142,13 +155,9 @@ def static_product(tensors: dict[str, Tensor], number: int, rows: Tensor) -> Ten
     return (sums.float() * of_expert["deq_scale"]).to(rows.dtype)
 
 
-@DTYPES
-@pytest.mark.parametrize("adds_bias", [True, False])
-def test_experts_with_input_scales_equal_the_integer_definition(
-    dtype: torch.dtype, adds_bias: bool
-):
-    gate_up, down = static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
-
+def static_experts(
+    gate_up: dict[str, Tensor], down: dict[str, Tensor], dtype: torch.dtype, adds_bias: bool = True
+) -> StaticExperts:
     def on_device(tensors: dict[str, Tensor], keeps_bias: bool) -> StaticProjection:
         moved = {name: tensor.npu() for name, tensor in tensors.items()}
         moved["weight"] = tensors["weight"].transpose(1, 2).contiguous().npu()
@@ -156,13 +165,22 @@ def test_experts_with_input_scales_equal_the_integer_definition(
             moved["deq_scale"] = bits_from_float(tensors["deq_scale"]).npu()
         return StaticProjection(**(moved if keeps_bias else {**moved, "quant_bias": None}))
 
-    experts = StaticExperts(
+    return StaticExperts(
         gate_up=on_device(gate_up, True),
         down=on_device(down, adds_bias),
         first=0,
         num_local=NUM_EXPERTS,
         num_experts=NUM_EXPERTS,
     )
+
+
+@DTYPES
+@pytest.mark.parametrize("adds_bias", [True, False])
+def test_experts_with_input_scales_equal_the_integer_definition(
+    dtype: torch.dtype, adds_bias: bool
+):
+    gate_up, down = static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
+    experts = static_experts(gate_up, down, dtype, adds_bias)
     if not adds_bias:
         down["quant_bias"].zero_()
     counts = torch.tensor([3, 0, 5, 1, 2, 4])
@@ -175,6 +193,19 @@ def test_experts_with_input_scales_equal_the_integer_definition(
         activated = torch_npu.npu_swiglu(projected.npu()).cpu()
         assert torch.equal(actual[part], static_product(down, number, activated)), number
         start += count
+
+
+def test_rows_of_static_experts_do_not_depend_on_others_that_are_not_numbers():
+    experts = static_experts(
+        static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2), torch.bfloat16
+    )
+    counts = torch.tensor([3, 0, 5, 1, 2, 4]).npu()
+    rows = torch.randn(18, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16()
+    sane = experts.grouped(rows.npu(), counts).cpu()
+    rows[2], rows[4, 7], rows[9] = float("nan"), float("inf"), -float("inf")
+    disturbed = experts.grouped(rows.npu(), counts).cpu()
+    others = [row for row in range(15) if row not in (2, 4, 9)]
+    assert torch.equal(disturbed[others], sane[others])
 
 
 def test_gate_and_up_of_one_expert_must_have_one_input_scale():
