@@ -51,6 +51,7 @@ LATENT = LATENT_ATTENTION | {"mla_preprocess"}
 EXPERTS = {"routed_experts"}
 DENSE = {"paged_attention", "rotary_embedding"}
 INTEGER = {"add_rms_norm_dynamic_quant"}
+STATIC = {"add_rms_norm_quant"}
 CHUNKED = {"max_num_batched_tokens": 96, "max_num_seqs": 8}
 BF16 = {"dtype": "bfloat16"}
 
@@ -103,8 +104,8 @@ CASES = [
     case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
     case("qwen3_moe_unnormalized_top3_of_16", DENSE | {"experts"}, BF16),
     case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
-    case("tiny_deepseek", LATENT_ATTENTION | {"routed_experts_w8a8"}, BF16, "W8A8"),
-    case("tiny_llama", DENSE, BF16, "W8A8"),
+    case("tiny_deepseek", LATENT_ATTENTION | STATIC | {"routed_experts_w8a8"}, BF16, "W8A8"),
+    case("tiny_llama", DENSE | STATIC, BF16, "W8A8", always="static_int8"),
     case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     case(
         "qwen3_moe_unnormalized_top3_of_16",

@@ -366,8 +366,10 @@ def dynamic_norm(monkeypatch: pytest.MonkeyPatch) -> DynamicNorm:
     return operator
 
 
-def norm_of(kind: str, vllm_config: VllmConfig, device: torch.device) -> RMSNorm:
-    vllm_config.quant_config = config_of({"p": kind})
+def norm_of(
+    kind: str | AscendQuantizationConfig, vllm_config: VllmConfig, device: torch.device
+) -> RMSNorm:
+    vllm_config.quant_config = config_of({"p": kind}) if isinstance(kind, str) else kind
     with device:
         norm = RMSNorm(IN, dtype=torch.bfloat16)
     torch.nn.init.normal_(norm.weight.data)
@@ -418,12 +420,102 @@ def test_other_operators_see_the_norm_itself_and_end_the_hand_over(
     assert dynamic_norm.calls == 1
 
 
-def test_norms_without_dynamic_layers_hand_over_nothing(
-    dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
-):
+def test_norms_of_float_layers_hand_over_nothing(
+    dynamic_norm: DynamicNorm, static_norm: StaticNormOperator, vllm_config: VllmConfig,
+    device: torch.device,
+):  # fmt: skip
     x = inputs(torch.bfloat16).npu()
-    assert type(norm_of("W8A8", vllm_config, device)(x, x)[0]) is torch.Tensor
-    assert dynamic_norm.calls == 0
+    assert type(norm_of("FLOAT", vllm_config, device)(x, x)[0]) is torch.Tensor
+    assert dynamic_norm.calls == static_norm.calls == 0
+
+
+class StaticNormOperator:
+    """The norm that quantizes with a given scale, composed of torch_npu's."""
+
+    calls = 0
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None,
+        scale: Tensor, offset: Tensor, epsilon: float,
+    ) -> Any:  # fmt: skip
+        self.calls += 1
+        normalized, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, epsilon)
+        if bias is not None:
+            normalized += bias
+        return torch_npu.npu_quantize(normalized, scale, offset, torch.qint8, -1, True), total
+
+
+@pytest.fixture
+def static_norm(monkeypatch: pytest.MonkeyPatch) -> StaticNormOperator:
+    operator = StaticNormOperator()
+    monkeypatch.setitem(compiled_operators._operators, "add_rms_norm_quant", operator)
+    return operator
+
+
+def static_layer(export: Exported) -> ReplicatedLinear:
+    layer = single("W8A8", torch.bfloat16)
+    fill(layer, export)
+    return prepare(layer)
+
+
+def norm_and_values(
+    norm: RMSNorm, vllm_config: VllmConfig
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Inputs, and what the norm is of them, with the sum."""
+    vllm_config.quant_config = None
+    x = inputs(torch.bfloat16).npu()
+    residual = x.flip(0)
+    values, _, total = torch_npu.npu_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
+    return (x, residual), (values, total)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["static", "with_dynamic_layers"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no_bias", "bias"])
+def test_a_norm_quantizes_for_a_static_layer_from_the_second_step_on(
+    others: bool, has_bias: bool, static_norm: StaticNormOperator, dynamic_norm: DynamicNorm,
+    vllm_config: VllmConfig, device: torch.device,
+):  # fmt: skip
+    kinds = {"p": "W8A8"} | ({"q": "W8A8_DYNAMIC"} if others else {})
+    config = config_of(kinds)
+    config.description.types["norm.bias"] = "W8A8"
+    norm = norm_of(config, vllm_config, device)
+    x, (values, expected_total) = norm_and_values(norm, vllm_config)
+    if has_bias:
+        bias = torch.randn(IN).bfloat16()
+        norm.bias.weight_loader(norm.bias, bias)
+        values = values + bias.npu()
+    layers = [static_layer(Exported.make("W8A8", OUT, IN, torch.bfloat16)) for _ in range(2)]
+    for call in range(4):
+        normalized, total = norm(*x)
+        assert torch.equal(total, expected_total)
+        for layer in layers:  # with equal scales
+            assert torch.equal(layer(normalized), layer(values))
+        assert static_norm.calls == call
+    assert dynamic_norm.calls == (others and not has_bias)
+
+
+def test_static_layers_that_disagree_and_other_operators_get_floats_for_good(
+    static_norm: StaticNormOperator, vllm_config: VllmConfig, device: torch.device
+):
+    norm = norm_of("W8A8", vllm_config, device)
+    x, (values, _) = norm_and_values(norm, vllm_config)
+    exports = [Exported.make("W8A8", OUT, IN, torch.bfloat16) for _ in range(2)]
+    exports[1].tensors["input_scale"] = exports[1]["input_scale"] * 2
+    one, other = (static_layer(export) for export in exports)
+    for _ in range(3):
+        normalized, _ = norm(*x)
+        assert torch.equal(one(normalized), one(values))
+        assert torch.equal(other(normalized), other(values))
+    assert type(normalized) is torch.Tensor and static_norm.calls == 0
+
+    norm = norm_of("W8A8", vllm_config, device)
+    x, (values, _) = norm_and_values(norm, vllm_config)
+    for call in range(4):
+        normalized, _ = norm(*x)
+        assert torch.equal(one(normalized), one(values))
+        if call > 1:  # an operator that takes part in some steps only
+            assert torch.equal(normalized[:2] + 0, values[:2])
+    assert type(normalized) is torch.Tensor and static_norm.calls == 2
 
 
 def test_an_activation_that_was_handed_over_has_its_values():

@@ -68,11 +68,42 @@ def test_norm_quantized_row_by_row(dtype: torch.dtype, sizes: tuple[int, int], s
     torch.testing.assert_close(scales.cpu(), defined[1], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@given(sizes=SIZES, seed=st.integers(0, 99))
+def test_norm_quantized_with_a_given_scale(
+    dtype: torch.dtype, has_bias: bool, sizes: tuple[int, int], seed: int
+) -> None:
+    host = [rows(s, dtype, seed + n) for n, s in enumerate((sizes, sizes, sizes[1:], sizes[1:]))]
+    x, residual, weight, bias = (t.npu() for t in host)
+    scale, offset = torch.tensor([0.021]), torch.tensor([seed - 50], dtype=torch.int32)
+    integers, total = ops.add_rms_norm_quant(
+        x, residual, weight, bias if has_bias else None, scale.npu(), offset.npu(), EPSILON
+    )
+    normalized, _, expected_total = torch_npu.npu_add_rms_norm(x, residual, weight, EPSILON)
+    if has_bias:
+        normalized.add_(bias)
+    expected = torch_npu.npu_quantize(normalized, scale.npu(), offset.npu(), torch.qint8, -1, True)
+    assert torch.equal(integers, expected) and torch.equal(total, expected_total)
+    defined, defined_total = reference.add_rms_norm_quant(
+        *host[:3], host[3] if has_bias else None, scale, offset, EPSILON
+    )
+    assert torch.equal(total.cpu(), defined_total)
+    # The norm may differ in its last bit, of values up to about 8.
+    steps = 1 + 16 * torch.finfo(dtype).eps * 8 / float(scale)
+    assert sizes[0] == 0 or (integers.cpu().int() - defined.int()).abs().max() <= steps
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     x = torch.ones(3, 8).npu()
     with pytest.raises(ValueError, match=r"\[3, 8\].*\[7\].*one entry per entry"):
         ops.rms_norm(x, torch.ones(7).npu(), EPSILON)
     with pytest.raises(ValueError, match=r"residual of sizes \[2, 8\]"):
         ops.add_rms_norm(x, x[:2], torch.ones(8).npu(), EPSILON)
+    scale, offset = torch.ones(1).npu(), torch.zeros(1, dtype=torch.int32).npu()
+    with pytest.raises(ValueError, match=r"bias of sizes \[7\] beside a weight of sizes \[8\]"):
+        ops.add_rms_norm_quant(x, x, x[0], torch.ones(7).npu(), scale, offset, EPSILON)
+    with pytest.raises(ValueError, match=r"scale of sizes \[8\].*give \[1\] both"):
+        ops.add_rms_norm_quant(x, x, x[0], None, x[0], offset, EPSILON)
     with pytest.raises(RuntimeError, match=r"tensor on cpu among tensors on the NPU.*\.npu\(\)"):
         ops.rms_norm(x, torch.ones(8), EPSILON)

@@ -8,7 +8,9 @@ namespace {
 
 Operator kRmsNorm("aclnnRmsNorm");
 Operator kAddRmsNorm("aclnnAddRmsNorm");
+Operator kInplaceAdd("aclnnInplaceAdd");
 Operator kDynamicQuant("aclnnDynamicQuant");
+Operator kQuantize("aclnnQuantize");
 
 // Sizes of x with the last replaced.
 std::vector<int64_t> with_last(const Tensor& x, int64_t last) {
@@ -24,6 +26,15 @@ void check(const Tensor& x, const Tensor* residual, const Tensor& weight) {
   TORCH_CHECK_VALUE(residual == nullptr || residual->sizes() == x.sizes(), "a residual of sizes ",
                     residual == nullptr ? at::IntArrayRef() : residual->sizes(),
                     " is added to x of sizes ", x.sizes(), ": give both the same sizes");
+}
+
+void check_quantization(const Tensor& weight, const OptionalTensor& bias, const Tensor& scale,
+                        const Tensor& offset) {
+  TORCH_CHECK_VALUE(!bias.has_value() || bias->sizes() == weight.sizes(), "a bias of sizes ",
+                    bias.has_value() ? bias->sizes() : at::IntArrayRef(),
+                    " beside a weight of sizes ", weight.sizes(), ": give both the same sizes");
+  TORCH_CHECK_VALUE(scale.numel() == 1 && offset.numel() == 1, "a scale of sizes ", scale.sizes(),
+                    " and an offset of sizes ", offset.sizes(), ": give [1] both");
 }
 
 }  // namespace
@@ -68,6 +79,25 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,
   return {quantized, scale, sum};
 }
 
+std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
+                                              const Tensor& weight, const OptionalTensor& bias,
+                                              const Tensor& scale, const Tensor& offset,
+                                              double epsilon) {
+  check(x, &residual, weight);
+  check_quantization(weight, bias, scale, offset);
+  Stage stage("add_rms_norm_quant", x);
+  Tensor quantized = empty(x.sizes(), at::kChar, x);
+  Tensor sum = empty(x.sizes(), x.scalar_type(), x);
+  const Scratch scratch(x, {{at::kFloat, with_last(x, 1)}, {x.scalar_type(), x.sizes().vec()}});
+  stage.run(kAddRmsNorm, x, residual, weight, epsilon, scratch[1], scratch[0], sum);
+  if (bias.has_value()) stage.run(kInplaceAdd, scratch[1], bias, Number<int64_t>{1});
+  constexpr int32_t kLastAxis = -1;
+  // aclnnAddRmsNormQuant is not used: it need not round the norm to x's dtype in between.
+  stage.run(kQuantize, scratch[1], scale, offset, AclType{at::kChar}, kLastAxis, quantized);
+  stage.submit();
+  return {quantized, sum};
+}
+
 }  // namespace npu
 
 namespace meta {
@@ -90,6 +120,14 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,
   return {empty(x.sizes(), at::kChar, x),
           empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), at::kFloat, x),
           empty(x.sizes(), x.scalar_type(), x)};
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
+                                              const Tensor& weight, const OptionalTensor& bias,
+                                              const Tensor& scale, const Tensor& offset, double) {
+  check(x, &residual, weight);
+  check_quantization(weight, bias, scale, offset);
+  return {empty(x.sizes(), at::kChar, x), empty(x.sizes(), x.scalar_type(), x)};
 }
 
 }  // namespace meta

@@ -25,6 +25,9 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
                                           const Tensor& weight, double epsilon);                   \
   std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(                                   \
       const Tensor& x, const Tensor& residual, const Tensor& weight, double epsilon);              \
+  std::tuple<Tensor, Tensor> add_rms_norm_quant(                                                   \
+      const Tensor& x, const Tensor& residual, const Tensor& weight, const OptionalTensor& bias,   \
+      const Tensor& scale, const Tensor& offset, double epsilon);                                  \
   /* rotary.cpp */                                                                                 \
   std::tuple<Tensor, Tensor> rotary_embedding(const Tensor& positions, const Tensor& query,        \
                                               const Tensor& key, const Tensor& cos_sin_cache,      \

@@ -45,6 +45,28 @@ def add_rms_norm_dynamic_quant(
     return integers, scales, total
 
 
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    offset: Tensor,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, plus bias, with a given scale, and that sum.
+
+    bias:   [hidden_size] or None
+    scale:  [1] fp32, offset: [1] int32: integer = round(value / scale + offset)
+    Returns int8 [..., hidden_size] and the sum in x's dtype.
+    """
+    normalized, total = add_rms_norm(x, residual, weight, epsilon)
+    if bias is not None:
+        normalized = normalized + bias
+    integers = torch.round(normalized.float() / scale + offset)
+    return integers.clamp(-128, 127).to(torch.int8), total
+
+
 def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows as integers with one scale each: x is about integers * scale."""
     wide = x.float()

@@ -16,6 +16,7 @@ logger = init_logger(__name__)
 USED = (
     "add_rms_norm",
     "add_rms_norm_dynamic_quant",
+    "add_rms_norm_quant",
     "copy_kv_blocks",
     "experts",
     "experts_w8a8",

@@ -1,6 +1,7 @@
 """Root-mean-square normalization on torch_npu's fused operators."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -12,14 +13,27 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_davinci.core.ops.compiled import compiled
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
-from vllm_davinci.core.quantization.handover import QuantizedNorm
+from vllm_davinci.core.quantization.handover import (
+    InputScale,
+    QuantizedNorm,
+    StaticNorm,
+)
+
+
+class HandOver(Enum):
+    """What a norm behind a residual addition returns."""
+
+    FLOATS = "floats"
+    DYNAMIC = "integers with a scale per row"
+    ASKS = "floats, for a layer that says how it quantizes"
 
 
 class NPURMSNorm(RMSNorm):
     """One launch, with or without the residual addition, and one for a bias.
 
-    Before a layer that quantizes its input token by token, the compiled operator does both in one
-    call.
+    Before a layer that quantizes its input, token by token or with a scale of the checkpoint, a
+    compiled operator does both in one call. The layers behind a norm tell it in the first step, and
+    one that wants floats ends that for good.
 
     A quantized checkpoint whose outliers were moved into the norms has biases for some of them.
     """
@@ -29,10 +43,13 @@ class NPURMSNorm(RMSNorm):
         vllm_config = get_current_vllm_config_or_none()
         quantization = None if vllm_config is None else vllm_config.quant_config
         self._loaded_bias: torch.Tensor | None = None
-        self._hands_integers_over = False
+        self._hands_over: HandOver | InputScale = HandOver.FLOATS
         if not self.has_weight or not isinstance(quantization, AscendQuantizationConfig):
             return
-        self._hands_integers_over = quantization.description.has_dynamic_layers
+        if quantization.description.has_dynamic_layers:
+            self._hands_over = HandOver.DYNAMIC
+        elif quantization.description.has_static_layers:
+            self._hands_over = HandOver.ASKS
         if quantization.description.has_norm_biases:
             self.bias = torch.nn.Parameter(torch.zeros_like(self.weight), requires_grad=False)
             set_weight_attrs(self.bias, {"weight_loader": self._load_bias})
@@ -41,6 +58,8 @@ class NPURMSNorm(RMSNorm):
         """Which norms have one, only the checkpoint knows."""
         default_weight_loader(parameter, loaded)
         self._loaded_bias = parameter.data
+        if self._hands_over is HandOver.DYNAMIC:
+            self._hands_over = HandOver.ASKS  # that operator takes no bias
 
     @property
     def is_plain(self) -> bool:
@@ -63,40 +82,81 @@ class NPURMSNorm(RMSNorm):
                 normalized = norm(x, self.weight, self.variance_epsilon)
             else:
                 normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
-        elif (
-            self._hands_integers_over
-            and self._loaded_bias is None
-            and x.dim() == 2
-            and (quantize := compiled("add_rms_norm_dynamic_quant"))
-        ):
-            return self._quantized(quantize, x, residual)
         else:
-            normalized, total = self._of_sum(x, residual)
-        if self._loaded_bias is not None:
-            normalized.add_(self._loaded_bias)
-        return normalized if residual is None else (normalized, total)
+            return self._behind_sum(x, residual)
+        return normalized if self._loaded_bias is None else normalized.add_(self._loaded_bias)
 
-    def _of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The norm of x + residual, without bias, and that sum."""
+    def _behind_sum(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual as the layer behind it takes it, and that sum."""
+        wanted = self._hands_over if x.dim() == 2 else HandOver.FLOATS
+        by_row, by_scale = compiled("add_rms_norm_dynamic_quant"), compiled("add_rms_norm_quant")
+        if isinstance(wanted, InputScale) and by_scale:
+            integers, total = by_scale(
+                x,
+                residual,
+                self.weight,
+                self._loaded_bias,
+                wanted.scale,
+                wanted.offset,
+                self.variance_epsilon,
+            )
+            return StaticNorm(x, _Rows(self, x, residual, wanted, integers)), total
+        if wanted is HandOver.DYNAMIC and by_row:
+            integers, scales, total = by_row(x, residual, self.weight, self.variance_epsilon)
+            return QuantizedNorm.of(integers, scales, x.dtype, _Rows(self, x, residual)), total
+        normalized, total = self.of_sum(x, residual)
+        if wanted is HandOver.ASKS and by_scale:
+            normalized = StaticNorm(x, _Rows(self, x, residual, normalized=normalized))
+        return normalized, total
+
+    def want(self, wanted: HandOver | InputScale) -> None:
+        """What the next calls hand over, until a layer wants something else: then floats."""
+        known = self._hands_over
+        if isinstance(known, HandOver) and known is not HandOver.FLOATS:
+            self._hands_over = wanted
+        elif isinstance(known, InputScale) and (
+            isinstance(wanted, HandOver) or known.values != wanted.values
+        ):
+            self._hands_over = HandOver.FLOATS
+
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of x + residual in floats, and that sum."""
         if add_norm := compiled("add_rms_norm"):
             normalized, total = add_norm(x, residual, self.weight, self.variance_epsilon)
         else:
             normalized, _, total = torch_npu.npu_add_rms_norm(
                 x, residual, self.weight, self.variance_epsilon
             )
+        if self._loaded_bias is not None:
+            normalized.add_(self._loaded_bias)
         return normalized, total
 
-    def _quantized(
-        self,
-        add_norm_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
-        x: torch.Tensor,
-        residual: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`_of_sum`, quantized for the layer behind it. Ends when that turns out to be another."""
-        integers, scales, total = add_norm_quantize(x, residual, self.weight, self.variance_epsilon)
 
-        def values() -> torch.Tensor:
-            self._hands_integers_over = False
-            return self._of_sum(x, residual)[0]
+@dataclass(frozen=True)
+class _Rows:
+    """See NormRows. `integers` are quantized with `scale`; `normalized` are the values."""
 
-        return QuantizedNorm.of(integers, scales, x.dtype, values), total
+    norm: NPURMSNorm
+    x: torch.Tensor
+    residual: torch.Tensor
+    scale: InputScale | None = None
+    integers: torch.Tensor | None = None
+    normalized: torch.Tensor | None = None
+
+    def values(self) -> torch.Tensor:
+        self.norm.want(HandOver.FLOATS)
+        return self._floats()
+
+    def quantized(self, wanted: InputScale) -> torch.Tensor:
+        if self.scale is not None and self.scale.values == wanted.values:
+            assert self.integers is not None
+            return self.integers
+        self.norm.want(wanted)
+        return wanted.quantize(self._floats())
+
+    def _floats(self) -> torch.Tensor:
+        if self.normalized is not None:
+            return self.normalized
+        return self.norm.of_sum(self.x, self.residual)[0]

@@ -138,6 +138,14 @@ class QuantDescription:
         """Whether some layers quantize every token with its own scale."""
         return QuantType.W8A8_DYNAMIC.value in self.types.values()
 
+    @property
+    def has_static_layers(self) -> bool:
+        """Whether some layers quantize their input with a scale of the checkpoint."""
+        static = QuantType.W8A8.value
+        return any(
+            type_ == static and name.endswith(".weight") for name, type_ in self.types.items()
+        )
+
     def of_layer(
         self, prefix: str, fused: Mapping[str, Sequence[str]] | None = None
     ) -> QuantType | None:

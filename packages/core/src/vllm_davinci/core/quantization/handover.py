@@ -7,7 +7,7 @@ values that it stands for. The next quantized layer takes the integers instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch_npu
@@ -87,29 +87,74 @@ class QuantizedActivation(_StandIn):
         return (self.integers.to(torch.float32) * self.scales.unsqueeze(-1)).to(self.dtype)
 
 
-class QuantizedNorm(QuantizedActivation):
-    """A norm's rows, quantized in its own launch for the layer that multiplies them.
+class InputScale(NamedTuple):
+    """How a layer with a scale of the checkpoint quantizes: round(x / scale + offset).
 
-    compute: the norm itself; called when another operator asks for the values, which are those
-             before quantization
+    scale:  [1] fp32, on the device
+    offset: [1] int32, on the device
+    values: both, on the host
     """
 
-    compute: Callable[[], torch.Tensor]
+    scale: torch.Tensor
+    offset: torch.Tensor
+    values: tuple[float, int]
+
+    @classmethod
+    def of(cls, scale: torch.Tensor, offset: torch.Tensor) -> InputScale:
+        return cls(scale, offset, (float(scale), int(offset)))
+
+    def quantize(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., features]. Returns int8 [num_tokens, features]. One launch."""
+        if isinstance(x, QuantizedNorm | StaticNorm):
+            return x.rows.quantized(self)
+        integers: torch.Tensor = torch_npu.npu_quantize(
+            x.reshape(-1, x.shape[-1]), self.scale, self.offset, torch.qint8, -1, True
+        )
+        return integers
+
+
+class NormRows(Protocol):
+    """One call of a norm that may have quantized its rows already."""
+
+    def values(self) -> torch.Tensor:
+        """The norm before quantization. Whoever asks wants no integers, from now on."""
+
+    def quantized(self, wanted: InputScale) -> torch.Tensor:
+        """The norm as int8, for a layer that quantizes so. The next call does it in its launch."""
+
+
+class QuantizedNorm(QuantizedActivation):
+    """A norm's rows, quantized in its own launch for the layer that multiplies them."""
+
+    rows: NormRows
 
     @classmethod
     def of(
-        cls,
-        integers: torch.Tensor,
-        scales: torch.Tensor,
-        dtype: torch.dtype,
-        compute: Callable[[], torch.Tensor],
+        cls, integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, rows: NormRows
     ) -> QuantizedNorm:
         made = cls(integers, scales, dtype)
-        made.compute = compute
+        made.rows = rows
         return made
 
     def to_float(self) -> torch.Tensor:
-        return self.compute()
+        return self.rows.values()
+
+
+class StaticNorm(_StandIn):
+    """A norm's rows for layers with an InputScale, whether or not they are quantized yet."""
+
+    rows: NormRows
+
+    @staticmethod
+    def __new__(cls: type[StaticNorm], like: torch.Tensor, rows: NormRows) -> StaticNorm:
+        made: StaticNorm = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device
+        )
+        made.rows = rows
+        return made
+
+    def to_float(self) -> torch.Tensor:
+        return self.rows.values()
 
 
 class IntegerProjection(_StandIn):

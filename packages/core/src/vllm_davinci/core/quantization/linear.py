@@ -31,7 +31,11 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.dynamic_product import dynamic_product, scaled_product
-from vllm_davinci.core.quantization.handover import IntegerProjection, QuantizedActivation
+from vllm_davinci.core.quantization.handover import (
+    InputScale,
+    IntegerProjection,
+    QuantizedActivation,
+)
 from vllm_davinci.core.quantization.loading import (
     RecordingLoader,
     require_loaded,
@@ -112,8 +116,10 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
         self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
-        self._input_scale = self._one_of(layer, "input_scale").to(torch.float32)
-        self._input_offset = self._one_of(layer, "input_offset").to(torch.int32)
+        self._input_scale = InputScale.of(
+            self._one_of(layer, "input_scale").to(torch.float32),
+            self._one_of(layer, "input_offset").to(torch.int32),
+        )
         self._deq_scale = _plain(layer, "deq_scale")
         # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
         adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
@@ -126,12 +132,12 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 
         bias: not used; the export folded it into quant_bias
         """
-        rows = x.reshape(-1, x.shape[-1])
-        integers = torch_npu.npu_quantize(
-            rows, self._input_scale, self._input_offset, torch.qint8, -1, True
-        )
         result: torch.Tensor = torch_npu.npu_quant_matmul(
-            integers, self._weight, self._deq_scale, bias=self._quant_bias, output_dtype=x.dtype
+            self._input_scale.quantize(x),
+            self._weight,
+            self._deq_scale,
+            bias=self._quant_bias,
+            output_dtype=x.dtype,
         )
         return result.view(*x.shape[:-1], -1)
 
