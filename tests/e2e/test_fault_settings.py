@@ -68,6 +68,61 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
     assert_says(refusal(zoo(MODEL), additional_config=config), *words)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(
+            {
+                "enable_dbo": True,
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 2,
+                },
+            },
+            ["speculative decoding (method 'ngram')", "Remove dbo.enabled or"],
+            id="draft_model",
+        ),
+        pytest.param(
+            {"additional_config": {"torchair_graph_config": {"enable_multistream_moe": True}}},
+            ["'torchair_graph_config.enable_multistream_moe'", "has no shared experts"],
+            id="no_shared_experts",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {
+                "max_num_batched_tokens": 64,
+                "additional_config": {"dbo": {"enabled": True, "num_micro_batches": 65}},
+            },
+            ["dbo.num_micro_batches = 65 parts", "steps of at most 64 tokens"],
+            id="more_parts_than_tokens",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {
+                "max_num_batched_tokens": 64,
+                "additional_config": {
+                    "dbo": {"enabled": True, "split": "token", "token_alignment": 48}
+                },
+            },
+            ["dbo.token_alignment = 48 leaves no cut in steps of at most 64 tokens"],
+            id="no_cut",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {"additional_config": {"sequence_parallel": {"enabled": True}}},
+            ["sequence_parallel.enabled = true is not possible because a replica is one rank"],
+            id="no_shares",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_overlap_that_cannot_be_is_refused(
+    options: dict[str, Any], words: list[str], zoo: Callable[[str], Path], refusal: Refusal
+):
+    assert_says(refusal(zoo(MODEL), **options), *words)
+
+
 def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], tmp_path: Path):
     ended = run_to_its_end(
         *VLLM, "serve", zoo(MODEL), *SMALL, "--additional-config", json.dumps({"refesh": True}),

@@ -25,7 +25,9 @@ def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]])
     assert group is not None
     answers = []
     for case in cases:
+        before = group._get_sequence_number_for_group()
         answer = agree(Wish(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
+        assert group._get_sequence_number_for_group() == before + 1, "more than one message"
         parts = answer.part_sizes and [sizes.tolist() for sizes in answer.part_sizes]
         answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts, answer.prefills])
     print(json.dumps(answers))

@@ -1,0 +1,55 @@
+"""What in a step belongs to the step as a whole, so that it cannot be cut."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import (
+    EncoderOnlyAttentionSpec,
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+)
+
+from vllm_davinci.core.overlap.runner import OverlapRunner
+
+CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
+
+
+def runner(
+    spec: Any = FullAttentionSpec,
+    adapters: dict[int, Any] | None = None,
+    features: list[Any] | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+    groups: int = 1,
+) -> Any:
+    """What a runner knows of a step of two requests."""
+    return SimpleNamespace(
+        kv_cache_config=SimpleNamespace(
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec(**CACHE))] * groups
+        ),
+        input_batch=SimpleNamespace(lora_id_to_lora_request=adapters or {}, req_ids=["a", "b"]),
+        requests={
+            "a": SimpleNamespace(mm_features=[]),
+            "b": SimpleNamespace(mm_features=features or []),
+        },
+        _init_model_kwargs=lambda: model_kwargs or {},
+    )
+
+
+def test_text_for_a_causal_model_can_be_cut():
+    assert OverlapRunner._can_be_cut(runner())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param({"spec": EncoderOnlyAttentionSpec}, id="bidirectional_attention"),
+        pytest.param({"groups": 0}, id="no_attention"),
+        pytest.param({"adapters": {1: "adapter"}}, id="adapters"),
+        pytest.param({"features": ["image"]}, id="images_of_one_request"),
+        pytest.param({"model_kwargs": {"token_type_ids": torch.zeros(4)}}, id="model_arguments"),
+    ],
+)
+def test_what_belongs_to_the_whole_step_keeps_it_whole(parts: dict[str, Any]):
+    assert not OverlapRunner._can_be_cut(runner(**parts))
