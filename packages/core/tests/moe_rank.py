@@ -38,6 +38,8 @@ from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.moe.groups import expert_layout
 from vllm_davinci.core.moe.process_groups import init_fused_group, init_groups_of
 from vllm_davinci.core.overlap.experts import let_experts_switch
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
 from vllm_davinci.vnpu import _C
 
@@ -83,6 +85,54 @@ class SharedExpert(torch.nn.Module):
         return x[:, part] @ self.weight[:, part].t()
 
 
+class IntegerWeights:
+    """A projection of all experts in int8, as a W8A8_DYNAMIC checkpoint has it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.scale = (weight.abs().amax(-1, keepdim=True) / 127).bfloat16()
+        self.integers = (weight / self.scale.float()).round().clamp(-127, 127).to(torch.int8)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name in the checkpoint."""
+        return {
+            "weight": self.integers,
+            "weight_scale": self.scale,
+            "weight_offset": torch.zeros_like(self.scale),
+        }
+
+    def product(self, expert: int, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """x: [num_tokens, in], integers; scale: [num_tokens, 1]. Returns [num_tokens, out]."""
+        sums = (x.long() @ self.integers[expert].long().t()).float()
+        return sums * self.scale[expert].float().t() * scale
+
+
+GATE_UP_INT8, DOWN_INT8 = IntegerWeights(torch.cat((GATE, UP), 1)), IntegerWeights(DOWN)
+
+
+def quantized(x: torch.Tensor, divides: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers and scales of rows. Halves differ: the fused launches multiply by 127 / largest,
+    npu_dynamic_quant divides by largest / 127."""
+    largest = x.abs().amax(-1, keepdim=True)
+    scale = largest / 127
+    return (x / scale if divides else x * (torch.tensor(127.0) / largest)).round(), scale
+
+
+def defined_in_integers(x: torch.Tensor, logits: torch.Tensor, divides: bool) -> torch.Tensor:
+    """The routed sum alone. divides: how rows are quantized on their way to the experts."""
+    best, ids = logits.topk(TOP_K, -1)
+    weights = best.softmax(-1).bfloat16().float()
+    total = torch.zeros_like(x)
+    rows = quantized(x, divides)
+    for choice in range(TOP_K):  # in the order in which the sum is made
+        for expert in range(NUM_EXPERTS):
+            gate, up = GATE_UP_INT8.product(expert, *rows).chunk(2, -1)
+            hidden = quantized(torch.nn.functional.silu(gate) * up)
+            result = DOWN_INT8.product(expert, *hidden).bfloat16().float()
+            is_chosen = ids[:, choice, None] == expert
+            total += torch.where(is_chosen, weights[:, choice, None] * result, 0)
+    return total
+
+
 def defined(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     weights, ids = logits.softmax(-1).topk(TOP_K, -1)
     weights = weights / weights.sum(-1, keepdim=True)
@@ -124,22 +174,38 @@ def counting(counts: collections.Counter[str]) -> Iterator[None]:
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
     """A layer with its weights loaded, as a model's code and vLLM's loader make it."""
     dtype = getattr(torch, variant.get("dtype", "float32"))
+    prefix = f"model.layers.{number}.mlp.experts"
+    kind = variant.get("quantized")
+    types = {f"{prefix}.0.{name}_proj.weight": kind for name in ("gate", "up", "down")}
     layer = FusedMoEFactory(
         num_experts=NUM_EXPERTS,
         top_k=TOP_K,
         hidden_size=HIDDEN_SIZE,
         intermediate_size=INTERMEDIATE_SIZE,
         params_dtype=dtype,
-        prefix=f"model.layers.{number}.mlp.experts",
-        shared_experts=SharedExpert(variant.get("sequence_parallel", False), dtype),
+        prefix=prefix,
+        quant_config=AscendQuantizationConfig(QuantDescription.parse(types)) if kind else None,
+        # Without them a quantized layer's output is the sum that the definition rounds once.
+        shared_experts=(
+            None if kind else SharedExpert(variant.get("sequence_parallel", False), dtype)
+        ),
         is_sequence_parallel=variant.get("sequence_parallel", False),
     ).to("npu")
     experts = layer.routed_experts
-    for expert in range(NUM_EXPERTS):
-        for shard, weight in (("w1", GATE), ("w3", UP), ("w2", DOWN)):
-            name = "w2_weight" if shard == "w2" else "w13_weight"
+    if kind:
+        gate_up, down = GATE_UP_INT8.tensors(), DOWN_INT8.tensors()
+        by_shard = {"w1": gate_up, "w3": gate_up, "w2": down}
+    else:
+        by_shard = {"w1": {"weight": GATE}, "w3": {"weight": UP}, "w2": {"weight": DOWN}}
+    for shard, tensors in by_shard.items():
+        for tensor, values in tensors.items():
+            name = f"{'w2' if shard == 'w2' else 'w13'}_{tensor}"
             parameter = getattr(experts, name)
-            experts.weight_loader(parameter, weight[expert], name, shard, expert)
+            load = parameter.weight_loader if kind else experts.weight_loader
+            if kind and shard != "w2":  # both of a fused projection
+                values = values.chunk(2, 1)[shard == "w3"]
+            for expert in range(NUM_EXPERTS):
+                load(parameter, values[expert], name, shard, expert)
     experts.quant_method.process_weights_after_loading(experts)
     return layer
 
@@ -174,8 +240,12 @@ def run_steps(
             with counting(counts):
                 actual = layer(*given)
         x, logits = (rows.cpu().float() for rows in given)
+        expected = defined(x, logits)
+        if variant.get("quantized"):  # all but the last bit of a sum
+            divides = variant["options"]["moe_communication"] == "all_to_all"
+            expected, tolerance = defined_in_integers(x, logits, divides), (2**-16, 2**-7)
         torch.testing.assert_close(
-            actual.cpu().float(), defined(x, logits), atol=tolerance[0], rtol=tolerance[1]
+            actual.cpu().float(), expected, atol=tolerance[0], rtol=tolerance[1]
         )
         launched.append({name: count for name, count in counts.items() if count})
     return launched

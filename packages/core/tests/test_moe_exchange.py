@@ -169,6 +169,32 @@ def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
     assert steps == [{"fused_experts launch": 4}]
 
 
+QUANTIZED = {"quantized": "W8A8_DYNAMIC", **IN_BF16}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "steps"),
+    [
+        (2, 1, ONE_REPLICA),
+        (1, 2, TWO_REPLICAS),
+        pytest.param(2, 2, TWO_REPLICAS, marks=pytest.mark.thorough),
+    ],
+)
+def test_rows_of_int8_experts_give_the_integer_definition(
+    tensor: int, data: int, steps: list[list[int]], launched: Launched
+):
+    whole = {"expert_tensor_parallel_size": 1}
+    variants: list[dict[str, Any]] = [
+        {"steps": steps, "options": {**whole, "moe_communication": scheme}, **QUANTIZED}
+        for scheme in ("fused", "all_to_all")
+    ]
+    variants.append({**variants[0], "skewed": True})
+    results = launched(tensor, data, variants, soc="Ascend910_9391")
+    reduced = {"tp all_reduce": 1} if tensor > 1 else {}
+    assert results[0] == results[-1] == [{**FUSED, **reduced}] * len(steps)
+    assert results[1] == [{**sent_each_to_its_rank("ep"), **reduced}] * len(steps)
+
+
 def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for(
     run_ranks: Callable[..., list[str]],
 ):
