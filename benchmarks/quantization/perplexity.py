@@ -30,7 +30,7 @@ BOS = "<s>"  # stands before every window, as it did in training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="tiny_llama", help="a name under checkpoints/ (default: %(default)s)"
+        "--model", default="tiny_deepseek", help="a name under checkpoints/ (default: %(default)s)"
     )
     parser.add_argument(
         "--tokens",
