@@ -34,6 +34,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "shares": {"sequence_parallel": {"min_tokens": 1}},
 }
 OFF = {"overlap": "off"}
+THIRDS = {"num_micro_batches": 3, "min_total_tokens_to_split": 3}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
@@ -46,6 +47,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "pipeline_parallel_size": 2,
         "async_scheduling": False,
     },
+    "tp2pp2_asynchronous": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
 LATENT = "tiny_deepseek"
 DENSE = "llama_head64_gqa4"
@@ -104,6 +106,11 @@ CASES = [
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts")
         for name in SCHEDULES
     ),
+    *(
+        case("tp2", LATENT, f"dual+{cut}", merged(of("dual"), {"dbo": options}))
+        for cut, options in {"requests": {"split": "request"}, "thirds": THIRDS}.items()
+    ),
+    case("tp2pp2_asynchronous", LATENT, "dual", of("dual")),
     *(case(layout, DENSE, "dual", of("dual")) for layout in ("tp2", "tp4", "tp2pp2")),
     *(case("tp2", DENSE, name, scheduled(name)) for name in SCHEDULES),
     *(
@@ -121,6 +128,7 @@ CASES = [
         for layout in ("tp2", "ep2", "dp2tp2")
         for names in (("dual",), ("experts",), ("attention",), ("dual", "experts"))
     ),
+    case("tp2", "int8_deepseek", "lean", scheduled("lean")),
 ]
 
 
