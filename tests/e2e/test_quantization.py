@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm import SamplingParams
 
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.test_moe_confinement import POISONS, write_poisoned
+from e2e.transformers_reference import TransformersReference
 from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci.core.quantization.examination import examine
@@ -28,6 +30,7 @@ WEIGHTS = "model.safetensors"
 # How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
 # the figures over long texts are those of benchmarks/quantization/perplexity.py.
 CLOSE = 0.05
+BIAS = 0.3  # the standard deviation of biases of norms
 
 Quantize = Callable[..., Path]
 
@@ -275,22 +278,52 @@ def test_a_compressed_tensors_checkpoint_runs(
     assert abs(likelihood_of(directory) - of_floats(source)) < CLOSE
 
 
-def test_biases_of_norms_are_loaded_and_used(
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        pytest.param("tiny_llama", "W8A8", id="dense_static"),
+        pytest.param("tiny_llama", "W8A8_DYNAMIC", id="dense", marks=pytest.mark.thorough),
+        pytest.param("tiny_deepseek", "W8A8_DYNAMIC", id="latent"),
+    ],
+)
+def test_biases_of_norms_do_what_they_do_in_transformers(
+    model: str,
+    kind: str,
+    request: pytest.FixtureRequest,
     quantize: Quantize,
-    tiny_llama: Path,
-    of_floats: Callable[[Path], float],
+    text: list[int],
     likelihood_of: Callable[..., float],
 ):
-    directory = quantize(tiny_llama, "W8A8_DYNAMIC", name="biased")
+    source = request.getfixturevalue(model)
+    directory = quantize(source, kind, name=f"biased-{model}")
+    reference = TransformersReference(source)
+
+    def expected() -> float:
+        rows = reference.logprobs(text)[:-1]
+        return float(rows.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean())
+
     tensors = load_file(directory / WEIGHTS)
     description = json.loads((directory / FILE_NAME).read_text())
-    for layer in range(6):
-        name = f"model.layers.{layer}.input_layernorm.bias"
-        tensors[name] = torch.full((256,), 0.5, dtype=torch.bfloat16)
-        description[name] = "W8A8_DYNAMIC"
+    generator = torch.Generator().manual_seed(0)
+
+    def add_to(norm: torch.nn.Module, name: str) -> None:
+        bias = (torch.randn(norm.weight.shape, generator=generator) * BIAS).bfloat16()
+        tensors[f"{name}.bias"], description[f"{name}.bias"] = bias, kind
+        norm.register_forward_hook(lambda module, inputs, output: output + bias.float())
+
+    found = []
+    for kinds in (("input_layernorm", "q_a_layernorm"), ("kv_a_layernorm", "post_attention")):
+        found.append(expected())
+        for name, module in reference.network.named_modules():
+            if any(part in name for part in kinds):
+                add_to(module, name)
+    found.append(expected())
+    # Each kind of bias matters.
+    assert min(abs(one - other) for one, other in pairwise(found)) > 2 * CLOSE, found
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / FILE_NAME).write_text(json.dumps(description))
-    assert abs(likelihood_of(directory) - of_floats(tiny_llama)) > 2 * CLOSE
+    actual = likelihood_of(directory)
+    assert abs(actual - found[-1]) < CLOSE
 
 
 @pytest.mark.thorough

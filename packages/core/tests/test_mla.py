@@ -20,6 +20,8 @@ from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetad
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
 from vllm_davinci.core.ops.mla_preprocess import projection_weights
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
 
 BLOCK, LATENT, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
@@ -93,6 +95,11 @@ class Block:
                 bound = 0.1 if "norm" in name else 1 / math.sqrt(weight.shape[-1])
                 random = torch.randn(weight.shape, generator=self.generator) * bound
                 weight.copy_(random + 1 if "norm" in name else random)
+            for name, norm in self.module.named_children():
+                if getattr(norm, "bias", None) is not None:
+                    size = values["latent_bias"] if name == "kv_a_layernorm" else 0.0
+                    random = torch.randn(norm.bias.shape, generator=self.generator) * size
+                    norm.bias.weight_loader(norm.bias, random)
         self.module.to(device)
         self.wrapper: NPUMultiHeadLatentAttention = self.module.mla_attn
         for layer in self.module.modules():
@@ -176,6 +183,9 @@ class Block:
             mean = rows.pow(2).mean(-1, keepdim=True)
             return rows * (mean + config.rms_norm_eps).rsqrt() * weight
 
+        def latent_bias() -> torch.Tensor:
+            return weights.get("kv_a_layernorm.bias", torch.zeros(LATENT))
+
         def linear(rows: torch.Tensor, layer: str) -> torch.Tensor:
             return rows @ weights[f"{layer}.weight"].T
 
@@ -188,7 +198,7 @@ class Block:
         nope, value_size = config.qk_nope_head_dim, config.v_head_dim
         q_nope, q_rope = q.unflatten(-1, (HEADS, -1)).split([nope, ROPE], -1)
         latent, k_rope = kv.split([LATENT, ROPE], -1)
-        up = linear(norm(latent, weights["kv_a_layernorm.weight"]), "kv_b_proj")
+        up = linear(norm(latent, weights["kv_a_layernorm.weight"]) + latent_bias(), "kv_b_proj")
         k_nope, value = up.unflatten(-1, (HEADS, -1)).split([nope, value_size], -1)
         table = self.module.rotary_emb.cos_sin_cache.cpu().double()[: len(x)]
 
@@ -249,6 +259,17 @@ def test_head_sizes_of_keys_and_values_may_differ(
     sizes: dict[str, int], vllm_config: VllmConfig, device: torch.device
 ):
     Block(vllm_config, device, **sizes).check(MIXED)
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("on_two_streams", [False, True], ids=["one_stream", "two_streams"])
+def test_a_bias_of_the_latent_norm_reaches_the_values(
+    steps: list[Step], on_two_streams: bool, vllm_config: VllmConfig, device: torch.device
+):
+    description = QuantDescription.parse({"layers.0.attention.kv_a_layernorm.bias": "W8A8"})
+    vllm_config.quant_config = AscendQuantizationConfig(description)
+    make = with_streams if on_two_streams else Block
+    make(vllm_config, device, latent_bias=1.0).check(steps)
 
 
 def test_yarn_stretches_positions_and_sharpens_the_softmax(

@@ -22,12 +22,16 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
     Prefills: `expand` makes keys and values per head, first of the new tokens, then of the
     cached context, chunk by chunk; the partial results are merged by their log-sum-exp.
 
-    up_key:   W_UK, [num_heads, qk_nope_head_dim, kv_lora_rank]
-    up_value: W_UV, [num_heads, kv_lora_rank, v_head_dim]
+    up_key:     W_UK, [num_heads, qk_nope_head_dim, kv_lora_rank]
+    up_value:   W_UV, [num_heads, kv_lora_rank, v_head_dim]
+    value_bias: [num_heads * v_head_dim], or None where the norm of latent rows has no bias b. The
+                cache holds rows without it. W_UK b adds the same to a query's score of every key,
+                which the softmax does not see, and W_UV b the same to every value.
     """
 
     up_key: torch.Tensor
     up_value: torch.Tensor
+    value_bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -35,12 +39,14 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         scale: float,
         qk_nope_head_dim: int,
         v_head_dim: int,
+        kv_a_layernorm: Any,
         kv_b_proj: Any,
     ) -> None:
         self.num_heads = num_heads
         self.scale = float(scale)
         self.qk_nope_head_dim = qk_nope_head_dim
         self.v_head_dim = v_head_dim
+        self.kv_a_layernorm = kv_a_layernorm
         self.kv_b_proj = kv_b_proj
 
     def prepare(self, weight: torch.Tensor) -> None:
@@ -52,6 +58,10 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         up_key, up_value = weight.view(self.num_heads, sum(sizes), -1).split(sizes, dim=1)
         self.up_key = up_key.contiguous()
         self.up_value = up_value.transpose(1, 2).contiguous()
+        bias = self.kv_a_layernorm.loaded_bias
+        self.value_bias = None
+        if bias is not None:
+            self.value_bias = (bias.float() @ self.up_value.float()).flatten().to(weight.dtype)
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
         """Queries in the latent space.

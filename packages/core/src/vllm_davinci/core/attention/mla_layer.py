@@ -33,6 +33,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         qk_nope_head_dim: int,
         qk_rope_head_dim: int,
         v_head_dim: int,
+        kv_a_layernorm: nn.Module,
         kv_b_proj: nn.Module,
         cache_config: CacheConfig | None,
         prefix: str,
@@ -51,7 +52,9 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             use_mla=True,
             num_heads=num_heads,
         )
-        self.impl: Any = LatentAttention(num_heads, scale, qk_nope_head_dim, v_head_dim, kv_b_proj)
+        self.impl: Any = LatentAttention(
+            num_heads, scale, qk_nope_head_dim, v_head_dim, kv_a_layernorm, kv_b_proj
+        )
         layers = get_current_vllm_config().compilation_config.static_forward_context
         if prefix in layers:
             raise ValueError(f"Two layers are named {prefix}.")

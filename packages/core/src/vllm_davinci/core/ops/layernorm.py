@@ -42,7 +42,7 @@ class NPURMSNorm(RMSNorm):
         super().__init__(*args, **kwargs)
         vllm_config = get_current_vllm_config_or_none()
         quantization = None if vllm_config is None else vllm_config.quant_config
-        self._loaded_bias: torch.Tensor | None = None
+        self._has_loaded_bias = False
         self._hands_over: HandOver | InputScale = HandOver.FLOATS
         if not self.has_weight or not isinstance(quantization, AscendQuantizationConfig):
             return
@@ -57,14 +57,19 @@ class NPURMSNorm(RMSNorm):
     def _load_bias(self, parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
         """Which norms have one, only the checkpoint knows."""
         default_weight_loader(parameter, loaded)
-        self._loaded_bias = parameter.data
+        self._has_loaded_bias = True
         if self._hands_over is HandOver.DYNAMIC:
             self._hands_over = HandOver.ASKS  # that operator takes no bias
 
     @property
+    def loaded_bias(self) -> torch.Tensor | None:
+        """[hidden_size], or None when the checkpoint has none for this norm."""
+        return self.bias.data if self._has_loaded_bias else None
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is one norm with a weight, over all of the last dimension, and no more."""
-        return self.variance_size_override is None and self.has_weight and self._loaded_bias is None
+        return self.variance_size_override is None and self.has_weight and self.loaded_bias is None
 
     def forward_oot(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -77,14 +82,13 @@ class NPURMSNorm(RMSNorm):
         """
         if self.variance_size_override is not None or not self.has_weight:
             return self.forward_native(x, residual)
-        if residual is None:
-            if norm := compiled("rms_norm"):
-                normalized = norm(x, self.weight, self.variance_epsilon)
-            else:
-                normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
-        else:
+        if residual is not None:
             return self._behind_sum(x, residual)
-        return normalized if self._loaded_bias is None else normalized.add_(self._loaded_bias)
+        if norm := compiled("rms_norm"):
+            normalized = norm(x, self.weight, self.variance_epsilon)
+        else:
+            normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
+        return self._with_bias(normalized)
 
     def _behind_sum(
         self, x: torch.Tensor, residual: torch.Tensor
@@ -97,7 +101,7 @@ class NPURMSNorm(RMSNorm):
                 x,
                 residual,
                 self.weight,
-                self._loaded_bias,
+                self.loaded_bias,
                 wanted.scale,
                 wanted.offset,
                 self.variance_epsilon,
@@ -129,9 +133,11 @@ class NPURMSNorm(RMSNorm):
             normalized, _, total = torch_npu.npu_add_rms_norm(
                 x, residual, self.weight, self.variance_epsilon
             )
-        if self._loaded_bias is not None:
-            normalized.add_(self._loaded_bias)
-        return normalized, total
+        return self._with_bias(normalized), total
+
+    def _with_bias(self, normalized: torch.Tensor) -> torch.Tensor:
+        bias = self.loaded_bias
+        return normalized if bias is None else normalized.add_(bias)
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
             qk_nope_head_dim=qk_nope_head_dim,
             qk_rope_head_dim=qk_rope_head_dim,
             v_head_dim=v_head_dim,
+            kv_a_layernorm=mla_modules.kv_a_layernorm,
             kv_b_proj=mla_modules.kv_b_proj,
             cache_config=cache_config,
             prefix=f"{prefix}.attn",
@@ -216,6 +217,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Norm of the latent part, rotation of the other, both into the cache: one launch.
 
+        The norm's bias is left out: attention adds what it is to values (LatentAttention).
+
         kv:       [num_tokens, kv_lora_rank + qk_rope_head_dim]
         cos, sin: [num_tokens, 1, 1, qk_rope_head_dim]
         Returns the written rows, latent and rotary, which are filled when the step has prefills.
@@ -250,7 +253,8 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
                     stage.q_nope, q_rope, stage.latent, stage.k_rope, cache, metadata.prefill
                 )
             )
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out if attention.value_bias is None else out.add_(attention.value_bias)
 
     def _without_batch(
         self, rows: torch.Tensor, project: Callable[[torch.Tensor], Any]
