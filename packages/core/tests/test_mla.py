@@ -16,7 +16,11 @@ from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_davinci.core.attention.mla_cache import LatentCache
-from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
+from vllm_davinci.core.attention.mla_metadata import (
+    CONTEXT_CHUNK_ROWS,
+    NPUMLAMetadata,
+    NPUMLAMetadataBuilder,
+)
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
 from vllm_davinci.core.ops.mla_preprocess import projection_weights
@@ -339,6 +343,31 @@ def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, devi
     profile = block.forward(None)
     assert torch.equal(idle, torch.zeros(9, HIDDEN))
     assert torch.equal(profile, torch.zeros(9, HIDDEN))
+
+
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["hidden_states", "compressed"])
+def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
+    is_compressed: bool, vllm_config: VllmConfig, device: torch.device
+):
+    """Whichever way it is called: vLLM leaves the rest of the memory to the cache."""
+    block = Block(vllm_config, device, q_lora_rank=48)
+    block.common([("a", 9)])
+    block.wrapper.mla_attn.kv_cache = None
+    hidden = torch.cat(block.new).to(device)
+
+    def run() -> None:
+        if is_compressed:
+            block.wrapper.forward_compressed(block.positions, block.wrapper.compress(hidden))
+        else:
+            block.module(block.positions, hidden, None)
+
+    with torch.inference_mode(), set_forward_context(None, block.vllm_config):
+        run()
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        run()
+    expanded = CONTEXT_CHUNK_ROWS * 2 * (32 + ROPE + 32) * HEADS * hidden.element_size()
+    assert torch.npu.max_memory_allocated() - before >= expanded
 
 
 @pytest.mark.parametrize("poisoned", range(4))
