@@ -13,6 +13,7 @@ import pytest
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineError, EngineProcess
+from e2e.replicas import Replicas
 from e2e.server_process import SMALL, ServerProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
 
@@ -142,29 +143,28 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
 
 
 @pytest.mark.parametrize(
-    ("tensor", "options", "additional"),
+    ("replicas", "tensor", "options", "additional"),
     [
-        pytest.param(2, {"enable_expert_parallel": True}, {}, id="expert2"),
-        pytest.param(
-            4, {"enable_expert_parallel": True}, {}, id="expert4", marks=pytest.mark.thorough
-        ),
-        pytest.param(
-            4,
-            {},
-            {"expert_tensor_parallel_size": 2},
-            id="expert_tensor2",
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            2,
-            {"enable_expert_parallel": True, "pipeline_parallel_size": 2},
-            {},
-            id="pipeline2_expert2",
-            marks=pytest.mark.thorough,
+        pytest.param(2, 1, {"enable_expert_parallel": True}, {}, id="data2_expert2"),
+        *(
+            pytest.param(*case, id=name, marks=pytest.mark.thorough)
+            for name, case in {
+                "expert2": (1, 2, {"enable_expert_parallel": True}, {}),
+                "expert4": (1, 4, {"enable_expert_parallel": True}, {}),
+                "expert_tensor2": (1, 4, {}, {"expert_tensor_parallel_size": 2}),
+                "pipeline2_expert2": (
+                    1,
+                    2,
+                    {"enable_expert_parallel": True, "pipeline_parallel_size": 2},
+                    {},
+                ),
+                "data2_expert_tensor2": (2, 2, {}, {"expert_tensor_parallel_size": 2}),
+            }.items()
         ),
     ],
 )
 def test_fused_launches_give_the_tokens_of_separate_ones(
+    replicas: int,
     tensor: int,
     options: dict[str, Any],
     additional: dict[str, Any],
@@ -172,26 +172,29 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ):
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    if tensor > 1:
+        options = {**options, "distributed_executor_backend": "mp"}
     tokens = []
     for scheme in ("all_to_all", "fused"):
-        with start_engine(
+        with Replicas(
+            start_engine,
             zoo("qwen3_moe_hidden1024"),
+            count=replicas,
             environment={"VNPU_SOC": "Ascend910_9391"},  # whose launches take any number of ranks
             dtype="bfloat16",
-            max_num_batched_tokens=256,
-            distributed_executor_backend="mp",
+            max_num_batched_tokens=128,
             tensor_parallel_size=tensor,
             additional_config={**additional, "moe_communication": scheme},
             **options,
         ) as engine:
-            outputs = engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts[8:12]],
-                SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
-            )
+            outputs = engine.generate(prompts[8:12], greedy)
+            # The first prompt takes a step more: a second replica has nothing to do in the last.
+            outputs += engine.generate([list(range(200)), [5]], greedy)
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         tokens.append([list(output.outputs[0].token_ids) for output in outputs])
     assert tokens[0] == tokens[1]
-    assert len({tuple(each) for each in tokens[0]}) > 1
+    assert len({tuple(each) for each in tokens[0]}) == 6
 
 
 @pytest.mark.parametrize(
