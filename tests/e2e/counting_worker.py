@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.fused_moe.runner import moe_runner
 
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.ops import compiled
+from vllm_davinci.kernels._C import launch_count
 from vllm_davinci.vnpu import _C
 
 
@@ -65,3 +68,58 @@ class CallCountingWorker:
     def compiled_calls(self) -> dict[str, int]:
         """How often each was called."""
         return dict(self.called)
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Names of the operators that a block calls, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        if not func.is_view and name not in ("aten::empty", "aten::detach"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class LaunchCountingWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    model_runner: Any
+
+    def count_launches(self, with_compiled_operators: bool) -> None:
+        """From now on, those of each layer, with the compiled operators or without."""
+        compiled.choose_operators(with_compiled_operators)
+        self.launched: dict[int, tuple[list[str], int]] = {}
+        model = self.model_runner.get_model()
+        for module in model.modules():
+            if hasattr(module, "_forward_entry"):
+                # A dispatch mode does not see into the operator that vLLM wraps the layer in.
+                is_shared = module._shared_experts is not None
+                module._forward_entry = (
+                    moe_runner._moe_forward_shared if is_shared else moe_runner._moe_forward
+                )
+        for number, layer in enumerate(model.model.layers):
+            self._count(number, layer)
+
+    def _count(self, number: int, layer: torch.nn.Module) -> None:
+        counters: list[tuple[LaunchCounter, int]] = []
+
+        def begin(*_: Any) -> None:
+            torch.npu.synchronize()
+            counters.append((LaunchCounter().__enter__(), launch_count()))
+
+        def end(*_: Any) -> None:
+            counter, before = counters.pop()
+            counter.__exit__(None, None, None)
+            torch.npu.synchronize()
+            self.launched[number] = counter.names, launch_count() - before
+
+        layer.register_forward_pre_hook(begin)
+        layer.register_forward_hook(end)
+
+    def launches(self) -> dict[int, tuple[list[str], int]]:
+        """By layer of the newest step: what the host called, what compiled operators launched."""
+        return self.launched

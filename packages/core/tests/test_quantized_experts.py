@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch_npu
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.moe.experts import Experts
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader
@@ -172,6 +176,35 @@ def static_experts(
         num_local=NUM_EXPERTS,
         num_experts=NUM_EXPERTS,
     )
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Names of the operators that a block calls, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_launches_per_stage_stay_in_the_budget():
+    x, topk_weights, ids = (tensor.npu() for tensor in tokens(torch.bfloat16))
+    gate_up, down = static_projection(2 * INTER, HIDDEN, 3), static_projection(HIDDEN, INTER, 4)
+    stages: list[tuple[Experts, int]] = [
+        # Sort and quantize, product, activation with quantization, product, sum.
+        (Weights(torch.bfloat16).on_device(), 5),
+        # Each row's expert in five, eight to quantize before each product, which have one each,
+        # activation, sort and sum.
+        (static_experts(gate_up, down, torch.bfloat16), 26),
+    ]
+    for experts, budget in stages:
+        with LaunchCounter() as counter:
+            experts.routed(x, topk_weights, ids)
+        assert len(counter.names) == budget, counter.names
 
 
 @DTYPES

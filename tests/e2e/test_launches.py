@@ -1,0 +1,74 @@
+"""How many operators the host calls for a layer of a decode, composed and with compiled operators.
+
+docs/reference/launches.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from vllm import SamplingParams
+
+from e2e.engine_process import EngineProcess
+from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.export import Exporter
+
+CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
+
+
+THOROUGH = pytest.mark.thorough
+
+
+# A layer of each kind: calls without compiled operators, calls with them, what those launch.
+@pytest.mark.parametrize(
+    ("model", "layer", "kind", "expected"),
+    [
+        pytest.param("tiny_llama", 1, "bf16", (10, 9, 5), id="dense", marks=THOROUGH),
+        pytest.param(
+            "tiny_llama", 1, "W8A8_DYNAMIC", (13, 10, 7), id="dense_dynamic", marks=THOROUGH
+        ),
+        pytest.param("tiny_llama", 1, "W8A8", (14, 11, 7), id="dense_static"),
+        pytest.param("tiny_deepseek", 2, "bf16", (23, 12, 18), id="experts", marks=THOROUGH),
+        pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (27, 20, 14), id="experts_dynamic"),
+        # This export leaves experts W8A8_DYNAMIC.
+        pytest.param("tiny_deepseek", 2, "W8A8", (28, 21, 14), id="experts_static", marks=THOROUGH),
+    ],
+)
+def test_launches_per_layer_stay_in_the_budget(
+    model: str,
+    layer: int,
+    kind: str,
+    expected: tuple[int, int, int],
+    repository: Path,
+    tmp_path: Path,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    source = repository / "checkpoints" / model
+    if kind != "bf16":
+        ranges = {}
+        if kind == "W8A8":
+            ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
+        Exporter(source, tmp_path / kind, QuantType(kind), torch.bfloat16, ranges).run(
+            lambda _: None
+        )
+        source = tmp_path / kind
+    found = {}
+    with start_engine(
+        source,
+        dtype="bfloat16",
+        worker_extension_cls="e2e.counting_worker.LaunchCountingWorker",
+    ) as engine:
+        for is_enabled in (True, False):
+            engine.on_workers("count_launches", is_enabled)
+            inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:2]]
+            engine.generate(inputs, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+            (found[is_enabled],) = engine.on_workers("launches")
+    calls, launched = found[True][layer]
+    composed, _ = found[False][layer]
+    assert not CROSSINGS & {*calls, *composed}, "a copy between host and device"
+    assert (len(composed), len(calls), launched) == expected, (composed, calls)
