@@ -267,13 +267,15 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         num_tokens = rows.shape[0]
         # Not rows.new_zeros: any operator would make a norm that a quantized layer waits for
         # compute floats.
-        like = {"dtype": rows.dtype, "device": rows.device}
+        dtype, device = rows.dtype, rows.device
         if self.mla_attn.kv_cache is None:
             # vLLM measures how much memory a step takes: as much as the largest prefill needs.
             project(rows)
             elements = 2 * (self.qk_head_dim + self.v_head_dim) * self.num_heads
-            torch.empty(max(num_tokens, CONTEXT_CHUNK_ROWS), elements, **like)
-        return self.o_proj(torch.zeros(num_tokens, self.num_heads * self.v_head_dim, **like))[0]
+            num_rows = max(num_tokens, CONTEXT_CHUNK_ROWS)
+            torch.empty(num_rows, elements, dtype=dtype, device=device)
+        out_size = self.num_heads * self.v_head_dim
+        return self.o_proj(torch.zeros(num_tokens, out_size, dtype=dtype, device=device))[0]
 
 
 def _without_padding(rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
