@@ -115,7 +115,7 @@ def test_the_trained_checkpoint_writes_what_transformers_writes(
 ):
     source = Path(__file__).read_text(encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_deepseek)
-    prompts = [tokenizer(source[n * 300 : n * 300 + 40 * (n % 9 + 1)]).input_ids for n in range(16)]
+    prompts = [tokenizer(source[n * 200 : n * 200 + 40 * (n % 9 + 1)]).input_ids for n in range(32)]
     # The checkpoint's weights are bf16; both sides compute with them in fp32.
     with start_engine(
         tiny_deepseek, max_num_batched_tokens=64, max_num_seqs=8, **options

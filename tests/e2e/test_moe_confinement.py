@@ -13,6 +13,7 @@ from vllm import SamplingParams
 
 from e2e import model_zoo
 from e2e.engine_process import EngineProcess
+from e2e.replicas import Replicas
 from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference
 
@@ -46,6 +47,21 @@ def write_poisoned(source: Path, directory: Path) -> Path:
     network.save_pretrained(directory)
     model_zoo.write_tokenizer(directory)
     return directory
+
+
+def beside_poisons(
+    prompts: list[list[int]], poisons: tuple[int, ...] = POISONS
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The prompts without any poison, and each of them followed by itself with one."""
+    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts]
+    clean = [prompt for prompt in clean if prompt]
+    # Each poison at the end, in the middle and at the start, between the others.
+    mixed: list[list[int]] = []
+    for number, prompt in enumerate(clean):
+        mixed.append(prompt)
+        where = (len(prompt), len(prompt) // 2, 0)[number // len(POISONS) % 3]
+        mixed.append([*prompt[:where], poisons[number % len(POISONS)], *prompt[where:]])
+    return clean, mixed
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +101,18 @@ TWO_RANKS = {
             id="expert2_overlapped",
             marks=pytest.mark.thorough,
         ),
+        *(
+            pytest.param(
+                {
+                    "count": 2,
+                    "enable_expert_parallel": True,
+                    "additional_config": {"moe_communication": scheme},
+                },
+                id=f"data2_{scheme}",
+                marks=pytest.mark.thorough,
+            )
+            for scheme in ("all_gather", "multicast", "all_to_all")
+        ),
     ],
 )
 def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
@@ -94,18 +122,11 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     prompts: list[list[int]],
 ):
     reference = TransformersReference(poisoned)
-    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
-    clean = [prompt for prompt in clean if prompt]
-    # Each poison at the end, in the middle and at the start, between the others.
-    mixed: list[list[int]] = []
-    for number, prompt in enumerate(clean):
-        mixed.append(prompt)
-        where = (len(prompt), len(prompt) // 2, 0)[number // len(POISONS) % 3]
-        mixed.append([*prompt[:where], POISONS[number % len(POISONS)], *prompt[where:]])
-    with start_engine(poisoned, **options) as engine:
-        first = engine.generate([{"prompt_token_ids": prompt} for prompt in mixed], GREEDY)
+    clean, mixed = beside_poisons(prompts[:12])
+    with Replicas(start_engine, poisoned, **options) as engine:
+        first = engine.generate(mixed, GREEDY)
         # And in cache blocks that held the poison before.
-        again = engine.generate([{"prompt_token_ids": prompt} for prompt in clean], GREEDY)
+        again = engine.generate(clean, GREEDY)
     compared = 0
     for prompt, *outputs in zip(clean, first[::2], again, strict=True):
         for output in outputs:
@@ -118,3 +139,40 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
     assert compared > len(clean)
     for prompt in mixed[1::2]:
         assert not reference.logits(prompt)[-1].isfinite().any(), "this prompt is not poisoned"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(TWO_RANKS, id="expert2"),
+        pytest.param({"count": 2, "enable_expert_parallel": True}, id="data2"),
+    ],
+)
+def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others(
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    model = write_poisoned(zoo("qwen3_moe_hidden1024"), tmp_path / "poisoned")
+    harmless = beside_poisons(prompts[:12], (1, 2, 3))[1]
+    harmful = beside_poisons(prompts[:12])[1]
+    with Replicas(
+        start_engine,
+        model,
+        environment={"VNPU_SOC": "Ascend910_9391"},
+        dtype="bfloat16",
+        enable_prefix_caching=False,
+        **{**options, "additional_config": {"moe_communication": "fused"}},
+    ) as engine:
+        found = [
+            [list(output.outputs[0].token_ids) for output in engine.generate(batch, GREEDY)]
+            for batch in (harmless, harmful, harmless)
+        ]
+        assert "Mixture of experts: fused, because" in engine.log_text()
+    # The same steps with other neighbours, then in cache blocks that held the poison.
+    assert found[1][::2] == found[0][::2]
+    assert found[2] == found[0]
+    assert all(one != other for one, other in zip(found[1][1::2], found[0][1::2], strict=True))

@@ -115,7 +115,8 @@ class DavinciConfig(_Options):
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
         default=0, ge=0
     )
-    """Ranks that share one expert; 0 chooses automatically."""
+    """Ranks that share one expert. 0 chooses automatically: as many as share a tensor. With
+    --enable-expert-parallel experts are whole: it stands for 1, and a larger value is refused."""
     expert_map_path: str | None = None
     """JSON file with a static placement of experts."""
     moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
