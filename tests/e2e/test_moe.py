@@ -15,7 +15,9 @@ from vllm import SamplingParams
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.replicas import Replicas
 from e2e.server_process import SMALL, ServerProcess
+from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference, assert_greedy
+from e2e.waiting import becomes_true
 
 MAX_TOKENS = 32
 NUM_PROMPTS = 32
@@ -292,3 +294,38 @@ def test_options_that_do_not_fit_end_the_start_with_their_name(
             tensor_parallel_size=2,
             additional_config=options,
         )
+
+
+@pytest.mark.thorough
+def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    engine = start_engine(
+        zoo(TOP2),
+        # The engine's core in a process of its own, as in a server.
+        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        distributed_executor_backend="mp",
+        distributed_timeout_seconds=20,
+        tensor_parallel_size=2,
+        enable_expert_parallel=True,
+        additional_config={"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
+        worker_extension_cls="e2e.failing_worker.FailingWorker",
+    )
+    _, *others = engine.processes()
+    assert len(others) >= 3
+    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 has launched its counts for rank 1 then
+    with pytest.raises(EngineError, match="EngineDeadError"):
+        engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts[2:6]],
+            SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
+        )
+    log = engine.log_text()
+    assert "planted in micro-batch 1, layer 1" in log
+    assert (
+        "model.layers.1.mlp.experts: rank 0 of group 'ep' waited 20 s for the row counts that the "
+        "2 ranks of the group send each other."
+    ) in log
+    engine.close()
+    assert becomes_true(lambda: not any(process.is_running() for process in others), 60)
