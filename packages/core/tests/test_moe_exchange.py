@@ -175,8 +175,8 @@ QUANTIZED = {"quantized": "W8A8_DYNAMIC", **IN_BF16}
 @pytest.mark.parametrize(
     ("tensor", "data", "steps"),
     [
-        (2, 1, ONE_REPLICA),
         (1, 2, TWO_REPLICAS),
+        pytest.param(2, 1, ONE_REPLICA, marks=pytest.mark.thorough),
         pytest.param(2, 2, TWO_REPLICAS, marks=pytest.mark.thorough),
     ],
 )
