@@ -133,6 +133,18 @@ COMPRESSED = {
 }
 
 
+def integers_of(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight of 64 columns and its scales."""
+    weight = torch.randint(-127, 128, (rows, 64), generator=generator, dtype=torch.int8)
+    return weight, torch.rand(rows, 1, generator=generator) * 1e-3
+
+
+def load(layer: torch.nn.Module, **tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        parameter = layer.get_parameter(name)
+        parameter.weight_loader(parameter, tensor)
+
+
 def compressed(**activations: Any) -> CompressedTensorsConfig:
     changed = json.loads(json.dumps(COMPRESSED))
     changed["config_groups"]["group_0"]["input_activations"] |= activations
@@ -151,8 +163,7 @@ def test_int8_layers_of_compressed_tensors_equal_the_integer_definition(one_rank
             prefix="attn.qkv_proj", return_bias=False,
         )  # fmt: skip
     g = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (128, 64), generator=g, dtype=torch.int8)
-    scale = torch.rand(128, 1, generator=g) * 1e-3
+    weight, scale = integers_of(128, g)
     start = 0
     for shard, rows in (("q", 64), ("k", 32), ("v", 32)):
         part = slice(start, start + rows)
@@ -181,17 +192,14 @@ def test_static_activations_of_compressed_tensors_equal_the_integer_definition(
             prefix="mlp.down_proj", return_bias=False,
         )  # fmt: skip
     g = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
-    scale = torch.rand(48, 1, generator=g) * 1e-3
+    weight, scale = integers_of(48, g)
     tensors = {"weight": weight, "weight_scale": scale, "input_scale": torch.tensor([0.03])}
     if zero_point is not None:
         tensors["input_zero_point"] = torch.tensor([zero_point], dtype=torch.int8)
     bias = torch.randn(48, generator=g).to(dtype)
     if has_bias:
         tensors["bias"] = bias
-    for name, tensor in tensors.items():
-        parameter = layer.get_parameter(name)
-        parameter.weight_loader(parameter, tensor)
+    load(layer, **tensors)
     layer.quant_method.process_weights_after_loading(layer)
     x = torch.randn(5, 64, generator=g).to(dtype) * 3  # some values leave the range
     offset = zero_point or 0
@@ -213,10 +221,8 @@ def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step
             quant_config=compressed(symmetric=False), prefix="mlp.down_proj", return_bias=False,
         )  # fmt: skip
     g = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
-    scale = torch.rand(48, 1, generator=g) * 1e-3
-    layer.weight.weight_loader(layer.weight, weight)
-    layer.weight_scale.weight_loader(layer.weight_scale, scale)
+    weight, scale = integers_of(48, g)
+    load(layer, weight=weight, weight_scale=scale)
     bias = torch.randn(48, generator=g).half()
     if has_bias:
         layer.bias.data.copy_(bias)
@@ -245,10 +251,8 @@ def test_the_projection_behind_latent_attention_becomes_floats_in_this_format_to
             prefix="self_attn.kv_b_proj", return_bias=False,
         )  # fmt: skip
     g = torch.Generator().manual_seed(0)
-    weight = torch.randint(-127, 128, (48, 64), generator=g, dtype=torch.int8)
-    scale = torch.rand(48, 1, generator=g) * 1e-3
-    layer.weight.weight_loader(layer.weight, weight)
-    layer.weight_scale.weight_loader(layer.weight_scale, scale)
+    weight, scale = integers_of(48, g)
+    load(layer, weight=weight, weight_scale=scale)
     layer.quant_method.process_weights_after_loading(layer)
     assert isinstance(layer.quant_method, NPUUnquantizedLinearMethod)
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
