@@ -19,6 +19,13 @@ except EngineDeadError:
     logging.getLogger("vllm.v1.engine.async_llm").exception("AsyncLLM output_handler failed.")
 """
 
+IS_TOLD = (
+    f'logging.getLogger("{SERVER.removeprefix("import ")}")'
+    '.info("[shutdown] API server: shutdown triggered")'
+)
+LATER = "import time; at = time.time; time.time = lambda: at() + 60"
+QUIET = 'logging.getLogger("vllm").setLevel(logging.WARNING)'
+
 
 @pytest.mark.parametrize(
     ("program", "status"),
@@ -26,10 +33,21 @@ except EngineDeadError:
         (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}", 1),
         (f"{SERVER}\n{DIES_ACCORDING_TO_WAITER}", 1),
         (SERVER, 0),
+        (f"{SERVER}\n{IS_TOLD}\n{DIES_ACCORDING_TO_CLIENT}", 0),
+        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{IS_TOLD}", 0),
+        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{LATER}\n{IS_TOLD}", 1),
         # A program that uses an engine decides itself what follows from its death.
         (DIES_ACCORDING_TO_WAITER, 0),
     ],
-    ids=["reported_by_client", "reported_by_waiter", "lives", "not_a_server"],
+    ids=[
+        "reported_by_client",
+        "reported_by_waiter",
+        "lives",
+        "told_before",
+        "told_at_the_same_time",
+        "told_long_after",
+        "not_a_server",
+    ],
 )
 def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, status: int):
     prepared = (
@@ -37,6 +55,7 @@ def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, 
         "import vllm\n"
         "from vllm.v1.engine.exceptions import EngineDeadError\n"
         "from vllm_davinci.core.server_exit import fail_when_engine_dies\n"
+        f"{QUIET}\n"
         "fail_when_engine_dies()\n"
         "fail_when_engine_dies()\n"
     )

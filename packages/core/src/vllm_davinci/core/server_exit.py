@@ -8,6 +8,8 @@ import sys
 # Imported by vLLM's servers and by nothing else.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
 ENGINE_CLIENT = "vllm.v1.engine.core_client"
+# Ctrl-C reaches the engine too, which may end, and be missed, before the server has noticed.
+SIGNAL_DELAY_S = 5
 
 
 def fail_when_engine_dies() -> None:
@@ -19,30 +21,49 @@ def fail_when_engine_dies() -> None:
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, EngineDeath) for handler in logger.handlers):
         logger.addHandler(EngineDeath())
+        launcher = logging.getLogger(SERVER_MODULE)
+        if not launcher.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
+            launcher.setLevel(logging.INFO)
 
 
 class EngineDeath(logging.Handler):
-    """Remembers that vLLM reported the death of its engine.
+    """Remembers that vLLM reported the death of its engine, and that it was told to end.
 
-    vLLM has no callback for the event. The engine's client reports it in words, and who waits for
-    the engine by the exception.
+    vLLM has no callback for either event. The engine's client and the server report them in words,
+    and who waits for the engine by the exception.
     """
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.is_reported = False
+        super().__init__(logging.INFO)
+        self._died_at: float | None = None
+        self._told_at: float | None = None
         atexit.register(self.leave)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == SERVER_MODULE:
+            if self._told_at is None and "shutdown triggered" in record.getMessage():
+                self._told_at = record.created
+            return
         error = record.exc_info[1] if record.exc_info else None
-        self.is_reported |= type(error).__name__ == "EngineDeadError" or (
-            record.name == ENGINE_CLIENT
-            and "engine core exited unexpectedly" in record.getMessage()
-        )
+        if self._died_at is None and (
+            type(error).__name__ == "EngineDeadError"
+            or (
+                record.name == ENGINE_CLIENT
+                and "engine core exited unexpectedly" in record.getMessage()
+            )
+        ):
+            self._died_at = record.created
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the engine died although nobody had told the server to end."""
+        if self._died_at is None:
+            return False
+        return self._told_at is None or self._told_at > self._died_at + SIGNAL_DELAY_S
 
     def leave(self) -> None:
         """Ends the process when it is such a server. Nothing else can set the status by now."""
-        if self.is_reported and SERVER_MODULE in sys.modules:
+        if self.is_failure and SERVER_MODULE in sys.modules:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
