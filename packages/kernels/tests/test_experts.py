@@ -100,6 +100,15 @@ LOGITS = pytest.mark.parametrize(
 )
 
 
+def tokens(
+    dtype: torch.dtype, are_logits_wide: bool, with_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Nine, their router logits, the correction bias."""
+    logits = normal(5, torch.float32 if are_logits_wide else dtype, 9, EXPERTS)
+    bias = normal(6, torch.float32, EXPERTS) if with_bias else None
+    return normal(0, dtype, 9, HIDDEN), logits, bias
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @RULES
 @LOGITS
@@ -111,11 +120,8 @@ def test_routing_and_experts_equal_their_composition(
     factor: float,
     are_logits_wide: bool,
 ) -> None:
-    num_tokens = 9
-    x = normal(0, dtype, num_tokens, HIDDEN)
+    x, logits, bias = tokens(dtype, are_logits_wide, with_bias)
     gate_up, down = weights(dtype, EXPERTS)
-    logits = normal(5, torch.float32 if are_logits_wide else dtype, num_tokens, EXPERTS)
-    bias = normal(6, torch.float32, EXPERTS) if with_bias else None
     inputs = [t.npu() for t in (x, logits, gate_up, down)]
     device_bias = None if bias is None else bias.npu()
     found = ops.routed_experts(
@@ -216,10 +222,8 @@ def test_routing_and_int8_experts_equal_their_composition(
     factor: float,
     are_logits_wide: bool,
 ) -> None:
-    first, num_tokens = 4, 9
-    x = normal(0, dtype, num_tokens, HIDDEN)
-    logits = normal(5, torch.float32 if are_logits_wide else dtype, num_tokens, EXPERTS)
-    bias = normal(6, torch.float32, EXPERTS) if with_bias else None
+    first = 4
+    x, logits, bias = tokens(dtype, are_logits_wide, with_bias)
     weights = int8_weights(dtype, 8)
     rule = (TOP_K, *groups, is_sigmoid, factor, first, EXPERTS)
     on_device = [t.npu() for t in weights]
