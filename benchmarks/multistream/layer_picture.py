@@ -108,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     steps = {}
     for side in ("whole", "split"):
-        directory = options.traces / f"dense_{side}"
+        directory = options.traces / f"dense_{side}" / "replica_0"
         windows = json.loads((directory / "prefills.json").read_text(encoding="utf-8"))
         recorded = timeline.read([directory])
         steps[side] = steps_of(recorded, [tuple(each) for each in windows])[-1]

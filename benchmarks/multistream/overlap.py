@@ -8,6 +8,9 @@ runs say how much of the communication was hidden; `--traces DIRECTORY` keeps th
 The artificial times of the dense model make its stretches between collectives equally long, as
 equal times for every product do. Where they differ, each half's stretch still lies under one of the
 other half's collectives, and of each such pair the longer one counts.
+
+`dense` and `deepseek` are one replica of two tensor-parallel ranks. `replicas` are two of one rank,
+whose tokens go to their experts and back by all-to-all; where they go has to be computed.
 """
 
 from __future__ import annotations
@@ -15,15 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from child import run_child
-from multistream.intervals import length
+from multistream.intervals import Interval, length
 from multistream.step_trace import StepTrace, steps_of
 from result import Kind, Result, Row
 from vllm_davinci.vnpu import timeline
@@ -31,37 +39,72 @@ from vllm_davinci.vnpu import timeline
 CHILD = Path(__file__).with_name("overlap_process.py")
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 LIMIT_S = 300
-# The checkpoints that are shipped, with more layers; for latent attention with a hidden size larger
-# than the latent one, as in models that are not tiny.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dense": ("tiny_llama", {}),
-    "deepseek": (
-        "tiny_deepseek",
-        {
-            "hidden_size": 1536,
-            "q_lora_rank": 384,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "moe_intermediate_size": 192,
-            "intermediate_size": 1024,
-        },
-    ),
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on two ranks.
+
+    checkpoint, changes: one that is shipped, with other values in its config.json
+    pace:     VNPU_PACE: computation and communication about as long as each other
+    engine:   arguments of vLLM's engine
+    options:  its additional_config, besides dbo
+    replicas: data-parallel ones
+    computes: whether operators do their arithmetic
+    """
+
+    checkpoint: str
+    changes: dict[str, Any]
+    pace: str
+    engine: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    replicas: int = 1
+    computes: bool = False
+
+
+# A hidden size larger than the latent one, as in models that are not tiny.
+DEEPSEEK = {
+    "hidden_size": 1536,
+    "q_lora_rank": 384,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 192,
+    "intermediate_size": 1024,
 }
-# Microseconds per MiB written: computation and communication about as long as each other.
-PACES = {
-    "dense": "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB",
-    "deepseek": "aclnnM=2000/MiB,aclnnGrouped=2000/MiB,aclnnBatch=2000/MiB,aclnnFused=4000/MiB,"
-    "aclnnMoe=100,all_=4000/MiB,reduce_scatter=8000/MiB",
+TENSOR_PARALLEL = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+CASES = {
+    "dense": Case(
+        "tiny_llama",
+        {},
+        "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB",
+        TENSOR_PARALLEL,
+    ),
+    "deepseek": Case(
+        "tiny_deepseek",
+        DEEPSEEK,
+        "aclnnM=2000/MiB,aclnnGrouped=2000/MiB,aclnnBatch=2000/MiB,aclnnFused=4000/MiB,"
+        "aclnnMoe=100,all_=4000/MiB,reduce_scatter=8000/MiB",
+        TENSOR_PARALLEL,
+    ),
+    "replicas": Case(
+        "tiny_deepseek",
+        {"first_k_dense_replace": 0},
+        "aclnnM=8000/MiB,aclnnGrouped=20000/MiB,aclnnFused=8000/MiB,all_to_all=44000/MiB",
+        {"enable_expert_parallel": True},
+        {"moe_communication": "all_to_all"},
+        replicas=2,
+        computes=True,
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=512, help="of each request")
     parser.add_argument("--repetitions", type=int, default=3, help="prefills that count")
-    parser.add_argument("--pace", help="VNPU_PACE instead of the models' own")
+    parser.add_argument("--pace", help="VNPU_PACE instead of the cases' own")
     parser.add_argument("--traces", type=Path, help="keep the traces in this directory")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -72,16 +115,15 @@ def run(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         kept: Path = args.traces or Path(scratch)
         for name in args.models:
+            case = CASES[name]
             model = Path(scratch) / name
-            vocabulary = write_model(model, name, args.layers, args.tokens)
+            vocabulary = write_model(model, case, args.layers, args.tokens, args.seed)
             sides = {}
             for side in ("whole", "split"):
                 console.print(f"{name}: {side}")
-                directory = kept / f"{name}_{side}"
-                directory.mkdir(parents=True, exist_ok=True)
-                for old in directory.iterdir():
-                    old.unlink()
-                sides[side] = _prefills(args, name, model, vocabulary, side == "split", directory)
+                sides[side] = _prefills(
+                    args, case, model, vocabulary, side == "split", kept / f"{name}_{side}"
+                )
             rows += _rows(name, sides["whole"], sides["split"])
     return Result(
         benchmark="multistream/overlap",
@@ -90,7 +132,7 @@ def run(args: argparse.Namespace) -> Result:
         rows=rows,
         settings={
             **{key: getattr(args, key) for key in ("layers", "requests", "tokens", "repetitions")},
-            "artificial_durations": {name: args.pace or PACES[name] for name in args.models},
+            "artificial_durations": {name: args.pace or CASES[name].pace for name in args.models},
             "ranks": 2,
         },
         seed=args.seed,
@@ -103,58 +145,78 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def write_model(directory: Path, name: str, num_layers: int, num_tokens: int) -> int:
-    """Writes a configuration without weights. Returns the size of its vocabulary."""
-    checkpoint, changes = MODELS[name]
-    text = (CHECKPOINTS / checkpoint / "config.json").read_text(encoding="utf-8")
+def write_model(directory: Path, case: Case, num_layers: int, num_tokens: int, seed: int) -> int:
+    """Writes a checkpoint, without weights unless they matter. Returns its vocabulary's size."""
+    text = (CHECKPOINTS / case.checkpoint / "config.json").read_text(encoding="utf-8")
     configuration = {
         **json.loads(text),
-        **changes,
+        **case.changes,
         "num_hidden_layers": num_layers,
         "max_position_embeddings": 2 * num_tokens,
     }
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    if case.computes:
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(directory)
+        AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return int(configuration["vocab_size"])
 
 
 def _prefills(
     args: argparse.Namespace,
-    name: str,
+    case: Case,
     model: Path,
     vocabulary: int,
     is_split: bool,
     directory: Path,
 ) -> list[StepTrace]:
-    """The steps of one run."""
-    found = model / "found.json"
-    options = {
-        "model": str(model),
-        "vocabulary": vocabulary,
-        "tokens": args.tokens,
-        "requests": args.requests,
-        "repetitions": args.repetitions,
-        "seed": args.seed,
-        "additional_config": {"dbo": {"enabled": is_split}},
-        "result": str(found),
-    }
-    run_child(
-        [str(CHILD), json.dumps(options)],
-        LIMIT_S,
-        {
-            **os.environ,
-            "VNPU_SCHEDULE": "threads",
-            "VNPU_COMPUTE": "0",
-            "VNPU_PACE": args.pace or PACES[name],
-            "VNPU_TRACE": str(directory),
-            # The engine in the process that asks: it sees a batch's requests all at once.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    windows = [tuple(batch) for batch in json.loads(found.read_text(encoding="utf-8"))]
-    (directory / "prefills.json").write_text(json.dumps(windows), encoding="utf-8")
-    return steps_of(timeline.read([directory]), windows)
+    """The steps of one run, of the first replica."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def replica(rank: int) -> list[Interval]:
+        traces = directory / f"replica_{rank}"
+        traces.mkdir(parents=True, exist_ok=True)
+        for old in traces.iterdir():
+            old.unlink()
+        windows = traces / "prefills.json"
+        options = {
+            "model": str(model),
+            "vocabulary": vocabulary,
+            **{key: getattr(args, key) for key in ("tokens", "requests", "repetitions", "seed")},
+            "engine": {**case.engine, "load_format": "auto" if case.computes else "dummy"},
+            "additional_config": {**case.options, "dbo": {"enabled": is_split}},
+            "result": str(windows),
+        }
+        place = {
+            "VLLM_DP_SIZE": str(case.replicas),
+            "VLLM_DP_RANK": str(rank),
+            "VLLM_DP_RANK_LOCAL": str(rank),
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(port),
+        }
+        run_child(
+            [str(CHILD), json.dumps(options)],
+            LIMIT_S,
+            {
+                **os.environ,
+                **(place if case.replicas > 1 else {}),
+                "VNPU_SCHEDULE": "threads",
+                "VNPU_COMPUTE": str(int(case.computes)),
+                "VNPU_PACE": args.pace or case.pace,
+                "VNPU_TRACE": str(traces),
+                # The engine in the process that asks: it sees a batch's requests all at once.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        return [(begin, end) for begin, end in json.loads(windows.read_text(encoding="utf-8"))]
+
+    with ThreadPoolExecutor(case.replicas) as threads:
+        first, *_ = threads.map(replica, range(case.replicas))
+    return steps_of(timeline.read([directory / "replica_0"]), first)
 
 
 def _rows(name: str, whole: list[StepTrace], split: list[StepTrace]) -> list[Row]:

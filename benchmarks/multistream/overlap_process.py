@@ -1,7 +1,7 @@
-"""What overlap.py measures, in one process: `overlap_process.py OPTIONS_JSON`.
+"""What overlap.py measures, in one replica's process: `overlap_process.py OPTIONS_JSON`.
 
-Two ranks of an engine prefill some batches; the times of the batches go to the file that the
-options name. Weights are vLLM's dummies: only the shape matters.
+An engine prefills some batches; the times of the batches go to the file that the
+options name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,9 @@ def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
     tokens, requests = options["tokens"], options["requests"]
     engine = LLM(
         options["model"],
-        load_format="dummy",
         skip_tokenizer_init=True,
         dtype="float32",
         seed=options["seed"],
-        tensor_parallel_size=2,
-        distributed_executor_backend="mp",
         max_model_len=tokens + 1,
         max_num_seqs=requests,
         max_num_batched_tokens=tokens * requests,
@@ -34,6 +31,7 @@ def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
         kv_cache_memory_bytes=256 << 20,
         enforce_eager=True,
         additional_config=options["additional_config"],
+        **options["engine"],
     )
     first = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
     generator = random.Random(options["seed"])
