@@ -1,12 +1,11 @@
 """NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch_npu import npu
@@ -19,15 +18,18 @@ from vllm_davinci.core.config import (
     non_default_options,
     retired_keys,
 )
+from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
+from vllm_davinci.core.npu_settings import set_for_npu
 from vllm_davinci.core.overlap.options import check_overlap, gather_requests
 from vllm_davinci.core.overlap.schedule import apply_schedule
 from vllm_davinci.core.overlap.shares import check_shares
 from vllm_davinci.core.side_streams import check_streams
+from vllm_davinci.core.unavailable import refuse_architectures, refuse_unavailable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
 QUANTIZATION_METHODS = ("ascend", "compressed-tensors")  # see core.quantization
 
 _is_described: ContextVar[bool] = ContextVar("is_described", default=False)
@@ -64,7 +65,7 @@ class NPUPlatform(Platform):
     dispatch_key: str = "PrivateUse1"
     ray_device_key: str = "NPU"
     dist_backend: str = "hccl"
-    device_control_env_var: str = "ASCEND_RT_VISIBLE_DEVICES"
+    device_control_env_var: str = VISIBLE_DEVICES
     ray_noset_device_env_vars: ClassVar[list[str]] = [
         "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
     ]
@@ -246,13 +247,13 @@ class NPUPlatform(Platform):
             f"additional_config key {key!r} {what}"
             for key, what in retired_keys(vllm_config.additional_config).items()
         ]
-        _refuse_unavailable(vllm_config)
+        refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
-            _refuse_architectures(vllm_config.model_config)
+            refuse_architectures(vllm_config.model_config)
             notes += check_experts(vllm_config, config, _soc())
         if not _is_described.get():
-            _check_device_count(vllm_config.parallel_config, cls)
-        changes = _set_for_npu(vllm_config)
+            check_device_count(vllm_config.parallel_config, cls.device_count())
+        changes = set_for_npu(vllm_config)
         for note in notes:
             logger.warning_once("%s", note)
         for change in chosen + changes:
@@ -272,125 +273,3 @@ def _device_name(device_id: int) -> str:
 
 def _soc() -> Soc:
     return soc_of(_device_name(0))
-
-
-def _refuse_unavailable(vllm_config: "VllmConfig") -> None:
-    """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
-    parallel = vllm_config.parallel_config
-    model = vllm_config.model_config
-    dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
-    refused = {
-        "expert balancing (--enable-eplb)": parallel.enable_eplb,
-        "context parallelism (--decode-context-parallel-size)": (
-            parallel.decode_context_parallel_size > 1
-        ),
-        "context parallelism (--prefill-context-parallel-size)": (
-            parallel.prefill_context_parallel_size > 1
-        ),
-        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
-        "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
-        "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
-        "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
-        f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
-        "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),
-        "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
-    }
-    if asked := [feature for feature, is_asked in refused.items() if is_asked]:
-        raise ConfigurationError(
-            f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
-        )
-
-
-def _dtype_name(model: Any) -> str | None:
-    return None if model is None else str(model.dtype).removeprefix("torch.")
-
-
-def _refuse_architectures(model: Any) -> None:
-    """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
-    needs = {
-        "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
-        "cross-attention (encoder-decoder)": model.is_encoder_decoder,
-    }
-    if named := [need for need, is_needed in needs.items() if is_needed]:
-        raise UnsupportedFeatureError(
-            f"not available in {RELEASE}: {' and '.join(named)}, which "
-            f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a model of "
-            "attention layers alone, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3."
-        )
-
-
-def _check_device_count(parallel: Any, platform: type[NPUPlatform]) -> None:
-    """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
-    if parallel.distributed_executor_backend in ("ray", "external_launcher"):
-        return
-    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
-        return
-    num_devices = platform.device_count()
-    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    num_replicas = max(parallel.data_parallel_size_local, 1)
-    if ranks * num_replicas <= num_devices:
-        return
-    visible = os.environ.get(platform.device_control_env_var)
-    raise DeviceError(
-        f"{ranks * num_replicas} NPUs are needed (tensor parallel "
-        f"{parallel.tensor_parallel_size} x pipeline parallel "
-        f"{parallel.pipeline_parallel_size} x data parallel on this host "
-        f"{num_replicas}) and {num_devices} are visible "
-        f"({platform.device_control_env_var} is {visible or 'not set'}). Lower "
-        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
-        f"devices visible with {platform.device_control_env_var}."
-    )
-
-
-def _set_for_npu(vllm_config: "VllmConfig") -> list[str]:
-    """Sets what the NPU needs. Returns one line per value it changed, with the reason."""
-    from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
-
-    changes: list[str] = []
-
-    def change(holder: Any, name: str, value: Any, reason: str) -> None:
-        old = getattr(holder, name)
-        if old != value:
-            setattr(holder, name, value)
-            changes.append(f"{name}: {old} -> {value} ({reason})")
-
-    parallel = vllm_config.parallel_config
-    if parallel.worker_cls == "auto":
-        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
-    parallel.disable_custom_all_reduce = True  # CUDA's
-    if parallel.use_sequence_parallel_moe:
-        # vLLM's models take a one-token step for one that is not divided, and read padding. The
-        # division follows from this value; no other use of it reaches an NPU.
-        change(
-            parallel,
-            "all2all_backend",
-            "flashinfer_nvlink_two_sided",
-            "vLLM divides tokens among a replica's ranks with the old value, wrongly for one "
-            "token; how tokens reach experts is moe_communication's matter",
-        )
-    # vLLM forks by default, and an NPU context does not survive a fork.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-
-    compilation = vllm_config.compilation_config
-    no_graphs = f"not available in {RELEASE}: compilation and graph mode"
-    change(compilation, "mode", CompilationMode.NONE, no_graphs)
-    change(compilation, "cudagraph_mode", CUDAGraphMode.NONE, no_graphs)
-    compilation.cudagraph_capture_sizes = []
-    compilation.max_cudagraph_capture_size = 0
-    compilation.compile_sizes = []
-    passes = compilation.pass_config
-    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "enable_sp",
-                 "fuse_gemm_comms", "fuse_allreduce_rms"):  # fmt: skip
-        setattr(passes, name, False)
-
-    if vllm_config.model_config is not None:
-        vllm_config.model_config.disable_cascade_attn = True
-    cache_config = vllm_config.cache_config
-    if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
-        change(
-            cache_config,
-            "block_size",
-            BLOCK_SIZE_TOKENS,
-            f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens",
-        )
-    return changes

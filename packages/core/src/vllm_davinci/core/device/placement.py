@@ -1,11 +1,38 @@
-"""Which of a host's devices a worker takes."""
+"""Which of a host's devices a worker takes, and whether there are enough."""
 
-from vllm.config import ParallelConfig
+import os
+from typing import TYPE_CHECKING
 
 from vllm_davinci.core.errors import DeviceError
 
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
 
-def logical_device(local_rank: int, parallel: ParallelConfig, num_visible: int) -> int:
+VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
+
+
+def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
+    """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
+    if parallel.distributed_executor_backend in ("ray", "external_launcher"):
+        return
+    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
+        return
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    num_replicas = max(parallel.data_parallel_size_local, 1)
+    if ranks * num_replicas <= num_visible:
+        return
+    raise DeviceError(
+        f"{ranks * num_replicas} NPUs are needed (tensor parallel "
+        f"{parallel.tensor_parallel_size} x pipeline parallel "
+        f"{parallel.pipeline_parallel_size} x data parallel on this host "
+        f"{num_replicas}) and {num_visible} are visible "
+        f"({VISIBLE_DEVICES} is {os.environ.get(VISIBLE_DEVICES) or 'not set'}). Lower "
+        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
+        f"devices visible with {VISIBLE_DEVICES}."
+    )
+
+
+def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int) -> int:
     """Number of a worker's device among those its engine may use.
 
     local_rank:  the worker's rank among its engine's workers on this host
@@ -35,6 +62,7 @@ def _checked(number: int, count: int) -> int:
         raise DeviceError(
             f"A worker needs NPU number {number} of those its engine may use, which are {count}, "
             "counted from 0. Lower --tensor-parallel-size, --pipeline-parallel-size or "
-            "--data-parallel-size, or make more devices visible with ASCEND_RT_VISIBLE_DEVICES."
+            "--data-parallel-size, or make more devices visible with "
+            f"{VISIBLE_DEVICES}."
         )
     return number
