@@ -8,56 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch_npu
+from latent_block import BLOCK, EPSILON, HEADS, LATENT, NOPE, ROPE, Block, near
 
 from vllm_davinci.kernels import reference
 
 ops = torch.ops.vllm_davinci
-HIDDEN, HEADS, NOPE, ROPE, LATENT, VALUE, BLOCK = 96, 4, 32, 64, 512, 32, 128
-EPSILON = 1e-6
 DTYPES = [torch.float32, torch.bfloat16]
-
-
-class Block:
-    """Weights of one block and a cache, with tokens that go into it."""
-
-    def __init__(self, dtype: torch.dtype, query_rank: int | None, num_tokens: int) -> None:
-        generator = torch.Generator().manual_seed(num_tokens)
-
-        def normal(*sizes: int) -> torch.Tensor:
-            return (torch.randn(sizes, generator=generator) / sizes[0] ** 0.5).to(dtype).npu()
-
-        self.query_rank = query_rank
-        self.x = normal(num_tokens, HIDDEN) * num_tokens**0.5
-        # Stored as [out, in] and used transposed, as a linear layer does.
-        self.a_weight = normal((query_rank or 0) + LATENT + ROPE, HIDDEN).t()
-        self.q_a_norm = None if query_rank is None else normal(query_rank)
-        self.q_b_weight = normal(HEADS * (NOPE + ROPE), query_rank or HIDDEN).t()
-        self.kv_a_norm = normal(LATENT)
-        self.up_key, self.up_value = normal(HEADS, NOPE, LATENT), normal(HEADS, LATENT, VALUE)
-        angles = torch.rand(num_tokens, 1, 1, ROPE // 2, generator=generator) * 6
-        self.cos, self.sin = (
-            f.repeat(1, 1, 1, 2).to(dtype).npu() for f in (angles.cos(), angles.sin())
-        )
-        slots = torch.randperm(4 * BLOCK, generator=generator)[:num_tokens]
-        slots[num_tokens // 2] = -1
-        self.slots = slots.npu()
-        self.caches = [torch.zeros(4, BLOCK, 1, n).to(dtype).npu() for n in (LATENT, ROPE)]
-
-    def arguments(self) -> list[object]:
-        return [
-            self.x,
-            self.a_weight,
-            self.q_a_norm,
-            self.q_b_weight,
-            self.kv_a_norm,
-            self.up_key,
-            self.cos,
-            self.sin,
-            self.slots,
-            *self.caches,
-            EPSILON,
-            EPSILON,
-        ]
 
 
 def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
@@ -80,14 +36,6 @@ def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
         perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
     )  # fmt: skip
     return absorbed, q_rope.squeeze(2), q, latent.flatten(1), k_rope.flatten(1)
-
-
-def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    # Products over up to 512 entries of order one, summed in another order.
-    limit = 512 * torch.finfo(torch.float32).eps
-    if expected.dtype != torch.float32:
-        limit = 32 * torch.finfo(expected.dtype).eps
-    torch.testing.assert_close(npu.cpu(), expected, rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,7 +84,7 @@ import sys
 import torch
 import vllm_davinci.kernels
 sys.path.insert(0, sys.argv[1])
-from test_latent_attention import Block
+from latent_block import Block
 
 expected = None
 side = torch.npu.Stream()

@@ -50,13 +50,24 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
       at::IntArrayRef query_ends, at::IntArrayRef key_ends, const OptionalTensor& mask,            \
       double scale, int64_t sparse_mode, int64_t pre_tokens, int64_t next_tokens,                  \
       bool returns_lse);                                                                           \
-  /* latent_attention.cpp */                                                                       \
+  /* latent_preprocess.cpp */                                                                      \
   LatentQueries mla_preprocess(                                                                    \
       const Tensor& hidden_states, const Tensor& a_weight, const OptionalTensor& q_a_norm,         \
       const Tensor& q_b_weight, const Tensor& kv_a_norm, const Tensor& up_key, const Tensor& cos,  \
       const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,                   \
       const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,  \
       const std::optional<c10::Stream>& side_stream);                                              \
+  /* latent_preprocess_w8a8.cpp */                                                                 \
+  LatentQueries mla_preprocess_w8a8(                                                               \
+      const Tensor& hidden_states, const OptionalTensor& hidden_scale, const Tensor& a_weight,     \
+      const Tensor& a_scale, const OptionalTensor& a_bias, const OptionalTensor& q_a_norm,         \
+      const OptionalTensor& q_a_norm_bias, const OptionalTensor& q_input_scale,                    \
+      const OptionalTensor& q_input_offset, const Tensor& q_b_weight, const Tensor& q_b_scale,     \
+      const OptionalTensor& q_b_bias, const Tensor& kv_a_norm, const Tensor& up_key,               \
+      const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping,                            \
+      const Tensor& latent_cache, const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, \
+      int64_t num_decode_tokens, const std::optional<c10::Stream>& side_stream);                   \
+  /* latent_attention.cpp */                                                                       \
   Tensor mla_decode_attention(                                                                     \
       const Tensor& absorbed, const Tensor& q_rope, const Tensor& latent_cache,                    \
       const Tensor& rotary_cache, const Tensor& block_table, at::IntArrayRef query_ends,           \

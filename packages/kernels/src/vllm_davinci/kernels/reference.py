@@ -63,8 +63,12 @@ def add_rms_norm_quant(
     normalized, total = add_rms_norm(x, residual, weight, epsilon)
     if bias is not None:
         normalized = normalized + bias
-    integers = torch.round(normalized.float() / scale + offset)
-    return integers.clamp(-128, 127).to(torch.int8), total
+    return static_quant(normalized, scale, offset), total
+
+
+def static_quant(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """Rows as integers with one scale and offset: x is about (integers - offset) * scale."""
+    return torch.round(x.float() / scale + offset).clamp(-128, 127).to(torch.int8)
 
 
 def dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,15 +290,120 @@ def mla_preprocess(
       k_rope:   [num_tokens, rope], rotated, or None without prefills
     Source: DeepSeek-V2 technical report, section 2.1.
     """
-    num_heads, nope, rank = up_key.shape
-    num_tokens, rope = hidden_states.shape[0], rotary_cache.shape[-1]
     joint = _product(hidden_states, a_weight)
     if q_a_norm is None:
         queries, kv = hidden_states, joint
     else:
-        queries, kv = joint.split([q_a_norm.shape[0], rank + rope], -1)
+        queries, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
         queries = rms_norm(queries, q_a_norm, q_epsilon)
-    q = _product(queries, q_b_weight).view(num_tokens, num_heads, nope + rope)
+    return _behind_projections(
+        _product(queries, q_b_weight),
+        kv,
+        kv_a_norm,
+        up_key,
+        cos,
+        sin,
+        slot_mapping,
+        latent_cache,
+        rotary_cache,
+        kv_epsilon,
+        num_decode_tokens,
+    )
+
+
+def mla_preprocess_w8a8(
+    hidden_states: Tensor,
+    hidden_scale: Tensor | None,
+    a_weight: Tensor,
+    a_scale: Tensor,
+    a_bias: Tensor | None,
+    q_a_norm: Tensor | None,
+    q_a_norm_bias: Tensor | None,
+    q_input_scale: Tensor | None,
+    q_input_offset: Tensor | None,
+    q_b_weight: Tensor,
+    q_b_scale: Tensor,
+    q_b_bias: Tensor | None,
+    kv_a_norm: Tensor,
+    up_key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    latent_cache: Tensor,
+    rotary_cache: Tensor,
+    q_epsilon: float,
+    kv_epsilon: float,
+    num_decode_tokens: int,
+    side_stream: torch.Stream | None = None,
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """`mla_preprocess` of quantized rows, with int8 projections.
+
+    A projection's result is (rows @ weight + bias) * scale, times the rows' scales where they have
+    some, rounded once to up_key's dtype.
+
+    hidden_states:  [num_tokens, hidden_size] int8, as the norm before the block gives them
+    hidden_scale:   [num_tokens] fp32; or None: rows have one scale, which is in a_scale and
+                    q_b_scale (W8A8), and compressed queries are quantized with q_input_scale
+    a_weight:       int8, sizes as in mla_preprocess; also in the NZ layout
+    a_scale:        one per column; fp32, or without hidden_scale in an fp16 model the bits of fp32
+                    values as int64
+    a_bias:         [columns] int32 or None, what an input offset adds to the sums
+    q_a_norm_bias:  [q_lora_rank] or None, added to the rounded norm
+    q_input_scale:  [1] fp32, q_input_offset: [1] int32: integer = round(value / scale + offset).
+                    None both with hidden_scale, where every compressed query has a scale of its
+                    own, and without q_a_norm
+    q_b_weight, q_b_scale, q_b_bias: as those of a
+    Results and the other arguments are those of mla_preprocess; with side_stream and a weight in
+    the NZ layout the down projections stay one product.
+    """
+    dtype = up_key.dtype
+    joint = _integer_product(hidden_states, hidden_scale, a_weight, a_scale, a_bias, dtype)
+    queries, query_scale, kv = hidden_states, hidden_scale, joint
+    if q_a_norm is not None:
+        compressed, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
+        normed = rms_norm(compressed, q_a_norm, q_epsilon)
+        if q_a_norm_bias is not None:
+            normed = normed + q_a_norm_bias
+        if q_input_scale is None or q_input_offset is None:
+            queries, query_scale = dynamic_quant(normed)
+        else:
+            queries = static_quant(normed, q_input_scale, q_input_offset)
+    return _behind_projections(
+        _integer_product(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
+        kv,
+        kv_a_norm,
+        up_key,
+        cos,
+        sin,
+        slot_mapping,
+        latent_cache,
+        rotary_cache,
+        kv_epsilon,
+        num_decode_tokens,
+    )
+
+
+def _behind_projections(
+    q: Tensor,
+    kv: Tensor,
+    kv_a_norm: Tensor,
+    up_key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    latent_cache: Tensor,
+    rotary_cache: Tensor,
+    kv_epsilon: float,
+    num_decode_tokens: int,
+) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Key-value norm, rotations, cache write and absorption: results of `mla_preprocess`.
+
+    q:  [num_tokens, num_heads * (nope + rope)]
+    kv: [num_tokens, kv_lora_rank + rope]
+    """
+    num_heads, nope, rank = up_key.shape
+    num_tokens, rope = q.shape[0], rotary_cache.shape[-1]
+    q = q.view(num_tokens, num_heads, nope + rope)
     latent = rms_norm(kv[:, :rank], kv_a_norm, kv_epsilon)
     k_rope = _rotated_pairs(kv[:, rank:], cos.view(num_tokens, rope), sin.view(num_tokens, rope))
     q_rope = _rotated_pairs(
@@ -315,6 +424,28 @@ def mla_preprocess(
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     return (x.float() @ weight.float()).to(x.dtype)
+
+
+def _integer_product(
+    rows: Tensor,
+    row_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    sums = (rows.long() @ weight.long()).to(torch.int32)  # exact
+    if bias is not None:
+        sums = sums + bias
+    values = sums.float() * _float_scales(scale)
+    if row_scale is not None:
+        values = values * row_scale.unsqueeze(-1)
+    return values.to(dtype)
+
+
+def _float_scales(scale: Tensor) -> Tensor:
+    """fp32; int64 holds their bits, which are less than 2**31: scales are positive."""
+    return scale.to(torch.int32).view(torch.float32) if scale.dtype == torch.int64 else scale
 
 
 def _rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,186 @@
+// Everything before latent attention, with int8 projections of rows that are quantized already.
+
+#include "operators/latent_stage.h"
+#include "operators/operators.h"
+
+namespace davinci {
+namespace {
+
+Operator kQuantMatmul("aclnnQuantMatmulV5");
+Operator kQuantMatmulWeightNz("aclnnQuantMatmulWeightNz");
+Operator kRmsNorm("aclnnRmsNorm");
+Operator kInplaceAdd("aclnnInplaceAdd");
+Operator kDynamicQuant("aclnnDynamicQuant");
+Operator kQuantize("aclnnQuantize");
+
+// One projection: (rows times weight + bias) * scale, and times the rows' scales.
+struct IntegerProjection {
+  const Tensor &weight, &scale;
+  const OptionalTensor& bias;
+
+  void check(const char* name, bool is_scaled_by_row, at::ScalarType result) const {
+    const int64_t columns = weight.size(-1);
+    TORCH_CHECK_TYPE(weight.scalar_type() == at::kChar, name, "_weight of ", weight.scalar_type(),
+                     ": give int8, or use the operator without _w8a8");
+    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.size(0) == columns, name, "_scale of sizes ",
+                      scale.sizes(), ": give one per column of the weight, [", columns, "]");
+    TORCH_CHECK_VALUE(!bias.has_value() || (bias->dim() == 1 && bias->size(0) == columns), name,
+                      "_bias of sizes ", bias.has_value() ? bias->sizes() : at::IntArrayRef(),
+                      ": give one entry per column of the weight, [", columns, "], or None");
+    TORCH_CHECK_TYPE(!bias.has_value() || bias->scalar_type() == at::kInt, name,
+                     "_bias is added to the sums: give int32, or None");
+    // What aclnnQuantMatmulV5 takes; torch_npu converts a float scale first, in a launch of its
+    // own.
+    const bool takes_floats = is_scaled_by_row || result == at::kBFloat16;
+    TORCH_CHECK_TYPE(scale.scalar_type() == (takes_floats ? at::kFloat : at::kLong), name,
+                     "_scale of ", scale.scalar_type(), " for results of ", result,
+                     takes_floats ? ": give fp32"
+                                  : " without row scales: give the bits of fp32 values as int64");
+  }
+
+  void run(Stage& stage, const View& rows, const std::optional<View>& row_scales, int64_t first,
+           const View& out) const {
+    constexpr bool kAsItLies = false;
+    constexpr int64_t kNoGroups = 0;
+    const int64_t columns = out.size(1);
+    const View matrix = View::of(weight);
+    std::optional<View> addend;
+    if (bias.has_value()) addend = View::of(*bias).narrowed(0, first, columns);
+    // A weight in a format of its own is given whole (divides_down).
+    stage.run(matrix.storage_dims > 0 ? kQuantMatmulWeightNz : kQuantMatmul, rows,
+              matrix.narrowed(1, first, columns), row_scales,
+              View::of(scale).narrowed(0, first, columns), nullptr, nullptr, nullptr, nullptr,
+              addend, kAsItLies, kAsItLies, kNoGroups, out);
+  }
+};
+
+// How compressed queries become int8: with scale and offset, or without them row by row.
+struct QueryQuantization {
+  const OptionalTensor &norm, &norm_bias, &scale, &offset;
+  double epsilon;
+
+  void check(bool is_scaled_by_row) const {
+    TORCH_CHECK_VALUE(
+        !norm_bias.has_value() || (norm.has_value() && norm_bias->sizes() == norm->sizes()),
+        "q_a_norm_bias of sizes ", norm_bias.has_value() ? norm_bias->sizes() : at::IntArrayRef(),
+        ": it needs a q_a_norm of the same sizes");
+    const bool is_given = scale.has_value() && offset.has_value();
+    TORCH_CHECK_VALUE(scale.has_value() == offset.has_value() &&
+                          is_given == (norm.has_value() && !is_scaled_by_row),
+                      "q_input_scale ", scale.has_value() ? "given" : "None", ", q_input_offset ",
+                      offset.has_value() ? "given" : "None",
+                      ": give both for compressed queries when hidden_scale is None, else neither");
+    TORCH_CHECK_VALUE(!is_given || (scale->numel() == 1 && offset->numel() == 1),
+                      "q_input_scale and q_input_offset are [1] both");
+  }
+};
+
+class IntegerProjections : public Projections {
+ public:
+  IntegerProjections(const Tensor& hidden_states, const OptionalTensor& hidden_scale,
+                     const IntegerProjection& a, const QueryQuantization& queries,
+                     const IntegerProjection& b, at::ScalarType result)
+      : hidden_states_(hidden_states),
+        hidden_scale_(hidden_scale),
+        a_(a),
+        queries_(queries),
+        b_(b) {
+    TORCH_CHECK_TYPE(hidden_states.scalar_type() == at::kChar, "hidden states of ",
+                     hidden_states.scalar_type(),
+                     ": give int8 rows, or use the operator without _w8a8");
+    TORCH_CHECK_VALUE(!hidden_scale.has_value() || (hidden_scale->dim() == 1 &&
+                                                    hidden_scale->size(0) == hidden_states.size(0)),
+                      "hidden_scale of sizes ",
+                      hidden_scale.has_value() ? hidden_scale->sizes() : at::IntArrayRef(),
+                      ": give one per row, [", hidden_states.size(0), "], or None");
+    const bool is_scaled_by_row = hidden_scale.has_value();
+    a.check("a", is_scaled_by_row, result);
+    b.check("q_b", is_scaled_by_row, result);
+    queries.check(is_scaled_by_row);
+  }
+
+  bool is_int8() const override { return true; }
+  bool divides_down() const override { return View::of(a_.weight).storage_dims == 0; }
+
+  void down(Stage& stage, int64_t first, const View& out) const override {
+    a_.run(stage, View::of(hidden_states_), hidden_scales(), first, out);
+  }
+
+  void normalize(Stage& stage, const View& compressed,
+                 const CompressedQueries& rows) const override {
+    stage.run(kRmsNorm, compressed, *queries_.norm, queries_.epsilon, rows.normed, rows.deviation);
+    if (queries_.norm_bias.has_value())
+      stage.run(kInplaceAdd, rows.normed, queries_.norm_bias, Number<int64_t>{1});
+    if (hidden_scale_.has_value()) {
+      stage.run(kDynamicQuant, rows.normed, nullptr, rows.integers, rows.scales);
+    } else {
+      constexpr int32_t kLastAxis = -1;
+      stage.run(kQuantize, rows.normed, queries_.scale, queries_.offset, AclType{at::kChar},
+                kLastAxis, rows.integers);
+    }
+  }
+
+  void up(Stage& stage, const CompressedQueries& rows, const View& out) const override {
+    if (!queries_.norm.has_value()) {
+      b_.run(stage, View::of(hidden_states_), hidden_scales(), 0, out);
+    } else {
+      b_.run(stage, rows.integers,
+             hidden_scale_.has_value() ? std::optional(rows.scales) : std::nullopt, 0, out);
+    }
+  }
+
+ private:
+  std::optional<View> hidden_scales() const {
+    return hidden_scale_.has_value() ? std::optional(View::of(*hidden_scale_)) : std::nullopt;
+  }
+
+  const Tensor& hidden_states_;
+  const OptionalTensor& hidden_scale_;
+  const IntegerProjection a_;
+  const QueryQuantization queries_;
+  const IntegerProjection b_;
+};
+
+}  // namespace
+
+LatentQueries npu::mla_preprocess_w8a8(
+    const Tensor& hidden_states, const OptionalTensor& hidden_scale, const Tensor& a_weight,
+    const Tensor& a_scale, const OptionalTensor& a_bias, const OptionalTensor& q_a_norm,
+    const OptionalTensor& q_a_norm_bias, const OptionalTensor& q_input_scale,
+    const OptionalTensor& q_input_offset, const Tensor& q_b_weight, const Tensor& q_b_scale,
+    const OptionalTensor& q_b_bias, const Tensor& kv_a_norm, const Tensor& up_key,
+    const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,
+    const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,
+    const std::optional<c10::Stream>& side_stream) {
+  const LatentInputs inputs{kv_a_norm,         up_key,       cos,          sin,
+                            slot_mapping,      latent_cache, rotary_cache, kv_epsilon,
+                            num_decode_tokens, side_stream};
+  const LatentSizes sizes(hidden_states, a_weight, q_a_norm, q_b_weight, inputs);
+  const IntegerProjections projections(
+      hidden_states, hidden_scale, {a_weight, a_scale, a_bias},
+      {q_a_norm, q_a_norm_bias, q_input_scale, q_input_offset, q_epsilon},
+      {q_b_weight, q_b_scale, q_b_bias}, up_key.scalar_type());
+  return preprocess("mla_preprocess_w8a8", hidden_states, sizes, inputs, projections);
+}
+
+LatentQueries meta::mla_preprocess_w8a8(
+    const Tensor& hidden_states, const OptionalTensor& hidden_scale, const Tensor& a_weight,
+    const Tensor& a_scale, const OptionalTensor& a_bias, const OptionalTensor& q_a_norm,
+    const OptionalTensor& q_a_norm_bias, const OptionalTensor& q_input_scale,
+    const OptionalTensor& q_input_offset, const Tensor& q_b_weight, const Tensor& q_b_scale,
+    const OptionalTensor& q_b_bias, const Tensor& kv_a_norm, const Tensor& up_key,
+    const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,
+    const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,
+    const std::optional<c10::Stream>& side_stream) {
+  const LatentInputs inputs{kv_a_norm,         up_key,       cos,          sin,
+                            slot_mapping,      latent_cache, rotary_cache, kv_epsilon,
+                            num_decode_tokens, side_stream};
+  const LatentSizes sizes(hidden_states, a_weight, q_a_norm, q_b_weight, inputs);
+  const IntegerProjections checked(
+      hidden_states, hidden_scale, {a_weight, a_scale, a_bias},
+      {q_a_norm, q_a_norm_bias, q_input_scale, q_input_offset, q_epsilon},
+      {q_b_weight, q_b_scale, q_b_bias}, up_key.scalar_type());
+  return meta_queries(hidden_states, sizes, inputs);
+}
+
+}  // namespace davinci
