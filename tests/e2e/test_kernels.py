@@ -48,6 +48,7 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
 
 LATENT_ATTENTION = {"mla_decode_attention", "prefill_attention"}
 LATENT = LATENT_ATTENTION | {"mla_preprocess"}
+LATENT_INT8 = LATENT_ATTENTION | {"mla_preprocess_w8a8"}
 EXPERTS = {"routed_experts"}
 DENSE = {"paged_attention", "rotary_embedding"}
 INTEGER = {"add_rms_norm_dynamic_quant"}
@@ -89,7 +90,7 @@ CASES = [
     ),
     case(
         "tiny_deepseek",
-        LATENT_ATTENTION | INTEGER | {"routed_experts_w8a8"},
+        LATENT_INT8 | INTEGER | {"routed_experts_w8a8"},
         BF16,
         "W8A8_DYNAMIC",
         always="int8_experts",
@@ -104,7 +105,12 @@ CASES = [
     case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
     case("qwen3_moe_unnormalized_top3_of_16", DENSE | {"experts"}, BF16),
     case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
-    case("tiny_deepseek", LATENT_ATTENTION | STATIC | {"routed_experts_w8a8"}, BF16, "W8A8"),
+    case(
+        "tiny_deepseek",
+        LATENT_INT8 | STATIC | {"routed_experts_w8a8"},
+        {**BF16, **TENSOR2},
+        "W8A8",
+    ),
     case("tiny_llama", DENSE | STATIC, BF16, "W8A8", always="static_int8"),
     case("tiny_llama", DENSE | INTEGER, {**BF16, **TENSOR2}, "W8A8_DYNAMIC"),
     case(

@@ -33,9 +33,9 @@ THOROUGH = pytest.mark.thorough
         ),
         pytest.param("tiny_llama", 1, "W8A8", (14, 11, 7), id="dense_static"),
         pytest.param("tiny_deepseek", 2, "bf16", (23, 12, 18), id="experts", marks=THOROUGH),
-        pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (27, 20, 14), id="experts_dynamic"),
+        pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (27, 14, 20), id="experts_dynamic"),
         # This export leaves experts W8A8_DYNAMIC.
-        pytest.param("tiny_deepseek", 2, "W8A8", (28, 21, 14), id="experts_static", marks=THOROUGH),
+        pytest.param("tiny_deepseek", 2, "W8A8", (28, 15, 20), id="experts_static", marks=THOROUGH),
     ],
 )
 def test_launches_per_layer_stay_in_the_budget(

@@ -22,6 +22,7 @@ USED = (
     "experts_w8a8",
     "mla_decode_attention",
     "mla_preprocess",
+    "mla_preprocess_w8a8",
     "paged_attention",
     "prefill_attention",
     "rms_norm",

@@ -69,7 +69,12 @@ class NPURMSNorm(RMSNorm):
     @property
     def is_plain(self) -> bool:
         """Whether it is one norm with a weight, over all of the last dimension, and no more."""
-        return self.variance_size_override is None and self.has_weight and self.loaded_bias is None
+        return self.covers_rows and self.loaded_bias is None
+
+    @property
+    def covers_rows(self) -> bool:
+        """Whether it has a weight and is over all of the last dimension; perhaps with a bias."""
+        return self.variance_size_override is None and self.has_weight
 
     def forward_oot(
         self, x: torch.Tensor, residual: torch.Tensor | None = None

@@ -9,22 +9,11 @@ Sums are int32, scaling is fp32, the result is rounded once to the input's dtype
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch_npu
 from vllm.model_executor.layers.linear import (
-    LinearMethodBase,
-    QKVParallelLinear,
     RowParallelLinear,
     register_weight_loader_v2_supported_method,
-)
-from vllm.model_executor.parameter import (
-    BasevLLMParameter,
-    ChannelQuantScaleParameter,
-    ModelWeightParameter,
-    PerTensorScaleParameter,
 )
 
 from vllm_davinci.core.errors import CheckpointError
@@ -36,71 +25,9 @@ from vllm_davinci.core.quantization.handover import (
     IntegerProjection,
     QuantizedActivation,
 )
-from vllm_davinci.core.quantization.loading import (
-    RecordingLoader,
-    require_loaded,
-    require_symmetric,
-)
-from vllm_davinci.core.quantization.tensors import (
-    LINEAR_TENSORS,
-    Extent,
-    TensorSpec,
-    device_dtype,
-)
+from vllm_davinci.core.quantization.integer_product import IntegerProduct
+from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
 from vllm_davinci.core.quantization.weight_layout import arrange
-
-
-class QuantizedLinearMethodBase(LinearMethodBase):
-    """The tensors of one type: made, filled from the checkpoint, checked.
-
-    prefix:    name of the layer, for messages
-    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
-    """
-
-    kind: QuantType
-
-    def __init__(self, prefix: str, is_loaded: bool) -> None:
-        self.prefix = prefix
-        self._is_loaded = is_loaded
-        self._loaders: dict[str, RecordingLoader] = {}
-
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Registers the parameters of LINEAR_TENSORS on the layer."""
-        self._dtype = params_dtype
-        load = extra_weight_attrs["weight_loader"]
-        out_features = sum(output_partition_sizes)
-        for spec in LINEAR_TENSORS[self.kind]:
-            loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
-            self._loaders[spec.name] = loader
-            layer.register_parameter(
-                spec.name,
-                _parameter(
-                    spec,
-                    device_dtype(spec, params_dtype),
-                    (out_features, input_size_per_partition),
-                    len(output_partition_sizes),
-                    loader,
-                ),
-            )
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Raises CheckpointError for a tensor that is missing or that the format rules out."""
-        if not self._is_loaded:
-            return
-        parts = _parts(layer)
-        missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
-        require_loaded(self.prefix, self.kind, missing)
-        offset = "weight_offset"
-        require_symmetric(self.prefix, self.kind, offset, _plain(layer, offset))
 
 
 @register_weight_loader_v2_supported_method
@@ -115,15 +42,20 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
-        self._input_scale = InputScale.of(
-            self._one_of(layer, "input_scale").to(torch.float32),
-            self._one_of(layer, "input_offset").to(torch.int32),
-        )
-        self._deq_scale = _plain(layer, "deq_scale")
         # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
         adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
-        self._quant_bias = _plain(layer, "quant_bias") if adds_bias else None
+        self._product = IntegerProduct(
+            weight=arrange(layer.get_parameter("weight"), self._use_nz),
+            scale=plain_tensor(layer, "deq_scale"),
+            bias=plain_tensor(layer, "quant_bias") if adds_bias else None,
+            input_scale=InputScale.of(
+                self._one_of(layer, "input_scale").to(torch.float32),
+                self._one_of(layer, "input_offset").to(torch.int32),
+            ),
+        )
+
+    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
+        return self._product
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -132,18 +64,19 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 
         bias: not used; the export folded it into quant_bias
         """
+        product = self._product
         result: torch.Tensor = torch_npu.npu_quant_matmul(
-            self._input_scale.quantize(x),
-            self._weight,
-            self._deq_scale,
-            bias=self._quant_bias,
+            product.quantize(x)[0],
+            product.weight,
+            product.scale,
+            bias=product.bias,
             output_dtype=x.dtype,
         )
         return result.view(*x.shape[:-1], -1)
 
     def _one_of(self, layer: torch.nn.Module, name: str) -> torch.Tensor:
         """The value that all parts of a fused layer have, [1]."""
-        values = _plain(layer, name)
+        values = plain_tensor(layer, name)
         if self._is_loaded and bool((values != values[0]).any()):
             raise CheckpointError(
                 f"{self.prefix} is one product of one input, and {name} differs between its parts: "
@@ -171,7 +104,12 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
         self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
-        self._weight_scale = _plain(layer, "weight_scale").flatten().to(torch.float32)
+        self._weight_scale = plain_tensor(layer, "weight_scale").flatten().to(torch.float32)
+
+    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
+        if getattr(layer, "bias", None) is not None:  # of floats
+            return None
+        return IntegerProduct(self._weight, self._weight_scale, bias=None, input_scale=None)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -214,7 +152,7 @@ class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        scaled = _plain(layer, "weight").float() * _plain(layer, "weight_scale").float()
+        scaled = plain_tensor(layer, "weight").float() * plain_tensor(layer, "weight_scale").float()
         for name in self._loaders:
             delattr(layer, name)
         layer.weight = torch.nn.Parameter(scaled.to(self._dtype), requires_grad=False)
@@ -228,32 +166,3 @@ class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
         raise CheckpointError(
             f"{self.prefix} is used before its weights were prepared: load the model through vLLM."
         )
-
-
-def _parts(layer: torch.nn.Module) -> Sequence[Any]:
-    """The shard ids under which a checkpoint's tensors come for this layer."""
-    if isinstance(layer, QKVParallelLinear):
-        return ("q", "k", "v")
-    count = len(getattr(layer, "output_partition_sizes", [0]))
-    return range(count) if count > 1 else (None,)
-
-
-def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:
-    return layer.get_parameter(name).detach().as_subclass(torch.Tensor)
-
-
-def _parameter(
-    spec: TensorSpec,
-    dtype: torch.dtype,
-    matrix: tuple[int, int],
-    num_parts: int,
-    loader: RecordingLoader,
-) -> BasevLLMParameter:
-    """The vLLM parameter that divides a tensor over ranks as its extent says."""
-    shape = (num_parts,) if spec.extent is Extent.ONE else spec.extent.shape(*matrix)
-    data = torch.zeros(shape, dtype=dtype)
-    if spec.extent is Extent.MATRIX:
-        return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
-    if spec.extent is Extent.ONE:
-        return PerTensorScaleParameter(data=data, weight_loader=loader)
-    return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)

@@ -1,0 +1,116 @@
+"""The tensors of a quantized linear layer: made as vLLM's parameters, filled, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear
+from vllm.model_executor.parameter import (
+    BasevLLMParameter,
+    ChannelQuantScaleParameter,
+    ModelWeightParameter,
+    PerTensorScaleParameter,
+)
+
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.integer_product import IntegerProduct
+from vllm_davinci.core.quantization.loading import (
+    RecordingLoader,
+    require_loaded,
+    require_symmetric,
+)
+from vllm_davinci.core.quantization.tensors import (
+    LINEAR_TENSORS,
+    Extent,
+    TensorSpec,
+    device_dtype,
+)
+
+
+class QuantizedLinearMethodBase(LinearMethodBase):
+    """The tensors of one type: made, filled from the checkpoint, checked.
+
+    prefix:    name of the layer, for messages
+    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+    """
+
+    kind: QuantType
+
+    def __init__(self, prefix: str, is_loaded: bool) -> None:
+        self.prefix = prefix
+        self._is_loaded = is_loaded
+        self._loaders: dict[str, RecordingLoader] = {}
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Registers the parameters of LINEAR_TENSORS on the layer."""
+        self._dtype = params_dtype
+        load = extra_weight_attrs["weight_loader"]
+        out_features = sum(output_partition_sizes)
+        for spec in LINEAR_TENSORS[self.kind]:
+            loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
+            self._loaders[spec.name] = loader
+            layer.register_parameter(
+                spec.name,
+                _parameter(
+                    spec,
+                    device_dtype(spec, params_dtype),
+                    (out_features, input_size_per_partition),
+                    len(output_partition_sizes),
+                    loader,
+                ),
+            )
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Raises CheckpointError for a tensor that is missing or that the format rules out."""
+        if not self._is_loaded:
+            return
+        parts = _parts(layer)
+        missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
+        require_loaded(self.prefix, self.kind, missing)
+        offset = "weight_offset"
+        require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
+
+    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
+        """What the layer is for a stage that multiplies itself; None when it is more than that."""
+        return None
+
+
+def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:
+    """A parameter without vLLM's subclass, for which torch calls back into Python."""
+    return layer.get_parameter(name).detach().as_subclass(torch.Tensor)
+
+
+def _parts(layer: torch.nn.Module) -> Sequence[Any]:
+    """The shard ids under which a checkpoint's tensors come for this layer."""
+    if isinstance(layer, QKVParallelLinear):
+        return ("q", "k", "v")
+    count = len(getattr(layer, "output_partition_sizes", [0]))
+    return range(count) if count > 1 else (None,)
+
+
+def _parameter(
+    spec: TensorSpec,
+    dtype: torch.dtype,
+    matrix: tuple[int, int],
+    num_parts: int,
+    loader: RecordingLoader,
+) -> BasevLLMParameter:
+    """The vLLM parameter that divides a tensor over ranks as its extent says."""
+    shape = (num_parts,) if spec.extent is Extent.ONE else spec.extent.shape(*matrix)
+    data = torch.zeros(shape, dtype=dtype)
+    if spec.extent is Extent.MATRIX:
+        return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
+    if spec.extent is Extent.ONE:
+        return PerTensorScaleParameter(data=data, weight_loader=loader)
+    return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)
