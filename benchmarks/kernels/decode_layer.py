@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,10 @@ import torch_npu
 import vllm_davinci.kernels
 
 EPSILON = 1e-6
+
+# By name, in the order in which a layer runs them. `norm` returns what `preprocess` takes, and the
+# sum behind it.
+Stages = dict[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Sizes:
     context: int = 1024
 
 
-def _made(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def made(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Memory on the device, reserved and not set."""
     return torch.empty(sizes, dtype=dtype, device="npu")
 
@@ -45,97 +50,127 @@ class Layer:
 
     def __init__(self, num_tokens: int) -> None:
         s = self.sizes = Sizes()
-        self.x, self.residual = _made(num_tokens, s.hidden), _made(num_tokens, s.hidden)
-        self.input_norm, self.post_norm = _made(s.hidden), _made(s.hidden)
+        self.x, self.residual = made(num_tokens, s.hidden), made(num_tokens, s.hidden)
+        self.input_norm, self.post_norm = made(s.hidden), made(s.hidden)
         # Linear weights lie as [out, in] and are used transposed.
-        self.a_weight = _made(s.q_lora_rank + s.kv_lora_rank + s.rope, s.hidden).t()
-        self.q_a_norm, self.kv_a_norm = _made(s.q_lora_rank), _made(s.kv_lora_rank)
-        self.q_b_weight = _made(s.heads * (s.nope + s.rope), s.q_lora_rank).t()
-        self.up_key = _made(s.heads, s.nope, s.kv_lora_rank)
-        self.up_value = _made(s.heads, s.kv_lora_rank, s.value)
-        self.o_weight = _made(s.hidden, s.heads * s.value).t()
-        self.cos, self.sin = (_made(num_tokens, 1, 1, s.rope) for _ in range(2))
+        self.a_weight = made(s.q_lora_rank + s.kv_lora_rank + s.rope, s.hidden).t()
+        self.q_a_norm, self.kv_a_norm = made(s.q_lora_rank), made(s.kv_lora_rank)
+        self.q_b_weight = made(s.heads * (s.nope + s.rope), s.q_lora_rank).t()
+        self.up_key = made(s.heads, s.nope, s.kv_lora_rank)
+        self.up_value = made(s.heads, s.kv_lora_rank, s.value)
+        self.o_weight = made(s.hidden, s.heads * s.value).t()
+        self.cos, self.sin = (made(num_tokens, 1, 1, s.rope) for _ in range(2))
         self.slots = torch.arange(num_tokens).npu()
         num_blocks = num_tokens * (s.context // s.block_size)
-        self.latent_cache = _made(num_blocks, s.block_size, 1, s.kv_lora_rank)
-        self.rotary_cache = _made(num_blocks, s.block_size, 1, s.rope)
+        self.latent_cache = made(num_blocks, s.block_size, 1, s.kv_lora_rank)
+        self.rotary_cache = made(num_blocks, s.block_size, 1, s.rope)
         self.latent_flat, self.rotary_flat = (
             cache.flatten(2) for cache in (self.latent_cache, self.rotary_cache)
         )
         self.block_table = torch.arange(num_blocks).view(num_tokens, -1).int().npu()
         self.query_ends = list(range(1, num_tokens + 1))
         self.seq_lens = [s.context - 7 * n for n in range(num_tokens)]
-        self.router = _made(s.experts, s.hidden).t()
-        self.correction_bias = _made(s.experts, dtype=torch.float32)
-        self.gate_up = _made(s.experts, s.hidden, 2 * s.intermediate)
-        self.down = _made(s.experts, s.intermediate, s.hidden)
+        self.router = made(s.experts, s.hidden).t()
+        self.correction_bias = made(s.experts, dtype=torch.float32)
+        self.gate_up = made(s.experts, s.hidden, 2 * s.intermediate)
+        self.down = made(s.experts, s.intermediate, s.hidden)
         self.scale = (s.nope + s.rope) ** -0.5
 
 
-def composed(layer: Layer) -> dict[str, Callable[..., Any]]:
+def norm_of_sum(
+    layer: Layer, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm of x + residual, and that sum."""
+    normalized, _, total = torch_npu.npu_add_rms_norm(x, layer.residual, weight, EPSILON)
+    return normalized, total
+
+
+def prepare_attention(
+    layer: Layer, q: torch.Tensor, kv: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `preprocess` returns, of the projections' results."""
+    s = layer.sizes
+    q_nope, q_rope = q.view(-1, s.heads, s.nope + s.rope).split([s.nope, s.rope], dim=-1)
+    torch_npu.npu_kv_rmsnorm_rope_cache(
+        kv[:, None, None, :],
+        layer.kv_a_norm,
+        layer.cos,
+        layer.sin,
+        layer.slots,
+        layer.rotary_cache,
+        layer.latent_cache,
+        epsilon=EPSILON,
+        cache_mode="PA_BNSD",
+        is_output_kv=False,
+    )
+    q_rope = torch_npu.npu_interleave_rope(q_rope.unsqueeze(2), layer.cos, layer.sin)
+    absorbed = torch_npu.npu_transpose_batchmatmul(
+        q_nope, layer.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+    )
+    return absorbed, q_rope.squeeze(2)
+
+
+def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
+    """Attention over the latent cache and the values' up projection."""
+    s = layer.sizes
+    latent, _ = torch_npu.npu_fused_infer_attention_score(
+        absorbed,
+        layer.latent_flat,
+        layer.latent_flat,
+        query_rope=q_rope,
+        key_rope=layer.rotary_flat,
+        sparse_mode=0,
+        block_table=layer.block_table,
+        actual_seq_lengths=layer.query_ends,
+        actual_seq_lengths_kv=layer.seq_lens,
+        num_heads=s.heads,
+        num_key_value_heads=1,
+        scale=layer.scale,
+        input_layout="TND_NTD",
+        block_size=s.block_size,
+    )
+    return torch_npu.npu_transpose_batchmatmul(
+        latent, layer.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+    ).flatten(1)
+
+
+def chosen_experts(layer: Layer, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and numbers of each token's experts, [num_tokens, top_k] both."""
+    s = layer.sizes
+    weights, ids, _ = torch_npu.npu_moe_gating_top_k(
+        logits,
+        s.top_k,
+        bias=layer.correction_bias,
+        k_group=s.chosen_groups,
+        group_count=s.groups,
+        group_select_mode=1,
+        norm_type=1,
+        routed_scaling_factor=s.scaling_factor,
+    )
+    return weights.to(layer.x.dtype), ids
+
+
+def sum_by_token(
+    rows: torch.Tensor, weights: torch.Tensor, row_of_assignment: torch.Tensor
+) -> torch.Tensor:
+    """The experts' results, added up by token."""
+    return torch_npu.npu_moe_finalize_routing(
+        rows.unsqueeze(0), None, None, None, weights, row_of_assignment, None, drop_pad_mode=3
+    )
+
+
+def composed(layer: Layer) -> Stages:
     """The stages as calls of torch_npu, as core makes them without the package."""
     s = layer.sizes
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normalized, _, total = torch_npu.npu_add_rms_norm(x, layer.residual, weight, EPSILON)
-        return normalized, total
 
     def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         joint = torch.mm(x, layer.a_weight)
         normed = torch_npu.npu_rms_norm(joint[:, : s.q_lora_rank], layer.q_a_norm, EPSILON)[0]
-        q = torch.mm(normed, layer.q_b_weight).view(-1, s.heads, s.nope + s.rope)
-        q_nope, q_rope = q.split([s.nope, s.rope], dim=-1)
-        torch_npu.npu_kv_rmsnorm_rope_cache(
-            joint[:, s.q_lora_rank :][:, None, None, :],
-            layer.kv_a_norm,
-            layer.cos,
-            layer.sin,
-            layer.slots,
-            layer.rotary_cache,
-            layer.latent_cache,
-            epsilon=EPSILON,
-            cache_mode="PA_BNSD",
-            is_output_kv=False,
-        )
-        q_rope = torch_npu.npu_interleave_rope(q_rope.unsqueeze(2), layer.cos, layer.sin)
-        absorbed = torch_npu.npu_transpose_batchmatmul(
-            q_nope, layer.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        )
-        return absorbed, q_rope.squeeze(2)
-
-    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-        latent, _ = torch_npu.npu_fused_infer_attention_score(
-            absorbed,
-            layer.latent_flat,
-            layer.latent_flat,
-            query_rope=q_rope,
-            key_rope=layer.rotary_flat,
-            sparse_mode=0,
-            block_table=layer.block_table,
-            actual_seq_lengths=layer.query_ends,
-            actual_seq_lengths_kv=layer.seq_lens,
-            num_heads=s.heads,
-            num_key_value_heads=1,
-            scale=layer.scale,
-            input_layout="TND_NTD",
-            block_size=s.block_size,
-        )
-        return torch_npu.npu_transpose_batchmatmul(
-            latent, layer.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        ).flatten(1)
+        q = torch.mm(normed, layer.q_b_weight)
+        return prepare_attention(layer, q, joint[:, s.q_lora_rank :])
 
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        weights, ids, _ = torch_npu.npu_moe_gating_top_k(
-            logits,
-            s.top_k,
-            bias=layer.correction_bias,
-            k_group=s.chosen_groups,
-            group_count=s.groups,
-            group_select_mode=1,
-            norm_type=1,
-            routed_scaling_factor=s.scaling_factor,
-        )
-        weights = weights.to(x.dtype)
+        weights, ids = chosen_experts(layer, logits)
         rows, row_of_assignment, counts, _ = torch_npu.npu_moe_init_routing_v2(
             x,
             ids,
@@ -151,23 +186,46 @@ def composed(layer: Layer) -> dict[str, Callable[..., Any]]:
             rows = torch_npu.npu_grouped_matmul(
                 [rows], [weight], group_list=counts, split_item=2, group_type=0, group_list_type=1
             )[0]
-        return torch_npu.npu_moe_finalize_routing(
-            rows.unsqueeze(0), None, None, None, weights, row_of_assignment, None, drop_pad_mode=3
+        return sum_by_token(rows, weights, row_of_assignment)
+
+    return {
+        "norm": lambda x: norm_of_sum(layer, x, layer.input_norm),
+        "preprocess": preprocess,
+        "attend": partial(attend, layer),
+        "project": lambda x: torch.mm(x, layer.o_weight),
+        "post_norm": lambda x: norm_of_sum(layer, x, layer.post_norm),
+        "experts": experts,
+    }
+
+
+def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """`attend` in one call."""
+    mla_decode_attention = vllm_davinci.kernels.load("mla_decode_attention")
+
+    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
+        return mla_decode_attention(
+            absorbed,
+            q_rope,
+            layer.latent_cache,
+            layer.rotary_cache,
+            layer.block_table,
+            layer.query_ends,
+            layer.seq_lens,
+            None,
+            layer.up_value,
+            layer.scale,
         )
 
-    return {"norm": norm, "preprocess": preprocess, "attend": attend, "experts": experts}
+    return attend
 
 
-def ours(layer: Layer) -> dict[str, Callable[..., Any]]:
+def ours(layer: Layer) -> Stages:
     """The same stages, one call each."""
     s = layer.sizes
-    add_rms_norm, mla_preprocess, mla_decode_attention, routed_experts = (
+    add_rms_norm, mla_preprocess, routed_experts = (
         vllm_davinci.kernels.load(name)
-        for name in ("add_rms_norm", "mla_preprocess", "mla_decode_attention", "routed_experts")
+        for name in ("add_rms_norm", "mla_preprocess", "routed_experts")
     )
-
-    def norm(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return add_rms_norm(x, layer.residual, weight, EPSILON)
 
     def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         absorbed, q_rope, *_ = mla_preprocess(
@@ -188,20 +246,6 @@ def ours(layer: Layer) -> dict[str, Callable[..., Any]]:
         )
         return absorbed, q_rope
 
-    def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-        return mla_decode_attention(
-            absorbed,
-            q_rope,
-            layer.latent_cache,
-            layer.rotary_cache,
-            layer.block_table,
-            layer.query_ends,
-            layer.seq_lens,
-            None,
-            layer.up_value,
-            layer.scale,
-        )
-
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return routed_experts(
             x,
@@ -218,4 +262,11 @@ def ours(layer: Layer) -> dict[str, Callable[..., Any]]:
             s.experts,
         )
 
-    return {"norm": norm, "preprocess": preprocess, "attend": attend, "experts": experts}
+    return {
+        "norm": lambda x: add_rms_norm(x, layer.residual, layer.input_norm, EPSILON),
+        "preprocess": preprocess,
+        "attend": attend_at_once(layer),
+        "project": lambda x: torch.mm(x, layer.o_weight),
+        "post_norm": lambda x: add_rms_norm(x, layer.residual, layer.post_norm, EPSILON),
+        "experts": experts,
+    }

@@ -1,0 +1,185 @@
+"""The decode layer of DeepSeek-V3 with W8A8_DYNAMIC projections and experts.
+
+Its router, norms and absorbed products are floats, as in the checkpoints.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch_npu
+
+import vllm_davinci.kernels
+from kernels.decode_layer import (
+    EPSILON,
+    Layer,
+    Stages,
+    attend,
+    attend_at_once,
+    chosen_experts,
+    made,
+    norm_of_sum,
+    prepare_attention,
+    sum_by_token,
+)
+
+# Rows as int8, and a scale each.
+Quantized = tuple[torch.Tensor, torch.Tensor]
+
+
+class W8A8Layer(Layer):
+    """The layer with int8 weights in place of the projections' and experts' floats."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        for name in ("a_weight", "q_b_weight", "o_weight"):
+            columns, rows = getattr(self, name).t().shape
+            setattr(self, name, made(columns, rows, dtype=torch.int8).t())
+            setattr(self, name.replace("weight", "scale"), made(columns, dtype=torch.float32))
+        for name in ("gate_up", "down"):
+            num_experts, rows, columns = getattr(self, name).shape
+            setattr(self, name, made(num_experts, columns, rows, dtype=torch.int8).transpose(1, 2))
+        self.gate_up_scale = made(*self.gate_up.shape[::2], dtype=torch.float32)
+        self.down_scale = made(*self.down.shape[::2])
+
+
+def _product(rows: Quantized, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch_npu.npu_quant_matmul(
+        rows[0], weight, scale, pertoken_scale=rows[1], output_dtype=torch.bfloat16
+    )
+
+
+def _project(layer: W8A8Layer, x: torch.Tensor) -> torch.Tensor:
+    return _product(torch_npu.npu_dynamic_quant(x), layer.o_weight, layer.o_scale)
+
+
+def composed(layer: W8A8Layer) -> Stages:
+    """The stages as calls of torch_npu, as core makes them without the package."""
+    s = layer.sizes
+
+    def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
+        normalized, total = norm_of_sum(layer, x, layer.input_norm)
+        return torch_npu.npu_dynamic_quant(normalized), total
+
+    def preprocess(x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
+        joint = _product(x, layer.a_weight, layer.a_scale)
+        normed = torch_npu.npu_rms_norm(joint[:, : s.q_lora_rank], layer.q_a_norm, EPSILON)[0]
+        q = _product(torch_npu.npu_dynamic_quant(normed), layer.q_b_weight, layer.q_b_scale)
+        return prepare_attention(layer, q, joint[:, s.q_lora_rank :])
+
+    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        weights, ids = chosen_experts(layer, logits)
+        rows, row_of_assignment, counts, scales = torch_npu.npu_moe_init_routing_v2(
+            x,
+            ids,
+            active_num=ids.numel(),
+            expert_num=s.experts,
+            expert_tokens_num_type=1,
+            expert_tokens_num_flag=True,
+            active_expert_range=[0, s.experts],
+            quant_mode=1,
+        )
+        split = {"group_list": counts, "split_item": 2, "group_type": 0, "group_list_type": 1}
+        sums = torch_npu.npu_grouped_matmul(
+            [rows], [layer.gate_up], output_dtype=torch.int32, **split
+        )[0]
+        activated, scales = torch_npu.npu_dequant_swiglu_quant(
+            sums,
+            weight_scale=layer.gate_up_scale,
+            activation_scale=scales,
+            group_index=counts,
+            activate_left=True,
+            quant_mode=1,
+        )
+        results = torch_npu.npu_grouped_matmul(
+            [activated],
+            [layer.down],
+            scale=[layer.down_scale],
+            per_token_scale=[scales],
+            output_dtype=torch.bfloat16,
+            **split,
+        )[0]
+        return sum_by_token(results, weights, row_of_assignment)
+
+    return {
+        "norm": norm,
+        "preprocess": preprocess,
+        "attend": partial(attend, layer),
+        "project": partial(_project, layer),
+        "post_norm": lambda x: norm_of_sum(layer, x, layer.post_norm),
+        "experts": experts,
+    }
+
+
+def ours(layer: W8A8Layer) -> Stages:
+    """The same stages, one call each but for the output projection."""
+    s = layer.sizes
+    add_rms_norm, add_rms_norm_dynamic_quant, mla_preprocess, routed_experts = (
+        vllm_davinci.kernels.load(name)
+        for name in (
+            "add_rms_norm",
+            "add_rms_norm_dynamic_quant",
+            "mla_preprocess_w8a8",
+            "routed_experts_w8a8",
+        )
+    )
+
+    def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
+        integers, scales, total = add_rms_norm_dynamic_quant(
+            x, layer.residual, layer.input_norm, EPSILON
+        )
+        return (integers, scales), total
+
+    def preprocess(x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
+        absorbed, q_rope, *_ = mla_preprocess(
+            *x,
+            layer.a_weight,
+            layer.a_scale,
+            None,
+            layer.q_a_norm,
+            None,
+            None,
+            None,
+            layer.q_b_weight,
+            layer.q_b_scale,
+            None,
+            layer.kv_a_norm,
+            layer.up_key,
+            layer.cos,
+            layer.sin,
+            layer.slots,
+            layer.latent_cache,
+            layer.rotary_cache,
+            EPSILON,
+            EPSILON,
+            x[0].shape[0],
+        )
+        return absorbed, q_rope
+
+    def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return routed_experts(
+            x,
+            logits,
+            layer.correction_bias,
+            layer.gate_up,
+            layer.gate_up_scale,
+            layer.down,
+            layer.down_scale,
+            s.top_k,
+            s.groups,
+            s.chosen_groups,
+            True,
+            s.scaling_factor,
+            0,
+            s.experts,
+        )
+
+    return {
+        "norm": norm,
+        "preprocess": preprocess,
+        "attend": attend_at_once(layer),
+        "project": partial(_project, layer),
+        "post_norm": lambda x: add_rms_norm(x, layer.residual, layer.post_norm, EPSILON),
+        "experts": experts,
+    }
