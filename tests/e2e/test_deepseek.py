@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from vllm import SamplingParams
 
 from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.export import Exporter
 from vllm_davinci.vnpu import timeline
 
 MAX_TOKENS = 64
@@ -160,6 +163,42 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
     trace = timeline.read([traces])
     assert {trace.role(task) for task in trace.tasks} >= {"vector", "shared expert"}
     assert_greedy(TransformersReference(tiny_deepseek), batch[:8], outputs, MAX_TOKENS)
+
+
+@pytest.mark.thorough
+@ON_ONE_DEVICE_AND_TWO
+def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
+    options: dict[str, Any],
+    tiny_deepseek: Path,
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+    tmp_path: Path,
+):
+    Exporter(tiny_deepseek, tmp_path, QuantType.W8A8_DYNAMIC, torch.bfloat16, {}).run(
+        lambda _: None
+    )
+    found = []
+    for environment, streams in (
+        ({}, {}),
+        ({"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}, MULTISTREAM),
+    ):
+        with start_engine(
+            tmp_path,
+            dtype="bfloat16",
+            environment=environment,
+            additional_config=streams,
+            max_num_seqs=8,
+            worker_extension_cls="e2e.counting_worker.CallCountingWorker",
+            **options,
+        ) as engine:
+            engine.on_workers("count_compiled_calls")
+            outputs = engine.generate(as_inputs(batch[:8]), GREEDY)
+            calls = engine.on_workers("compiled_calls")
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+        name = "mla_preprocess_w8a8 beside" if streams else "mla_preprocess_w8a8"
+        # Every decode of every layer.
+        assert all(counts[name] >= 60 * 4 for counts in calls)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
