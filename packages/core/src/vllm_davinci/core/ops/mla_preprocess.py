@@ -1,7 +1,6 @@
 """The stage before latent attention: what it returns, and how one compiled operator does it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,8 +34,7 @@ class Preprocessed(NamedTuple):
     k_rope: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class FloatProjections:
+class FloatProjections(NamedTuple):
     """Weights as a product takes them, [in_features, out_features].
 
     down: to the queries' and the keys' and values' compressed rows
@@ -57,8 +55,7 @@ class FloatProjections:
         return hidden_states, self.down, self.norm, self.up
 
 
-@dataclass(frozen=True)
-class IntegerProjections:
+class IntegerProjections(NamedTuple):
     """As FloatProjections, of int8. All rows have scales of their own, or none has.
 
     norm_bias: of the compressed queries' norm, or None
@@ -134,7 +131,7 @@ def _integer_projections(norm: Any, down: Any, up: Any) -> IntegerProjections | 
 
 def _integer_product(layer: Any) -> IntegerProduct | None:
     method = getattr(layer, "quant_method", None)
-    return method.integer_product(layer) if isinstance(method, QuantizedLinearMethodBase) else None
+    return method.integer_product if isinstance(method, QuantizedLinearMethodBase) else None
 
 
 def _covers_rows(norm: Any) -> bool:

@@ -6,7 +6,8 @@
 The weights of W_DQ and W_O are fetched into the cache before their inputs are there.
 
 Matrix products run one at a time; norms, rotations and the cache write run beside them. Where a
-compiled operator does the stage, it keeps this order between the two streams.
+compiled operator does the stage, it keeps this order between the two streams; without one, W_DQ and
+W_DKV of int8 stay one product, whose bits are the same.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -44,7 +44,7 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
         super().process_weights_after_loading(layer)
         # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
         adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
-        self._product = IntegerProduct(
+        self._product = self.integer_product = IntegerProduct(
             weight=arrange(layer.get_parameter("weight"), self._use_nz),
             scale=plain_tensor(layer, "deq_scale"),
             bias=plain_tensor(layer, "quant_bias") if adds_bias else None,
@@ -53,9 +53,6 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
                 self._one_of(layer, "input_offset").to(torch.int32),
             ),
         )
-
-    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
-        return self._product
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -105,11 +102,9 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
         super().process_weights_after_loading(layer)
         self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
         self._weight_scale = plain_tensor(layer, "weight_scale").flatten().to(torch.float32)
-
-    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
-        if getattr(layer, "bias", None) is not None:  # of floats
-            return None
-        return IntegerProduct(self._weight, self._weight_scale, bias=None, input_scale=None)
+        self.integer_product = None
+        if getattr(layer, "bias", None) is None:  # which is of floats
+            self.integer_product = IntegerProduct(self._weight, self._weight_scale, None, None)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None

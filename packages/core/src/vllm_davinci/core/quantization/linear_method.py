@@ -34,9 +34,13 @@ class QuantizedLinearMethodBase(LinearMethodBase):
 
     prefix:    name of the layer, for messages
     is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+
+    `integer_product` is what a stage needs that multiplies by itself, once weights are loaded. None
+    for a layer that is more than a product.
     """
 
     kind: QuantType
+    integer_product: IntegerProduct | None = None
 
     def __init__(self, prefix: str, is_loaded: bool) -> None:
         self.prefix = prefix
@@ -80,10 +84,6 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         require_loaded(self.prefix, self.kind, missing)
         offset = "weight_offset"
         require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
-
-    def integer_product(self, layer: torch.nn.Module) -> IntegerProduct | None:
-        """What the layer is for a stage that multiplies itself; None when it is more than that."""
-        return None
 
 
 def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:
