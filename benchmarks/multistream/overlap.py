@@ -10,7 +10,8 @@ equal times for every product do. Where they differ, each half's stretch still l
 other half's collectives, and of each such pair the longer one counts.
 
 `dense` and `deepseek` are one replica of two tensor-parallel ranks. `replicas` are two of one rank,
-whose tokens go to their experts and back by all-to-all; where they go has to be computed.
+whose tokens go to their experts and back by all-to-all; where they go is computed, and differs
+from layer to layer and from half to half, so that no two of its stretches are equally long.
 """
 
 from __future__ import annotations
