@@ -1,7 +1,8 @@
 """Draws one layer of a dense model, whole beside split, from the traces of multistream/overlap.
 
 `python benchmarks/multistream/layer_picture.py TRACES OUT.png [--layer N]`, after
-`python benchmarks/run.py multistream/overlap --models dense --traces TRACES`. Needs matplotlib.
+`python benchmarks/run.py multistream/overlap --models dense --undivided --traces TRACES`. Needs
+matplotlib.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ CASES = {
     "dense": Case(
         "tiny_llama",
         {},
-        "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB",
+        # A sum that every rank gets whole takes as long as one in shares and gathering these.
+        "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB,all_gather=24000/MiB,"
+        "reduce_scatter=48000/MiB",
         TENSOR_PARALLEL,
     ),
     "deepseek": Case(
@@ -105,6 +107,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=512, help="of each request")
     parser.add_argument("--repetitions", type=int, default=3, help="prefills that count")
+    parser.add_argument(
+        "--undivided", action="store_true", help="every rank keeps all tokens of a step"
+    )
     parser.add_argument("--pace", help="VNPU_PACE instead of the cases' own")
     parser.add_argument("--traces", type=Path, help="keep the traces in this directory")
     parser.add_argument("--seed", type=int, default=0)
@@ -133,6 +138,7 @@ def run(args: argparse.Namespace) -> Result:
         rows=rows,
         settings={
             **{key: getattr(args, key) for key in ("layers", "requests", "tokens", "repetitions")},
+            "is_undivided": args.undivided,
             "artificial_durations": {name: args.pace or CASES[name].pace for name in args.models},
             "ranks": 2,
         },
@@ -188,7 +194,11 @@ def _prefills(
             "vocabulary": vocabulary,
             **{key: getattr(args, key) for key in ("tokens", "requests", "repetitions", "seed")},
             "engine": {**case.engine, "load_format": "auto" if case.computes else "dummy"},
-            "additional_config": {**case.options, "dbo": {"enabled": is_split}},
+            "additional_config": {
+                **case.options,
+                "dbo": {"enabled": is_split},
+                **({"sequence_parallel": {"enabled": False}} if args.undivided else {}),
+            },
             "result": str(windows),
         }
         place = {

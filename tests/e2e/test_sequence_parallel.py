@@ -1,4 +1,4 @@
-"""Tokens divided among ranks between attention and experts: the tokens of one device."""
+"""Tokens divided among ranks between attention and MLP: the tokens of one device."""
 
 from __future__ import annotations
 

@@ -4,7 +4,18 @@ from importlib.metadata import entry_points
 
 import pytest
 from vllm.model_executor.models import ModelRegistry
-from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM
+from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
+from vllm.model_executor.models.interfaces import (
+    supports_eagle,
+    supports_eagle3,
+    supports_lora,
+    supports_pp,
+)
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from vllm_davinci.core import registration
 from vllm_davinci.models import registry
@@ -15,10 +26,28 @@ def test_core_finds_the_definitions_by_their_entry_point():
     assert entry.load().models() == registry.MODELS
 
 
+VLLMS = {
+    "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+    "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+}
+
+
 @pytest.mark.parametrize("architecture", sorted(registry.MODELS))
 def test_vllm_takes_the_definition_after_registration(architecture: str):
     registration.register()
     definition = ModelRegistry.models[architecture].load_model_cls()
-    assert definition.__module__ == "vllm_davinci.models.deepseek"
-    assert issubclass(definition, DeepseekV2ForCausalLM)
-    assert definition.load_weights is DeepseekV2ForCausalLM.load_weights
+    theirs = VLLMS[architecture]
+    assert definition.__module__.startswith("vllm_davinci.models.")
+    assert issubclass(definition, theirs)
+    assert definition.load_weights is theirs.load_weights
+    for supports in (supports_lora, supports_pp, supports_eagle, supports_eagle3):
+        assert supports(definition) and supports(theirs)
+
+
+def test_every_definition_divides_tokens():
+    assert registry.divides_tokens() == set(VLLMS)

@@ -38,6 +38,9 @@ class ModelProvider(Protocol):
     def models(self) -> Mapping[str, str]:
         """Architecture -> class path, as vLLM's ModelRegistry takes it."""
 
+    def divides_tokens(self) -> frozenset[str]:
+        """Architectures whose definition divides a step's tokens among tensor-parallel ranks."""
+
 
 @runtime_checkable
 class DeviceProvider(Protocol):

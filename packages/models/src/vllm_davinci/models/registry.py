@@ -9,9 +9,19 @@ api_version = 1
 MODELS = {
     "DeepseekV2ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV3ForCausalLM",
+    "LlamaForCausalLM": "vllm_davinci.models.llama:NPULlamaForCausalLM",
+    "MistralForCausalLM": "vllm_davinci.models.llama:NPUMistralForCausalLM",
+    "Qwen2ForCausalLM": "vllm_davinci.models.qwen:NPUQwen2ForCausalLM",
+    "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
 }
 
 
 def models() -> Mapping[str, str]:
     """Architecture -> class path."""
     return MODELS
+
+
+def divides_tokens() -> frozenset[str]:
+    """All of them."""
+    return frozenset(MODELS)

@@ -11,6 +11,8 @@ from vllm.distributed import (
     tensor_model_parallel_reduce_scatter,
 )
 
+from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm
+
 
 @dataclass(frozen=True)
 class TokenShares:
@@ -37,7 +39,12 @@ class TokenShares:
         return self._padded(rows).narrow(0, self.rank * self.size, self.size)
 
     def gather(self, share: torch.Tensor) -> torch.Tensor:
-        """All ranks' shares in order: [size, n] -> [num_tokens, n]."""
+        """All ranks' shares in order: [size, n] -> [num_tokens, n].
+
+        Rows that a norm has quantized for the layer behind it travel as integers.
+        """
+        if isinstance(share, QuantizedNorm | StaticNorm):
+            return share.moved(self.gather)
         return tensor_model_parallel_all_gather(share, 0)[: self.num_tokens]
 
     def reduce(self, partial: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Root-mean-square normalization on torch_npu's fused operators."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm_davinci.core.ops.compiled import compiled
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.handover import (
     InputScale,
+    Move,
     QuantizedNorm,
     StaticNorm,
 )
@@ -111,13 +113,13 @@ class NPURMSNorm(RMSNorm):
                 wanted.offset,
                 self.variance_epsilon,
             )
-            return StaticNorm(x, _Rows(self, x, residual, wanted, integers)), total
+            return StaticNorm(x.dtype, _Rows(self, x, residual, wanted, integers)), total
         if wanted is HandOver.DYNAMIC and by_row:
             integers, scales, total = by_row(x, residual, self.weight, self.variance_epsilon)
             return QuantizedNorm.of(integers, scales, x.dtype, _Rows(self, x, residual)), total
         normalized, total = self.of_sum(x, residual)
         if wanted is HandOver.ASKS and by_scale:
-            normalized = StaticNorm(x, _Rows(self, x, residual, normalized=normalized))
+            normalized = StaticNorm(x.dtype, _Rows(self, x, residual, normalized=normalized))
         return normalized, total
 
     def want(self, wanted: HandOver | InputScale) -> None:
@@ -145,9 +147,16 @@ class NPURMSNorm(RMSNorm):
         return normalized if bias is None else normalized.add_(bias)
 
 
+def _where_they_are(rows: torch.Tensor) -> torch.Tensor:
+    return rows
+
+
 @dataclass(frozen=True)
 class _Rows:
-    """See NormRows. `integers` are quantized with `scale`; `normalized` are the values."""
+    """See NormRows. `integers` are quantized with `scale`; `normalized` are the values.
+
+    move: brings what the norm makes of x and residual to where integers and normalized are
+    """
 
     norm: NPURMSNorm
     x: torch.Tensor
@@ -155,6 +164,7 @@ class _Rows:
     scale: InputScale | None = None
     integers: torch.Tensor | None = None
     normalized: torch.Tensor | None = None
+    move: Move = _where_they_are
 
     def values(self) -> torch.Tensor:
         self.norm.want(HandOver.FLOATS)
@@ -167,7 +177,24 @@ class _Rows:
         self.norm.want(wanted)
         return wanted.quantize(self._floats())
 
+    def moved(self, move: Move) -> "_Rows":
+        return replace(
+            self,
+            integers=None if self.integers is None else move(self.integers),
+            normalized=None if self.normalized is None else move(self.normalized),
+            move=lambda rows: move(self.move(rows)),
+        )
+
+    def stored(self) -> torch.Tensor:
+        stored = self.normalized if self.integers is None else self.integers
+        assert stored is not None
+        return stored
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        every = (self.x, self.residual, self.integers, self.normalized)
+        return tuple(tensor for tensor in every if tensor is not None)
+
     def _floats(self) -> torch.Tensor:
         if self.normalized is not None:
             return self.normalized
-        return self.norm.of_sum(self.x, self.residual)[0]
+        return self.move(self.norm.of_sum(self.x, self.residual)[0])

@@ -1,9 +1,8 @@
 """Tokens divided among the ranks of a replica between collectives: whether an engine can."""
 
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.components import MODELS
+from vllm_davinci.core import components
 from vllm_davinci.core.config import DavinciConfig
 from vllm_davinci.core.errors import ConfigurationError
 
@@ -13,14 +12,20 @@ if TYPE_CHECKING:
 
 def shares_obstacle(vllm_config: "VllmConfig") -> str | None:
     """Why an engine cannot divide tokens, a clause that follows "because"; None if it can."""
-    parallel = vllm_config.parallel_config
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.tensor_parallel_size == 1:
         return "a replica is one rank"
-    if vllm_config.model_config is None or not vllm_config.model_config.use_mla:
-        return "only definitions of models with latent attention can divide tokens"
-    if not entry_points(group=MODELS.group):
-        return f"{MODELS.package} is not installed"
-    if parallel.data_parallel_size > 1:
+    providers = components.find(components.MODELS).values()
+    if not providers:
+        return f"{components.MODELS.package} is not installed"
+    dividing = frozenset().union(*(provider.divides_tokens() for provider in providers))
+    architecture = None if model is None else model.architecture
+    if architecture not in dividing:
+        return (
+            f"the definition of {architecture} does not divide tokens; those of "
+            f"{', '.join(sorted(dividing))} do"
+        )
+    if parallel.data_parallel_size > 1 and model.is_moe:
         return "replicas exchange whole steps with each other's experts"
     if parallel.use_sequence_parallel_moe:
         return "vLLM divides the tokens at the experts already"

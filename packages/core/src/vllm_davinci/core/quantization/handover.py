@@ -6,7 +6,7 @@ values that it stands for. The next quantized layer takes the integers instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -14,6 +14,9 @@ import torch_npu
 from torch.utils._pytree import tree_leaves, tree_map
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Brings rows that stand elsewhere here: [rows there, ...] -> [rows here, ...]
+Move = Callable[[torch.Tensor], torch.Tensor]
 
 # Operators that vLLM declares to write to what they only read.
 _READ_ONLY = {"vllm::moe_forward"}
@@ -26,6 +29,14 @@ class _StandIn(torch.Tensor):
 
     def to_float(self) -> torch.Tensor:
         raise NotImplementedError
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """What is there already, and what the values would be computed from."""
+        raise NotImplementedError
+
+    def record_stream(self, stream: Any) -> None:
+        for tensor in self.tensors():
+            tensor.record_stream(stream)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -86,6 +97,9 @@ class QuantizedActivation(_StandIn):
     def to_float(self) -> torch.Tensor:
         return (self.integers.to(torch.float32) * self.scales.unsqueeze(-1)).to(self.dtype)
 
+    def tensors(self) -> Iterable[torch.Tensor]:
+        return (self.integers, self.scales)
+
 
 class InputScale(NamedTuple):
     """How a layer with a scale of the checkpoint quantizes: round(x / scale + offset).
@@ -122,6 +136,15 @@ class NormRows(Protocol):
     def quantized(self, wanted: InputScale) -> torch.Tensor:
         """The norm as int8, for a layer that quantizes so. The next call does it in its launch."""
 
+    def moved(self, move: Move) -> NormRows:
+        """The same of the rows that `move` brings here, now or when it is asked for."""
+
+    def stored(self) -> torch.Tensor:
+        """[num_tokens, features], the integers or the values."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """See _StandIn.tensors."""
+
 
 class QuantizedNorm(QuantizedActivation):
     """A norm's rows, quantized in its own launch for the layer that multiplies them."""
@@ -139,6 +162,14 @@ class QuantizedNorm(QuantizedActivation):
     def to_float(self) -> torch.Tensor:
         return self.rows.values()
 
+    def moved(self, move: Move) -> QuantizedNorm:
+        """The rows that `move` brings here, and their scales, still as integers."""
+        integers, scales = move(self.integers), move(self.scales)
+        return QuantizedNorm.of(integers, scales, self.dtype, self.rows.moved(move))
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        return (*super().tensors(), *self.rows.tensors())
+
 
 class StaticNorm(_StandIn):
     """A norm's rows for layers with an InputScale, whether or not they are quantized yet."""
@@ -146,15 +177,23 @@ class StaticNorm(_StandIn):
     rows: NormRows
 
     @staticmethod
-    def __new__(cls: type[StaticNorm], like: torch.Tensor, rows: NormRows) -> StaticNorm:
+    def __new__(cls: type[StaticNorm], dtype: torch.dtype, rows: NormRows) -> StaticNorm:
+        stored = rows.stored()
         made: StaticNorm = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device
+            cls, stored.shape, dtype=dtype, device=stored.device
         )
         made.rows = rows
         return made
 
     def to_float(self) -> torch.Tensor:
         return self.rows.values()
+
+    def moved(self, move: Move) -> StaticNorm:
+        """The rows that `move` brings here: as integers, where they are quantized already."""
+        return StaticNorm(self.dtype, self.rows.moved(move))
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        return self.rows.tensors()
 
 
 class IntegerProjection(_StandIn):
@@ -194,6 +233,9 @@ class IntegerProjection(_StandIn):
             self.integers, self.weight_scale, self.row_scales, None, output_dtype=self.dtype
         )
         return values
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        return (self.integers, self.row_scales, self.weight_scale)
 
     def swiglu(self) -> QuantizedActivation:
         """silu(first half) * second half, quantized per token: one launch, no rounding between."""
