@@ -115,6 +115,22 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
             id="no_shares",
             marks=pytest.mark.thorough,
         ),
+        pytest.param(
+            {
+                "tensor_parallel_size": 2,
+                "distributed_executor_backend": "mp",
+                "hf_overrides": {"architectures": ["GemmaForCausalLM"]},
+                "additional_config": {"sequence_parallel": {"enabled": True}},
+            },
+            [
+                "sequence_parallel.enabled = true is not possible because the definition of Gemma",
+                "ForCausalLM does not divide tokens; those of DeepseekV2ForCausalLM, ",
+                ", LlamaForCausalLM, MistralForCausalLM, ",
+                "do. Remove it.",
+            ],
+            id="no_shares_of_this_model",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_overlap_that_cannot_be_is_refused(

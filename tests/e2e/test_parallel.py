@@ -55,14 +55,23 @@ def test_tokens_are_those_of_one_device(
     assert not [path for path in held if path.exists()]
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_two_replicas_give_the_tokens_of_one(
+    ranks: int,
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     prompts: list[list[int]],
     tmp_path: Path,
 ):
+    log = tmp_path / "log.txt"
     server = ServerProcess(
-        zoo(MODEL), tmp_path / "log.txt", *SMALL, "--data-parallel-size=2", "--api-server-count=1"
+        zoo(MODEL),
+        log,
+        *SMALL,
+        "--data-parallel-size=2",
+        "--api-server-count=1",
+        f"--tensor-parallel-size={ranks}",
+        '--additional-config={"sequence_parallel": {"min_tokens": 1}}',
     )
     try:
         server.wait_until_ready()
@@ -96,6 +105,8 @@ def test_two_replicas_give_the_tokens_of_one(
                 if line.startswith("vllm:request_success_total") and f'engine="{replica}"' in line
             ]
             assert sum(served) > 0, f"Replica {replica} got no request"
+        # Replicas of a dense model are engines of their own.
+        assert ("are divided among 2" in log.read_text(errors="replace")) == (ranks == 2)
         server.interrupt()
         server.wait_for_end()
     finally:

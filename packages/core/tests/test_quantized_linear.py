@@ -518,6 +518,38 @@ def test_static_layers_that_disagree_and_other_operators_get_floats_for_good(
     assert type(normalized) is torch.Tensor and static_norm.calls == 2
 
 
+@pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
+def test_rows_of_a_norm_move_as_integers(
+    kind: str, static_norm: StaticNormOperator, dynamic_norm: DynamicNorm, vllm_config: VllmConfig,
+    device: torch.device,
+):  # fmt: skip
+    norm = norm_of(kind, vllm_config, device)
+    x, (values, _) = norm_and_values(norm, vllm_config)
+    layer = single(kind, torch.bfloat16)
+    fill(layer, Exported.make(kind, OUT, IN, torch.bfloat16))
+    prepare(layer)
+    moved_dtypes: list[torch.dtype] = []
+
+    def move(rows: Tensor) -> Tensor:
+        moved_dtypes.append(rows.dtype)
+        return rows.flip(0)[:-1]
+
+    expected = layer(values.flip(0)[:-1])
+    for call in range(3):
+        moved_dtypes.clear()
+        moved = norm(*x)[0].moved(move)
+        moved.record_stream(torch.npu.current_stream())
+        assert moved.shape == (len(values) - 1, IN)
+        assert torch.equal(layer(moved), expected)
+        if kind == "W8A8_DYNAMIC":
+            assert moved_dtypes == [torch.int8, torch.float32]
+        else:  # from the second step on
+            assert moved_dtypes == [torch.int8 if call else torch.bfloat16]
+    # Whoever asks for values gets them, and ends it for good.
+    assert torch.equal(moved + 0, values.flip(0)[:-1])
+    assert type(norm(*x)[0]) is torch.Tensor
+
+
 def test_an_activation_that_was_handed_over_has_its_values():
     gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
     activated = SiluAndMul()(gate_up(inputs(torch.bfloat16).npu()))

@@ -7,7 +7,15 @@ import torch_npu  # noqa: F401  registers the hccl backend
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
+from vllm_davinci.core.quantization.handover import QuantizedNorm
 from vllm_davinci.models.token_shares import TokenShares
+
+
+class Quantized:
+    """Rows of a norm of which nobody asks for the values."""
+
+    def moved(self, move: object) -> "Quantized":
+        return self
 
 
 def main(rank: int, world_size: int, port: int) -> None:
@@ -28,6 +36,15 @@ def main(rank: int, world_size: int, port: int) -> None:
         assert torch.equal(shares.gather(share).cpu(), rows)
         total = shares.gather(shares.reduce(rows.npu() * (rank + 1))).cpu()
         torch.testing.assert_close(total, rows * (world_size * (world_size + 1) / 2))
+        integers = torch.arange(6 * num_tokens, dtype=torch.int8).view(num_tokens, 6)
+        scales = torch.arange(num_tokens, dtype=torch.float32)
+        own_integers, own_scales = shares.take(integers.npu()), shares.take(scales.npu()[:, None])
+        norm = QuantizedNorm.of(own_integers, own_scales[:, 0], torch.bfloat16, Quantized())
+        gathered = shares.gather(norm)
+        assert isinstance(gathered, QuantizedNorm)
+        assert gathered.shape == (num_tokens, 6) and gathered.dtype == torch.bfloat16
+        assert torch.equal(gathered.integers.cpu(), integers)
+        assert torch.equal(gathered.scales.cpu(), scales)
     print(f"rank {rank} agrees")
 
 

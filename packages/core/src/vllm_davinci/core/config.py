@@ -90,7 +90,7 @@ class DualBatchConfig(_Options):
 
 
 class SequenceParallelConfig(_Options):
-    """Tokens of a step divided among tensor-parallel ranks between attention and experts."""
+    """Tokens of a step divided among tensor-parallel ranks between attention and MLP."""
 
     enabled: bool = True
     """Use it in models whose definition can (vllm-davinci-models)."""
@@ -111,7 +111,7 @@ class DavinciConfig(_Options):
     """The schedule as a whole: nothing, the published one, the one with fewer reductions, or a
     choice for this engine, whose reasons are logged. Not set: the single options say."""
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
-    """Tokens divided among tensor-parallel ranks between attention and experts."""
+    """Tokens divided among tensor-parallel ranks between attention and MLP."""
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
         default=0, ge=0
     )
