@@ -46,6 +46,34 @@ def test_events_order_two_streams(policy: str) -> None:
     assert lines == ["1560 1560"]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_wait_is_for_its_record_and_not_for_a_later_one_of_another_stream(policy: str) -> None:
+    lines = output_of(
+        """
+        import torch
+        slow, fast, side = (torch.npu.Stream() for _ in range(3))
+        event = torch.npu.Event()
+        wrong = 0
+        for step in range(20):
+            x = torch.zeros(256, 256, device="npu")
+            torch.npu.synchronize()
+            with torch.npu.stream(slow):
+                for _ in range(10):
+                    x += 1.0
+                event.record()
+            side.wait_event(event)
+            event.record(fast)  # which has nothing to do
+            with torch.npu.stream(side):
+                y = x + 100.0
+            torch.npu.synchronize()
+            wrong += int(y[0, 0].cpu()) != 110
+        print(wrong)
+        """,
+        VirtualDeviceConfig(schedule=policy),
+    )
+    assert lines == ["0"]
+
+
 def test_a_missing_wait_shows_under_some_seed_and_the_seed_reproduces_it() -> None:
     def value(seed: int) -> str:
         return output_of(UNORDERED, VirtualDeviceConfig(schedule=f"fuzz:{seed}"))[0]

@@ -1,5 +1,6 @@
 #include "device/event.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace vnpu {
@@ -18,18 +19,34 @@ uint64_t Event::next_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+bool Event::reached(uint64_t version) const {
+  if (version <= all_reached_.load(std::memory_order_acquire)) return true;
+  std::lock_guard lock(mutex_);
+  return version <= all_reached_.load(std::memory_order_relaxed) || ahead_.count(version) != 0;
+}
+
 void Event::complete(uint64_t version, const std::optional<Failure>& failure) {
   std::lock_guard lock(mutex_);
-  // Two streams may record one event: completion never goes back.
-  if (version <= completed.load(std::memory_order_relaxed)) return;
-  time_ns.store(now_ns(), std::memory_order_relaxed);
-  failure_ = failure;
-  completed.store(version, std::memory_order_release);
+  if (version > newest_) {
+    newest_ = version;
+    time_ns.store(now_ns(), std::memory_order_relaxed);
+  }
+  if (failure.has_value()) {
+    failed_ = version;
+    failure_ = failure;
+  }
+  uint64_t all = all_reached_.load(std::memory_order_relaxed);
+  if (version > all + 1) {
+    ahead_.insert(version);
+    return;
+  }
+  for (all = std::max(all, version); ahead_.erase(all + 1) != 0;) ++all;
+  all_reached_.store(all, std::memory_order_release);
 }
 
 void Event::throw_if_failed(uint64_t version) const {
   std::lock_guard lock(mutex_);
-  if (failure_.has_value() && completed.load(std::memory_order_relaxed) >= version) throw *failure_;
+  if (failure_.has_value() && failed_ == version) throw *failure_;
 }
 
 EventRecord::EventRecord(EventPtr event, uint64_t version)
@@ -44,7 +61,7 @@ EventWait::EventWait(EventPtr event, uint64_t version)
     : Task("event wait"), event_(std::move(event)), version_(version) {}
 
 Progress EventWait::advance() {
-  if (event_->completed.load(std::memory_order_acquire) < version_) return Progress::kBlocked;
+  if (!event_->reached(version_)) return Progress::kBlocked;
   event_->throw_if_failed(version_);
   return Progress::kDone;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "device/failure.h"
 #include "device/task.h"
@@ -14,14 +15,16 @@ namespace vnpu {
 class Graph;
 
 // An event. record() marks a point of a stream; a wait refers to the newest record at the time of
-// the call. A never-recorded event is complete. Shared: recorded work may outlive its handle.
+// the call, and to no later one: that may be another stream's, which gets there earlier. A
+// never-recorded event is complete. Shared: recorded work may outlive its handle.
 class Event {
  public:
   explicit Event(uint32_t flags) : id(next_id()), flags(flags) {}
 
-  bool complete() const {
-    return completed.load(std::memory_order_acquire) >= recorded.load(std::memory_order_acquire);
-  }
+  // Whether a stream has reached this record, of which versions count from 1.
+  bool reached(uint64_t version) const;
+  // Whether the newest record has been reached.
+  bool complete() const { return reached(recorded.load(std::memory_order_acquire)); }
 
   // The stream has reached a record, or has failed before it: what waits for the event then has
   // nothing to work on and fails likewise.
@@ -31,16 +34,19 @@ class Event {
 
   const uint64_t id;
   const uint32_t flags;
-  std::atomic<uint64_t> recorded{0};   // records asked for
-  std::atomic<uint64_t> completed{0};  // records reached by their stream
-  std::atomic<int64_t> time_ns{0};     // of the newest completed record
+  std::atomic<uint64_t> recorded{0};  // records asked for
+  std::atomic<int64_t> time_ns{0};    // of the newest reached record
   // The graph under capture in which the newest record was made, if it was made in one.
   std::weak_ptr<Graph> captured_in;
 
  private:
   static uint64_t next_id();
   mutable std::mutex mutex_;
-  std::optional<Failure> failure_;  // of the newest completed record
+  std::atomic<uint64_t> all_reached_{0};  // every record up to this one
+  std::set<uint64_t> ahead_;              // reached before some record that is older
+  uint64_t newest_ = 0;                   // reached
+  uint64_t failed_ = 0;                   // record that was not reached because of failure_
+  std::optional<Failure> failure_;
 };
 
 using EventPtr = std::shared_ptr<Event>;

@@ -181,7 +181,7 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
     }
     if (detector != nullptr) detector->on_wait(*stream, *event, site);
     version = event->recorded.load();
-    if (event->completed.load() >= version) {
+    if (event->reached(version)) {
       event->throw_if_failed(version);
       return;
     }

@@ -111,12 +111,12 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
   ++HostCounts::instance().synchronizations;
   race::Detector* const detector = detector_of_host();
   const uint64_t version = event->recorded.load();
-  if (detector != nullptr || event->completed.load(std::memory_order_acquire) < version) {
+  if (detector != nullptr || !event->reached(version)) {
     const std::string site = race::launch_site();
     Lock lock(mutex_);
     const AnnouncedWait announced(*this,
                                   {.call_site = site, .event = event.get(), .version = version});
-    wait_until([&] { return event->completed.load() >= version; }, limit, "an event", lock);
+    wait_until([&] { return event->reached(version); }, limit, "an event", lock);
     if (detector != nullptr) detector->on_host_wait(*event, site);
   }
   event->throw_if_failed(version);
