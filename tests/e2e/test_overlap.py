@@ -426,7 +426,9 @@ def test_one_half_computes_while_the_other_communicates(
             "VNPU_SCHEDULE": "threads", "VNPU_PACE": pace, "VNPU_TRACE": str(tmp_path),
         },
         **TWO_RANKS,
-        **overlapped(),
+        additional_config={
+            **overlapped()["additional_config"], "sequence_parallel": {"enabled": False},
+        },
     ) as engine:  # fmt: skip
         engine.generate(as_inputs(random_prompts(1, [200] * 4)), FIRST_TOKEN)
         assert decisions(engine)["split"] == 1
