@@ -52,11 +52,12 @@ class NPUCommunicator(DeviceCommunicatorBase):
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
-    def _collective(self, begin: Callable[[], Any]) -> None:
+    def _collective(self, name: str, begin: Callable[[], Any], *tensors: torch.Tensor) -> None:
         """Runs one collective.
 
-        begin: enqueues it with async_op=True and returns its handle. What it reads and writes is
-               allocated before, and held by the caller until this returns.
+        name:    which collective, for who counts them
+        begin:   enqueues it with async_op=True and returns its handle
+        tensors: what it reads and writes; allocated before, and held until this returns
         """
         if self._scheduler is None:
             begin().wait()
@@ -91,7 +92,11 @@ class NPUCommunicator(DeviceCommunicatorBase):
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
         output = input_.clone(memory_format=torch.contiguous_format)
-        self._collective(lambda: dist.all_reduce(output, group=self.device_group, async_op=True))
+        self._collective(
+            "all_reduce",
+            lambda: dist.all_reduce(output, group=self.device_group, async_op=True),
+            output,
+        )
         return output
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -101,9 +106,12 @@ class NPUCommunicator(DeviceCommunicatorBase):
         shape = contiguous.shape
         gathered = contiguous.new_empty((self.world_size * shape[0], *shape[1:]))
         self._collective(
+            "all_gather",
             lambda: dist.all_gather_single(
                 gathered, contiguous, group=self.device_group, async_op=True
-            )
+            ),
+            contiguous,
+            gathered,
         )
         if dim == 0:
             return gathered
@@ -131,7 +139,10 @@ class NPUCommunicator(DeviceCommunicatorBase):
         gathered = contiguous.new_empty((sum(sizes), *input_.shape[1:]))
         parts = list(gathered.split(sizes))
         self._collective(
-            lambda: dist.all_gather(parts, contiguous, group=self.device_group, async_op=True)
+            "all_gatherv",
+            lambda: dist.all_gather(parts, contiguous, group=self.device_group, async_op=True),
+            contiguous,
+            gathered,
         )
         return gathered
 
@@ -147,9 +158,12 @@ class NPUCommunicator(DeviceCommunicatorBase):
         by_rows = input_.movedim(dim, 0).contiguous()
         share = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
         self._collective(
+            "reduce_scatter",
             lambda: dist.reduce_scatter_single(
                 share, by_rows, group=self.device_group, async_op=True
-            )
+            ),
+            by_rows,
+            share,
         )
         return share.movedim(0, dim).contiguous()
 
@@ -165,7 +179,10 @@ class NPUCommunicator(DeviceCommunicatorBase):
         share = by_rows.new_empty((sizes[self.rank_in_group], *by_rows.shape[1:]))
         parts = list(by_rows.split(sizes))
         self._collective(
-            lambda: dist.reduce_scatter(share, parts, group=self.device_group, async_op=True)
+            "reduce_scatterv",
+            lambda: dist.reduce_scatter(share, parts, group=self.device_group, async_op=True),
+            by_rows,
+            share,
         )
         return share.movedim(0, dim).contiguous()
 
@@ -177,7 +194,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
     def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrites `tensor` with rank src's, and returns it."""
         self._collective(
-            lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True)
+            "broadcast",
+            lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True),
+            tensor,
         )
         return tensor
 
@@ -206,6 +225,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
             _check_sizes(input_sizes, self.world_size, rows.shape[0], sum(input_sizes))
             received = rows.new_empty((sum(output_sizes), *rows.shape[1:]))
         self._collective(
+            "all_to_all",
             lambda: dist.all_to_all_single(
                 received,
                 rows,
@@ -213,7 +233,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
                 input_sizes,
                 group=self.device_group,
                 async_op=True,
-            )
+            ),
+            rows,
+            received,
         )
         return received
 
