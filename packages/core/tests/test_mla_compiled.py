@@ -27,6 +27,7 @@ SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
 
 @pytest.fixture(autouse=True)
 def registered(one_rank: None) -> Iterator[None]:
+    """Leaves the process as it was: without compiled operators."""
     register()
     yield
     compiled_operators.choose_operators(False)
@@ -104,7 +105,7 @@ class QuantizedBlock(Block):
 Make = Callable[[], QuantizedBlock]
 
 
-def check_equal(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], QuantizedBlock]:
+def check_equal(make: Make) -> tuple[Counter[str], QuantizedBlock]:
     """Runs all steps with and without compiled operators; which were called, and the block."""
     compiled_operators.choose_operators(False)
     composed = make()
@@ -121,7 +122,7 @@ def check_equal(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[st
         return call
 
     for name, operator in compiled_operators._operators.items():
-        monkeypatch.setitem(compiled_operators._operators, name, counting(name, operator))
+        compiled_operators._operators[name] = counting(name, operator)
     block = make()
     for step, outputs in zip(STEPS, expected, strict=True):
         for ours, theirs in zip(block.run(step), outputs, strict=True):
@@ -150,14 +151,14 @@ KINDS = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_quantized_block_is_prepared_in_one_call(
     kind: str, q_lora_rank: int | None, dtype: torch.dtype, vllm_config: VllmConfig,
-    device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind, kind)
 
     def make() -> QuantizedBlock:
         return QuantizedBlock(vllm_config, device, kinds, dtype=dtype, q_lora_rank=q_lora_rank)
 
-    calls, _ = check_equal(make, monkeypatch)
+    calls, _ = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
     assert not calls["rms_norm"] and not calls["mla_preprocess"]
 
@@ -166,7 +167,6 @@ def test_a_quantized_block_is_prepared_in_one_call(
 @KINDS
 def test_rows_that_the_norm_before_has_quantized_are_taken_as_they_are(
     kind: str, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind)
 
@@ -175,7 +175,7 @@ def test_rows_that_the_norm_before_has_quantized_are_taken_as_they_are(
         block.behind_a_norm()
         return block
 
-    calls, block = check_equal(make, monkeypatch)
+    calls, block = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
     wanted, norm = {
         "W8A8_DYNAMIC": (QuantizedNorm, "add_rms_norm_dynamic_quant"),
@@ -188,14 +188,14 @@ def test_rows_that_the_norm_before_has_quantized_are_taken_as_they_are(
 
 @KINDS
 def test_biases_of_both_norms_are_in_the_one_call(
-    kind: str, vllm_config: VllmConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: str, vllm_config: VllmConfig, device: torch.device
 ):
     kinds = projections(48, kind, kind)
 
     def make() -> QuantizedBlock:
         return QuantizedBlock(vllm_config, device, kinds, query_bias=0.7, latent_bias=0.7)
 
-    calls, block = check_equal(make, monkeypatch)
+    calls, block = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
     assert block.wrapper.q_a_layernorm.loaded_bias.any()
 
@@ -204,7 +204,6 @@ def test_biases_of_both_norms_are_in_the_one_call(
 @KINDS
 def test_on_two_streams_it_is_one_call_in_decodes(
     kind: str, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
     kinds = projections(q_lora_rank, kind, kind)
 
@@ -213,7 +212,7 @@ def test_on_two_streams_it_is_one_call_in_decodes(
             vllm_config, device, kinds, q_lora_rank=q_lora_rank, on_two_streams=True
         )
 
-    calls, _ = check_equal(make, monkeypatch)
+    calls, _ = check_equal(make)
     assert calls["mla_preprocess_w8a8 beside"] == 2
     assert calls["mla_preprocess_w8a8"] == len(STEPS) - 2
 
@@ -233,7 +232,7 @@ def test_on_two_streams_it_is_one_call_in_decodes(
 )
 def test_projections_of_several_kinds_are_composed(
     q_lora_rank: int | None, down: str, up: str, input_scales: dict[str, float],
-    vllm_config: VllmConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    vllm_config: VllmConfig, device: torch.device,
 ):  # fmt: skip
     kinds = projections(q_lora_rank, down, up)
 
@@ -242,13 +241,13 @@ def test_projections_of_several_kinds_are_composed(
         block.behind_a_norm()
         return block
 
-    calls, _ = check_equal(make, monkeypatch)
+    calls, _ = check_equal(make)
     assert not any(name.startswith("mla_preprocess") for name in calls)
     assert calls["mla_decode_attention"]
 
 
 def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(
-    vllm_config: VllmConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    vllm_config: VllmConfig, device: torch.device
 ):
     kinds = projections(None, "W8A8", "W8A8")
     scales = {"q_proj": 0.04, "kv_a_proj_with_mqa": 0.04}
@@ -256,18 +255,18 @@ def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(
     def make() -> QuantizedBlock:
         return QuantizedBlock(vllm_config, device, kinds, scales, q_lora_rank=None)
 
-    calls, _ = check_equal(make, monkeypatch)
+    calls, _ = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
 
 
 def test_a_float_block_with_a_bias_of_its_latent_norm_is_prepared_in_one_call(
-    vllm_config: VllmConfig, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    vllm_config: VllmConfig, device: torch.device
 ):
     kinds = projections(None, "FLOAT", "FLOAT")
 
     def make() -> QuantizedBlock:
         return QuantizedBlock(vllm_config, device, kinds, q_lora_rank=None, latent_bias=1.0)
 
-    calls, block = check_equal(make, monkeypatch)
+    calls, block = check_equal(make)
     assert calls["mla_preprocess"] == len(STEPS)
     assert block.wrapper.mla_attn.impl.value_bias.any()
