@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
 
 
 def _philox_floats(seed: int, offset: int, count: int) -> np.ndarray:
-    """Uniform fp32 numbers as csrc/ops/philox.h defines them."""
+    """Uniform fp32 numbers as csrc/ops/random/philox.h defines them."""
     rows = -(-count // 16)
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)

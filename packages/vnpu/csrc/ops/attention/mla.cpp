@@ -1,0 +1,305 @@
+// What stands before multi-head latent attention: projections, norms, rotary embedding and the
+// write to the caches of the latent and the rotary part.
+
+#include "ops/attention/kv_cache.h"
+#include "ops/attention/rotary.h"
+#include "ops/matmul/integer_matrices.h"
+#include "ops/quantization/int8_quantization.h"
+#include "ops/reduction/norm.h"
+
+namespace vnpu::ops {
+namespace {
+
+Tensor wide_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon) {
+  const Tensor wide = x.to(at::kFloat);
+  return wide * at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + epsilon) *
+         gamma.to(at::kFloat);
+}
+
+// Where rows go: cache modes differ in what an index counts and in how a block lies in memory.
+struct CacheTarget {
+  Text mode;
+  Tensor index;     // of tokens, or of blocks in the BLK modes
+  int64_t batches;  // rows are [batches * tokens, size]
+  int64_t tokens;
+};
+
+bool ends_with(const Text& text, const char* end) {
+  const std::string_view suffix(end);
+  return text.size() >= suffix.size() &&
+         std::string_view(text).substr(text.size() - suffix.size()) == suffix;
+}
+
+void write_cache(const Tensor& rows, const Tensor& cache, const CacheTarget& target) {
+  const Text& mode = target.mode;
+  if (rows.size(0) == 0) return;
+  if (mode.empty() ||
+      mode == "Norm") {  // [batch, 1, length, size]; indices count within a sequence
+    const Tensor flat = cache.squeeze(1);
+    const Tensor first = at::arange(target.batches, at::kLong).unsqueeze(-1) * flat.size(1);
+    const Tensor index = target.index.to(at::kLong).view({target.batches, target.tokens});
+    const Tensor slots = at::where(index.lt(0), index, index + first).reshape({-1});
+    write_slots(rows, flat, slots, CacheMode::kNorm, false);
+    return;
+  }
+  const bool per_block = mode.rfind("PA_BLK", 0) == 0;
+  const bool pieces = ends_with(mode, "NZ");
+  if (mode != "PA" && !ends_with(mode, "BNSD") && !ends_with(mode, "BSND") && !pieces) {
+    refuse("cacheMode '" + mode +
+           "' is not supported; use Norm, PA, PA_BNSD, PA_NZ, PA_BLK_BNSD or PA_BLK_NZ.");
+  }
+  const int64_t block_size = cache.size(1);
+  Tensor slots = target.index.to(at::kLong).reshape({-1});
+  if (per_block) {  // one index per block: the slot of its first token
+    const int64_t blocks = (target.tokens + block_size - 1) / block_size;
+    const Tensor token = at::arange(target.tokens, at::kLong);
+    slots =
+        (slots.view({target.batches, blocks}).index_select(1, at::floor_divide(token, block_size)) +
+         token.remainder(block_size))
+            .reshape({-1});
+  }
+  if (!pieces) {
+    write_slots(rows, cache, slots, CacheMode::kNorm, false);
+    return;
+  }
+  // The sizes are those of dense blocks; the memory of a block is [size / piece, block_size,
+  // piece].
+  const int64_t piece = 32 / static_cast<int64_t>(cache.element_size());
+  const int64_t size = cache.size(-1) * cache.size(-2);
+  write_slots(rows, cache.view({cache.size(0), size / piece, block_size, piece}), slots,
+              CacheMode::kPieces, false);
+}
+
+// Rows for a cache: in its dtype, quantized as round(x * scale + offset) when that is int8.
+Tensor for_cache(const Tensor& rows, const Tensor& cache, const OptionalTensor& scale,
+                 const OptionalTensor& offset) {
+  if (cache.scalar_type() != at::kChar) return rows.to(cache.scalar_type());
+  require(scale.has_value(), "an int8 cache needs the scale of what is written to it.");
+  Tensor wide = rows.to(at::kFloat) * scale->to(at::kFloat).reshape({-1});
+  if (offset) wide = wide + offset->to(at::kFloat).reshape({-1});
+  return to_int8(wide);
+}
+
+struct LatentProlog {
+  const Tensor& x;  // [batch, tokens, hidden] or [tokens, hidden]
+  const LaidOut &down_query, &up_query;
+  const Tensor& absorbed_key;  // [heads, size, latent]
+  const LaidOut& down_key;
+  const Tensor &query_gamma, &key_gamma, &sin, &cos;
+  OptionalTensor cache_index;
+  const InOut &latent_cache, &rope_cache;
+  OptionalTensor x_scale, down_query_scale, up_query_scale, down_key_scale, latent_scale,
+      rope_scale, smooth;
+  double query_epsilon, key_epsilon;
+  Text cache_mode;
+  double query_factor = 1, key_factor = 1;
+  OptionalTensor normed_query_out = {}, normed_query_scale_out = {}, query_scale_out = {};
+};
+
+// x * weight as floats; integers carry a scale per row and one per column.
+Tensor project(const Tensor& x, const LaidOut& weight, const OptionalTensor& row_scale,
+               const OptionalTensor& scale) {
+  const Tensor matrix = dense_weight(weight);
+  if (matrix.scalar_type() != at::kChar) return at::matmul(x.to(at::kFloat), matrix.to(at::kFloat));
+  require(x.scalar_type() == at::kChar && row_scale && scale,
+          "an int8 weight needs int8 rows and both scales.");
+  return multiply_integers(x, matrix).to(at::kFloat) * scale->to(at::kFloat).reshape({-1}) *
+         row_scale->to(at::kFloat).reshape({-1, 1});
+}
+
+void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rope_out) {
+  const Tensor x = call.x.reshape({-1, call.x.size(-1)});
+  if (x.numel() == 0) return;
+  const int64_t rows = x.size(0);
+  const int64_t heads = call.absorbed_key.size(0);
+  const int64_t size = call.absorbed_key.size(1);
+  const int64_t latent = call.absorbed_key.size(2);
+  const Tensor cos = call.cos.reshape({rows, 1, -1});
+  const Tensor sin = call.sin.reshape({rows, 1, -1});
+  const int64_t rope = cos.size(-1);
+  // Intermediate results are rounded as the weights' unit takes them: to the query's 16 bits.
+  const ScalarType type = query_rope_out.tensor.scalar_type();
+
+  Tensor normed =
+      wide_rms_norm(project(x, call.down_query, call.x_scale, call.down_query_scale).to(type),
+                    call.query_gamma, call.query_epsilon) *
+      call.query_factor;
+  OptionalTensor normed_scale;
+  if (dense_weight(call.up_query).scalar_type() == at::kChar) {
+    if (call.smooth) normed = normed * call.smooth->to(at::kFloat).reshape({-1});
+    const auto [values, scales] = quantize_rows(normed);
+    normed = values;
+    normed_scale = scales;
+  } else {
+    normed = normed.to(type);
+  }
+  const Tensor query = project(normed, call.up_query, normed_scale, call.up_query_scale)
+                           .to(type)
+                           .view({rows, heads, size + rope});
+  const Tensor absorbed = at::matmul(query.narrow(-1, 0, size).transpose(0, 1).to(at::kFloat),
+                                     call.absorbed_key.to(at::kFloat))
+                              .transpose(0, 1);
+  if (call.query_scale_out && query_out.tensor.scalar_type() == at::kChar) {
+    const auto [values, scales] = quantize_rows(absorbed.contiguous());
+    store(query_out, values.view(query_out.tensor.sizes()));
+    store(*call.query_scale_out, scales.reshape(call.query_scale_out->sizes()));
+  } else {
+    store(query_out, absorbed.reshape(query_out.tensor.sizes()));
+  }
+  const Tensor turned_query = at::empty({rows, heads, rope}, query.options());
+  rotate(query.narrow(-1, size, rope), {cos, sin, false}, Pairing::kInterleaveHalf, turned_query);
+  store(query_rope_out, turned_query.view(query_rope_out.tensor.sizes()));
+  if (call.normed_query_out)
+    store(*call.normed_query_out, normed.view(call.normed_query_out->sizes()));
+  if (call.normed_query_scale_out && normed_scale) {
+    store(*call.normed_query_scale_out,
+          normed_scale->reshape(call.normed_query_scale_out->sizes()));
+  }
+
+  const Tensor key = project(x, call.down_key, call.x_scale, call.down_key_scale).to(type);
+  const Tensor compressed =
+      (wide_rms_norm(key.narrow(-1, 0, latent), call.key_gamma, call.key_epsilon) * call.key_factor)
+          .to(type);
+  const Tensor turned_key = at::empty({rows, 1, rope}, key.options());
+  rotate(key.narrow(-1, latent, rope).unsqueeze(1), {cos, sin, false}, Pairing::kInterleaveHalf,
+         turned_key);
+  require(call.cache_index.has_value(), "cacheIndex is required in the paged cache modes.");
+  const int64_t batches = call.x.dim() == 3 ? call.x.size(0) : 1;
+  const CacheTarget target{call.cache_mode, *call.cache_index, batches, rows / batches};
+  const Tensor& latent_cache = call.latent_cache.tensor;
+  const Tensor& rope_cache = call.rope_cache.tensor;
+  write_cache(for_cache(compressed, latent_cache, call.latent_scale, {}), latent_cache, target);
+  write_cache(for_cache(turned_key.squeeze(1), rope_cache, call.rope_scale, {}), rope_cache,
+              target);
+}
+
+OptionalTensor filled(const OptionalOut& out) {
+  return out && out.tensor->numel() > 0 ? OptionalTensor(*out.tensor) : OptionalTensor();
+}
+
+}  // namespace
+
+// kv [batch, 1, tokens, latent + rope]: norm of the latent part, rotation of the other, both to the
+// cache.
+VNPU_OPERATOR(KvRmsNormRopeCache,
+              (const Tensor& kv, const Tensor& gamma, const Tensor& cos, const Tensor& sin,
+               const Tensor& index, InOut rope_cache, InOut latent_cache,
+               const OptionalTensor& rope_scale, const OptionalTensor& latent_scale,
+               const OptionalTensor& rope_offset, const OptionalTensor& latent_offset,
+               double epsilon, const Text& cache_mode, bool wants_rows, OptionalOut rope_out,
+               OptionalOut latent_out)) {
+  if (kv.numel() == 0) return;
+  const int64_t latent = gamma.size(0);
+  const int64_t rope = kv.size(-1) - latent;
+  const Tensor rows = kv.narrow(-1, 0, latent);
+  Tensor compressed;
+  if (kv.scalar_type() == at::kFloat) {  // to the last bit as models define it
+    compressed = wide_rms_norm(rows, gamma, epsilon);
+  } else {
+    compressed = at::empty(rows.sizes(), kv.options());
+    rms_norm(rows, gamma, epsilon, compressed);
+  }
+  const Tensor turned = at::empty({kv.size(0), kv.size(1), kv.size(2), rope}, kv.options());
+  rotate(kv.narrow(-1, latent, rope), {cos, sin, false}, Pairing::kInterleaveHalf, turned);
+  if (wants_rows) {
+    store(rope_out, turned);
+    store(latent_out, compressed);
+  }
+  const CacheTarget target{cache_mode, index, kv.size(0), kv.size(2)};
+  write_cache(for_cache(turned.view({-1, rope}), rope_cache.tensor, rope_scale, rope_offset),
+              rope_cache.tensor, target);
+  write_cache(
+      for_cache(compressed.view({-1, latent}), latent_cache.tensor, latent_scale, latent_offset),
+      latent_cache.tensor, target);
+}
+
+VNPU_OPERATOR(MlaPrologV2WeightNz,
+              (const Tensor& x, const LaidOut& down_query, const LaidOut& up_query,
+               const Tensor& absorbed_key, const LaidOut& down_key, const Tensor& query_gamma,
+               const Tensor& key_gamma, const Tensor& sin, const Tensor& cos,
+               const Tensor& cache_index, InOut latent_cache, InOut rope_cache,
+               const OptionalTensor& x_scale, const OptionalTensor& down_query_scale,
+               const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
+               const OptionalTensor& latent_scale, const OptionalTensor& rope_scale,
+               const OptionalTensor& smooth, double query_epsilon, double key_epsilon,
+               const Text& cache_mode, Out query, Out query_rope, OptionalOut query_scale)) {
+  prolog({x,
+          down_query,
+          up_query,
+          absorbed_key,
+          down_key,
+          query_gamma,
+          key_gamma,
+          sin,
+          cos,
+          cache_index,
+          latent_cache,
+          rope_cache,
+          x_scale,
+          down_query_scale,
+          up_query_scale,
+          down_key_scale,
+          latent_scale,
+          rope_scale,
+          smooth,
+          query_epsilon,
+          key_epsilon,
+          cache_mode,
+          1,
+          1,
+          {},
+          {},
+          filled(query_scale)},
+         query, query_rope);
+}
+
+// The arguments are those of CANN 8.5.0 and later; before, queryNormFlag stood after cacheMode.
+VNPU_OPERATOR(MlaPrologV3WeightNz,
+              (const Tensor& x, const LaidOut& down_query, const LaidOut& up_query,
+               const Tensor& absorbed_key, const LaidOut& down_key, const Tensor& query_gamma,
+               const Tensor& key_gamma, const Tensor& sin, const Tensor& cos, InOut latent_cache,
+               InOut rope_cache, const OptionalTensor& cache_index, const OptionalTensor& x_scale,
+               const OptionalTensor& down_query_scale, const OptionalTensor& up_query_scale,
+               const OptionalTensor& down_key_scale, const OptionalTensor& latent_scale,
+               const OptionalTensor& rope_scale, const OptionalTensor& smooth,
+               const OptionalTensor&, const OptionalTensor&, double query_epsilon,
+               double key_epsilon, const Text& cache_mode, int64_t weight_mode,
+               int64_t cache_quant_mode, int64_t, int64_t joint_caches, int64_t joint_scales,
+               int64_t, double query_factor, double key_factor, Out query, Out query_rope,
+               OptionalOut query_scale, OptionalOut normed_query, OptionalOut normed_query_scale)) {
+  if (weight_mode > 2 || cache_quant_mode > 2 || joint_caches != 0 || joint_scales != 0) {
+    refuse("weightQuantMode " + std::to_string(weight_mode) + ", kvCacheQuantMode " +
+           std::to_string(cache_quant_mode) + ", ckvkrRepoMode " + std::to_string(joint_caches) +
+           ": only floats and int8 (modes 0 to 2) in separate caches are supported.");
+  }
+  prolog({x,
+          down_query,
+          up_query,
+          absorbed_key,
+          down_key,
+          query_gamma,
+          key_gamma,
+          sin,
+          cos,
+          cache_index,
+          latent_cache,
+          rope_cache,
+          x_scale,
+          down_query_scale,
+          up_query_scale,
+          down_key_scale,
+          latent_scale,
+          rope_scale,
+          smooth,
+          query_epsilon,
+          key_epsilon,
+          cache_mode,
+          query_factor,
+          key_factor,
+          filled(normed_query),
+          filled(normed_query_scale),
+          filled(query_scale)},
+         query, query_rope);
+}
+
+}  // namespace vnpu::ops

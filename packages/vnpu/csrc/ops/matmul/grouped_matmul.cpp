@@ -1,0 +1,419 @@
+// One matrix product per group of rows, as the experts of a mixture need: plain, quantized, and
+// fused with what follows it in such a layer.
+
+#include "ops/matmul/grouped_matmul.h"
+
+#include "ops/handles.h"
+#include "ops/matmul/decode_matmul.h"
+#include "ops/matmul/integer_matrices.h"
+#include "ops/quantization/int8_quantization.h"
+
+namespace vnpu::ops {
+
+auto Argument<LaidOutList>::keep(C c, Launch& launch) -> Kept {
+  if (c == nullptr) launch.missing();
+  Kept kept;
+  for (const aclTensor* tensor : c->tensors)
+    kept.push_back(Argument<LaidOut>::keep(tensor, launch));
+  return kept;
+}
+
+LaidOutList Argument<LaidOutList>::value(const Kept& kept, Tensors& tensors) {
+  LaidOutList list;
+  for (const auto& one : kept) list.push_back(Argument<LaidOut>::value(one, tensors));
+  return list;
+}
+
+std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int64_t rows) {
+  const Tensor values = group_list.to(at::kLong).contiguous();
+  const auto* const entry = values.const_data_ptr<int64_t>();
+  std::vector<Group> groups;
+  int64_t start = 0;
+  const auto add = [&](int64_t expert, int64_t count) {
+    if (count < 0 || start + count > rows) {
+      refuse("groupList puts rows " + std::to_string(start) + " to " +
+             std::to_string(start + count) + " into group " + std::to_string(expert) +
+             ", but there are " + std::to_string(rows) + " rows.");
+    }
+    groups.push_back({expert, start, count});
+    start += count;
+  };
+  switch (form) {
+    case GroupListForm::kEnds:
+      for (int64_t i = 0; i < values.numel(); ++i) add(i, entry[i] - start);
+      break;
+    case GroupListForm::kCounts:
+      for (int64_t i = 0; i < values.numel(); ++i) add(i, entry[i]);
+      break;
+    case GroupListForm::kPairs:
+      for (int64_t i = 0; i + 1 < values.numel(); i += 2) {
+        if (entry[i + 1] > 0) add(entry[i], entry[i + 1]);  // the list ends with zeros
+      }
+      break;
+    default:
+      refuse("groupListType " + std::to_string(static_cast<int64_t>(form)) +
+             " is not known; use 0, 1 or 2.");
+  }
+  return groups;
+}
+
+namespace {
+
+// Per group one of a list, or a slice of the only tensor, which then has the groups in front.
+Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_one) {
+  if (list.size() > 1) return list[static_cast<size_t>(group)];
+  const Tensor& all = list.front();
+  if (all.dim() <= dims_of_one) return all;
+  if (group < 0 || group >= all.size(0)) {
+    refuse("group " + std::to_string(group) + " is not among the " + std::to_string(all.size(0)) +
+           " of a parameter.");
+  }
+  return all[group];
+}
+
+// A list that may be absent, or hold an empty tensor in place of nothing.
+std::vector<Tensor> present(const OptionalTensorList& list) {
+  for (const Tensor& tensor : list) {
+    if (tensor.numel() > 0) return {list.begin(), list.end()};
+  }
+  return {};
+}
+
+Tensor activated(const Tensor& x, int64_t activation) {
+  switch (activation) {
+    case 0: return x;
+    case 1: return at::relu(x);
+    case 2: return at::gelu(x, "tanh");
+    case 3: return at::gelu(x);
+    case 4: return x * at::sigmoid(x * 1.702);
+    case 5: return at::silu(x);
+    default: refuse("actType " + std::to_string(activation) + " is not known; use 0 to 5.");
+  }
+}
+
+struct GroupedMatmul {
+  const TensorList& x;
+  const LaidOutList& weight;
+  std::vector<Tensor> bias, scale, weight_scale, weight_offset, row_scale;
+  OptionalTensor group_list;
+  int64_t group_type, group_list_form, activation;
+  const OutList& out;
+};
+
+// x [rows, k] * weight [k, n] of one group, in whichever way the operands are quantized.
+Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& weight,
+                      int64_t group, const Tensor& row_scale, ScalarType out_type) {
+  const auto parameter = [&](const std::vector<Tensor>& list, int64_t dims) {
+    return list.empty() ? Tensor() : of_group(list, group, dims);
+  };
+  const Tensor bias = parameter(call.bias, 1);
+  if (x.scalar_type() == at::kChar) {
+    Tensor sum = multiply_integers(x, integer_matrix(weight, x.size(-1)));
+    const bool integer_bias = bias.defined() && bias.scalar_type() == at::kInt;
+    if (integer_bias) sum = sum + bias;
+    if (out_type == at::kInt) return sum;
+    const Tensor scale = parameter(call.scale, 1);
+    require(scale.defined(), "an int8 product needs scale, unless the result is int32.");
+    Tensor values = sum.to(at::kFloat) * float_scales(scale);
+    if (row_scale.defined()) values = values * row_scale.to(at::kFloat).reshape({-1, 1});
+    if (bias.defined() && !integer_bias) values = values + bias.to(at::kFloat);
+    return activated(values, call.activation);
+  }
+  Tensor dense = weight;
+  if (weight.scalar_type() == at::kChar || weight.scalar_type() == at::kInt) {
+    dense = integer_matrix(weight, x.size(-1)).to(at::kFloat);
+    const auto over_rows = [&](const Tensor& values) {  // [n], or [blocks of rows, n]
+      const Tensor wide = values.to(at::kFloat);
+      return wide.dim() < 2 ? wide : wide.repeat_interleave(dense.size(0) / wide.size(0), 0);
+    };
+    const int64_t dims = call.weight_scale.empty() || call.weight_scale.front().dim() < 3 ? 1 : 2;
+    const Tensor scale = parameter(call.weight_scale, dims);
+    const Tensor offset = parameter(call.weight_offset, dims);
+    require(scale.defined(), "an integer weight with x of floats needs antiquantScale.");
+    if (offset.defined()) dense = dense + over_rows(offset);
+    dense = dense * over_rows(scale);
+  }
+  // In the operands' own dtype, with sums in fp32, when nothing follows that has to see them
+  // unrounded.
+  if (x.scalar_type() == dense.scalar_type() && !bias.defined() && call.activation == 0)
+    return at::matmul(x, dense);
+  Tensor values = at::matmul(x.to(at::kFloat), dense.to(at::kFloat));
+  if (bias.defined()) values = values + bias.to(at::kFloat);
+  return activated(values, call.activation);
+}
+
+// Groups of one x that have few rows each and nothing but a product to do. Returns which groups it
+// has computed; the others are as they were.
+std::vector<bool> multiply_small_groups(const GroupedMatmul& call,
+                                        const std::vector<Tensor>& weights,
+                                        const std::vector<Group>& groups) {
+  std::vector<bool> done(groups.size(), false);
+  const Tensor& x = call.x[0];
+  const Tensor& out = call.out[0];
+  const Tensor& first = weights[0];
+  const auto is_bfloat16 = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16; };
+  const bool is_plain = call.out.size() == 1 && weights.size() == 1 && first.dim() == 3 &&
+                        x.dim() == 2 && out.dim() == 2 && is_bfloat16(x) && is_bfloat16(out) &&
+                        is_bfloat16(first) && first.size(1) == x.size(1) && x.stride(1) == 1 &&
+                        out.stride(1) == 1 && call.bias.empty() && call.activation == 0;
+  if (!is_plain) return done;
+  std::vector<DecodeProduct> products;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Group& group = groups[i];
+    if (group.index < 0 || group.index >= first.size(0)) continue;  // refused by who computes it
+    const DecodeProduct product{
+        .rows = x.const_data_ptr<at::BFloat16>() + group.start * x.stride(0),
+        .row_stride = x.stride(0),
+        .weight = first.const_data_ptr<at::BFloat16>() + group.index * first.stride(0),
+        .depth_stride = first.stride(1),
+        .column_stride = first.stride(2),
+        .out = out.mutable_data_ptr<at::BFloat16>() + group.start * out.stride(0),
+        .out_stride = out.stride(0),
+        .m = group.count,
+        .n = first.size(2),
+        .depth = x.size(1)};
+    if (!is_decode_product(product)) continue;
+    products.push_back(product);
+    done[i] = true;
+  }
+  decode_products(products);
+  return done;
+}
+
+void grouped_matmul(const GroupedMatmul& call) {
+  const std::vector<Tensor> weights = [&] {
+    std::vector<Tensor> all;
+    for (const LaidOut& weight : call.weight) all.push_back(dense_weight(weight));
+    return all;
+  }();
+  require(!call.x.empty() && !weights.empty() && !call.out.empty(),
+          "x, weight and out must not be empty lists.");
+  const auto row_scale = [&](int64_t first, int64_t count, size_t of) {
+    if (call.row_scale.empty()) return Tensor();
+    return call.row_scale[std::min(of, call.row_scale.size() - 1)].narrow(0, first, count);
+  };
+  constexpr int64_t kSplitRows = 0;
+  constexpr int64_t kSplitDepth = 2;
+  if (call.group_type ==
+      kSplitDepth) {  // groups of x's columns and weight's rows, one product each
+    require(call.group_list.has_value(), "groupType 2 needs groupList.");
+    for (const Group& group :
+         row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form),
+                    call.x[0].size(-1))) {
+      const Tensor product =
+          at::matmul(call.x[0].narrow(-1, group.start, group.count).to(at::kFloat),
+                     weights[0].narrow(-2, group.start, group.count).to(at::kFloat));
+      store(call.out.size() > 1 ? call.out[static_cast<size_t>(group.index)]
+                                : call.out[0][group.index],
+            product);
+    }
+    return;
+  }
+  if (call.x.size() > 1 || !call.group_list) {  // every x has its own weight
+    if (call.x.size() != weights.size() && weights.size() != 1) {
+      refuse("x has " + std::to_string(call.x.size()) + " tensors, weight " +
+             std::to_string(weights.size()) + ".");
+    }
+    int64_t start = 0;
+    for (size_t i = 0; i < call.x.size(); ++i) {
+      const int64_t rows = call.x[i].size(0);
+      const bool shared_out = call.out.size() == 1 && call.x.size() > 1;
+      const Tensor target = shared_out ? call.out[0].narrow(0, start, rows) : call.out[i];
+      if (target.numel() > 0) {
+        const auto group = static_cast<int64_t>(i);
+        store(target, multiply_group(call, call.x[i], of_group(weights, group, 2), group,
+                                     row_scale(call.row_scale.size() > 1 ? 0 : start, rows, i),
+                                     target.scalar_type()));
+      }
+      start += rows;
+    }
+    return;
+  }
+  if (call.group_type != kSplitRows) {
+    refuse("groupType " + std::to_string(call.group_type) +
+           " does not fit one x with groupList; use 0.");
+  }
+  const Tensor& x = call.x[0];
+  const std::vector<Group> groups =
+      row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form), x.size(0));
+  if (call.out.size() == 1) {  // rows after the last group take part in nothing
+    const int64_t end = groups.empty() ? 0 : groups.back().start + groups.back().count;
+    call.out[0].narrow(0, end, call.out[0].size(0) - end).zero_();
+  }
+  const std::vector<bool> is_done = multiply_small_groups(call, weights, groups);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Group& group = groups[i];
+    if (group.count == 0 || is_done[i]) continue;
+    const Tensor target = call.out.size() > 1 ? call.out[static_cast<size_t>(group.index)]
+                                              : call.out[0].narrow(0, group.start, group.count);
+    store(target, multiply_group(call, x.narrow(0, group.start, group.count),
+                                 of_group(weights, group.index, 2), group.index,
+                                 row_scale(group.start, group.count, 0), target.scalar_type()));
+  }
+}
+
+// x int8 [rows, k] times the weights of the groups, as floats: scaled per column and per row.
+Tensor scaled_products(const Tensor& x, const std::vector<Tensor>& weights,
+                       const std::vector<Tensor>& scales, const OptionalTensor& bias,
+                       const OptionalTensor& row_scale, const std::vector<Group>& groups) {
+  const int64_t columns = scales.front().size(-1);
+  Tensor result = at::zeros({x.size(0), columns}, at::kFloat);
+  for (const Group& group : groups) {
+    if (group.count == 0) continue;
+    const Tensor weight = integer_matrix(of_group(weights, group.index, 2), x.size(-1));
+    Tensor sum = multiply_integers(x.narrow(0, group.start, group.count), weight);
+    const Tensor scale = of_group(scales, group.index, 1);
+    const bool integer_bias = bias && bias->scalar_type() == at::kInt;
+    if (integer_bias) sum = sum + of_group({*bias}, group.index, 1);
+    Tensor values = sum.to(at::kFloat) * float_scales(scale.reshape({-1}));
+    if (row_scale) {
+      values =
+          values *
+          row_scale->to(at::kFloat).reshape({-1}).narrow(0, group.start, group.count).unsqueeze(-1);
+    }
+    if (bias && !integer_bias) values = values + of_group({*bias}, group.index, 1).to(at::kFloat);
+    result.narrow(0, group.start, group.count).copy_(values);
+  }
+  return result;
+}
+
+// silu(first half) * second half of the products, as int8 with a scale per row.
+void swiglu_quantized(const Tensor& products, const OptionalTensor& smooth,
+                      const std::vector<Group>& groups, const Out& out, const Out& scale_out) {
+  if (out.tensor.numel() == 0) return;
+  const auto halves = products.chunk(2, -1);
+  Tensor gated = at::silu(halves[0]) * halves[1];
+  if (smooth) {
+    for (const Group& group : groups) {
+      gated.narrow(0, group.start, group.count)
+          .mul_(of_group({*smooth}, group.index, 1).to(at::kFloat));
+    }
+  }
+  const auto [values, scales] = quantize_rows(gated);
+  store(out, values);
+  store(scale_out, scales.reshape(scale_out.tensor.sizes()));
+}
+
+struct FinalizeRouting {
+  const Tensor& x;
+  const LaidOut& weight;
+  OptionalTensor scale, bias, row_scale, group_list, shared_input, weights_of_rows, row_index;
+  double shared_weight;
+  int64_t shared_offset;
+  bool transpose1, transpose2;
+  int64_t group_list_form;
+};
+
+// The products, weighted, summed into the token of each row, on top of a part that all experts
+// share.
+void finalize_routing(const FinalizeRouting& call, const Out& out) {
+  require(call.group_list && call.row_index && call.scale,
+          "groupList, rowIndex and scale are required.");
+  const Tensor x = call.transpose1 ? call.x.t() : call.x;
+  const Tensor matrix = dense_weight(call.weight);
+  const Tensor weight = call.transpose2 ? matrix.transpose(-1, -2) : matrix;
+  const std::vector<Group> groups =
+      row_groups(*call.group_list, static_cast<GroupListForm>(call.group_list_form), x.size(0));
+  Tensor rows = scaled_products(x, {weight}, {*call.scale}, call.bias, call.row_scale, groups);
+  if (call.weights_of_rows) rows = rows * call.weights_of_rows->to(at::kFloat).reshape({-1, 1});
+  Tensor sum = at::zeros(out.tensor.sizes(), at::kFloat);
+  if (call.shared_input) {
+    sum.narrow(0, call.shared_offset, call.shared_input->size(0))
+        .copy_(call.shared_input->to(at::kFloat) * call.shared_weight);
+  }
+  int64_t routed = 0;
+  for (const Group& group : groups) routed = std::max(routed, group.start + group.count);
+  sum.index_add_(0, call.row_index->to(at::kLong).narrow(0, 0, routed), rows.narrow(0, 0, routed));
+  store(out, sum);
+}
+
+}  // namespace
+
+#define VNPU_GROUPED_MATMUL_INPUTS                                                                 \
+  const TensorList &x, const LaidOutList &weight, const OptionalTensorList &bias,                  \
+      const OptionalTensorList &scale, const OptionalTensorList &,                                 \
+      const OptionalTensorList &weight_scale, const OptionalTensorList &weight_offset,             \
+      const OptionalTensorList &row_scale, const OptionalTensor &group_list,                       \
+      const OptionalTensorList &, const OptionalTensorList &, const OptionalTensorList &, int64_t, \
+      int64_t group_type, int64_t group_list_form, int64_t activation
+#define VNPU_GROUPED_MATMUL_CALL                                                      \
+  grouped_matmul({x, weight, present(bias), present(scale), present(weight_scale),    \
+                  present(weight_offset), present(row_scale), group_list, group_type, \
+                  group_list_form, activation, out})
+
+VNPU_OPERATOR(GroupedMatmulV4, (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out,
+                                const OptionalOutList&, const OptionalOutList&)) {
+  VNPU_GROUPED_MATMUL_CALL;
+}
+VNPU_OPERATOR(GroupedMatmulV5,
+              (VNPU_GROUPED_MATMUL_INPUTS, const OptionalIntArray&, const OutList& out,
+               const OptionalOutList&, const OptionalOutList&)) {
+  VNPU_GROUPED_MATMUL_CALL;
+}
+VNPU_OPERATOR(GroupedMatmulWeightNz,
+              (VNPU_GROUPED_MATMUL_INPUTS, const OptionalIntArray&, int64_t, const OutList& out,
+               const OptionalOutList&, const OptionalOutList&)) {
+  VNPU_GROUPED_MATMUL_CALL;
+}
+
+VNPU_OPERATOR(GroupedMatmulSwigluQuantWeightNZ,
+              (const Tensor& x, const LaidOut& weight, const OptionalTensor& bias,
+               const OptionalTensor&, const Tensor& weight_scale, const Tensor& x_scale,
+               const Tensor& group_list, Out out, Out scale_out, OptionalOut)) {
+  const std::vector<Group> groups = row_groups(group_list, GroupListForm::kEnds, x.size(0));
+  const Tensor products =
+      scaled_products(x, {dense_weight(weight)}, {weight_scale}, bias, x_scale, groups);
+  swiglu_quantized(products, {}, groups, out, scale_out);
+}
+
+#define VNPU_GROUPED_SWIGLU_QUANT(NAME)                                                         \
+  VNPU_OPERATOR(                                                                                \
+      NAME, (const Tensor& x, const LaidOutList& weight, const TensorList& weight_scale,        \
+             const OptionalTensorList&, const OptionalTensor& bias, const Tensor& x_scale,      \
+             const OptionalTensor& smooth, const Tensor& group_list, int64_t, int64_t, int64_t, \
+             int64_t group_list_form, const OptionalIntArray&, Out out, Out scale_out)) {       \
+    std::vector<Tensor> weights;                                                                \
+    for (const LaidOut& one : weight) weights.push_back(dense_weight(one));                     \
+    const std::vector<Group> groups =                                                           \
+        row_groups(group_list, static_cast<GroupListForm>(group_list_form), x.size(0));         \
+    swiglu_quantized(scaled_products(x, weights, weight_scale, bias, x_scale, groups), smooth,  \
+                     groups, out, scale_out);                                                   \
+  }
+VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantV2)
+VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantWeightNzV2)
+
+#define VNPU_FINALIZE_INPUTS                                                                       \
+  const Tensor &x, const LaidOut &weight, const OptionalTensor &scale, const OptionalTensor &bias, \
+      const OptionalTensor &, const OptionalTensor &, const OptionalTensor &,                      \
+      const OptionalTensor &row_scale, const OptionalTensor &group_list,                           \
+      const OptionalTensor &shared_input, const OptionalTensor &weights_of_rows,                   \
+      const OptionalTensor &row_index, int64_t, float shared_weight, int64_t shared_offset,        \
+      bool transpose1, bool transpose2, int64_t group_list_form
+#define VNPU_FINALIZE_CALL                                                                      \
+  finalize_routing(                                                                             \
+      {x, weight, scale, bias, row_scale, group_list, shared_input, weights_of_rows, row_index, \
+       shared_weight, shared_offset, transpose1, transpose2, group_list_form},                  \
+      out)
+
+VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV2, (VNPU_FINALIZE_INPUTS, Out out)) {
+  VNPU_FINALIZE_CALL;
+}
+VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV3,
+              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out)) {
+  VNPU_FINALIZE_CALL;
+}
+VNPU_OPERATOR(GroupedMatmulFinalizeRoutingWeightNzV2,
+              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out)) {
+  VNPU_FINALIZE_CALL;
+}
+VNPU_OPERATOR(GroupedMatmulFinalizeRoutingWeightNz,
+              (const Tensor& x, const LaidOut& weight, const OptionalTensor& scale,
+               const OptionalTensor& bias, const OptionalTensor& row_scale,
+               const OptionalTensor& group_list, const OptionalTensor& shared_input,
+               const OptionalTensor& weights_of_rows, const OptionalTensor& row_index, int64_t,
+               float shared_weight, int64_t shared_offset, bool transpose1, bool transpose2,
+               int64_t group_list_form, Out out)) {
+  VNPU_FINALIZE_CALL;
+}
+
+}  // namespace vnpu::ops

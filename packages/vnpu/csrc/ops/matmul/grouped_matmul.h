@@ -1,0 +1,31 @@
+#pragma once
+
+#include <vector>
+
+#include "ops/matmul/fractal_layout.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// const LaidOutList&: aclTensorList*, read; each tensor's memory may lie in FRACTAL_NZ.
+struct LaidOutList : std::vector<LaidOut> {
+  using std::vector<LaidOut>::vector;
+};
+template <>
+struct Argument<LaidOutList> {
+  using C = const aclTensorList*;
+  using Kept = std::vector<Argument<LaidOut>::Kept>;
+  static Kept keep(C c, Launch& launch);
+  static LaidOutList value(const Kept& kept, Tensors& tensors);
+};
+
+// What groupList holds: the end of each group, the size of each, or pairs (group, size).
+enum class GroupListForm : int64_t { kEnds = 0, kCounts = 1, kPairs = 2 };
+
+// Rows [start, start + count) belong to expert `index`.
+struct Group {
+  int64_t index, start, count;
+};
+std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int64_t rows);
+
+}  // namespace vnpu::ops

@@ -1,0 +1,32 @@
+#pragma once
+
+// Products of 8-bit and 4-bit integer matrices, exact as on the device: sums are int32.
+
+#include "ops/matmul/fractal_layout.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// a [..., m, k] and b [..., k, n], int8 -> int32 [..., m, n].
+Tensor multiply_integers(const Tensor& a, const Tensor& b);
+
+// Eight 4-bit integers lie in each int32, the first in the lowest bits: [..., n] -> int8 [..., 8
+// n].
+Tensor unpack_int4(const Tensor& packed);
+// The inverse, for int8 values in [-8, 7].
+Tensor pack_int4(const Tensor& values);
+
+// A matrix of integers as int8. int32 memory holds 4-bit integers, packed along the dimension that
+// is contiguous; `rows`: how many the matrix must have, which tells the packed dimension of a
+// transposed one.
+Tensor integer_matrix(const Tensor& matrix, int64_t rows);
+
+// Scales as float32. 64-bit integers are what aclnnTransQuantParam makes: a float's bits in the low
+// half.
+Tensor float_scales(const Tensor& scales);
+
+// A weight in whatever layout it came: tiles as a format, or as dimensions
+// [experts, columns / c, rows / 16, 16, c] of their own.
+Tensor dense_weight(const LaidOut& weight);
+
+}  // namespace vnpu::ops

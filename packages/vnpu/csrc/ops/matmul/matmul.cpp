@@ -1,0 +1,130 @@
+// Matrix products. Transposed operands arrive as strided views, which ATen's products take as they
+// are. cubeMathType allows the device to lower the precision of float32; here it never does.
+
+#include "ops/matmul/decode_matmul.h"
+#include "ops/matmul/fractal_layout.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+bool is_floating(const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+}
+
+void require_floating(std::initializer_list<Tensor> operands) {
+  for (const Tensor& operand : operands) {
+    if (!is_floating(operand)) {
+      refuse(std::string("the matrix unit multiplies float32, float16 and bfloat16; got ") +
+             at::toString(operand.scalar_type()) + ". Convert the operand first.");
+    }
+  }
+}
+
+// Whether ATen may compute straight into `out`: one dtype throughout, and not float16, for which
+// ATen has only a scalar loop (widening to float32 is 3 times as fast and as exact).
+template <class... T>
+bool is_direct(const Tensor& out, const T&... operands) {
+  const ScalarType type = out.scalar_type();
+  return type != at::kHalf && ((operands.scalar_type() == type) && ...);
+}
+
+void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
+  require_floating({self, mat2});
+  if (!is_direct(out, self, mat2)) {
+    store(out, at::matmul(widen(self), widen(mat2)));
+  } else if (self.dim() == 2 && mat2.dim() == 2) {
+    if (decode_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
+    at::mm_out(const_cast<Tensor&>(out), self, mat2);
+  } else if (self.dim() == 3 && mat2.dim() == 3 && self.size(0) == mat2.size(0)) {
+    if (decode_batch_matmul(self, mat2, out)) return;
+    at::bmm_out(const_cast<Tensor&>(out), self, mat2);
+  } else {
+    store(out, at::matmul(self, mat2));
+  }
+}
+
+void multiply_add(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                  const Scalar& alpha, const Tensor& out) {
+  require_floating({mat1, mat2});
+  if (is_direct(out, self, mat1, mat2)) {
+    const bool is_bias = self.dim() == 1 || (self.dim() == 2 && self.size(0) == 1);
+    if (is_bias && beta.equal(1) && alpha.equal(1) &&
+        decode_matmul(mat1, mat2, self.reshape(-1), out)) {
+      return;
+    }
+    at::addmm_out(const_cast<Tensor&>(out), self, mat1, mat2, beta, alpha);
+  } else {
+    store(out,
+          at::addmm(self.to(at::kFloat), mat1.to(at::kFloat), mat2.to(at::kFloat), beta, alpha));
+  }
+}
+
+}  // namespace
+
+VNPU_OPERATOR(Mm, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+  require(self.dim() == 2 && mat2.dim() == 2, "both operands must be matrices");
+  multiply(self, mat2, out.tensor);
+}
+VNPU_OPERATOR(Matmul, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+  multiply(self, mat2, out.tensor);
+}
+VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+  require(self.dim() == 3 && mat2.dim() == 3, "both operands must have 3 dimensions");
+  multiply(self, mat2, out.tensor);
+}
+
+VNPU_OPERATOR(Addmm, (const Tensor& self, const Tensor& mat1, const Tensor& mat2,
+                      const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+  multiply_add(self, mat1, mat2, beta, alpha, out.tensor);
+}
+VNPU_OPERATOR(InplaceAddmm, (InOut self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+                             const Scalar& alpha, int8_t)) {
+  multiply_add(self.tensor, mat1, mat2, beta, alpha, self.tensor);
+}
+VNPU_OPERATOR(Addmv, (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& alpha,
+                      const Scalar& beta, Out out, int8_t)) {
+  require_floating({mat, vec});
+  store(out, at::addmv(widen(self), widen(mat), widen(vec), beta, alpha));
+}
+VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t)) {
+  require_floating({self, vec});
+  store(out, at::mv(widen(self), widen(vec)));
+}
+VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out)) {
+  store(out, at::dot(widen(self), widen(tensor)));
+}
+VNPU_OPERATOR(Baddbmm, (const Tensor& self, const Tensor& batch1, const Tensor& batch2,
+                        const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+  require_floating({batch1, batch2});
+  if (is_direct(out.tensor, self, batch1, batch2)) {
+    at::baddbmm_out(out.tensor, self, batch1, batch2, beta, alpha);
+  } else {
+    store(out, at::baddbmm(widen(self), widen(batch1), widen(batch2), beta, alpha));
+  }
+}
+VNPU_OPERATOR(Addbmm, (const Tensor& self, const Tensor& batch1, const Tensor& batch2,
+                       const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+  require_floating({batch1, batch2});
+  store(out, at::addbmm(widen(self), widen(batch1), widen(batch2), beta, alpha));
+}
+VNPU_OPERATOR(Addr, (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
+                     const OptionalScalar& beta, const OptionalScalar& alpha, Out out)) {
+  store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
+}
+
+// --- weights in FRACTAL_NZ
+// -------------------------------------------------------------------------
+VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+  multiply(self, mat2.matrix(), out.tensor);
+}
+VNPU_OPERATOR(BatchMatMulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+  multiply(self, mat2.matrix(), out.tensor);
+}
+VNPU_OPERATOR(AddmmWeightNz, (const Tensor& self, const Tensor& mat1, const LaidOut& mat2,
+                              const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+  multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,391 @@
+#include "ops/moe/expert_exchange.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <numeric>
+
+#include "collective/messages.h"
+#include "ops/quantization/int8_quantization.h"
+
+namespace vnpu::ops {
+namespace {
+
+// One row on its way: a token for an expert.
+struct Assignment {
+  int32_t token;
+  int32_t choice;  // 0 to k - 1 routed, then the shared ones
+  int32_t expert;  // among all: the shared ones first
+};
+
+// By rank, then by that rank's experts.
+using Routes = std::vector<std::vector<std::vector<Assignment>>>;
+
+// What travels with a row. Plain bytes: messages stay within one host.
+struct RowLabel {
+  float scale;
+  float weight;
+  int32_t token;
+  int32_t choice;
+};
+
+ElementType element_type(at::ScalarType type) {
+  if (type == at::kHalf) return ElementType::kFloat16;
+  return type == at::kChar ? ElementType::kInt8 : ElementType::kBfloat16;
+}
+
+Announcement announce(Operation operation, const ExpertExchange& exchange, at::ScalarType type,
+                      int64_t hidden, std::initializer_list<int64_t> alike) {
+  // FNV-1a: enough to tell different settings apart.
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&](int64_t value) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
+  };
+  const ExpertPlaces& places = exchange.places;
+  for (const int64_t value : {places.routed, places.shared, places.shared_ranks,
+                              exchange.most_tokens, exchange.expert_ids.sizes[1]}) {
+    add(value);
+  }
+  for (const int64_t value : alike) add(value);
+  return Announcement{0,
+                      static_cast<uint32_t>(operation),
+                      static_cast<uint32_t>(element_type(type)),
+                      Announcement::kNone,
+                      Announcement::kNone,
+                      static_cast<uint64_t>(hidden),
+                      hash,
+                      0};
+}
+
+class ExpertMessages : public MessageExchange {
+ protected:
+  ExpertMessages(const ExpertExchange& exchange, const Announcement& announcement,
+                 std::vector<Access> touched)
+      : MessageExchange(exchange.group, announcement), exchange_(exchange) {
+    accesses = std::move(touched);
+  }
+
+  const ExpertPlaces& places() const { return exchange_.places; }
+  int64_t own_experts() const { return places().experts_of(group().rank()); }
+  int64_t tokens() const { return exchange_.expert_ids.sizes[0]; }
+  int64_t top_k() const { return exchange_.expert_ids.sizes[1]; }
+
+  // Which rows this rank sends, as its tokens chose.
+  Routes routes() const {
+    Routes routes(group().ranks());
+    for (int64_t r = 0; r < places().ranks; ++r) routes[r].resize(places().experts_of(r));
+    Tensors tensors;
+    const Tensor ids = tensors.make(exchange_.expert_ids).contiguous();
+    const int32_t* chosen = ids.const_data_ptr<int32_t>();
+    const Tensor active = active_choices(tensors);
+    const bool* takes_part = active.defined() ? active.const_data_ptr<bool>() : nullptr;
+    for (int64_t t = 0; t < tokens(); ++t) {
+      bool any = false;
+      for (int64_t i = 0; i < top_k(); ++i) {
+        const int64_t a = t * top_k() + i;
+        if (takes_part != nullptr && !takes_part[a]) continue;
+        any = true;
+        const int64_t expert = chosen[a];
+        if (expert < 0 || expert >= places().routed) {
+          give_up("token " + std::to_string(t) + " chose expert " + std::to_string(expert) +
+                  " of " + std::to_string(places().routed) + ". Look at expertIds.");
+        }
+        routes[places().rank_of(expert)][expert % places().experts_per_rank()].push_back(
+            {static_cast<int32_t>(t), static_cast<int32_t>(i),
+             static_cast<int32_t>(places().shared_choices() + expert)});
+      }
+      if (!any) continue;
+      for (int64_t s = 0; s < places().shared_choices(); ++s) {
+        routes[places().rank_of_shared(s, group().rank())][0].push_back(
+            {static_cast<int32_t>(t), static_cast<int32_t>(top_k() + s), static_cast<int32_t>(s)});
+      }
+    }
+    return routes;
+  }
+
+  // Ends the exchange for all ranks.
+  [[noreturn]] void give_up(const std::string& why) const {
+    group().fail(FailureKind::kOperatorFailed, "vnpu: " + title() + " of group " + group().name() +
+                                                   ": " + group().describe(group().rank()) + ": " +
+                                                   why);
+  }
+
+ private:
+  // [tokens, k], bool, or undefined where all take part.
+  Tensor active_choices(Tensors& tensors) const {
+    if (!exchange_.active.has_value()) return {};
+    const Tensor active = tensors.make(*exchange_.active).to(at::kBool);
+    if (active.dim() == 2) return active.contiguous();
+    const int64_t count = active.sum().item<int64_t>();
+    if (!active.narrow(0, 0, count).all().item<bool>()) {
+      give_up(
+          "xActiveMask of one dimension has a false before a true. Put the active tokens first.");
+    }
+    return active.unsqueeze(1).expand({tokens(), top_k()}).contiguous();
+  }
+
+  const ExpertExchange exchange_;
+};
+
+// A message: how many rows each expert of the receiver gets, their labels, the rows.
+class Dispatch final : public ExpertMessages {
+ public:
+  Dispatch(const ExpertExchange& exchange, const DispatchTensors& call, std::vector<Access> touched)
+      : ExpertMessages(exchange,
+                       announce(Operation::kExpertDispatch, exchange, call.x.dtype, call.x.sizes[1],
+                                {call.quantized, call.smooth.has_value()}),
+                       std::move(touched)),
+        call_(call) {}
+
+ private:
+  size_t row_bytes() const {
+    return static_cast<size_t>(call_.rows.sizes[1]) * at::elementSize(call_.rows.dtype);
+  }
+
+  Messages compose() override {
+    const c10::InferenceMode guard;
+    const Routes routes = this->routes();
+    if (!call_.triples) store_numbers(routes);
+    Tensors tensors;
+    const Tensor x = tensors.make(call_.x);
+    Tensor weights;
+    if (call_.weights.has_value()) weights = tensors.make(*call_.weights).contiguous();
+    Messages messages(routes.size());
+    for (size_t r = 0; r < routes.size(); ++r) {
+      std::vector<int64_t> counts;
+      std::vector<Assignment> all;
+      for (const auto& of_expert : routes[r]) {
+        counts.push_back(static_cast<int64_t>(of_expert.size()));
+        all.insert(all.end(), of_expert.begin(), of_expert.end());
+      }
+      std::vector<RowLabel> labels;
+      for (const Assignment& a : all) {
+        const float weight = weights.defined() && a.choice < top_k()
+                                 ? weights.const_data_ptr<float>()[a.token * top_k() + a.choice]
+                                 : 1.0f;
+        labels.push_back({1.0f, weight, a.token, a.choice});
+      }
+      const Tensor rows = rows_of(x, all, labels);
+      const size_t head = counts.size() * sizeof(int64_t);
+      const size_t middle = labels.size() * sizeof(RowLabel);
+      messages[r].resize(head + middle + all.size() * row_bytes());
+      std::memcpy(messages[r].data(), counts.data(), head);
+      if (all.empty()) continue;
+      std::memcpy(messages[r].data() + head, labels.data(), middle);
+      std::memcpy(messages[r].data() + head + middle, rows.const_data_ptr(), rows.nbytes());
+    }
+    return messages;
+  }
+
+  // The assignments' rows as they travel; quantized ones put their scales into the labels.
+  Tensor rows_of(const Tensor& x, const std::vector<Assignment>& assignments,
+                 std::vector<RowLabel>& labels) const {
+    if (assignments.empty()) return {};
+    std::vector<int64_t> tokens, experts;
+    for (const Assignment& a : assignments) {
+      tokens.push_back(a.token);
+      experts.push_back(a.expert);
+    }
+    const Tensor rows = x.index_select(0, at::tensor(tokens)).contiguous();
+    if (!call_.quantized) return rows;
+    Tensor wide = rows.to(at::kFloat);
+    if (call_.smooth.has_value()) {
+      Tensors tensors;
+      wide = wide * tensors.make(*call_.smooth).index_select(0, at::tensor(experts));
+    }
+    const auto [values, scales] = quantize_rows(wide);
+    for (size_t i = 0; i < labels.size(); ++i) {
+      labels[i].scale = scales.const_data_ptr<float>()[i];
+    }
+    return values.contiguous();
+  }
+
+  void deliver(const Messages& received) override {
+    const c10::InferenceMode guard;
+    const size_t ranks = received.size();
+    const auto experts = static_cast<size_t>(own_experts());
+    const size_t head = experts * sizeof(int64_t);
+    std::vector<const int64_t*> counts;
+    std::vector<int64_t> totals;  // rows from each rank
+    int64_t total = 0;
+    for (const auto& message : received) {
+      counts.push_back(reinterpret_cast<const int64_t*>(message.data()));
+      totals.push_back(std::accumulate(counts.back(), counts.back() + experts, int64_t{0}));
+      total += totals.back();
+    }
+    const int64_t capacity = call_.rows.sizes[0];
+    if (total > capacity) {
+      give_up(std::to_string(total) + " rows came for the " + std::to_string(capacity) +
+              " that expandX has room for. A token must not choose an expert twice.");
+    }
+    Tensor rows = at::empty({total, call_.rows.sizes[1]}, at::TensorOptions(call_.rows.dtype));
+    Tensor ends = at::empty({static_cast<int64_t>(experts * ranks)}, at::kInt);
+    Tensor per_expert = at::zeros({static_cast<int64_t>(experts)}, at::kLong);
+    std::vector<RowLabel> labels(static_cast<size_t>(total));
+    std::vector<int32_t> triples(static_cast<size_t>(total) * 3);
+    std::vector<int64_t> next(ranks, 0);  // row of each rank's message
+    int64_t at = 0;
+    auto* const target = static_cast<std::byte*>(rows.mutable_data_ptr());
+    for (size_t e = 0; e < experts; ++e) {
+      for (size_t r = 0; r < ranks; ++r) {
+        const auto count = static_cast<size_t>(counts[r][e]);
+        const std::byte* const labels_at = received[r].data() + head;
+        const std::byte* const rows_at =
+            labels_at + static_cast<size_t>(totals[r]) * sizeof(RowLabel);
+        const auto first = static_cast<size_t>(next[r]);
+        if (count > 0) {
+          std::memcpy(&labels[static_cast<size_t>(at)], labels_at + first * sizeof(RowLabel),
+                      count * sizeof(RowLabel));
+          std::memcpy(target + static_cast<size_t>(at) * row_bytes(), rows_at + first * row_bytes(),
+                      count * row_bytes());
+        }
+        for (size_t i = 0; i < count; ++i) {
+          const size_t row = static_cast<size_t>(at) + i;
+          triples[row * 3] = static_cast<int32_t>(r);
+          triples[row * 3 + 1] = labels[row].token;
+          triples[row * 3 + 2] = labels[row].choice;
+        }
+        next[r] += counts[r][e];
+        at += counts[r][e];
+        per_expert.mutable_data_ptr<int64_t>()[e] += counts[r][e];
+        ends.mutable_data_ptr<int32_t>()[e * ranks + r] = static_cast<int32_t>(at);
+      }
+    }
+    Tensors tensors;
+    const auto front = [&](const TensorView& view, const Tensor& values) {
+      tensors.make(view).narrow(0, 0, values.size(0)).copy_(values);
+    };
+    front(call_.rows, rows);
+    front(call_.ends, ends);
+    front(call_.tokens_per_expert, call_.counts_as_sums ? per_expert.cumsum(0) : per_expert);
+    if (call_.triples) front(call_.assist, at::tensor(triples, at::kInt));
+    if (call_.total.has_value() && call_.total->numel() > 0) {
+      tensors.make(*call_.total).fill_(total);
+    }
+    std::vector<float> scales, weights;
+    for (const RowLabel& label : labels) {
+      scales.push_back(label.scale);
+      weights.push_back(label.weight);
+    }
+    if (call_.quantized) front(*call_.row_scales, at::tensor(scales, at::kFloat));
+    if (call_.weights.has_value() && call_.row_weights.has_value()) {
+      front(*call_.row_weights, at::tensor(weights, at::kFloat));
+    }
+  }
+
+  // Of each assignment, how many before it chose the same expert.
+  void store_numbers(const Routes& routes) const {
+    Tensor numbers = at::zeros({tokens() * top_k()}, at::kInt);
+    for (const auto& of_rank : routes) {
+      for (const auto& of_expert : of_rank) {
+        int32_t number = 0;
+        for (const Assignment& a : of_expert) {
+          if (a.choice >= top_k()) continue;
+          numbers.mutable_data_ptr<int32_t>()[a.token * top_k() + a.choice] = number++;
+        }
+      }
+    }
+    Tensors tensors;
+    tensors.make(call_.assist).narrow(0, 0, numbers.size(0)).copy_(numbers);
+  }
+
+  const DispatchTensors call_;
+};
+
+// A message: the results of the receiver's rows.
+class Combine final : public ExpertMessages {
+ public:
+  Combine(const ExpertExchange& exchange, const CombineTensors& call, std::vector<Access> touched)
+      : ExpertMessages(
+            exchange,
+            announce(Operation::kExpertCombine, exchange, call.rows.dtype, call.rows.sizes[1], {}),
+            std::move(touched)),
+        call_(call) {}
+
+ private:
+  Messages compose() override {
+    const c10::InferenceMode guard;
+    Tensors tensors;
+    const Tensor rows = tensors.make(call_.rows).contiguous();
+    const auto* const source = static_cast<const std::byte*>(rows.const_data_ptr());
+    const size_t row_bytes = static_cast<size_t>(rows.size(1)) * rows.element_size();
+    const Tensor ends = tensors.make(call_.ends).contiguous();
+    const int32_t* const end_of = ends.const_data_ptr<int32_t>();
+    Messages messages(group().ranks());
+    int64_t begin = 0;
+    for (int64_t e = 0; e < own_experts(); ++e) {
+      for (size_t r = 0; r < messages.size(); ++r) {
+        const int64_t end = end_of[static_cast<size_t>(e) * messages.size() + r];
+        if (end < begin || end > rows.size(0)) {
+          give_up("epSendCounts say that rows " + std::to_string(begin) + " to " +
+                  std::to_string(end) + " of " + std::to_string(rows.size(0)) +
+                  " are of one rank and expert. Pass epRecvCounts of the dispatch.");
+        }
+        messages[r].insert(messages[r].end(), source + static_cast<size_t>(begin) * row_bytes,
+                           source + static_cast<size_t>(end) * row_bytes);
+        begin = end;
+      }
+    }
+    return messages;
+  }
+
+  void deliver(const Messages& received) override {
+    const c10::InferenceMode guard;
+    Tensors tensors;
+    const Tensor sums = tensors.make(call_.sums);
+    const int64_t hidden = call_.rows.sizes[1];
+    const int64_t choices = top_k() + places().shared_choices();
+    const Routes routes = this->routes();
+    const size_t row_bytes = static_cast<size_t>(hidden) * at::elementSize(call_.rows.dtype);
+    std::vector<std::byte> all;
+    Tensor row_of = at::full({tokens(), choices}, -1, at::kLong);
+    int64_t row = 0;
+    for (size_t r = 0; r < received.size(); ++r) {
+      const int64_t first = row;
+      for (const auto& of_expert : routes[r]) {
+        for (const Assignment& a : of_expert) {
+          row_of.mutable_data_ptr<int64_t>()[a.token * choices + a.choice] = row++;
+        }
+      }
+      const size_t expected = static_cast<size_t>(row - first) * row_bytes;
+      if (received[r].size() != expected) {
+        give_up(group().describe(static_cast<uint32_t>(r)) + " returned " +
+                std::to_string(received[r].size() / row_bytes) + " rows of " +
+                std::to_string(expected / row_bytes) +
+                ". Combine needs expertIds and xActiveMask as dispatch had them.");
+      }
+      all.insert(all.end(), received[r].begin(), received[r].end());
+    }
+    Tensor sum = at::zeros(sums.sizes(), at::kFloat);
+    if (row > 0) {
+      const Tensor rows = at::from_blob(all.data(), {row, hidden}, call_.rows.dtype).to(at::kFloat);
+      const Tensor weights = tensors.make(call_.weights);
+      for (int64_t i = 0; i < choices; ++i) {
+        const Tensor which = row_of.select(1, i);
+        Tensor part = rows.index_select(0, which.clamp_min(0));
+        if (i < top_k()) part = part * weights.select(1, i).unsqueeze(-1);
+        sum = sum + part.masked_fill(which.lt(0).unsqueeze(-1), 0);
+      }
+    }
+    if (call_.shared_x.has_value()) sum = sum + tensors.make(*call_.shared_x).to(at::kFloat);
+    store(sums, sum);
+  }
+
+  const CombineTensors call_;
+};
+
+}  // namespace
+
+TaskPtr dispatch_to_experts(const ExpertExchange& exchange, const DispatchTensors& tensors,
+                            std::vector<Access> accesses) {
+  return std::make_shared<Dispatch>(exchange, tensors, std::move(accesses));
+}
+
+TaskPtr combine_from_experts(const ExpertExchange& exchange, const CombineTensors& tensors,
+                             std::vector<Access> accesses) {
+  return std::make_shared<Combine>(exchange, tensors, std::move(accesses));
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,289 @@
+// Normalisation: root mean square norms with their fused additions and quantisation, layer, group
+// and batch norms. The arithmetic is float32 throughout; results are rounded once, on store.
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#include "ops/float_rows.h"
+#include "ops/quantization/int8_quantization.h"
+#include "ops/reduction/norm.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr int64_t kGrainElements = 32768;  // work worth a second thread
+
+// What a root mean square norm of rows reads and writes, as dense tensors of one dtype.
+struct RmsNorm {
+  Tensor x;                      // [..., columns...]
+  int64_t row_stride = 0;        // elements from one row of x to the next
+  OptionalTensor residual = {};  // like x: normalises x + residual
+  Tensor gamma;                  // [columns...]
+  float gamma_offset = 0;        // 1 for Gemma, whose weights are stored around 0
+  double epsilon = 0;
+  Tensor y;          // like x
+  Tensor sum = {};   // like x: x + residual, in x's dtype; undefined when not wanted
+  Tensor rstd = {};  // [rows] float32; undefined when not wanted
+};
+
+template <class T>
+void run_rows(const RmsNorm& norm, int64_t columns) {
+  const int64_t rows = norm.x.numel() / columns;
+  const T* x = norm.x.const_data_ptr<T>();
+  const T* residual = norm.residual ? norm.residual->const_data_ptr<T>() : nullptr;
+  T* y = norm.y.mutable_data_ptr<T>();
+  T* sum = norm.sum.defined() ? norm.sum.mutable_data_ptr<T>() : nullptr;
+  float* rstd = norm.rstd.defined() ? norm.rstd.mutable_data_ptr<float>() : nullptr;
+  std::vector<float> gamma(columns);
+  const Tensor weight = norm.gamma.to(at::kFloat).contiguous();
+  float_rows::load(weight.const_data_ptr<float>(), gamma.data(), columns);
+  if (norm.gamma_offset != 0) {
+    for (float& value : gamma) value += norm.gamma_offset;
+  }
+  at::parallel_for(
+      0, rows, std::max<int64_t>(1, kGrainElements / columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> row(columns);
+        std::vector<float> other(residual == nullptr ? 0 : columns);
+        std::vector<T> rounded(residual == nullptr ? 0 : columns);
+        for (int64_t i = begin; i < end; ++i) {
+          float_rows::load(x + i * norm.row_stride, row.data(), columns);
+          if (residual != nullptr) {
+            // The norm sees the sum as the next layer will: rounded to the model's dtype.
+            float_rows::load(residual + i * columns, other.data(), columns);
+            float_rows::add(row.data(), other.data(), row.data(), columns);
+            T* target = sum == nullptr ? rounded.data() : sum + i * columns;
+            float_rows::store(row.data(), target, columns);
+            float_rows::load(target, row.data(), columns);
+          }
+          const float mean =
+              float_rows::sum_of_squares(row.data(), columns) / static_cast<float>(columns);
+          const float factor = 1.0f / std::sqrt(mean + static_cast<float>(norm.epsilon));
+          float_rows::scale(row.data(), factor, gamma.data(), row.data(), columns);
+          float_rows::store(row.data(), y + i * columns, columns);
+          if (rstd != nullptr) rstd[i] = factor;
+        }
+      });
+}
+
+// Elements from one row to the next when rows of `columns` elements lie dense, as those of a slice
+// of a wider matrix do; none when they do not.
+std::optional<int64_t> row_stride(const Tensor& x, int64_t columns) {
+  if (x.is_contiguous()) return columns;
+  if (x.dim() < 2 || x.size(-1) != columns || x.stride(-1) != 1 ||
+      x.numel() != x.size(0) * columns) {
+    return std::nullopt;
+  }
+  return x.stride(0);
+}
+
+// Where a kernel writes densely: the output itself when it is dense and of that dtype, else a
+// temporary that finish() copies.
+class DenseOutput {
+ public:
+  DenseOutput(const Tensor& out, ScalarType type)
+      : out_(out),
+        dense_(out.is_contiguous() && out.scalar_type() == type
+                   ? out
+                   : at::empty(out.sizes(), at::TensorOptions().dtype(type))) {}
+  const Tensor& tensor() const { return dense_; }
+  void finish() const {
+    if (!dense_.is_same(out_)) out_.copy_(dense_);
+  }
+
+ private:
+  Tensor out_;
+  Tensor dense_;
+};
+
+// The epilogue of every root mean square norm. `y` may have another dtype than x.
+void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gamma,
+              float gamma_offset, double epsilon, const Tensor& y, const std::optional<Tensor>& sum,
+              const std::optional<Tensor>& rstd) {
+  const int64_t columns = gamma.numel();
+  const int64_t shared = std::min(x.dim(), gamma.dim());
+  if (gamma.dim() > x.dim() || x.sizes().slice(x.dim() - shared) != gamma.sizes()) {
+    refuse("gamma's shape must be the last dimensions of x's; x has " + c10::str(x.sizes()) +
+           ", gamma " + c10::str(gamma.sizes()));
+  }
+  if (residual && residual->sizes() != x.sizes()) {
+    refuse("both addends must have one shape; got " + c10::str(x.sizes()) + " and " +
+           c10::str(residual->sizes()));
+  }
+  if (x.numel() == 0) return;
+  const ScalarType type = x.scalar_type();
+  const DenseOutput dense_y(y, type);
+  std::optional<DenseOutput> dense_sum;
+  std::optional<DenseOutput> dense_rstd;
+  const std::optional<int64_t> stride = row_stride(x, columns);
+  RmsNorm norm{.x = stride ? x : x.contiguous(),
+               .row_stride = stride.value_or(columns),
+               .gamma = gamma,
+               .gamma_offset = gamma_offset,
+               .epsilon = epsilon,
+               .y = dense_y.tensor()};
+  if (residual) norm.residual = residual->to(type).contiguous();
+  if (sum) norm.sum = dense_sum.emplace(*sum, type).tensor();
+  if (rstd && rstd->numel() > 0) norm.rstd = dense_rstd.emplace(*rstd, at::kFloat).tensor();
+  switch (type) {
+    case at::kFloat: run_rows<float>(norm, columns); break;
+    case at::kBFloat16: run_rows<at::BFloat16>(norm, columns); break;
+    case at::kHalf: run_rows<at::Half>(norm, columns); break;
+    default:
+      refuse(std::string("x must be float32, float16 or bfloat16; got ") + at::toString(type));
+  }
+  dense_y.finish();
+  if (dense_sum) dense_sum->finish();
+  if (dense_rstd) dense_rstd->finish();
+}
+
+// y * scales + zero_points (or y / scales + zero_points) as int8; without scales, nothing is
+// written.
+void quantize(const Tensor& y, const OptionalTensor& scales, const OptionalTensor& zero_points,
+              bool divide, const Tensor& out) {
+  if (!scales) return;
+  if (out.scalar_type() != at::kChar) {
+    refuse(std::string("the quantised output must be int8; got ") +
+           at::toString(out.scalar_type()));
+  }
+  const Tensor factors = scales->to(at::kFloat);
+  Tensor scaled = divide ? y / factors : y * factors;
+  if (zero_points) scaled += zero_points->to(at::kFloat);
+  store(out, to_int8(scaled));
+}
+
+// The sum goes to `x`, its norm in float32 is returned.
+Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                    const OptionalTensor& beta, double epsilon, const Tensor& x) {
+  store(x, x1 + x2);
+  const Tensor sum = x.to(at::kFloat);
+  Tensor y = at::empty_like(sum, at::MemoryFormat::Contiguous);
+  rms_norm(sum, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+  if (beta) y += beta->to(at::kFloat);
+  return y;
+}
+
+}  // namespace
+
+void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Tensor& y) {
+  rms_norm(x, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+}
+
+// --- root mean square
+// ------------------------------------------------------------------------------
+VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
+  rms_norm(x, std::nullopt, gamma, 0, epsilon, y.tensor, std::nullopt, rstd.tensor);
+}
+VNPU_OPERATOR(GemmaRmsNorm,
+              (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
+  rms_norm(x, std::nullopt, gamma, 1, epsilon, y.tensor, std::nullopt, rstd.tensor);
+}
+VNPU_OPERATOR(AddRmsNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon,
+                           Out y, Out rstd, Out x)) {
+  rms_norm(x1, x2, gamma, 0, epsilon, y.tensor, x.tensor, rstd.tensor);
+}
+// The norm is written over x1, the sum over x2.
+VNPU_OPERATOR(InplaceAddRmsNorm,
+              (InOut x1, InOut x2, const Tensor& gamma, double epsilon, Out rstd)) {
+  rms_norm(x1.tensor, x2.tensor, gamma, 0, epsilon, x1.tensor, x2.tensor, rstd.tensor);
+}
+
+VNPU_OPERATOR(AddRmsNormQuant,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, int64_t, double epsilon, bool divide, Out y1,
+               Out y2, Out x)) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, std::nullopt, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+}
+VNPU_OPERATOR(AddRmsNormQuantV2,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, const OptionalTensor& beta, int64_t,
+               double epsilon, bool divide, Out y1, Out y2, Out x, OptionalOut rms_norm_out)) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+  store(rms_norm_out, y);
+}
+VNPU_OPERATOR(RmsNormQuant,
+              (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
+               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out)) {
+  Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
+  rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
+           std::nullopt);
+  if (beta) y += beta->to(at::kFloat).reshape(-1);
+  quantize(y, scale, offset, /*divide=*/false, out.tensor);
+}
+
+// --- mean and variance
+// -----------------------------------------------------------------------------
+void layer_norm(const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
+                const OptionalTensor& bias, double epsilon, const Out& out,
+                const OptionalOut& mean_out, const OptionalOut& rstd_out) {
+  if (input.numel() == 0) return;
+  // ATen wants weight and bias in the input's dtype, or in float32 beside a 16-bit input.
+  const auto parameter = [](const OptionalTensor& value) {
+    return value ? OptionalTensor(widen(*value)) : value;
+  };
+  const bool mixed = (weight && weight->scalar_type() != input.scalar_type()) ||
+                     (bias && bias->scalar_type() != input.scalar_type());
+  const auto [y, mean, rstd] =
+      mixed ? at::native_layer_norm(widen(input), normalized_shape, parameter(weight),
+                                    parameter(bias), epsilon)
+            : at::native_layer_norm(input, normalized_shape, weight, bias, epsilon);
+  store(out, y);
+  store(mean_out, mean);
+  store(rstd_out, rstd);
+}
+VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
+                          const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
+                          Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
+  layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
+}
+// The same function, which torch_npu asks for under use_compatible_impl(True).
+VNPU_OPERATOR(FastLayerNorm,
+              (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
+               const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
+               OptionalOut rstd_out)) {
+  layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
+}
+VNPU_OPERATOR(AddLayerNorm,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
+               const OptionalTensor& bias, double epsilon, bool additional_output, Out y_out,
+               Out mean_out, Out rstd_out, Out x_out)) {
+  if (x1.numel() == 0) return;
+  Tensor x = widen(x1) + widen(x2);
+  if (bias) x += widen(*bias);
+  const auto [y, mean, rstd] =
+      at::native_layer_norm(x, gamma.sizes(), widen(gamma), widen(beta), epsilon);
+  store(y_out, y);
+  store(mean_out, mean.reshape(mean_out.tensor.sizes()));
+  store(rstd_out, rstd.reshape(rstd_out.tensor.sizes()));
+  if (additional_output) store(x_out, x);
+}
+VNPU_OPERATOR(GroupNorm, (const Tensor& self, const OptionalTensor& gamma,
+                          const OptionalTensor& beta, int64_t n, int64_t c, int64_t hxw,
+                          int64_t group, double epsilon, Out out, Out mean_out, Out rstd_out)) {
+  const auto [y, mean, rstd] =
+      at::native_group_norm(self.contiguous(), gamma, beta, n, c, hxw, group, epsilon);
+  store(out, y);
+  store(mean_out, mean);
+  store(rstd_out, rstd);
+}
+// Running statistics are updated in place when training.
+VNPU_OPERATOR(BatchNorm, (const Tensor& input, const OptionalTensor& weight,
+                          const OptionalTensor& bias, OptionalInOut running_mean,
+                          OptionalInOut running_var, bool training, double momentum, double epsilon,
+                          Out output, OptionalOut save_mean, OptionalOut save_invstd)) {
+  const auto [y, mean, invstd] = at::native_batch_norm(
+      input, weight, bias, running_mean.tensor, running_var.tensor, training, momentum, epsilon);
+  store(output, y);
+  if (training) {
+    store(save_mean, mean);
+    store(save_invstd, invstd);
+  }
+}
+
+}  // namespace vnpu::ops
