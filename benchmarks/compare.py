@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from result import FORMAT
-from result_table import number
+from result_table import figure, figure_table, number
 
 
 class ResultFileError(Exception):
@@ -36,16 +36,15 @@ def compare(before: dict[str, Any], after: dict[str, Any], console: Console) -> 
         raise ResultFileError(
             f"different benchmarks: {before['benchmark']} and {after['benchmark']}"
         )
-    table = Table(title=before["benchmark"], title_justify="left")
-    for column in ("figure", "before", "after", "change", "ratio before", "ratio after"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    console.print(Text(before["benchmark"], style="bold"))
+    table = figure_table("before", "after", "change", "ratio before", "ratio after")
     earlier_rows = {row["name"]: row for row in before["rows"]}
     for row in after["rows"]:
         earlier = earlier_rows.pop(row["name"], None)
         if earlier is None or (earlier["unit"], earlier["kind"]) != (row["unit"], row["kind"]):
             continue
         table.add_row(
-            f"{row['name']} \\[{row['unit']}, {row['kind']}]",
+            figure(row["name"], row["unit"], row["kind"]),
             number(earlier["ours"]),
             number(row["ours"]),
             f"{row['ours'] / earlier['ours'] - 1:+.1%}" if earlier["ours"] else "",

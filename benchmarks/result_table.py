@@ -1,32 +1,20 @@
-"""A result as a table on the terminal."""
+"""A result as a table on the terminal, readable from 80 columns on."""
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from result import Result, Row
 
 
 def print_result(result: Result, console: Console) -> None:
-    table = Table(title=f"{result.benchmark} on {result.device}", title_justify="left")
-    table.add_column("figure")
-    table.add_column(result.ours, justify="right")
-    table.add_column(result.baseline or "no baseline", justify="right")
-    for column in ("ratio", "bound", "goal"):
-        table.add_column(column, justify="right")
-    table.add_column("kind")
-    for row in result.rows:
-        table.add_row(
-            f"{row.name} [{row.unit}]".replace("[", "\\["),
-            number(row.ours) + _spread(row),
-            number(row.baseline),
-            number(row.ratio),
-            number(row.bound),
-            _goal(row),
-            row.kind.value,
-        )
-    console.print(table)
+    console.print(Text(f"{result.benchmark} on {result.device}", style="bold"))
+    console.print(Text(f"ours: {result.ours}"))
+    console.print(Text(f"baseline: {result.baseline or 'none'}"))
+    console.print(_table(result.rows))
     for row in result.rows:
         if row.note:
             console.print(f"{row.name}: {row.note}", markup=False)
@@ -41,6 +29,36 @@ def print_result(result: Result, console: Console) -> None:
         console.print(f"{title}: {shown}", markup=False, style="dim")
 
 
+def _table(rows: list[Row]) -> Table:
+    """Only the figures' names wrap; what no row has takes no column."""
+    columns = {
+        "ours": [_ours(row) for row in rows],
+        "baseline": [Text(number(row.baseline)) for row in rows],
+        "ratio": [Text(number(row.ratio)) for row in rows],
+        "bound": [Text(number(row.bound)) for row in rows],
+        "goal": [_goal(row) for row in rows],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(map(len, cells))}
+    table = figure_table(*columns)
+    for row, *cells in zip(rows, *columns.values(), strict=True):
+        table.add_row(figure(row.name, row.unit, row.kind.value), *cells)
+    return table
+
+
+def figure_table(*columns: str) -> Table:
+    """An empty table: a column for the figures' names, and narrow ones for numbers."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1), leading=1)
+    table.add_column("figure", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def figure(name: str, unit: str, kind: str) -> Text:
+    """A figure's name, and below it its unit and where it comes from."""
+    return Text(name).append(f"\n[{unit}, {kind}]", style="dim")
+
+
 def number(value: float | None) -> str:
     """A figure with four significant digits; integers whole."""
     if value is None:
@@ -50,16 +68,21 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _spread(row: Row) -> str:
-    return "" if row.quartiles is None else f" ({'..'.join(map(number, row.quartiles))})"
+def _ours(row: Row) -> Text:
+    """The value, with its quartiles below it."""
+    text = Text(number(row.ours))
+    if row.quartiles is not None:
+        text.append("\n" + " to\n".join(map(number, row.quartiles)), style="dim")
+    return text
 
 
-def _goal(row: Row) -> str:
+def _goal(row: Row) -> Text:
     limits = [
-        f"{sign}{number(limit)}"
+        f"{sign} {number(limit)}"
         for sign, limit in ((">=", row.at_least), ("<=", row.at_most))
         if limit is not None
     ]
     if not limits:
-        return ""
-    return f"{' '.join(limits)} {'met' if row.is_met else 'MISSED'}"
+        return Text()
+    met, style = ("met", "green") if row.is_met else ("MISSED", "bold red")
+    return Text("\n".join(limits) + "\n").append(met, style=style)

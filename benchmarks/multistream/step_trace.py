@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multistream.intervals import Interval, common, length
+from vllm_davinci.vnpu import TraceError
 from vllm_davinci.vnpu.timeline import Task, Timeline
+
+# The labels that core gives to what the two halves of a step launch.
+FIRST, SECOND = "micro-batch 0", "micro-batch 1"
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,22 @@ class StepTrace:
 
     def hidden_share(self) -> float:
         """Of the first micro-batch's communication under the second one's computation, as a share
-        of the smaller of the two."""
-        communicating = self.communicating("micro-batch 0")
-        computing = self.computing("micro-batch 1")
+        of the smaller of the two.
+
+        Raises TraceError when one of the two is absent, as in a trace without labels.
+        """
+        communicating = self.communicating(FIRST)
+        computing = self.computing(SECOND)
+        if not communicating or not computing:
+            labels = sorted({task.label for task in self.tasks})
+            raise TraceError(
+                f"The trace of a split step has {len(communicating)} collectives with the label "
+                f"{FIRST!r} and {len(computing)} operators with {SECOND!r}; the labels of its "
+                f"{len(self.tasks)} tasks are {labels}. Check that the step was split (its "
+                "overlap decisions) and that vnpu.is_active() is True in the process that ran it."
+            )
         smaller = min(length(communicating), length(computing))
-        return length(common(communicating, computing)) / smaller if smaller else 0.0
+        return length(common(communicating, computing)) / smaller
 
 
 def steps_of(timeline: Timeline, windows: list[Interval]) -> list[StepTrace]:

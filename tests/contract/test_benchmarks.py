@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from vllm_davinci.vnpu import TraceError
 from vllm_davinci.vnpu.timeline import Task, Timeline
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -111,3 +114,50 @@ def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
     # The part that is split lasts from 20 to 50; 10 + 10 us are computed in it and 24 communicated.
     assert step.unsplit() == 20 + 10
     assert step.bound() == 24 + 30
+
+
+def test_a_trace_without_labels_gives_an_error_and_no_hidden_share():
+    step_trace = import_module("multistream.step_trace")
+    tasks = [
+        Task(1, 0, "aclnnMm", "operator", 0, 10, 1.0, 0.0),
+        Task(1, 1, "all_reduce", "collective", 10, 18, 1.0, 0.0),
+    ]
+    (step,) = step_trace.steps_of(Timeline(tasks), [(0.0, 20.0)])
+    with pytest.raises(TraceError, match=r"0 collectives with the label .*2 tasks are \[''\]"):
+        step.hidden_share()
+
+
+LONG_NAME = "replicas: first half's communication under second half's computation"
+
+
+def test_a_table_of_80_columns_cuts_no_figure_and_no_name():
+    result = import_module("result")
+    wide = result.Row(
+        LONG_NAME,
+        "share of the smaller",
+        1_231_233.3,
+        result.Kind.MEASURED,
+        baseline=123_456.7,
+        bound=12_345.6,
+        at_least=0.85,
+        quartiles=(123_456.7, 1_234_567.8),
+    )
+    record = result.Result("group/name", "ours", "baseline", [wide], {}, 0, "virtual NPU")
+    output = io.StringIO()
+    console = Console(file=output, width=80)
+    import_module("result_table").print_result(record, console)
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = output.getvalue().split()
+    for figure in ("1,231,233.3", "123,456.7", "9.973", "12,345.6", "0.85", "met"):
+        assert figure in words, figure
+    for word in LONG_NAME.split():
+        assert word in words, word
+
+
+def test_a_comparison_of_80_columns_cuts_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sides = [write(tmp_path / f"{n}.json", n) for n in (1_231_233.3, 2_345_678.9)]
+    done = run("compare.py", *sides)
+    for figure in ("1,231,233.3", "2,345,678.9", "+90.5%", "1,231.2", "2,345.7"):
+        assert figure in done.stdout.split(), done.stdout

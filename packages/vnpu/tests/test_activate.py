@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -46,12 +47,36 @@ def test_children_of_an_activated_process_are_active() -> None:
 
 
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
-    # Under another path they pass for libraries that are installed on this machine.
-    (tmp_path / "lib64").symlink_to(vnpu.library_directory())
+    # A copy passes for libraries that are installed on this machine.
+    shutil.copytree(vnpu.library_directory(), tmp_path / "lib64")
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "lib64")}
     done = python("import torch\nfrom vllm_davinci import vnpu; vnpu.activate()", environment)
     assert done.returncode != 0
     assert "before `import torch`" in done.stderr
+
+
+def test_libraries_named_through_a_link_are_our_own(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "link").symlink_to(vnpu.library_directory())
+    environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "link")}
+    done = python("from vllm_davinci import vnpu; print(vnpu.is_active())", environment)
+    assert done.stdout.split() == ["True"], done.stderr
+    prepare_environment(environment)  # takes them for no real CANN
+    assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [str(vnpu.library_directory())]
+
+
+def test_an_environment_started_through_a_link_is_active(tmp_path: pathlib.Path) -> None:
+    """`vnpu` runs from the environment itself, the command's Python from a link to it."""
+    link = tmp_path / "environment"
+    link.symlink_to(sys.prefix)
+    assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_davinci.vnpu", "run", "--", str(link / "bin" / "python"), "-c",
+         "from vllm_davinci import vnpu; print(vnpu._C.__file__); print(vnpu.is_active())"],
+        env=PLAIN, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    file, is_active = done.stdout.split()
+    assert file.startswith(str(link)), "the link is not what Python imports from"
+    assert is_active == "True"
 
 
 def test_a_real_cann_is_not_hidden_unless_asked(tmp_path: pathlib.Path) -> None:

@@ -27,13 +27,14 @@ _active = False
 
 
 def library_directory() -> pathlib.Path:
-    """The directory that holds vnpu's shared libraries under CANN's names."""
-    return pathlib.Path(_C.__file__).parent / "cann" / "lib64"
+    """The directory that holds vnpu's shared libraries under CANN's names, without links."""
+    return (pathlib.Path(_C.__file__).parent / "cann" / "lib64").resolve()
 
 
 def is_active() -> bool:
     """Whether vnpu supplies the CANN libraries of this process."""
-    return _active or str(library_directory()) in _search_path(os.environ)
+    # Two processes may name one environment by different paths, one of them through a link.
+    return _active or any(map(_is_own, _search_path(os.environ)))
 
 
 def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
@@ -41,9 +42,8 @@ def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None
     home = environment.get(env.ASCEND_HOME_PATH)
     candidates = [pathlib.Path(home) / "lib64"] if home else []
     candidates += [pathlib.Path(entry) for entry in _search_path(environment)]
-    own = library_directory().resolve()
     for directory in candidates:
-        if (directory / "libascendcl.so").exists() and directory.resolve() != own:
+        if (directory / "libascendcl.so").exists() and not _is_own(directory):
             return directory
     return None
 
@@ -65,9 +65,8 @@ def prepare_environment(
             "without `vnpu run` to use the NPU, or say `vnpu run --takeover` "
             "(activate(takeover=True)) to use virtual devices all the same."
         )
-    own = str(library_directory())
-    path = [entry for entry in _search_path(environment) if entry != own]
-    environment[env.LD_LIBRARY_PATH] = os.pathsep.join([own, *path])
+    path = [entry for entry in _search_path(environment) if not _is_own(entry)]
+    environment[env.LD_LIBRARY_PATH] = os.pathsep.join([str(library_directory()), *path])
     # Without these torch_npu prints a warning to stdout, into programs' own output.
     home = library_directory().parent
     environment[env.ASCEND_HOME_PATH] = str(home)
@@ -99,6 +98,10 @@ def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = Fals
         # A library that is loaded under its SONAME satisfies every later request for that name.
         ctypes.CDLL(str(library_directory() / name), mode=ctypes.RTLD_GLOBAL)
     _active = True
+
+
+def _is_own(directory: str | pathlib.Path) -> bool:
+    return pathlib.Path(directory).resolve() == library_directory()
 
 
 def _search_path(environment: MutableMapping[str, str]) -> list[str]:
