@@ -18,6 +18,8 @@ from typing import Any
 
 # Written into every result; readers refuse what they do not know.
 FORMAT = 1
+# Processor flags, as /proc/cpuinfo names them, that decide which product a library chooses.
+MATRIX_INSTRUCTIONS = ("avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 DISTRIBUTIONS = (
     "torch",
     "torch_npu",
@@ -120,16 +122,20 @@ def installed_versions() -> dict[str, str]:
 def host_facts() -> dict[str, Any]:
     """Processor, cores and threads that the measured figures depend on."""
     model = platform.machine()
+    flags: set[str] = set()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            ]
-        model = names[0] if names else model
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    model = value.strip()
+                elif name.strip() == "flags":
+                    flags = set(value.split())
     except OSError:
         pass
     return {
         "processor": model,
+        "matrix_instructions": sorted(flags.intersection(MATRIX_INSTRUCTIONS)),
         "cores": len(os.sched_getaffinity(0)),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
     }

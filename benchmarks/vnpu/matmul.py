@@ -1,0 +1,105 @@
+"""Matrix products on the virtual NPU, beside the same products on torch's CPU device.
+
+`rows x depth @ depth x columns`, the second operand a linear layer's weight ([columns, depth],
+transposed), which stays the same from call to call as weights do. A call of the virtual NPU
+includes its launch; one wait ends each batch of calls. The two sides take turns.
+
+A ratio above 1 names a processor on which torch's library is faster than what vnpu does with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+from result import Kind, Result, Row
+
+BATCHES = 15
+# Rows of one decode, of a batch of decodes, of a prefill; weights of a small model, an output
+# layer, a 7B model's projection.
+ROWS = (1, 32, 256)
+WEIGHTS = ((192, 192), (384, 2048), (1024, 384), (384, 8192), (4096, 4096))
+DTYPES = ("bfloat16", "float16", "float32")
+MOST_OF_THE_LIBRARY = 1.1  # measured times of two equal sides differ by about a tenth
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--batch-ms", type=float, default=10.0, help="length of a batch of calls")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> Result:
+    import torch
+
+    torch.manual_seed(args.seed)
+    rows = []
+    for dtype in args.dtype:
+        for count in args.rows:
+            for depth, columns in WEIGHTS:
+                x = torch.randn(count, depth).to(getattr(torch, dtype))
+                weight = torch.randn(columns, depth).to(x.dtype)
+                ours, baseline = _in_turn(
+                    functools.partial(torch.mm, x.npu(), weight.npu().t()),
+                    functools.partial(torch.mm, x, weight.t()),
+                    torch.npu.synchronize,
+                    args.batch_ms / 1000,
+                )
+                low, median, high = statistics.quantiles(ours, n=4)
+                rows.append(
+                    Row(
+                        name=f"{dtype}, {count} x {depth} @ {depth} x {columns}",
+                        unit="us",
+                        ours=median,
+                        baseline=statistics.median(baseline),
+                        kind=Kind.MEASURED,
+                        at_most=MOST_OF_THE_LIBRARY,
+                        quartiles=(low, high),
+                    )
+                )
+    return Result(
+        benchmark="vnpu/matmul",
+        ours="torch.mm on npu over vnpu",
+        baseline="torch.mm on the CPU",
+        rows=rows,
+        settings={
+            "batch_ms": args.batch_ms,
+            "threads": torch.get_num_threads(),
+            "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        },
+        seed=args.seed,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="the processor's matrix instructions; for few rows, memory and the launch",
+    )
+
+
+def _in_turn(
+    ours: Callable[[], object],
+    baseline: Callable[[], object],
+    synchronize: Callable[[], None],
+    batch_s: float,
+) -> tuple[list[float], list[float]]:
+    """Microseconds per call of both sides, one figure per batch."""
+    sides: list[tuple[Callable[[], object], list[float]]] = [(ours, []), (baseline, [])]
+    calls = {}
+    for call, _ in sides:
+        for _ in range(3):
+            call()
+        synchronize()
+        begin = time.perf_counter()
+        call()
+        synchronize()
+        calls[call] = max(1, int(batch_s / (time.perf_counter() - begin)))
+    for _ in range(BATCHES):
+        for call, times in sides:
+            begin = time.perf_counter()
+            for _ in range(calls[call]):
+                call()
+            synchronize()
+            times.append((time.perf_counter() - begin) / calls[call] * 1e6)
+    return sides[0][1], sides[1][1]
