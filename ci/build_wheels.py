@@ -9,8 +9,9 @@ from pathlib import Path
 import wheel_cache
 from prepare_environment import present_packages
 from progress import StepFailedError, Steps
+from versions import ROOT
 
-DIST = wheel_cache.ROOT / "dist"
+DIST = ROOT / "dist"
 
 
 def main() -> int:

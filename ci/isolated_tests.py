@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages, read_toml
+from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages
 from progress import StepFailedError, Steps, wait_for_all
+from versions import ROOT, TORCH_VERSION, read_toml
 
-ROOT = wheel_cache.ROOT
 SCRATCH = ROOT / ".nox" / "isolated"
 TESTS_LIMIT_S = 3600.0
 # What the root's pytest configuration itself needs.
@@ -58,7 +58,7 @@ def sources(wheels: Path, vllm_wheel: Path) -> list[str]:
         f"{wheel.name.split('-')[0].replace('_', '-')} @ {wheel.as_uri()}"
         for wheel in sorted(wheels.glob("*.whl"))
     ]
-    return [*ours, f"vllm @ {vllm_wheel.as_uri()}", f"torch=={wheel_cache.TORCH_VERSION}"]
+    return [*ours, f"vllm @ {vllm_wheel.as_uri()}", f"torch=={TORCH_VERSION}"]
 
 
 def distribution_and_test_requirements(package: Path) -> tuple[str, list[str]]:

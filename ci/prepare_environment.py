@@ -14,35 +14,23 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
+import versions
 import wheel_cache
 from progress import StepFailedError, Steps
+from versions import ROOT, read_toml
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = wheel_cache.ROOT
 INSTALL_LIMIT_S = 1800.0
 # In the environment's directory: what was installed, and that the directory is ours to replace.
 STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
 PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta")
-SUPPORTED_PYTHONS = ((3, 10), (3, 13))
 
 
 def present_packages() -> list[Path]:
     """The packages of this checkout, in order of dependence."""
     found = (ROOT / "packages" / name for name in PACKAGES)
     return [package for package in found if (package / "pyproject.toml").is_file()]
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        content: dict[str, Any] = tomllib.load(file)
-    return content
 
 
 def is_compiled(package: Path) -> bool:
@@ -60,9 +48,9 @@ def requirements_fingerprint(groups: list[str]) -> str:
     digest = hashlib.sha256()
     for fact in (
         sys.version,
-        wheel_cache.TORCH_VERSION,
-        wheel_cache.TORCH_NPU_VERSION,
-        wheel_cache.VLLM_VERSION,
+        versions.TORCH_VERSION,
+        versions.TORCH_NPU_VERSION,
+        versions.VLLM_VERSION,
         *wheel_cache.BUILD_REQUIREMENTS,
         *third_party_requirements(groups),
     ):
@@ -131,23 +119,23 @@ def _create(
     steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
     _write_stamp(directory / STAMP, {})
 
-    steps.start(f"torch {wheel_cache.TORCH_VERSION} and the build tools")
+    steps.start(f"torch {versions.TORCH_VERSION} and the build tools")
     steps.run(
-        [*pip, "install", f"torch=={wheel_cache.TORCH_VERSION}", *wheel_cache.BUILD_REQUIREMENTS],
+        [*pip, "install", f"torch=={versions.TORCH_VERSION}", *wheel_cache.BUILD_REQUIREMENTS],
         limit_s=INSTALL_LIMIT_S,
     )
 
-    steps.start(f"vLLM {wheel_cache.VLLM_VERSION} for the target `empty`")
+    steps.start(f"vLLM {versions.VLLM_VERSION} for the target `empty`")
     vllm_wheel = wheel_cache.vllm_wheel(python, steps)
 
-    steps.start(f"vLLM, torch_npu {wheel_cache.TORCH_NPU_VERSION}, their requirements, test tools")
+    steps.start(f"vLLM, torch_npu {versions.TORCH_NPU_VERSION}, their requirements, test tools")
     steps.run(
         [
             *pip,
             "install",
             vllm_wheel,
-            f"torch=={wheel_cache.TORCH_VERSION}",
-            f"torch-npu=={wheel_cache.TORCH_NPU_VERSION}",
+            f"torch=={versions.TORCH_VERSION}",
+            f"torch-npu=={versions.TORCH_NPU_VERSION}",
             *third_party_requirements(groups),
         ],
         limit_s=INSTALL_LIMIT_S,
@@ -200,11 +188,13 @@ def main() -> int:
     parser.add_argument("--group", action="append", default=[], help="dependency group to add")
     parser.add_argument("--editable", action="store_true", help="compiled packages editable too")
     arguments = parser.parse_args()
-    if not SUPPORTED_PYTHONS[0] <= sys.version_info[:2] <= SUPPORTED_PYTHONS[1]:
+    oldest, newest = versions.OLDEST_PYTHON, versions.NEWEST_PYTHON
+    if not oldest <= sys.version_info[:2] <= newest:
         print(
             f"Python {sys.version.split()[0]} at {sys.executable} is not supported: torch_npu "
-            f"{wheel_cache.TORCH_NPU_VERSION} has wheels for Python 3.10 to 3.13. Run nox with one "
-            "of those, for example: python3.11 -m nox",
+            f"{versions.TORCH_NPU_VERSION} has wheels for Python {'.'.join(map(str, oldest))} to "
+            f"{'.'.join(map(str, newest))}. Run nox with one of those, for example: "
+            "python3.11 -m nox",
             file=sys.stderr,
         )
         return 1

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prepare_environment import present_packages, read_toml
+from prepare_environment import present_packages
+from versions import read_toml
 
 SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
 

@@ -20,13 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from progress import StepFailedError, Steps
+from versions import ROOT, TORCH_NPU_VERSION, TORCH_VERSION, VLLM_VERSION
 
-ROOT = Path(__file__).resolve().parent.parent
-TORCH_VERSION = "2.13.0"
-TORCH_NPU_VERSION = "2.13.0"
-VLLM_VERSION = "0.29.0"
-
-# What vLLM 0.29.0's and our own builds import, installed beforehand because an isolated build
+# What vLLM's and our own builds import, installed beforehand because an isolated build
 # would download torch a second time.
 BUILD_REQUIREMENTS = (
     "cmake>=3.26",

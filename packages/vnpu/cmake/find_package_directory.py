@@ -7,5 +7,8 @@ import sys
 name = sys.argv[1]
 spec = importlib.util.find_spec(name)
 if spec is None or spec.origin is None:
-    sys.exit(f"{name} is not installed in {sys.executable}; pip install {name}==2.13.0")
+    sys.exit(
+        f"{name} is not installed in {sys.executable}; install the version that `requires` in "
+        "pyproject.toml names"
+    )
 print(pathlib.Path(spec.origin).parent)

@@ -13,35 +13,46 @@ from vllm_davinci.meta.errors import UnsupportedVersionError
 class Requirement:
     """One third-party package and the release that works.
 
-    release: the leading parts that must agree, so (0, 29) accepts every 0.29.x
+    version: the release that this one is made for and tested with
+    parts:   how many leading parts of it must agree: with two of 0.29.0, every 0.29.x is accepted
+    remedy:  the command that installs that version; {version} stands for it
     """
 
     distribution: str
-    release: tuple[int, ...]
+    version: str
+    parts: int
     remedy: str
 
     @property
+    def release(self) -> list[str]:
+        return self.version.split(".")[: self.parts]
+
+    @property
     def supported(self) -> str:
-        return ".".join(map(str, self.release)) + (".x" if len(self.release) < 3 else "")
+        return ".".join(self.release) + (".x" if self.parts < 3 else "")
+
+    @property
+    def command(self) -> str:
+        return self.remedy.format(version=self.version)
 
     def accepts(self, version: str) -> bool:
         """Whether `version` belongs to the release; local parts such as `+cpu` do not count."""
-        parts = version.split("+")[0].split(".")
-        return tuple(parts[: len(self.release)]) == tuple(map(str, self.release))
+        return version.split("+")[0].split(".")[: self.parts] == self.release
 
 
-TORCH = Requirement("torch", (2, 13, 0), "pip install torch==2.13.0")
-TORCH_NPU = Requirement("torch_npu", (2, 13, 0), "pip install torch-npu==2.13.0")
-# The built-in targets of vLLM's own wheels shadow nothing here, but they need CUDA's libraries.
+TORCH = Requirement("torch", "2.13.0", 3, "pip install torch=={version}")
+TORCH_NPU = Requirement("torch_npu", "2.13.0", 3, "pip install torch-npu=={version}")
+# vLLM's own wheels are for CUDA, and need its libraries.
 VLLM = Requirement(
     "vllm",
-    (0, 29),
-    "VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.29.0 "
-    "pip install --no-cache-dir --no-binary vllm vllm==0.29.0",
+    "0.29.0",
+    2,
+    "VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE={version} "
+    "pip install --no-cache-dir --no-binary vllm vllm=={version}",
 )
 REQUIREMENTS = (TORCH, TORCH_NPU, VLLM)
 
-# torch_npu 2.13.0 has wheels for these.
+# Those that torch_npu has wheels for.
 PYTHON_MINIMUM, PYTHON_MAXIMUM = (3, 10), (3, 13)
 
 
@@ -61,7 +72,7 @@ def problem_with(requirement: Requirement) -> str | None:
     what = "is not installed" if seen is None else f"{seen} is installed"
     return (
         f"{requirement.distribution} {what}, and this release of vllm-davinci supports "
-        f"{requirement.supported}. Run: {requirement.remedy}"
+        f"{requirement.supported}. Run: {requirement.command}"
     )
 
 
@@ -69,8 +80,14 @@ def problem_with_python() -> str | None:
     """What is wrong with the running Python's version, or None."""
     if PYTHON_MINIMUM <= sys.version_info[:2] <= PYTHON_MAXIMUM:
         return None
-    seen = ".".join(map(str, sys.version_info[:3]))
-    return f"Python {seen} is running, and torch_npu 2.13.0 exists for Python 3.10 to 3.13"
+    seen, oldest, newest = (
+        ".".join(map(str, version))
+        for version in (sys.version_info[:3], PYTHON_MINIMUM, PYTHON_MAXIMUM)
+    )
+    return (
+        f"Python {seen} is running, and torch_npu {TORCH_NPU.version} exists for Python {oldest} "
+        f"to {newest}"
+    )
 
 
 def check_supported_versions() -> None:

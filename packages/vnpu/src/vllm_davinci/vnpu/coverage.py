@@ -37,8 +37,8 @@ def _asked_by_torch_npu() -> set[str]:
     spec = importlib.util.find_spec("torch_npu")
     if spec is None or spec.origin is None:
         raise VirtualDeviceError(
-            "torch_npu is not installed, so there is nothing to compare with; "
-            "pip install torch-npu==2.13.0."
+            "torch_npu is not installed, so there is nothing to compare with. "
+            "`pip install vllm-davinci-vnpu` installs the version that it belongs to."
         )
     names: set[str] = set()
     for library in sorted((pathlib.Path(spec.origin).parent / "lib").glob("lib*.so")):
@@ -74,7 +74,7 @@ def operators() -> list[Operator]:
 def _explain(name: str, known: dict[str, Operator]) -> str:
     operator = known.get(name.removeprefix("aclnn"))
     if operator is None:
-        return f"{name}: torch_npu 2.13.0 does not ask for an operator of this name."
+        return f"{name}: torch_npu does not ask for an operator of this name."
     state = "present" if operator.exported else "missing"
     hint = (
         ""

@@ -1,0 +1,54 @@
+"""The releases that everything is built on, as packages/core/pyproject.toml pins them.
+
+No other file does: tests/contract/test_versions.py compares those that name one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        content: dict[str, Any] = tomllib.load(file)
+    return content
+
+
+_CORE = read_toml(ROOT / "packages" / "core" / "pyproject.toml")["project"]
+
+
+def _oldest(distribution: str) -> str:
+    """The version that core's requirement begins with: `==2.13.0`, `>=0.29.0,<0.30`."""
+    for requirement in _CORE["dependencies"]:
+        if found := re.fullmatch(rf"{distribution}[=>]=([\d.]+)(?:,.*)?", requirement):
+            return found[1]
+    raise LookupError(
+        f"packages/core/pyproject.toml has no dependency `{distribution}==VERSION` or "
+        f"`{distribution}>=VERSION,<...` among {_CORE['dependencies']}"
+    )
+
+
+def _python_range() -> tuple[tuple[int, int], tuple[int, int]]:
+    found = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", _CORE["requires-python"])
+    if found is None:
+        raise LookupError(
+            f"requires-python of packages/core/pyproject.toml is {_CORE['requires-python']!r}; "
+            "expected '>=3.X,<3.Y'"
+        )
+    return (3, int(found[1])), (3, int(found[2]) - 1)
+
+
+TORCH_VERSION = _oldest("torch")
+TORCH_NPU_VERSION = _oldest("torch-npu")
+VLLM_VERSION = _oldest("vllm")
+OLDEST_PYTHON, NEWEST_PYTHON = _python_range()

@@ -1,0 +1,125 @@
+"""Versions are pinned in one place, core's pyproject.toml, and whatever repeats them agrees."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from vllm_davinci.meta import supported_versions
+
+ROOT = Path(__file__).parents[2]
+THIRD_PARTY = ("torch", "torch-npu", "vllm")
+# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.29"; not "vllm>=0.29.0", which is read as metadata.
+NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
+SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
+# Those name other versions on purpose, or what was measured with them.
+OF_THEIR_OWN = ("packages/meta/tests/", "docs/measurements/", "checkpoints/")
+
+
+@pytest.fixture(scope="module")
+def read_toml() -> Any:
+    sys.path.insert(0, str(ROOT / "ci"))
+    try:
+        return import_module("versions").read_toml
+    finally:
+        sys.path.remove(str(ROOT / "ci"))
+
+
+@pytest.fixture(scope="module")
+def projects(packages: list[Path], read_toml: Any) -> dict[str, Any]:
+    """Each package's pyproject.toml, by the distribution's name."""
+    files = [read_toml(package / "pyproject.toml") for package in packages]
+    return {content["project"]["name"]: content for content in files}
+
+
+@pytest.fixture(scope="module")
+def pinned(projects: dict[str, Any]) -> dict[str, Requirement]:
+    """What core requires, by name."""
+    found = map(Requirement, projects["vllm-davinci-core"]["project"]["dependencies"])
+    return {requirement.name: requirement for requirement in found}
+
+
+def requirements(content: dict[str, Any]) -> list[Requirement]:
+    """Everything a package asks for: to run, to be built, to be tested, on demand."""
+    project = content["project"]
+    texts = [
+        *project["dependencies"],
+        *content["build-system"]["requires"],
+        *(text for group in content.get("dependency-groups", {}).values() for text in group),
+        *(text for extra in project.get("optional-dependencies", {}).values() for text in extra),
+    ]
+    return [Requirement(text) for text in texts]
+
+
+def test_every_package_pins_the_releases_that_core_pins(
+    projects: dict[str, Any], pinned: dict[str, Requirement]
+):
+    different = [
+        f"{name}: {requirement}"
+        for name, content in projects.items()
+        # multistream is usable with torch alone, of several releases.
+        if name != "vllm-davinci-multistream"
+        for requirement in requirements(content)
+        if requirement.name in THIRD_PARTY
+        and requirement.specifier != pinned[requirement.name].specifier
+    ]
+    assert not different
+
+
+def test_our_packages_ask_for_each_other_in_the_versions_they_have(projects: dict[str, Any]):
+    wrong = [
+        f"{name}: {requirement}, which is {projects[requirement.name]['project']['version']}"
+        for name, content in projects.items()
+        for requirement in requirements(content)
+        if requirement.name in projects
+        and projects[requirement.name]["project"]["version"] not in requirement.specifier
+    ]
+    assert not wrong
+
+
+def test_all_packages_run_on_the_same_pythons(projects: dict[str, Any]):
+    ranges = {content["project"]["requires-python"] for content in projects.values()}
+    oldest, newest = supported_versions.PYTHON_MINIMUM, supported_versions.PYTHON_MAXIMUM
+    assert ranges == {f">=3.{oldest[1]},<3.{newest[1] + 1}"}
+
+
+def test_the_check_at_start_accepts_what_core_pins_and_nothing_else(
+    pinned: dict[str, Requirement],
+):
+    for requirement in supported_versions.REQUIREMENTS:
+        specifier = pinned[canonicalize_name(requirement.distribution)].specifier
+        assert requirement.version in specifier
+        assert requirement.accepts(requirement.version)
+        *leading, last = map(int, requirement.release)
+        for other in {max(last - 1, 0), last + 1} - {last}:
+            version = ".".join(map(str, [*leading, other]))
+            assert version not in specifier, f"{version} in {specifier}"
+            assert not requirement.accepts(version)
+
+
+def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement]):
+    oldest = {
+        name: min(s.version for s in pinned[name].specifier if s.operator in ("==", ">="))
+        for name in THIRD_PARTY
+    }
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    different = []
+    for name in listed:
+        path = ROOT / name
+        if name.startswith(OF_THEIR_OWN) or path.suffix not in SUFFIXES or not path.is_file():
+            continue
+        for distribution, version in NAMED.findall(path.read_text(encoding="utf-8")):
+            whole = oldest[canonicalize_name(distribution)]
+            if version not in (whole, whole.rpartition(".")[0]):
+                different.append(f"{name}: {distribution} {version}, and core pins {whole}")
+    assert not different
