@@ -68,7 +68,7 @@ class Layer:
             cache.flatten(2) for cache in (self.latent_cache, self.rotary_cache)
         )
         self.block_table = torch.arange(num_blocks).view(num_tokens, -1).int().npu()
-        self.query_ends = list(range(1, num_tokens + 1))
+        self.actual_seq_lengths_q = list(range(1, num_tokens + 1))
         self.seq_lens = [s.context - 7 * n for n in range(num_tokens)]
         self.router = made(s.experts, s.hidden).t()
         self.correction_bias = made(s.experts, dtype=torch.float32)
@@ -121,7 +121,7 @@ def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.
         key_rope=layer.rotary_flat,
         sparse_mode=0,
         block_table=layer.block_table,
-        actual_seq_lengths=layer.query_ends,
+        actual_seq_lengths=layer.actual_seq_lengths_q,
         actual_seq_lengths_kv=layer.seq_lens,
         num_heads=s.heads,
         num_key_value_heads=1,
@@ -209,7 +209,7 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
             layer.latent_cache,
             layer.rotary_cache,
             layer.block_table,
-            layer.query_ends,
+            layer.actual_seq_lengths_q,
             layer.seq_lens,
             None,
             layer.up_value,

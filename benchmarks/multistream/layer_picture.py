@@ -109,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     steps = {}
     for side in ("whole", "split"):
-        directory = options.traces / f"dense_{side}" / "replica_0"
+        directory = options.traces / f"dense_{side}" / "dp_rank_0"
         windows = json.loads((directory / "prefills.json").read_text(encoding="utf-8"))
         recorded = timeline.read([directory])
         steps[side] = steps_of(recorded, [tuple(each) for each in windows])[-1]
@@ -126,8 +126,8 @@ def main() -> None:
             axes.spines[side].set_visible(False)
     figure.subplots_adjust(left=0.12, right=0.98, top=0.9, bottom=0.2, hspace=0.55)
     figure.canvas.draw()  # texts are measured against the final axes
-    parts = {"whole": {"": WHOLE}, "split": {"micro-batch 0": FIRST, "micro-batch 1": SECOND}}
-    names = {"whole": "Whole steps", "split": "Two micro-batches (pale: other layers)"}
+    parts = {"whole": {"": WHOLE}, "split": {"ubatch 0": FIRST, "ubatch 1": SECOND}}
+    names = {"whole": "Whole steps", "split": "Two ubatches (pale: other layers)"}
     for axes, side in ((above, "whole"), (below, "split")):
         draw(axes, steps[side], parts[side], options.layer)
         pitch = milliseconds_per_layer(steps[side], list(parts[side]), options.layer)
@@ -135,8 +135,8 @@ def main() -> None:
     below.set_xlabel("milliseconds since the layer began")
     below.legend(
         handles=[
-            Patch(color=FIRST, label="micro-batch 0"),
-            Patch(color=SECOND, label="micro-batch 1"),
+            Patch(color=FIRST, label="ubatch 0"),
+            Patch(color=SECOND, label="ubatch 1"),
         ],
         loc="upper right",
         bbox_to_anchor=(1.0, -0.22),

@@ -9,7 +9,7 @@ The artificial times of the dense model make its stretches between collectives e
 equal times for every product do. Where they differ, each half's stretch still lies under one of the
 other half's collectives, and of each such pair the longer one counts.
 
-`dense` and `deepseek` are one replica of two tensor-parallel ranks. `replicas` are two of one rank,
+`dense` and `deepseek` are one DP rank of two tensor-parallel ranks. `DP ranks` are two of one rank,
 whose tokens go to their experts and back by all-to-all; where they go is computed, and differs
 from layer to layer and from half to half, so that no two of its stretches are equally long.
 """
@@ -50,7 +50,7 @@ class Case:
     pace:     VNPU_PACE: computation and communication about as long as each other
     engine:   arguments of vLLM's engine
     options:  its additional_config, besides dbo
-    replicas: data-parallel ones
+    DP ranks: data-parallel ones
     computes: whether operators do their arithmetic
     """
 
@@ -59,7 +59,7 @@ class Case:
     pace: str
     engine: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
-    replicas: int = 1
+    dp_ranks: int = 1
     computes: bool = False
 
 
@@ -89,13 +89,13 @@ CASES = {
         "aclnnMoe=100,all_=4000/MiB,reduce_scatter=8000/MiB",
         TENSOR_PARALLEL,
     ),
-    "replicas": Case(
+    "dp_ranks": Case(
         "tiny_deepseek",
         {"first_k_dense_replace": 0},
         "aclnnM=8000/MiB,aclnnGrouped=20000/MiB,aclnnFused=8000/MiB,all_to_all=44000/MiB",
         {"enable_expert_parallel": True},
         {"moe_communication": "all_to_all"},
-        replicas=2,
+        dp_ranks=2,
         computes=True,
     ),
 }
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> Result:
             rows += _rows(name, sides["whole"], sides["split"])
     return Result(
         benchmark="multistream/overlap",
-        ours="two micro-batches in turn (dbo.enabled)",
+        ours="two ubatches in turn (dbo.enabled)",
         baseline="whole steps",
         rows=rows,
         settings={
@@ -178,13 +178,13 @@ def _prefills(
     is_split: bool,
     directory: Path,
 ) -> list[StepTrace]:
-    """The steps of one run, of the first replica."""
+    """The steps of one run, of the first DP rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def replica(rank: int) -> list[Interval]:
-        traces = directory / f"replica_{rank}"
+    def dp_rank(rank: int) -> list[Interval]:
+        traces = directory / f"dp_rank_{rank}"
         traces.mkdir(parents=True, exist_ok=True)
         for old in traces.iterdir():
             old.unlink()
@@ -202,7 +202,7 @@ def _prefills(
             "result": str(windows),
         }
         place = {
-            "VLLM_DP_SIZE": str(case.replicas),
+            "VLLM_DP_SIZE": str(case.dp_ranks),
             "VLLM_DP_RANK": str(rank),
             "VLLM_DP_RANK_LOCAL": str(rank),
             "VLLM_DP_MASTER_IP": "127.0.0.1",
@@ -213,7 +213,7 @@ def _prefills(
             LIMIT_S,
             {
                 **os.environ,
-                **(place if case.replicas > 1 else {}),
+                **(place if case.dp_ranks > 1 else {}),
                 "VNPU_SCHEDULE": "threads",
                 "VNPU_COMPUTE": str(int(case.computes)),
                 "VNPU_PACE": args.pace or case.pace,
@@ -225,9 +225,9 @@ def _prefills(
         )
         return [(begin, end) for begin, end in json.loads(windows.read_text(encoding="utf-8"))]
 
-    with ThreadPoolExecutor(case.replicas) as threads:
-        first, *_ = threads.map(replica, range(case.replicas))
-    return steps_of(timeline.read([directory / "replica_0"]), first)
+    with ThreadPoolExecutor(case.dp_ranks) as threads:
+        first, *_ = threads.map(dp_rank, range(case.dp_ranks))
+    return steps_of(timeline.read([directory / "dp_rank_0"]), first)
 
 
 def _rows(name: str, whole: list[StepTrace], split: list[StepTrace]) -> list[Row]:

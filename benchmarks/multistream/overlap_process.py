@@ -1,4 +1,4 @@
-"""What overlap.py measures, in one replica's process: `overlap_process.py OPTIONS_JSON`.
+"""What overlap.py measures, in one DP rank's process: `overlap_process.py OPTIONS_JSON`.
 
 An engine prefills some batches; the times of the batches go to the file that the
 options name.

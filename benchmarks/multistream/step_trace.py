@@ -9,7 +9,7 @@ from vllm_davinci.vnpu import TraceError
 from vllm_davinci.vnpu.timeline import Task, Timeline
 
 # The labels that core gives to what the two halves of a step launch.
-FIRST, SECOND = "micro-batch 0", "micro-batch 1"
+FIRST, SECOND = "ubatch 0", "ubatch 1"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StepTrace:
     tasks: list[Task]
 
     def computing(self, label: str | None = None) -> list[Interval]:
-        """When operators ran; of one micro-batch where a label is given."""
+        """When operators ran; of one ubatch where a label is given."""
         return [
             task.busy
             for task in self.tasks
@@ -60,7 +60,7 @@ class StepTrace:
         return max(computing, length(common(self.communicating(), part))) + self.unsplit()
 
     def hidden_share(self) -> float:
-        """Of the first micro-batch's communication under the second one's computation, as a share
+        """Of the first ubatch's communication under the second one's computation, as a share
         of the smaller of the two.
 
         Raises TraceError when one of the two is absent, as in a trace without labels.

@@ -1,7 +1,7 @@
 """Host cost of taking turns: greenlets with events against vLLM's threads, and a whole step's.
 
-One hand-over is everything that happens where a micro-batch meets a collective: events recorded and
-waited for, streams switched, the other micro-batch resumed with its forward context. vLLM's side
+One hand-over is everything that happens where a ubatch meets a collective: events recorded and
+waited for, streams switched, the other ubatch resumed with its forward context. vLLM's side
 calls what its all-to-all calls there, in two threads on the same virtual device. The step is 61
 layers with two collectives each; operators do no work, so that only the host's time is measured.
 """

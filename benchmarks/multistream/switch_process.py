@@ -18,8 +18,8 @@ import torch_npu
 import vllm_threads
 from vllm.forward_context import ForwardContext, override_forward_context
 
-from vllm_davinci.core import torch_cuda_names
-from vllm_davinci.core.overlap.forward_context import SwitchingContext
+from vllm_davinci.core.device import torch_cuda_names
+from vllm_davinci.core.ubatch.forward_context import SwitchingContext
 from vllm_davinci.multistream import Interleave, StreamPool, collective, communicate
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def _at_depth(depth: int, call: Callable[[], None]) -> None:
 
 
 def _contexts() -> list[ForwardContext]:
-    """As a step's micro-batches have them: one each."""
+    """As a step's ubatches have them: one each."""
     return [
         ForwardContext(no_compile_layers={}, attn_metadata={"half": index}, slot_mapping={})
         for index in range(2)
@@ -59,7 +59,7 @@ def _contexts() -> list[ForwardContext]:
 
 
 def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
-    """As core runs a step: with vLLM's forward context that of the micro-batch that runs."""
+    """As core runs a step: with vLLM's forward context that of the ubatch that runs."""
     contexts = _contexts()
     running = SwitchingContext.showing(contexts[0])
     with override_forward_context(running):
@@ -67,7 +67,7 @@ def _in_turn(run: Interleave, forwards: list[Callable[[], T]]) -> list[T]:
 
 
 def hand_overs(count: int) -> list[float]:
-    """Two micro-batches that do nothing but take turns."""
+    """Two ubatches that do nothing but take turns."""
     run = Interleave(StreamPool())
     nothing = lambda: None  # noqa: E731
 
@@ -82,7 +82,7 @@ def hand_overs(count: int) -> list[float]:
 
 
 def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[float]:
-    """The same with vLLM's contexts: one thread per micro-batch."""
+    """The same with vLLM's contexts: one thread per ubatch."""
 
     def turns() -> None:
         for _ in range(count // 2):
@@ -95,7 +95,7 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
 
 
 def collectives_with_hand_overs(count: int) -> list[float]:
-    """Two micro-batches that do nothing but sum a number over ranks, per sum."""
+    """Two ubatches that do nothing but sum a number over ranks, per sum."""
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()
 

@@ -1,4 +1,4 @@
-"""vLLM's micro-batches: its own contexts in one thread each, on the same virtual device."""
+"""vLLM's ubatches: its own contexts in one thread each, on the same virtual device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LIMIT_S = 60
 
 
 def at_a_dispatch() -> None:
-    """What vLLM does where a micro-batch sends rows to experts, but for the sending."""
+    """What vLLM does where a ubatch sends rows to experts, but for the sending."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute_sync()
 
 
 def at_a_combine() -> None:
-    """What vLLM does where a micro-batch fetches the results, but for the fetching."""
+    """What vLLM does where a ubatch fetches the results, but for the fetching."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute()
     ubatching.dbo_switch_to_comm()
@@ -38,17 +38,17 @@ def run_two(turns: Callable[[], None], contexts: list[ForwardContext]) -> None:
     """`turns` in two threads that take turns wherever it yields."""
     compute, communication = torch.npu.current_stream(), torch.npu.Stream()
     barrier = threading.Barrier(3)
-    micro_batches = ubatching.make_ubatch_contexts(2, compute, communication, contexts, barrier)
+    ubatches = ubatching.make_ubatch_contexts(2, compute, communication, contexts, barrier)
 
-    def body(micro_batch: ubatching.UBatchContext) -> None:
+    def body(ubatch: ubatching.UBatchContext) -> None:
         torch.npu.set_device(0)
-        with micro_batch:
+        with ubatch:
             turns()
 
     with ThreadPoolExecutor(2) as threads:
-        halves = [threads.submit(body, micro_batch) for micro_batch in micro_batches]
+        halves = [threads.submit(body, ubatch) for ubatch in ubatches]
         barrier.wait(LIMIT_S)
-        micro_batches[0].cpu_wait_event.set()
+        ubatches[0].cpu_wait_event.set()
         for half in halves:
             half.result(LIMIT_S)
 

@@ -26,7 +26,7 @@ from serving import cpu_backend, random_llama
 PROCESS_LIMIT_S = 900
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 CHILD = Path(__file__).with_name("generation_process.py")
-# The CPU backend rotates the two-part queries of latent attention wrongly with its own operator.
+# The CPU backend rotates the two-part queries of MLA wrongly with its own operator.
 CPU_ENGINE = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
 
 

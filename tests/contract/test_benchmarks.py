@@ -94,7 +94,7 @@ def test_the_hidden_share_and_the_bound_of_a_step_come_from_its_trace():
     step_trace = import_module("multistream.step_trace")
 
     def task(name: str, category: str, half: int, begin: float, end: float, waited: float = 0.0):
-        return Task(1, 0, name, category, begin, end, 1.0, waited, label=f"micro-batch {half}")
+        return Task(1, 0, name, category, begin, end, 1.0, waited, label=f"ubatch {half}")
 
     timeline = Timeline(
         [
@@ -127,7 +127,7 @@ def test_a_trace_without_labels_gives_an_error_and_no_hidden_share():
         step.hidden_share()
 
 
-LONG_NAME = "replicas: first half's communication under second half's computation"
+LONG_NAME = "dp_ranks: first half's communication under second half's computation"
 
 
 def test_a_table_of_80_columns_cuts_no_figure_and_no_name():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_davinci.core.ops.compiled import USED
+from vllm_davinci.core.components.fused_ops import USED
 from vllm_davinci.kernels._C import operator_names
 
 

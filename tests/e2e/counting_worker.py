@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 
+from vllm_davinci.core.components import fused_ops as compiled
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
-from vllm_davinci.core.ops import compiled
 from vllm_davinci.kernels._C import launch_count
 from vllm_davinci.vnpu import _C
 
@@ -21,7 +21,7 @@ class CountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def count_collectives(self) -> None:
-        """From now on, those between the ranks of a replica."""
+        """From now on, those between the ranks of a DP rank."""
         communicator = get_tp_group().device_communicator
         assert isinstance(communicator, NPUCommunicator)
         self.counted: Counter[str] = Counter()

@@ -51,7 +51,7 @@ SHARED_IMPORTS = [
     "vllm.model_executor.models.llama",
     "vllm_davinci.core.worker",
     "vllm_davinci.core.attention.paged",
-    "vllm_davinci.core.ops.registration",
+    "vllm_davinci.core.registration",
 ]
 
 

@@ -1,10 +1,10 @@
-"""A worker whose model can be made to fail in one micro-batch, for tests of what happens then."""
+"""A worker whose model can be made to fail in one ubatch, for tests of what happens then."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm_davinci.multistream import current_micro_batch
+from vllm_davinci.multistream import current_ubatch
 
 
 class FailingWorker:
@@ -13,8 +13,8 @@ class FailingWorker:
     model_runner: Any
     rank: int
 
-    def fail_once_in(self, micro_batch: int, layer: int, rank: int | None = None) -> None:
-        """The next time that a micro-batch comes to a layer's MLP, it raises there.
+    def fail_once_in(self, ubatch: int, layer: int, rank: int | None = None) -> None:
+        """The next time that a ubatch comes to a layer's MLP, it raises there.
 
         rank: on this one only; None is on each
         """
@@ -22,9 +22,9 @@ class FailingWorker:
             return
 
         def fail(module: Any, inputs: Any) -> None:
-            if current_micro_batch() == micro_batch:
+            if current_ubatch() == ubatch:
                 hook.remove()
-                raise RuntimeError(f"planted in micro-batch {micro_batch}, layer {layer}")
+                raise RuntimeError(f"planted in ubatch {ubatch}, layer {layer}")
 
         mlp = self.model_runner.get_model().model.layers[layer].mlp
         hook = mlp.register_forward_pre_hook(fail)

@@ -105,7 +105,7 @@ ZOO = (
 
 
 def deepseek(name: str, model_type: str, **options: Any) -> ZooModel:
-    """Multi-head latent attention in dense layers, with the sizes the operators take."""
+    """Multi-head MLA in dense layers, with the sizes the operators take."""
     return ZooModel(
         name,
         model_type,

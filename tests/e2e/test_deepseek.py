@@ -1,4 +1,4 @@
-"""DeepSeek's latent attention through the whole stack, compared with transformers by token."""
+"""DeepSeek's MLA through the whole stack, compared with transformers by token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vllm import SamplingParams
 from e2e import model_zoo
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.export import Exporter
 from vllm_davinci.vnpu import timeline
 
 MAX_TOKENS = 64

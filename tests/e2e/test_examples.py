@@ -7,8 +7,8 @@ from pathlib import Path
 LIMIT_S = 120
 
 
-def test_two_micro_batches_take_turns_without_a_race(repository: Path):
-    program = repository / "examples" / "overlap_two_microbatches.py"
+def test_two_ubatches_take_turns_without_a_race(repository: Path):
+    program = repository / "examples" / "overlap_two_ubatches.py"
     done = subprocess.run(
         ["vnpu", "run", "--races", "report", "--schedule", "fuzz:7", "--", "python", str(program)],
         capture_output=True,
@@ -42,6 +42,6 @@ def test_the_missing_wait_is_found_at_its_two_lines(repository: Path):
 
 
 def test_the_guide_shows_the_example(repository: Path):
-    program = (repository / "examples" / "overlap_two_microbatches.py").read_text("utf-8")
+    program = (repository / "examples" / "overlap_two_ubatches.py").read_text("utf-8")
     code = program[program.index("import torch") :]
     assert code in (repository / "packages" / "multistream" / "README.md").read_text("utf-8")

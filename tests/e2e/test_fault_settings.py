@@ -92,9 +92,9 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
         pytest.param(
             {
                 "max_num_batched_tokens": 64,
-                "additional_config": {"dbo": {"enabled": True, "num_micro_batches": 65}},
+                "additional_config": {"dbo": {"enabled": True, "num_ubatches": 65}},
             },
-            ["dbo.num_micro_batches = 65 parts", "steps of at most 64 tokens"],
+            ["dbo.num_ubatches = 65 parts", "steps of at most 64 tokens"],
             id="more_parts_than_tokens",
             marks=pytest.mark.thorough,
         ),
@@ -111,7 +111,7 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
         ),
         pytest.param(
             {"additional_config": {"sequence_parallel": {"enabled": True}}},
-            ["sequence_parallel.enabled = true is not possible because a replica is one rank"],
+            ["sequence_parallel.enabled = true is not possible because a DP rank is one rank"],
             id="no_shares",
             marks=pytest.mark.thorough,
         ),

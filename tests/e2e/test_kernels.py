@@ -16,14 +16,14 @@ from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
-from vllm_davinci.core.moe.experts import Experts, FloatExperts
-from vllm_davinci.core.moe.forward import RoutedForward
-from vllm_davinci.core.moe.routing import RoutingRule
-from vllm_davinci.core.ops.compiled import USED, choose_operators
-from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.components.fused_ops import USED, choose_operators
+from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
+from vllm_davinci.core.fused_moe.forward import RoutedForward
+from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts
-from vllm_davinci.core.quantization.export import Exporter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=3)
 TENSOR2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}

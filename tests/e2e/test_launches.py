@@ -13,9 +13,9 @@ import torch
 from vllm import SamplingParams
 
 from e2e.engine_process import EngineProcess
-from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.export import Exporter
 
 CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
 

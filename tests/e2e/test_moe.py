@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
+from e2e.dp_engines import DPEngines
 from e2e.engine_process import EngineError, EngineProcess
-from e2e.replicas import Replicas
 from e2e.server_process import SMALL, ServerProcess
 from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference, assert_greedy
@@ -148,7 +148,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "tensor", "options", "additional"),
+    ("dp_ranks", "tensor", "options", "additional"),
     [
         pytest.param(2, 1, {"enable_expert_parallel": True}, {}, id="data2_expert2"),
         *(
@@ -169,7 +169,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
     ],
 )
 def test_fused_launches_give_the_tokens_of_separate_ones(
-    replicas: int,
+    dp_ranks: int,
     tensor: int,
     options: dict[str, Any],
     additional: dict[str, Any],
@@ -182,10 +182,10 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
         options = {**options, "distributed_executor_backend": "mp"}
     tokens = []
     for scheme in ("all_to_all", "fused"):
-        with Replicas(
+        with DPEngines(
             start_engine,
             zoo("qwen3_moe_hidden1024"),
-            count=replicas,
+            count=dp_ranks,
             environment={"VNPU_SOC": "Ascend910_9391"},  # whose launches take any number of ranks
             dtype="bfloat16",
             max_num_batched_tokens=128,
@@ -194,7 +194,7 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             **options,
         ) as engine:
             outputs = engine.generate(prompts[8:12], greedy)
-            # The first prompt takes a step more: a second replica has nothing to do in the last.
+            # The first prompt takes a step more: a second DP rank has nothing to do in the last.
             outputs += engine.generate([list(range(200)), [5]], greedy)
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
         tokens.append([list(output.outputs[0].token_ids) for output in outputs])
@@ -219,7 +219,7 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             {"all_gather", "multicast"},
             id="data2_expert_tensor2",
         ),
-        # A single request makes steps of one token, fewer than a replica's ranks.
+        # A single request makes steps of one token, fewer than a DP rank's ranks.
         pytest.param(
             V3,
             ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],
@@ -236,7 +236,7 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
         ),
     ],
 )
-def test_tokens_of_two_replicas_are_those_of_transformers(
+def test_tokens_of_two_dp_ranks_are_those_of_transformers(
     model: str,
     options: list[str],
     additional: dict[str, Any],
@@ -257,7 +257,7 @@ def test_tokens_of_two_replicas_are_those_of_transformers(
     )
     try:
         server.wait_until_ready()
-        # One request leaves the other replica idle, with dummy steps.
+        # One request leaves the other DP rank idle, with dummy steps.
         generated = [server.complete(prompts[0], 16)]
         with ThreadPoolExecutor(8) as threads:
             generated += threads.map(lambda prompt: server.complete(prompt, 16), prompts[1:16])
@@ -325,7 +325,7 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
             SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
         )
     log = engine.log_text()
-    assert "planted in micro-batch 1, layer 1" in log
+    assert "planted in ubatch 1, layer 1" in log
     assert (
         "model.layers.1.mlp.experts: rank 0 of group 'ep' waited 20 s for the row counts that the "
         "2 ranks of the group send each other."

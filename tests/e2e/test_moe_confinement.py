@@ -12,8 +12,8 @@ import transformers
 from vllm import SamplingParams
 
 from e2e import model_zoo
+from e2e.dp_engines import DPEngines
 from e2e.engine_process import EngineProcess
-from e2e.replicas import Replicas
 from e2e.split_settings import SPLIT_ALWAYS
 from e2e.transformers_reference import TransformersReference
 
@@ -123,7 +123,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_of_transformers(
 ):
     reference = TransformersReference(poisoned)
     clean, mixed = beside_poisons(prompts[:12])
-    with Replicas(start_engine, poisoned, **options) as engine:
+    with DPEngines(start_engine, poisoned, **options) as engine:
         first = engine.generate(mixed, GREEDY)
         # And in cache blocks that held the poison before.
         again = engine.generate(clean, GREEDY)
@@ -159,7 +159,7 @@ def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others
     model = write_poisoned(zoo("qwen3_moe_hidden1024"), tmp_path / "poisoned")
     harmless = beside_poisons(prompts[:12], (1, 2, 3))[1]
     harmful = beside_poisons(prompts[:12])[1]
-    with Replicas(
+    with DPEngines(
         start_engine,
         model,
         environment={"VNPU_SOC": "Ascend910_9391"},

@@ -38,7 +38,7 @@ def ranks(tensor: int, pipeline: int = 1, whole_experts: bool = True) -> dict[st
 
 
 # Options of the engine, and the schemes that its ranks can follow: auto is no exchange at all.
-ONE_REPLICA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+ONE_DP_RANK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "expert2": (ranks(2), {}),
     "expert4": (ranks(4), {}),
     "tensor4": (ranks(4, whole_experts=False), {}),
@@ -64,12 +64,12 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     ("layout", "scheme"),
     [
         (layout, scheme)
-        for layout in ONE_REPLICA
+        for layout in ONE_DP_RANK
         for scheme in EXCHANGES
         if scheme == "auto" or layout not in WITHOUT_EXCHANGE
     ],
 )
-def test_every_layout_of_one_replica_gives_the_tokens_of_transformers(
+def test_every_layout_of_one_dp_rank_gives_the_tokens_of_transformers(
     layout: str,
     scheme: str,
     model: str,
@@ -78,7 +78,7 @@ def test_every_layout_of_one_replica_gives_the_tokens_of_transformers(
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ):
-    options, additional = ONE_REPLICA[layout]
+    options, additional = ONE_DP_RANK[layout]
     with start_engine(
         zoo(model), additional_config={**additional, "moe_communication": scheme}, **options
     ) as engine:
@@ -102,7 +102,7 @@ def test_every_layout_of_one_replica_gives_the_tokens_of_transformers(
         (False, "all_to_all"),
     ],
 )
-def test_two_replicas_of_two_ranks_give_the_tokens_of_transformers(
+def test_two_dp_ranks_of_two_ranks_give_the_tokens_of_transformers(
     whole_experts: bool,
     scheme: str,
     model: str,

@@ -35,7 +35,7 @@ FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logpr
 
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
-# How often replicas are asked at once until a step of one met one of the other.
+# How often DP ranks are asked at once until a step of one met one of the other.
 MEETING_LIMIT = 20
 
 
@@ -74,7 +74,7 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         ),
         pytest.param(
             "mistral_window48_head64_gqa4_tied",
-            overlapped(split="token", num_micro_batches=3),
+            overlapped(split="token", num_ubatches=3),
             id="three_parts_window",
         ),
         pytest.param(
@@ -194,7 +194,7 @@ def test_the_log_tells_why(engine: EngineProcess):
     assert lines[-1].endswith("2 requests, 18 tokens, 18 of them prefill)")
 
 
-def test_replicas_split_together_and_the_metrics_say_so(
+def test_dp_ranks_split_together_and_the_metrics_say_so(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     prompts: list[list[int]],
@@ -212,13 +212,13 @@ def test_replicas_split_together_and_the_metrics_say_so(
     try:
         server.wait_until_ready()
 
-        def complete(replica: int) -> list[list[int]]:
+        def complete(dp_rank: int) -> list[list[int]]:
             answer = httpx.post(
                 f"{server.url}/v1/completions",
-                headers={"X-data-parallel-rank": str(replica)},
+                headers={"X-data-parallel-rank": str(dp_rank)},
                 json={
                     "model": str(zoo(model)),
-                    "prompt": prompts[replica:24:2],
+                    "prompt": prompts[dp_rank:24:2],
                     "max_tokens": 64,
                     "temperature": 0,
                     "ignore_eos": True,
@@ -230,11 +230,11 @@ def test_replicas_split_together_and_the_metrics_say_so(
             return [choice["token_ids"] for choice in answer.json()["choices"]]
 
         def split() -> dict[str, int]:
-            """Replica -> steps that were split."""
+            """DP rank -> steps that were split."""
             counts = decision_counts(server.url)
             return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 
-        # Steps of the two replicas have to meet, and a request may reach its replica late.
+        # Steps of the two DP ranks have to meet, and a request may reach its DP rank late.
         generated: list[tuple[int, list[list[int]]]] = []
         with ThreadPoolExecutor(2) as threads:
             for _ in range(MEETING_LIMIT):
@@ -256,8 +256,8 @@ def test_replicas_split_together_and_the_metrics_say_so(
         server.wait_for_end()
     finally:
         server.kill()
-    for replica, answers in generated:
-        for prompt, tokens in zip(prompts[replica:24:2], answers, strict=True):
+    for dp_rank, answers in generated:
+        for prompt, tokens in zip(prompts[dp_rank:24:2], answers, strict=True):
             assert len(tokens) == 64
             assert reference(model).first_difference(prompt, tokens) is None
     assert counts["0"] == counts["1"] > 0
@@ -309,7 +309,7 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
         ),
     ],
 )
-def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_served(
+def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served(
     model: str,
     options: dict[str, Any],
     zoo: Callable[[str], Path],
@@ -330,7 +330,7 @@ def test_an_error_in_a_micro_batch_is_the_step_s_error_and_the_next_request_is_s
     ) as engine:
         for part in (0, 1):
             engine.on_workers("fail_once_in", part, 1)
-            with pytest.raises(EngineError, match=f"planted in micro-batch {part}, layer 1"):
+            with pytest.raises(EngineError, match=f"planted in ubatch {part}, layer 1"):
                 engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
             engine.abort_all()
             outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
@@ -356,7 +356,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
     with pytest.raises(EngineError, match="EngineDeadError"):
         engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
     log = engine.log_text()
-    assert "planted in micro-batch 1, layer 1" in log
+    assert "planted in ubatch 1, layer 1" in log
     assert re.search(r"waited 10 s in all_reduce #\d+ of group \S+ for rank 1", log)
     engine.close()
     assert becomes_true(lambda: not any(process.is_running() for process in others), 60)
@@ -436,7 +436,7 @@ def test_one_half_computes_while_the_other_communicates(
     for process in traced.processes:
         first, second = (
             [task for task in traced.tasks if (task.process, task.label) == (process, label)]
-            for label in ("micro-batch 0", "micro-batch 1")
+            for label in ("ubatch 0", "ubatch 1")
         )
         operators = [task for task in second if task.category == "operator"]
         collectives = [task for task in first if task.category == "collective"]

@@ -21,11 +21,11 @@ import torch
 from vllm import SamplingParams
 
 from e2e import model_zoo
-from e2e.replicas import Replicas
+from e2e.dp_engines import DPEngines
 from e2e.split_settings import SPLIT_ALWAYS
-from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.export import Exporter
 
 DUAL_BATCH = {**SPLIT_ALWAYS, "split": "token"}
 FEATURES: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "shares": {"sequence_parallel": {"min_tokens": 1}},
 }
 OFF = {"overlap": "off"}
-THIRDS = {"num_micro_batches": 3, "min_total_tokens_to_split": 3}
+THIRDS = {"num_ubatches": 3, "min_total_tokens_to_split": 3}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
@@ -108,7 +108,7 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 
 
 CASES = [
-    # Tokens are divided within one replica only: `shares` has no effect under data parallelism.
+    # Tokens are divided within one DP rank only: `shares` has no effect under data parallelism.
     *(
         case(layout, LATENT, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
@@ -145,7 +145,7 @@ CASES = [
         for layout in ("dp2",)
         for scheme in ("all_gather", "multicast", "all_to_all")
     ),
-    # Between replicas the fused launches are what micro-batches use unless told otherwise.
+    # Between DP ranks the fused launches are what ubatches use unless told otherwise.
     case("dp2", WIDE, "dual+fused", of("dual")),
     case("ep2", WIDE, "dual+fused", merged(of("dual"), {"moe_communication": "fused"})),
     case("dp2", "int8_wide", "fused", {**OFF, "moe_communication": "fused"}),
@@ -189,7 +189,7 @@ def of_lengths(seed: int, *lengths: int) -> list[list[int]]:
     return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]
 
 
-def workload(engine: Replicas) -> dict[str, list[Any]]:
+def workload(engine: DPEngines) -> dict[str, list[Any]]:
     """What an engine answers, in every kind of step: tokens with their log-probabilities."""
     prefix = of_lengths(9, 128)[0]
     sharing = [prefix + tail for tail in of_lengths(10, 3, 20, 41, 7)]
@@ -221,18 +221,18 @@ def workload(engine: Replicas) -> dict[str, list[Any]]:
     return answers
 
 
-Start = Callable[..., Replicas]
+Start = Callable[..., DPEngines]
 
 
 @pytest.fixture(scope="module")
 def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -> Start:
-    """Starts replicas of a model in a layout."""
+    """Starts DP ranks of a model in a layout."""
 
-    def begin(layout: str, model: str, config: dict[str, Any], **environment: str) -> Replicas:
+    def begin(layout: str, model: str, config: dict[str, Any], **environment: str) -> DPEngines:
         ranks = dict(LAYOUTS[layout])
         if set(ranks) - {"count", "enable_expert_parallel"}:
             ranks["distributed_executor_backend"] = "mp"
-        return Replicas(
+        return DPEngines(
             start_engine,
             checkpoint(model),
             environment={**(CHIP if model in (WIDE, "int8_wide") else {}), **environment},
@@ -300,7 +300,7 @@ def test_answers_are_those_without_overlap(
     without_overlap: Expected,
     request: pytest.FixtureRequest,
 ):
-    # Apart from latent attention, whose products are of other rows then, shares change no bit.
+    # Apart from MLA, whose products are of other rows then, shares change no bit.
     is_divided = model not in LATENTS and "shares" in name
     features = [each for each in name.split("+") if each != "shares"] if is_divided else []
     expected = without_overlap(layout, model, *features)
@@ -312,7 +312,7 @@ def test_answers_are_those_without_overlap(
         said = engine.log_text()
     if "fused" in name:
         is_asked = "moe_communication" in config
-        why = "moe_communication asks for it" if is_asked else "micro-batches overlap"
+        why = "moe_communication asks for it" if is_asked else "ubatches overlap"
         assert f"Mixture of experts: fused, because {why}" in said
     assert ("are divided among" in said) == divides(layout, name)
     if model in IN_16_BITS:
@@ -329,7 +329,7 @@ def test_answers_are_those_without_overlap(
 
 
 def divides(layout: str, name: str) -> bool:
-    """Whether an engine must have divided tokens: not those of replicas that share experts."""
+    """Whether an engine must have divided tokens: not those of DP ranks that share experts."""
     return ("shares" in name or name in ("lean", "auto")) and not layout.startswith("dp")
 
 

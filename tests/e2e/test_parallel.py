@@ -56,7 +56,7 @@ def test_tokens_are_those_of_one_device(
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_two_replicas_give_the_tokens_of_one(
+def test_two_dp_ranks_give_the_tokens_of_one(
     ranks: int,
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
@@ -98,14 +98,14 @@ def test_two_replicas_give_the_tokens_of_one(
         for prompt, tokens in zip(prompts, generated, strict=False):
             assert len(tokens) == 32
             assert reference(MODEL).first_difference(prompt, tokens) is None
-        for replica in ("0", "1"):
+        for dp_rank in ("0", "1"):
             served = [
                 float(line.rsplit(" ", 1)[1])
                 for line in metrics
-                if line.startswith("vllm:request_success_total") and f'engine="{replica}"' in line
+                if line.startswith("vllm:request_success_total") and f'engine="{dp_rank}"' in line
             ]
-            assert sum(served) > 0, f"Replica {replica} got no request"
-        # Replicas of a dense model are engines of their own.
+            assert sum(served) > 0, f"DP rank {dp_rank} got no request"
+        # DP ranks of a dense model are engines of their own.
         assert ("are divided among 2" in log.read_text(errors="replace")) == (ranks == 2)
         server.interrupt()
         server.wait_for_end()

@@ -19,11 +19,11 @@ from vllm import SamplingParams
 from e2e.engine_process import EngineError, EngineProcess
 from e2e.test_moe_confinement import POISONS, write_poisoned
 from e2e.transformers_reference import TransformersReference
-from vllm_davinci.core.quantization.calibration import input_ranges
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
-from vllm_davinci.core.quantization.examination import examine
-from vllm_davinci.core.quantization.export import Exporter
-from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"

@@ -1,4 +1,4 @@
-"""One replica of test_agreement.py: `python agreement_rank.py RANK WORLD_SIZE PORT CASES`.
+"""One DP rank of test_agreement.py: `python agreement_rank.py RANK WORLD_SIZE PORT CASES`.
 
 CASES: JSON, per case and rank [num_tokens, graph_mode, part_sizes, prefills].
 Prints the answers as JSON.
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from vllm_davinci.core.overlap.agreement import Wish, agree
+from vllm_davinci.core.ubatch.coordination import Wish, agree
 
 
 def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]]) -> None:

@@ -9,9 +9,9 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_davinci.core.attention.mla_cache import LatentCache
-from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
-from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.cache import LatentCache
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
 
 BLOCK, LATENT, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
 

@@ -1,6 +1,6 @@
 """One rank of test_moe_exchange.py: `python moe_rank.py RANK WORLD_SIZE PORT SETTING`, a JSON.
 
-Builds layers as vLLM's models do, gives each replica tokens of its own, and compares each layer's
+Builds layers as vLLM's models do, gives each DP rank tokens of its own, and compares each layer's
 output with plain torch. Prints what the layers launched between ranks.
 """
 
@@ -30,17 +30,17 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models.utils import sequence_parallel_chunk
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import get_config
+from vllm_davinci.core.config.options import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.errors import DeviceError
-from vllm_davinci.core.moe.groups import expert_layout
-from vllm_davinci.core.moe.process_groups import init_fused_group, init_groups_of
-from vllm_davinci.core.overlap.experts import let_experts_switch
+from vllm_davinci.core.fused_moe.expert_layout import expert_layout
+from vllm_davinci.core.fused_moe.process_groups import init_fused_group, init_groups_of
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
+from vllm_davinci.core.ubatch.moe_entry import let_experts_switch
 from vllm_davinci.vnpu import _C
 
 NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 48
@@ -64,7 +64,7 @@ SHARED = random(HIDDEN_SIZE, HIDDEN_SIZE, seed=4)
 
 
 class SharedExpert(torch.nn.Module):
-    """A projection, cut over the ranks of a replica by its input: they hold parts of a sum.
+    """A projection, cut over the ranks of a DP rank by its input: they hold parts of a sum.
 
     whole: every rank has all of it
     """
@@ -251,8 +251,8 @@ def run_steps(
     return launched
 
 
-def run_in_micro_batches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
-    """A product and the layer, of each micro-batch in turn, as a split step runs them. Twice."""
+def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
+    """A product and the layer, of each ubatch in turn, as a split step runs them. Twice."""
     scheduler = components.stream_scheduler()
     assert scheduler is not None
     let_experts_switch(layer, scheduler)
@@ -271,7 +271,7 @@ def run_in_micro_batches(layer: torch.nn.Module, sizes: list[int], config: VllmC
         for _ in range(2):  # the first time allocates
             results = interleave.run(
                 [partial(forward, x.npu(), y.npu()) for x, y in given],
-                lambda index: label(f"micro-batch {index}"),
+                lambda index: label(f"ubatch {index}"),
             )
             for (x, logits), actual in zip(given, results, strict=True):
                 torch.testing.assert_close(actual.cpu(), defined(x, logits), atol=2e-5, rtol=1e-5)
@@ -329,8 +329,8 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
             layer = build(variant, number)
             if variant.get("last_is_absent"):
                 run_without_last_rank(layer, config)
-            if sizes := variant.get("micro_batches"):
-                run_in_micro_batches(layer, sizes, config)
+            if sizes := variant.get("ubatches"):
+                run_in_ubatches(layer, sizes, config)
                 continue
             launched = run_steps(layer, variant, config)
             print(f"launched {json.dumps(launched)}", flush=True)

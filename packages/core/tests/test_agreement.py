@@ -1,9 +1,9 @@
-"""Data-parallel replicas split a step together or not at all."""
+"""data-parallel ranks split a step together or not at all."""
 
 import json
 from collections.abc import Callable
 
-# Per replica: rows, graph mode, sizes of the micro-batches, whether it prefills.
+# Per DP rank: rows, graph mode, sizes of the ubatches, whether it prefills.
 # Then: rows of all, mode, parts, whether any of them prefills.
 CASES = [
     (
@@ -16,7 +16,7 @@ CASES = [
 ]
 
 
-def test_one_replica_that_would_not_split_is_a_veto(run_ranks: Callable[..., list[str]]):
+def test_one_dp_rank_that_would_not_split_is_a_veto(run_ranks: Callable[..., list[str]]):
     wishes = json.dumps([wish for wish, _ in CASES])
     for printed in run_ranks("agreement_rank.py", 2, wishes):
         assert json.loads(printed.splitlines()[-1]) == [expected for _, expected in CASES]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 
-from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
+from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
 
 
 def tables(device: torch.device, **sizes: list[int]) -> MultiGroupBlockTable:

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_davinci.core.quantization.checkpoint_files import INDEX_NAME
+from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.files import INDEX_NAME
+from vllm_davinci.core.checkpoint.issues import Examination
 from vllm_davinci.core.quantization.description import FILE_NAME
-from vllm_davinci.core.quantization.examination import examine
-from vllm_davinci.core.quantization.findings import Examination
 
 HIDDEN, INTER, VOCABULARY = 8, 12, 16
 ATTENTION = "model.layers.{}.self_attn.{}_proj"

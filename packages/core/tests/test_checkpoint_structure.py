@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vllm_davinci.core.quantization.examination import examine
+from vllm_davinci.core.checkpoint.check import examine
 
 HIDDEN, INTER, HEADS, GROUPS, HEAD, VOCABULARY, LAYERS = 8, 12, 4, 2, 6, 16, 3
 LLAMA = {

@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 
 from vllm_davinci.core import components
+from vllm_davinci.core.components import fused_ops as operators
+from vllm_davinci.core.components import providers
 from vllm_davinci.core.errors import ComponentError
-from vllm_davinci.core.ops import compiled as operators
 
 
 class Kernels:
@@ -43,7 +44,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     group = components.OPERATORS.group
     entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", group) for name in names)
-    monkeypatch.setattr(components, "entry_points", lambda group: entries.select(group=group))
+    monkeypatch.setattr(providers, "entry_points", lambda group: entries.select(group=group))
 
 
 def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from vllm_davinci.core import components
+from vllm_davinci.core.components import providers
 from vllm_davinci.core.errors import ComponentError
 
 ROLE = components.ROLES[0]
@@ -61,7 +62,7 @@ class NoKernels:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Role = ROLE) -> None:
     entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", role.group) for name in names)
-    monkeypatch.setattr(components, "entry_points", lambda group: entries.select(group=group))
+    monkeypatch.setattr(providers, "entry_points", lambda group: entries.select(group=group))
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +109,7 @@ def test_missing_components_are_reported_once_with_the_install_command(
 ):
     installed(monkeypatch)
     lines: list[str] = []
-    monkeypatch.setattr(
-        components.logger, "info", lambda text, *values: lines.append(text % values)
-    )
+    monkeypatch.setattr(providers.logger, "info", lambda text, *values: lines.append(text % values))
     components.log_missing.cache_clear()
     components.log_missing()
     components.log_missing()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.config import (
+from vllm_davinci.core.config.options import (
     ALIASES,
     KEYS_OF_VLLM,
     NOT_AVAILABLE,
@@ -84,7 +84,7 @@ def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
         ("dbo.enabled", 1, "bool"),
         ("dbo.split", "middle", "'request' or 'token'"),
         ("dbo.imbalance_ratio", 1.5, "less than or equal to 1"),
-        ("dbo.num_micro_batches", 1, "greater than or equal to 2"),
+        ("dbo.num_ubatches", 1, "greater than or equal to 2"),
         ("dbo.min_total_tokens_to_split", 1.5, "integer"),
         ("dbo", True, "dictionary or instance of DualBatchConfig"),
         ("torchair_graph_config", [], "dictionary"),

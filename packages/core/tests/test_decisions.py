@@ -3,9 +3,9 @@
 import pytest
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import DualBatchConfig
-from vllm_davinci.core.overlap import decisions
-from vllm_davinci.core.overlap.decisions import Counts, Decisions
+from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.ubatch import decisions
+from vllm_davinci.core.ubatch.decisions import Counts, Decisions
 
 
 def made(publish: list[Counts] | None = None, **options: object) -> Decisions:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_davinci.core.environment_variables import INHERITED, check_inherited
+from vllm_davinci.core.config.environment_variables import INHERITED, check_inherited
 from vllm_davinci.core.errors import ConfigurationError
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vllm_davinci.core.config import DualBatchConfig
+from vllm_davinci.core.config.options import DualBatchConfig
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.overlap.explanation import EXPLANATIONS, OPTIONS, explain_step
+from vllm_davinci.core.ubatch.explanation import EXPLANATIONS, OPTIONS, explain_step
 from vllm_davinci.multistream import Reason
 
 

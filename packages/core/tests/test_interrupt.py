@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_davinci.core import interrupt
+from vllm_davinci.core.process import interrupt
 
 ENTRY = ("program.py", "<module>")
 POLL = ("zmq/sugar/poll.py", "poll")

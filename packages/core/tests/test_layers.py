@@ -10,12 +10,11 @@ from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from vllm_davinci.core.ops.embedding import NPUVocabParallelEmbedding
-from vllm_davinci.core.ops.layernorm import NPURMSNorm
-from vllm_davinci.core.ops.linear import NPUReplicatedLinear
-from vllm_davinci.core.ops.registration import LAYERS
-from vllm_davinci.core.ops.rotary_embedding import NPURotaryEmbedding
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.layers.embedding import NPUVocabParallelEmbedding
+from vllm_davinci.core.layers.linear import NPUReplicatedLinear
+from vllm_davinci.core.layers.norm import NPURMSNorm
+from vllm_davinci.core.layers.rotary import NPURotaryEmbedding
+from vllm_davinci.core.registration import LAYERS, register
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def builder(vllm_config: VllmConfig) -> NPUAttentionMetadataBuilder:
 
 def test_lengths_are_host_lists_of_the_real_requests(builder: NPUAttentionMetadataBuilder):
     metadata = builder.build(0, common())
-    assert metadata.query_ends == [1, 9, 10]
+    assert metadata.actual_seq_lengths_q == [1, 9, 10]
     assert metadata.seq_lens == [130, 8, 64]
     assert metadata.block_table.shape == (3, 2)
     assert metadata.slot_mapping.shape == (10,)

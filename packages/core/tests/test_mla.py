@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
-from vllm_davinci.core.attention.mla_metadata import (
+from vllm_davinci.core.attention.mla.metadata import (
     CONTEXT_CHUNK_ROWS,
     NPUMLAMetadataBuilder,
 )
+from vllm_davinci.core.attention.mla.preprocess import projections_of
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
-from vllm_davinci.core.ops.mla_preprocess import projections_of
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
@@ -404,7 +404,7 @@ def test_steps_with_prefills_stay_on_one_stream(
     assert not trace(block, step).on_side
 
 
-def test_prefills_of_another_replica_keep_decodes_on_one_stream(
+def test_prefills_of_another_dp_rank_keep_decodes_on_one_stream(
     vllm_config: VllmConfig, device: torch.device
 ):
     block = with_streams(vllm_config, device)

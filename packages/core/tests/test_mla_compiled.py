@@ -1,4 +1,4 @@
-"""The stage before latent attention in one call, where a provider has it: no bit is another."""
+"""The stage before MLA in one call, where a provider has it: no bit is another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mla_block import BIAS_SIZES, DECODES, HIDDEN, MIXED, Block
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 
-from vllm_davinci.core.ops import compiled as compiled_operators
+from vllm_davinci.core.components import fused_ops as compiled_operators
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm

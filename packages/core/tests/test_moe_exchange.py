@@ -1,4 +1,4 @@
-"""A layer over several ranks: every scheme gives each replica the sums of its own tokens."""
+"""A layer over several ranks: every scheme gives each DP rank the sums of its own tokens."""
 
 import json
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import pytest
 
 from vllm_davinci.vnpu import timeline
 
-# Tokens of each replica, step by step. Steps of up to eight are decodes. Uneven; one replica idle,
-# with the single row of a dummy step; fewer tokens than a replica has ranks.
-TWO_REPLICAS = [[5, 13], [7, 1], [1, 1], [8, 8]]
-ONE_REPLICA = [[13], [3], [1]]
+# Tokens of each DP rank, step by step. Steps of up to eight are decodes. Uneven; one DP rank idle,
+# with the single row of a dummy step; fewer tokens than a DP rank has ranks.
+TWO_DP_RANKS = [[5, 13], [7, 1], [1, 1], [8, 8]]
+ONE_DP_RANK = [[13], [3], [1]]
 
 
 Launched = Callable[..., list[list[dict[str, int]]]]
@@ -42,21 +42,21 @@ def sent_each_to_its_rank(group: str) -> dict[str, int]:
     return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
 
 
-def test_on_one_replica_routed_and_shared_sums_are_reduced_once(launched: Launched):
+def test_on_one_dp_rank_routed_and_shared_sums_are_reduced_once(launched: Launched):
     once = {"tp all_reduce": 1}
     assert launched(
         4,
         1,
         [
-            {"steps": ONE_REPLICA},
-            {"steps": ONE_REPLICA, "options": {"expert_tensor_parallel_size": 1}},
-            {"steps": ONE_REPLICA, "options": {"expert_tensor_parallel_size": 2}},
+            {"steps": ONE_DP_RANK},
+            {"steps": ONE_DP_RANK, "options": {"expert_tensor_parallel_size": 1}},
+            {"steps": ONE_DP_RANK, "options": {"expert_tensor_parallel_size": 2}},
             {
-                "steps": ONE_REPLICA,
+                "steps": ONE_DP_RANK,
                 "options": {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"},
             },
             {
-                "steps": ONE_REPLICA,
+                "steps": ONE_DP_RANK,
                 "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
             },
         ],
@@ -65,7 +65,7 @@ def test_on_one_replica_routed_and_shared_sums_are_reduced_once(launched: Launch
     ]
 
 
-def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
+def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
     multicast = {"dp broadcast": 4, "dp all_reduce": 1}
     gather = {"dp all_gatherv": 2, "dp reduce_scatterv": 1}
     even_gather = {"dp all_gather": 2, "dp reduce_scatter": 1}
@@ -75,16 +75,16 @@ def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
         1,
         2,
         [
-            {"steps": TWO_REPLICAS},
-            {"steps": TWO_REPLICAS, "options": {"moe_communication": "all_to_all"}},
+            {"steps": TWO_DP_RANKS},
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_to_all"}},
             {
-                "steps": TWO_REPLICAS,
+                "steps": TWO_DP_RANKS,
                 "options": {"moe_communication": "all_to_all"},
                 "skewed": True,
             },
-            {"steps": TWO_REPLICAS, "options": {"moe_communication": "all_gather"}},
-            {"steps": TWO_REPLICAS, "options": {"moe_communication": "multicast"}},
-            {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 2}},
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_gather"}},
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "multicast"}},
+            {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 2}},
         ],
     ) == [
         # fp32 is not for fused launches, and decodes shall not make the host wait.
@@ -97,7 +97,7 @@ def test_two_replicas_of_one_rank_exchange_tokens(launched: Launched):
     ]
 
 
-def test_two_replicas_of_two_ranks_exchange_tokens(launched: Launched):
+def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
     reduced = {"tp all_reduce": 1}
     whole = {"expert_tensor_parallel_size": 1}
     to_ranks = {"moe_communication": "all_to_all"}
@@ -105,17 +105,17 @@ def test_two_replicas_of_two_ranks_exchange_tokens(launched: Launched):
         2,
         2,
         [
-            {"steps": TWO_REPLICAS, "options": to_ranks},
-            {"steps": TWO_REPLICAS, "options": {**whole, **to_ranks}},
-            {"steps": TWO_REPLICAS, "options": {"expert_tensor_parallel_size": 4}},
-            {"steps": TWO_REPLICAS, "options": {**whole, "moe_communication": "all_gather"}},
+            {"steps": TWO_DP_RANKS, "options": to_ranks},
+            {"steps": TWO_DP_RANKS, "options": {**whole, **to_ranks}},
+            {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 4}},
+            {"steps": TWO_DP_RANKS, "options": {**whole, "moe_communication": "all_gather"}},
             {
-                "steps": TWO_REPLICAS,
+                "steps": TWO_DP_RANKS,
                 "options": {**whole, **to_ranks},
                 "sequence_parallel": True,
             },
             {
-                "steps": TWO_REPLICAS,
+                "steps": TWO_DP_RANKS,
                 "options": {**whole, "moe_communication": "all_gather"},
                 "sequence_parallel": True,
             },
@@ -136,7 +136,7 @@ FUSED = {"fused_experts launch": 2}
 IN_BF16 = {"dtype": "bfloat16", "fused": True}
 
 
-@pytest.mark.parametrize(("tensor", "data", "steps"), [(2, 1, ONE_REPLICA), (2, 2, TWO_REPLICAS)])
+@pytest.mark.parametrize(("tensor", "data", "steps"), [(2, 1, ONE_DP_RANK), (2, 2, TWO_DP_RANKS)])
 def test_fused_launches_leave_the_host_nothing_to_wait_for(
     tensor: int, data: int, steps: list[list[int]], launched: Launched
 ):
@@ -155,8 +155,8 @@ def test_fused_launches_leave_the_host_nothing_to_wait_for(
     assert launched(tensor, data, variants, soc="Ascend910_9391") == expected
 
 
-def test_decodes_of_replicas_use_fused_launches_where_the_chip_has_them(launched: Launched):
-    (steps,) = launched(1, 2, [{"steps": TWO_REPLICAS, **IN_BF16}], soc="Ascend910_9391")
+def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched: Launched):
+    (steps,) = launched(1, 2, [{"steps": TWO_DP_RANKS, **IN_BF16}], soc="Ascend910_9391")
     assert steps == [sent_each_to_its_rank("ep"), FUSED, FUSED, FUSED]
 
 
@@ -175,9 +175,9 @@ QUANTIZED = {"quantized": "W8A8_DYNAMIC", **IN_BF16}
 @pytest.mark.parametrize(
     ("tensor", "data", "steps"),
     [
-        (1, 2, TWO_REPLICAS),
-        pytest.param(2, 1, ONE_REPLICA, marks=pytest.mark.thorough),
-        pytest.param(2, 2, TWO_REPLICAS, marks=pytest.mark.thorough),
+        (1, 2, TWO_DP_RANKS),
+        pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough),
+        pytest.param(2, 2, TWO_DP_RANKS, marks=pytest.mark.thorough),
     ],
 )
 def test_rows_of_int8_experts_give_the_integer_definition(
@@ -214,7 +214,7 @@ def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for(
 PACE = "aclnnMatmul=300000,all_to_all=300000/MiB"
 
 
-def test_rows_travel_while_the_other_micro_batch_computes(
+def test_rows_travel_while_the_other_ubatch_computes(
     run_ranks: Callable[..., list[str]], tmp_path: Path
 ):
     options = {
@@ -223,7 +223,7 @@ def test_rows_travel_while_the_other_micro_batch_computes(
         "dbo": {"enabled": True},
     }
     # 3 experts for each of a rank's 100 tokens: about 150 rows of 4 KiB to each rank.
-    variant = {"micro_batches": [200, 200], "options": options}
+    variant = {"ubatches": [200, 200], "options": options}
     setting = {"tensor": 2, "data": 1, "options": options, "variants": [variant]}
     environment = {"VNPU_SCHEDULE": "threads", "VNPU_PACE": PACE, "VNPU_TRACE": str(tmp_path)}
     run_ranks("moe_rank.py", 2, json.dumps(setting), environment=environment)
@@ -235,13 +235,11 @@ def test_rows_travel_while_the_other_micro_batch_computes(
         *_, counts, rows, _ = (
             task
             for task in tasks
-            if task.name.startswith("all_to_all") and task.label == "micro-batch 0"
+            if task.name.startswith("all_to_all") and task.label == "ubatch 0"
         )
         assert (counts.bytes_written, rows.bytes_written > 500_000) == (64, True)
         products = [
-            task.busy
-            for task in tasks
-            if task.name == "aclnnMatmul" and task.label == "micro-batch 1"
+            task.busy for task in tasks if task.name == "aclnnMatmul" and task.label == "ubatch 1"
         ]
         begin, end = rows.busy
         beside = sum(

@@ -3,9 +3,9 @@
 import pytest
 from vllm.config import ParallelConfig
 
-from vllm_davinci.core.config import parse_config
+from vllm_davinci.core.config.options import parse_config
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.moe.groups import (
+from vllm_davinci.core.fused_moe.expert_layout import (
     ExpertLayout,
     check_expert_count,
     check_intermediate_size,

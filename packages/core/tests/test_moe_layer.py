@@ -20,7 +20,7 @@ from vllm_davinci.core.errors import (
     ConfigurationError,
     UnsupportedFeatureError,
 )
-from vllm_davinci.core.moe.method import NPUUnquantizedFusedMoEMethod
+from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
 from vllm_davinci.core.registration import register
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from vllm.config import DeviceConfig, VllmConfig
 
-from vllm_davinci.core.config import get_config
+from vllm_davinci.core.config.options import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.moe import exchange
-from vllm_davinci.core.moe.groups import ExpertLayout
-from vllm_davinci.core.moe.options import gather_exchange_requests
-from vllm_davinci.core.moe.row_counts import CountsWait
-from vllm_davinci.core.moe.scheme import Scheme, SchemeRule, fused_obstacle
+from vllm_davinci.core.fused_moe import exchange
+from vllm_davinci.core.fused_moe.communication import Scheme, SchemeRule, fused_obstacle
+from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.options import gather_exchange_requests
+from vllm_davinci.core.fused_moe.row_counts import CountsWait
 
 ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
 ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
@@ -25,24 +25,24 @@ OBSTACLE = "fused launches take none of this"
 
 def rule(
     tp_size: int,
-    num_replicas: int,
+    dp_size: int,
     etp_size: int,
     forced: Scheme | None = None,
     obstacle: str | None = OBSTACLE,
     overlapped: bool = False,
 ) -> SchemeRule:
-    layout = ExpertLayout(tp_size * num_replicas, etp_size)
-    return SchemeRule(forced, layout, num_replicas, tp_size, 8, obstacle, overlapped)
+    layout = ExpertLayout(tp_size * dp_size, etp_size)
+    return SchemeRule(forced, layout, dp_size, tp_size, 8, obstacle, overlapped)
 
 
 @pytest.mark.parametrize(
-    ("tp_size", "num_replicas", "etp_size", "max_tokens", "scheme", "reason"),
+    ("tp_size", "dp_size", "etp_size", "max_tokens", "scheme", "reason"),
     [
-        (4, 1, 4, 100, Scheme.ALL_GATHER, "one replica"),
-        (16, 1, 1, 8, Scheme.ALL_GATHER, "one replica"),
+        (4, 1, 4, 100, Scheme.ALL_GATHER, "one DP rank"),
+        (16, 1, 1, 8, Scheme.ALL_GATHER, "one DP rank"),
         (2, 2, 4, 9, Scheme.MULTICAST, "share all experts, and the step has a prefill"),
         (2, 2, 4, 8, Scheme.ALL_GATHER, "share all experts, and the step decodes"),
-        (1, 4, 2, 9, Scheme.ALL_GATHER, "2 ranks of an expert are in several replicas"),
+        (1, 4, 2, 9, Scheme.ALL_GATHER, "2 ranks of an expert are in several DP ranks"),
         (2, 2, 2, 8, Scheme.ALL_GATHER, f"the host should not wait, and {OBSTACLE}"),
         (2, 2, 1, 9, Scheme.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
         (1, 16, 1, 8, Scheme.ALL_GATHER, f"the step decodes, .*{OBSTACLE}"),
@@ -50,9 +50,9 @@ def rule(
     ],
 )
 def test_a_steps_scheme_follows_from_ranks_and_tokens(
-    tp_size: int, num_replicas: int, etp_size: int, max_tokens: int, scheme: Scheme, reason: str
+    tp_size: int, dp_size: int, etp_size: int, max_tokens: int, scheme: Scheme, reason: str
 ):
-    choice = rule(tp_size, num_replicas, etp_size).choose(max_tokens)
+    choice = rule(tp_size, dp_size, etp_size).choose(max_tokens)
     assert choice.scheme is scheme
     assert re.search(reason, choice.reason)
 
@@ -62,8 +62,8 @@ def test_a_steps_scheme_follows_from_ranks_and_tokens(
     [
         (False, 8, Scheme.FUSED, "the step decodes, and fused launches"),
         (False, 9, Scheme.ALL_TO_ALL, "has a prefill"),
-        (True, 8, Scheme.FUSED, "micro-batches overlap, and fused launches"),
-        (True, 9, Scheme.FUSED, "micro-batches overlap, and fused launches"),
+        (True, 8, Scheme.FUSED, "ubatches overlap, and fused launches"),
+        (True, 9, Scheme.FUSED, "ubatches overlap, and fused launches"),
     ],
 )
 def test_fused_launches_serve_steps_that_a_waiting_host_would_hurt(
@@ -180,7 +180,7 @@ def test_variables_that_contradict_each_other_or_do_not_parse_are_errors(vllm_co
 
 
 @pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST])
-def test_a_scheme_asked_for_on_one_replica_is_said_to_have_no_effect(
+def test_a_scheme_asked_for_on_one_dp_rank_is_said_to_have_no_effect(
     forced: Scheme, caplog: pytest.LogCaptureFixture
 ):
     exchange.logger.addHandler(caplog.handler)
@@ -192,4 +192,4 @@ def test_a_scheme_asked_for_on_one_replica_is_said_to_have_no_effect(
     finally:
         exchange.logger.removeHandler(caplog.handler)
     (message,) = {record.getMessage() for record in caplog.records}
-    assert f"'moe_communication' = {forced.value!r} has no effect: one replica's" in message
+    assert f"'moe_communication' = {forced.value!r} has no effect: one DP rank's" in message

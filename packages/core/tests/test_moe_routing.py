@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from vllm_davinci.core.moe.experts import FloatExperts
-from vllm_davinci.core.moe.routing import RoutingRule, select_experts
+from vllm_davinci.core.fused_moe.experts import FloatExperts
+from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE = 16, 48, 24
 

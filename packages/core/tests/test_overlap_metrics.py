@@ -11,9 +11,9 @@ from prometheus_client import REGISTRY
 from vllm.config import DeviceConfig, VllmConfig
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
 
-from vllm_davinci.core.overlap import metrics
-from vllm_davinci.core.overlap.decisions import Counts
-from vllm_davinci.core.overlap.metrics import CountReceiver, CountSender, OverlapStatLogger
+from vllm_davinci.core.ubatch import metrics
+from vllm_davinci.core.ubatch.decisions import Counts
+from vllm_davinci.core.ubatch.metrics import CountReceiver, CountSender, OverlapStatLogger
 
 LIMIT_S = 20
 
@@ -70,7 +70,7 @@ def test_totals_of_a_worker_become_a_counter(
     assert_counted(3, "split")
 
 
-def test_replicas_are_counted_apart(
+def test_dp_ranks_are_counted_apart(
     new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
 ):
     new_sender()({"split": 2})

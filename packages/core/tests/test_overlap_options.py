@@ -7,9 +7,9 @@ import pytest
 from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import DualBatchConfig, get_config
+from vllm_davinci.core.config.dbo import THRESHOLDS, check_overlap, gather_requests
+from vllm_davinci.core.config.options import DualBatchConfig, get_config
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
-from vllm_davinci.core.overlap.options import THRESHOLDS, check_overlap, gather_requests
 
 
 def config(**parallel: Any) -> VllmConfig:
@@ -25,7 +25,7 @@ def config(**parallel: Any) -> VllmConfig:
     ("flags", "options"),
     [
         ({"enable_dbo": True}, {"enabled": True}),
-        ({"ubatch_size": 3}, {"enabled": True, "num_micro_batches": 3}),
+        ({"ubatch_size": 3}, {"enabled": True, "num_ubatches": 3}),
         ({"enable_dbo": True, "ubatch_size": 1}, {"enabled": True}),
         ({"dbo_prefill_token_threshold": 300}, {"min_total_tokens_to_split": 300}),
         ({"dbo_decode_token_threshold": 8}, {"min_decode_tokens_to_split": 8}),
@@ -57,7 +57,7 @@ def test_the_defaults_of_the_thresholds_are_those_of_vllm():
     ("flags", "dbo"),
     [
         ({"enable_dbo": True}, {"enabled": False}),
-        ({"ubatch_size": 3}, {"num_micro_batches": 2}),
+        ({"ubatch_size": 3}, {"num_ubatches": 2}),
         ({"dbo_prefill_token_threshold": 300}, {"min_total_tokens_to_split": 256}),
     ],
 )
@@ -118,8 +118,8 @@ def test_speculative_decoding_is_refused_with_its_method(vllm_config: VllmConfig
 def test_more_parts_than_a_step_can_have_tokens_are_refused(vllm_config: VllmConfig):
     asked = config(tensor_parallel_size=2)
     asked.scheduler_config.max_num_batched_tokens = 3
-    with pytest.raises(ConfigurationError, match="num_micro_batches = 4 parts"):
-        check_overlap(asked, DualBatchConfig(enabled=True, num_micro_batches=4))
+    with pytest.raises(ConfigurationError, match="num_ubatches = 4 parts"):
+        check_overlap(asked, DualBatchConfig(enabled=True, num_ubatches=4))
 
 
 def test_what_will_never_be_split_is_told(vllm_config: VllmConfig):

@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 
-from vllm_davinci.core.overlap.runner import OverlapRunner
+from vllm_davinci.core.ubatch.runner import OverlapRunner
 
 CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
 

@@ -1,4 +1,4 @@
-"""A step as micro-batches: contexts, inputs and outputs, without an engine."""
+"""A step as ubatches: contexts, inputs and outputs, without an engine."""
 
 from dataclasses import fields
 from typing import Any
@@ -15,9 +15,9 @@ from vllm.forward_context import (
 from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core import components
-from vllm_davinci.core.overlap.forward_context import SwitchingContext, part_contexts
-from vllm_davinci.core.overlap.step import SplitStep, StepRunner
-from vllm_davinci.core.stream_scheduler import Split, StreamScheduler
+from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
+from vllm_davinci.core.ubatch.step import SplitStep, StepRunner
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def scheduler() -> StreamScheduler:
 def split(scheduler: StreamScheduler) -> Split:
     """12 tokens of three requests in three parts: 0-3, 4-7, 8-11."""
     policy = scheduler.split_policy(
-        mode="token", num_micro_batches=3, min_total_tokens=1, min_prefill_tokens=1
+        mode="token", num_ubatches=3, min_total_tokens=1, min_prefill_tokens=1
     )
     decided = policy.decide(scheduler.step_facts([6, 3, 3])).split
     assert decided is not None

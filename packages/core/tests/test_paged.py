@@ -65,7 +65,7 @@ class Batch:
         query_lens = torch.tensor([new for _, new in lengths])
         self.metadata = NPUAttentionMetadata(
             num_actual_tokens=int(query_lens.sum()),
-            query_ends=query_lens.cumsum(0).tolist(),
+            actual_seq_lengths_q=query_lens.cumsum(0).tolist(),
             seq_lens=[context + new for context, new in lengths],
             block_table=table.to(device),
             slot_mapping=torch.cat(slots).to(device),

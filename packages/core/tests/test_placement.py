@@ -1,4 +1,4 @@
-"""Which device a worker takes, for every way replicas share a host."""
+"""Which device a worker takes, for every way DP ranks share a host."""
 
 import pytest
 from vllm.config import ParallelConfig
@@ -26,14 +26,14 @@ def parallel(**changes: object) -> ParallelConfig:
     [
         (0, {}, 0),
         (1, {}, 1),
-        # Replicas that share all devices count on from each other.
+        # DP ranks that share all devices count on from each other.
         (1, {"data_parallel_rank_local": 1}, 3),
         (1, {"data_parallel_rank_local": None, "data_parallel_index": 1}, 3),
         (0, {"data_parallel_rank_local": 1, "pipeline_parallel_size": 2}, 4),
-        # A replica that was given devices counts among those.
+        # A DP rank that was given devices counts among those.
         (0, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 0),
         (1, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 1),
-        # Ray shows each replica its own devices.
+        # Ray shows each DP rank its own devices.
         (0, {"data_parallel_rank_local": 1, "distributed_executor_backend": "ray"}, 0),
         (0, {"data_parallel_rank_local": 1, "data_parallel_backend": "ray"}, 0),
     ],

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_davinci.core.overlap.prefix_order import BlockIds, is_in_order
+from vllm_davinci.core.ubatch.prefix_order import BlockIds, is_in_order
 
 BLOCK = 4
 

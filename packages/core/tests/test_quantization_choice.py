@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 )
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.compressed_schemes import refusal
 from vllm_davinci.core.quantization.config import NAME, AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import FILE_NAME

@@ -11,16 +11,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.export import Exported, Exporter, model_dtype
+from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
+from vllm_davinci.core.checkpoint.whole_directory import PARTIAL_NAME
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.quantization.calibration import input_ranges
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantDescription, QuantType
-from vllm_davinci.core.quantization.examination import examine
-from vllm_davinci.core.quantization.export import Exported, Exporter, model_dtype
-from vllm_davinci.core.quantization.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.tensors import float_from_bits
-from vllm_davinci.core.quantization.whole_directory import PARTIAL_NAME
 
-# DeepSeek's shapes at their smallest: a dense layer, then one of experts; latent attention.
+# DeepSeek's shapes at their smallest: a dense layer, then one of experts; MLA.
 DEEPSEEK = transformers.DeepseekV3Config(
     vocab_size=64,
     hidden_size=32,

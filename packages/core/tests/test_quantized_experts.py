@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.moe.experts import Experts
+from vllm_davinci.core.fused_moe.experts import Experts
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader

@@ -23,10 +23,10 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from vllm_davinci.core.checkpoint.after_loading import describe_failure, require_norm_biases
+from vllm_davinci.core.components import fused_ops as compiled_operators
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
-from vllm_davinci.core.ops import compiled as compiled_operators
-from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
-from vllm_davinci.core.quantization.after_loading import describe_failure, require_norm_biases
+from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.quantization.handover import (

@@ -8,11 +8,11 @@ import pytest
 from vllm.config import VllmConfig
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import get_config, non_default_options, parse_config
+from vllm_davinci.core.config.dbo import check_overlap, gather_requests
+from vllm_davinci.core.config.options import get_config, non_default_options, parse_config
+from vllm_davinci.core.config.schedule import apply_schedule
+from vllm_davinci.core.config.sequence_parallel import check_shares
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.overlap.options import check_overlap, gather_requests
-from vllm_davinci.core.overlap.schedule import apply_schedule
-from vllm_davinci.core.overlap.shares import check_shares
 
 MULTISTREAM = {
     "torchair_graph_config.enable_multistream_mla": True,
@@ -82,7 +82,7 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
     ("engine", "expected", "reason"),
     [
         ({"tp": 1}, WHOLE, "dbo.enabled = false: one rank computes each layer alone"),
-        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: a replica is one rank"),
+        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: a DP rank is one rank"),
         ({"tp": 2}, {"dbo.enabled": True}, "dbo.enabled = true: ranks communicate in each layer"),
         ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_moe = false: no token travels"),
         (
@@ -104,7 +104,7 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
         (
             {"tp": 1, "dp": 2},
             {"dbo.enabled": True, "torchair_graph_config.enable_multistream_moe": True, **WHOLE},
-            "enable_multistream_moe = true: tokens travel between replicas",
+            "enable_multistream_moe = true: tokens travel between DP ranks",
         ),
     ],
 )
@@ -119,12 +119,12 @@ def test_auto_picks_for_the_engine_and_says_why(
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        ({"tp": 1}, "a replica is one rank"),
+        ({"tp": 1}, "a DP rank is one rank"),
         (
             {"is_deepseek": False, "architecture": "GemmaForCausalLM"},
             "the definition of Gemma.* does not divide tokens; those of Deepseek.*, Qwen3Moe.* do",
         ),
-        ({"dp": 2}, "replicas exchange whole steps"),
+        ({"dp": 2}, "DP ranks exchange whole steps"),
     ],
 )
 def test_shares_of_tokens_that_cannot_be_are_refused_or_told_of(
@@ -147,7 +147,7 @@ def test_shares_of_tokens_that_cannot_be_are_refused_or_told_of(
 @pytest.mark.parametrize(
     "engine",
     [{}, {"is_deepseek": False}, {"is_deepseek": False, "dp": 2}],
-    ids=["deepseek", "dense", "independent_replicas"],
+    ids=["deepseek", "dense", "independent_dp_ranks"],
 )
 def test_shares_of_tokens_that_can_be_need_no_note(engine: dict[str, Any], vllm_config: VllmConfig):
     applied(vllm_config, **engine, sequence_parallel={"enabled": True, "min_tokens": 9})

@@ -54,7 +54,7 @@ def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, 
         "import logging\n"
         "import vllm\n"
         "from vllm.v1.engine.exceptions import EngineDeadError\n"
-        "from vllm_davinci.core.server_exit import fail_when_engine_dies\n"
+        "from vllm_davinci.core.process.server_exit import fail_when_engine_dies\n"
         f"{QUIET}\n"
         "fail_when_engine_dies()\n"
         "fail_when_engine_dies()\n"

@@ -6,8 +6,8 @@ import pytest
 from vllm.config import VllmConfig
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.side_streams import attention_scheduler, check_streams
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
-from vllm_davinci.core.side_streams import attention_scheduler, check_streams
 
 OPTION = {"torchair_graph_config": {"enable_multistream_mla": True}}
 

@@ -19,8 +19,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.worker.ubatch_utils import split_attn_metadata
 
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata, NPUAttentionMetadataBuilder
-from vllm_davinci.core.attention.mla_metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
-from vllm_davinci.core.overlap.step import SplitStep
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
+from vllm_davinci.core.ubatch.step import SplitStep
 from vllm_davinci.multistream import split_at
 
 CPU = torch.device("cpu")
@@ -96,11 +96,11 @@ def rows_of_requests(
 
 
 def paged_rows(metadata: NPUAttentionMetadata) -> list[Row]:
-    new_tokens = lengths(metadata.query_ends)
+    new_tokens = lengths(metadata.actual_seq_lengths_q)
     contexts = [seq - new for seq, new in zip(metadata.seq_lens, new_tokens, strict=True)]
     slots = metadata.slot_mapping.tolist()
     assert len(slots) == metadata.num_actual_tokens == sum(new_tokens)
-    return rows_of_requests(contexts, metadata.query_ends, metadata.block_table, slots)
+    return rows_of_requests(contexts, metadata.actual_seq_lengths_q, metadata.block_table, slots)
 
 
 def latent_rows(metadata: NPUMLAMetadata) -> list[Row]:
@@ -108,22 +108,22 @@ def latent_rows(metadata: NPUMLAMetadata) -> list[Row]:
     assert len(slots) == metadata.num_actual_tokens
     rows = []
     if decode := metadata.decode:
-        new_tokens = lengths(decode.query_ends)
+        new_tokens = lengths(decode.actual_seq_lengths_q)
         contexts = [seq - new for seq, new in zip(decode.seq_lens, new_tokens, strict=True)]
-        rows += rows_of_requests(contexts, decode.query_ends, decode.block_table, slots)
+        rows += rows_of_requests(contexts, decode.actual_seq_lengths_q, decode.block_table, slots)
         assert len(rows) == metadata.num_decode_tokens
     if prefill := metadata.prefill:
-        cached: list[list[int]] = [[] for _ in range(prefill.query_ends[-1])]
+        cached: list[list[int]] = [[] for _ in range(prefill.actual_seq_lengths_q[-1])]
         tables: list[list[int]] = [[] for _ in cached]
         for chunk in prefill.context:
             row = chunk.query_rows.start
-            for index, length in enumerate(lengths(chunk.query_ends)):
+            for index, length in enumerate(lengths(chunk.actual_seq_lengths_q)):
                 begin = int(chunk.starts[index])
                 for _ in range(length):
                     cached[row] += range(begin, begin + int(chunk.lengths[index]))
                     tables[row] = chunk.block_table[index].tolist()
                     row += 1
-        new = [n for length in lengths(prefill.query_ends) for n in range(length)]
+        new = [n for length in lengths(prefill.actual_seq_lengths_q) for n in range(length)]
         for row, slot in enumerate(slots[len(rows) :]):
             assert cached[row] == list(range(len(cached[row])))  # each once, in order
             rows.append(Row(len(cached[row]) + new[row] + 1, tables[row], slot))

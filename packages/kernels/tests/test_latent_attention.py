@@ -1,4 +1,4 @@
-"""Latent attention's stages equal torch_npu's launches bit for bit, and their definitions."""
+"""MLA's stages equal torch_npu's launches bit for bit, and their definitions."""
 
 import os
 import subprocess

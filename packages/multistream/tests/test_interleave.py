@@ -1,4 +1,4 @@
-"""Micro-batches in turn on one thread."""
+"""Ubatches in turn on one thread."""
 
 import contextvars
 import gc
@@ -15,7 +15,7 @@ from vllm_davinci.multistream import (
     StreamPool,
     collective,
     communicate,
-    current_micro_batch,
+    current_ubatch,
     exchange,
     sized_exchange,
 )
@@ -43,7 +43,7 @@ class Model(torch.nn.Module):
         for layer, weight in enumerate(self.weights):
             partial = x @ weight
             total = torch.empty_like(partial)
-            self.order.append((current_micro_batch(), layer))
+            self.order.append((current_ubatch(), layer))
             communicate(lambda total=total, partial=partial: total.copy_(partial).mul_(2.0))
             x = torch.relu(total) + x
         return x
@@ -59,13 +59,13 @@ def test_results_equal_the_forwards_one_after_the_other(run: Interleave) -> None
         assert torch.equal(result.cpu(), other.cpu())
 
 
-def test_micro_batches_take_turns_at_each_collective(run: Interleave) -> None:
+def test_ubatches_take_turns_at_each_collective(run: Interleave) -> None:
     model = Model(layers=3)
     parts = [torch.randn(4, 16).to(DEVICE) for _ in range(2)]
     run.run([lambda part=part: model(part) for part in parts])
     assert model.order == [(i, layer) for layer in range(3) for i in (0, 1)]
     assert run.num_switches == 6
-    assert current_micro_batch() is None
+    assert current_ubatch() is None
 
 
 def test_without_a_run_communicate_just_calls() -> None:
@@ -285,7 +285,7 @@ def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
             ]
         )
     assert seen == ["begin a", "begin b", "wait a", "wait b"]
-    assert "Micro-batch 0 failed while it was unwound" in caplog.text
+    assert "Ubatch 0 failed while it was unwound" in caplog.text
     assert "a cannot be waited for" in caplog.text
     run.run([lambda: collective(lambda: Handle(seen, "c")) for _ in range(2)])
     assert run.num_switches == 2
@@ -389,7 +389,7 @@ def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None
 
     results = run.run([lambda: part(0), lambda: part(1)], running.append)
     # Nobody waits for a size before the other one has something to compute, and no row stands
-    # behind another collective of a micro-batch that came later.
+    # behind another collective of a ubatch that came later.
     assert seen == [
         "attention0", "count0", "attention1", "move0", "count1", "experts0", "move1",
         "experts1", "end0", "end1",

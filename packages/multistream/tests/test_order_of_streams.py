@@ -20,7 +20,7 @@ def fails() -> None:
     raise ValueError("planted")
 
 
-def test_a_collective_waits_for_its_micro_batch_which_waits_for_it_as_late_as_possible(device):
+def test_a_collective_waits_for_its_ubatch_which_waits_for_it_as_late_as_possible(device):
     def part(name: str) -> None:
         device.work(f"product {name}")
         communicate(lambda: device.work(f"sum {name}"))
@@ -56,7 +56,7 @@ def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(
     assert device.current_stream() is device.main
 
 
-def test_rows_of_known_number_wait_for_their_own_micro_batch_alone(device):
+def test_rows_of_known_number_wait_for_their_own_ubatch_alone(device):
     def part(name: str) -> None:
         device.work(f"choice {name}")
         sized_exchange(lambda: device.work(f"counts {name}"), lambda _: device.work(f"rows {name}"))
@@ -94,7 +94,7 @@ def test_a_failed_exchange_of_rows_leaves_the_main_stream_behind_what_it_began(d
     assert device.current_stream() is device.main
 
 
-def test_a_micro_batch_that_is_unwound_waits_for_its_collective(device):
+def test_a_ubatch_that_is_unwound_waits_for_its_collective(device):
     run = Interleave(StreamPool(device))
     with pytest.raises(ValueError, match="planted"):
         run.run([lambda: communicate(lambda: device.work("sum")), fails])

@@ -28,25 +28,25 @@ def test_the_cut_of_request_mode(
         assert cuts == []
         return
     assert cuts == [tokens]
-    assert split_at(query_lens, cuts).micro_batches[0].num_requests == requests
+    assert split_at(query_lens, cuts).ubatches[0].num_requests == requests
 
 
 def test_token_mode_cuts_inside_a_request_at_the_alignment() -> None:
     assert choose_cuts([512], mode=CutMode.TOKEN) == [256]
     assert choose_cuts([510], mode=CutMode.TOKEN, alignment=16) == [256]
     split = split_at([500, 12], [256])
-    assert [part.requests for part in split.micro_batches] == [slice(0, 1), slice(0, 2)]
+    assert [part.requests for part in split.ubatches] == [slice(0, 1), slice(0, 2)]
 
 
 def test_more_than_two_parts() -> None:
-    assert choose_cuts([100] * 6, num_micro_batches=3) == [200, 400]
-    assert choose_cuts([7] * 90, num_micro_batches=4, mode=CutMode.TOKEN) == [157, 315, 472]
+    assert choose_cuts([100] * 6, num_ubatches=3) == [200, 400]
+    assert choose_cuts([7] * 90, num_ubatches=4, mode=CutMode.TOKEN) == [157, 315, 472]
 
 
 @pytest.mark.parametrize("lengths", [[1], [], [1, 1]])
 def test_fewer_tokens_than_parts_is_an_error(lengths: list[int]) -> None:
     with pytest.raises(SplitError, match="cannot fill"):
-        choose_cuts(lengths, num_micro_batches=3)
+        choose_cuts(lengths, num_ubatches=3)
 
 
 @pytest.mark.parametrize("cuts", [[0], [5], [3, 3], [4, 2], []])
@@ -66,16 +66,16 @@ def test_parts_hold_every_token_and_request_once_in_order(
     total = sum(lengths)
     if parts > total:
         return
-    cuts = choose_cuts(lengths, num_micro_batches=parts, mode=mode)
+    cuts = choose_cuts(lengths, num_ubatches=parts, mode=mode)
     if not cuts:
         return
     split = split_at(lengths, cuts)
-    assert [part.tokens.start for part in split.micro_batches] == [0, *cuts]
-    assert split.micro_batches[-1].tokens.stop == total
-    assert split.micro_batches[0].requests.start == 0
-    assert split.micro_batches[-1].requests.stop == len(lengths)
+    assert [part.tokens.start for part in split.ubatches] == [0, *cuts]
+    assert split.ubatches[-1].tokens.stop == total
+    assert split.ubatches[0].requests.start == 0
+    assert split.ubatches[-1].requests.stop == len(lengths)
     owner = [request for request, length in enumerate(lengths) for _ in range(length)]
-    for part in split.micro_batches:
+    for part in split.ubatches:
         inside = owner[part.tokens]
         assert (inside[0], inside[-1] + 1) == (part.requests.start, part.requests.stop)
 

@@ -2,8 +2,8 @@
 
 import vllm  # noqa: F401  first: importing vLLM loads its platform, which is in this package
 
-from vllm_davinci.core import attention, components, errors, ops
-from vllm_davinci.core.config import DavinciConfig, get_config
+from vllm_davinci.core import attention, components, errors, layers
+from vllm_davinci.core.config.options import DavinciConfig, get_config
 from vllm_davinci.core.platform import NPUPlatform
 
 __all__ = [
@@ -13,5 +13,5 @@ __all__ = [
     "components",
     "errors",
     "get_config",
-    "ops",
+    "layers",
 ]

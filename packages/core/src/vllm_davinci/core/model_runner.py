@@ -22,20 +22,20 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
-from vllm_davinci.core import torch_cuda_names
-from vllm_davinci.core.attention.mla_cache import LatentCache
+from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
+from vllm_davinci.core.attention.mla.cache import LatentCache
 from vllm_davinci.core.attention.paged import PagedCache
-from vllm_davinci.core.block_table import HostBatch, NPUMultiGroupBlockTable
-from vllm_davinci.core.checkpoint import describe_damage
+from vllm_davinci.core.checkpoint.after_loading import describe_failure, require_norm_biases
+from vllm_davinci.core.checkpoint.damage import describe_damage
+from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
-from vllm_davinci.core.ops.compiled import compiled
-from vllm_davinci.core.overlap.runner import OverlapRunner
 from vllm_davinci.core.platform import NPUPlatform
-from vllm_davinci.core.quantization.after_loading import describe_failure, require_norm_biases
 from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
     AscendQuantizationConfig,
 )
+from vllm_davinci.core.ubatch.runner import OverlapRunner
 
 
 class NPUModelRunner(OverlapRunner):
@@ -140,7 +140,7 @@ class NPUModelRunner(OverlapRunner):
 
         vLLM plans one allocation in which every layer has a contiguous region of
         num_blocks pages. The first part of a region holds the keys of all blocks, the second
-        the values (with latent attention: the latent rows, then the rotary rows), so a block's
+        the values (with MLA: the latent rows, then the rotary rows), so a block's
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart.
 

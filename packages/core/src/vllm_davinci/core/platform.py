@@ -11,25 +11,26 @@ import torch
 from torch_npu import npu
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
-from vllm_davinci.core import components, environment_variables
-from vllm_davinci.core.config import (
+from vllm_davinci.core import components
+from vllm_davinci.core.config import environment_variables
+from vllm_davinci.core.config.dbo import check_overlap, gather_requests
+from vllm_davinci.core.config.options import (
     RELEASE,
     get_config,
     non_default_options,
     retired_keys,
 )
+from vllm_davinci.core.config.schedule import apply_schedule
+from vllm_davinci.core.config.sequence_parallel import check_shares
+from vllm_davinci.core.config.side_streams import check_streams
+from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
+from vllm_davinci.core.config.vllm_settings import set_for_npu
 from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
-from vllm_davinci.core.interrupt import let_interrupts_end_the_start
+from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.moe.options import check_experts, gather_exchange_requests
-from vllm_davinci.core.npu_settings import set_for_npu
-from vllm_davinci.core.overlap.options import check_overlap, gather_requests
-from vllm_davinci.core.overlap.schedule import apply_schedule
-from vllm_davinci.core.overlap.shares import check_shares
-from vllm_davinci.core.side_streams import check_streams
-from vllm_davinci.core.unavailable import refuse_architectures, refuse_unavailable
+from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -149,7 +150,7 @@ class NPUPlatform(Platform):
         num_heads: int | None = None,
     ) -> str:
         from vllm_davinci.core.attention.backend import NPUAttentionBackend  # imports vllm.v1
-        from vllm_davinci.core.attention.mla_backend import NPUMLABackend
+        from vllm_davinci.core.attention.mla.backend import NPUMLABackend
 
         backend = NPUMLABackend if attn_selector_config.use_mla else NPUAttentionBackend
         if selected_backend is not None and selected_backend.name != backend.get_name():

@@ -1,28 +1,70 @@
-"""What vLLM's general plugin calls: tells vLLM about our layers and model definitions."""
+"""What core tells vLLM in every process: layer classes, quantization methods, models."""
 
-from vllm_davinci.core.server_exit import fail_when_engine_dies
+from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models import ModelRegistry
+
+from vllm_davinci.core import components
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
+from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
+from vllm_davinci.core.layers.activation import NPUSiluAndMul
+from vllm_davinci.core.layers.embedding import NPUVocabParallelEmbedding
+from vllm_davinci.core.layers.linear import (
+    NPUColumnParallelLinear,
+    NPUMergedColumnParallelLinear,
+    NPUQKVParallelLinear,
+    NPUReplicatedLinear,
+    NPURowParallelLinear,
+)
+from vllm_davinci.core.layers.norm import NPURMSNorm
+from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
+from vllm_davinci.core.process.server_exit import fail_when_engine_dies
+from vllm_davinci.core.quantization.registration import register as register_quantization
+
+# class name in vLLM -> class that is instantiated in its place
+LAYERS: dict[str, type] = {
+    RMSNorm.__name__: NPURMSNorm,
+    SiluAndMul.__name__: NPUSiluAndMul,
+    RotaryEmbedding.__name__: NPURotaryEmbedding,
+    **VARIANTS,
+    VocabParallelEmbedding.__name__: NPUVocabParallelEmbedding,
+    ReplicatedLinear.__name__: NPUReplicatedLinear,
+    ColumnParallelLinear.__name__: NPUColumnParallelLinear,
+    MergedColumnParallelLinear.__name__: NPUMergedColumnParallelLinear,
+    QKVParallelLinear.__name__: NPUQKVParallelLinear,
+    RowParallelLinear.__name__: NPURowParallelLinear,
+    MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttention,
+    RoutedExperts.__name__: NPURoutedExperts,
+    UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,
+}
 
 
 def register() -> None:
     """Registers out-of-tree layers, quantization and models. Idempotent, and touches no device.
 
-    vLLM calls this in every process, before any model is built.
+    vLLM calls this in every process, through its general plugins, before any model is built.
     """
-    from vllm_davinci.core.ops.registration import register_layers  # imports vLLM's layers
-    from vllm_davinci.core.quantization.registration import register as register_quantization
-
-    register_layers()
+    for name, layer in LAYERS.items():
+        if op_registry_oot.get(name) is not layer:
+            PluggableLayer.register_oot(layer, name=name)
     register_quantization()
-    _register_models()
-    fail_when_engine_dies()
-
-
-def _register_models() -> None:
-    """Makes vLLM take the definitions of installed model providers instead of its own."""
-    from vllm.model_executor.models import ModelRegistry  # imported late, as above
-
-    from vllm_davinci.core import components
-
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)
+    fail_when_engine_dies()

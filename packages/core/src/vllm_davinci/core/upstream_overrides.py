@@ -20,14 +20,14 @@ class Override:
 OVERRIDES: tuple[Override, ...] = (
     Override(
         what="torch.cuda.{Stream, Event, stream, current_stream, ...} name torch.npu's",
-        where="core.torch_cuda_names",
+        where="core.device.torch_cuda_names",
         why="the V1 runner spells them out for asynchronous scheduling",
         upstream="vllm/v1/worker/gpu_model_runner.py, AsyncGPUModelRunnerOutput",
         goes_when="the V1 runner uses torch.Stream and torch.Event",
     ),
     Override(
         what="our input batch's block tables are of our class",
-        where="core.block_table",
+        where="core.attention.block_table",
         why="vLLM maps tokens to slots with a Triton kernel",
         upstream="vllm/v1/worker/block_table.py, BlockTable.compute_slot_mapping",
         goes_when="the kernel can be chosen by platform",
@@ -50,16 +50,16 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the worker keeps outputs until they are copied and passes None after an error",
     ),
     Override(
-        what="with overlap on, our runner shows vLLM ubatch_size or one replica during one call",
-        where="core.overlap.runner",
-        why="a metadata builder per micro-batch, and one exchange between replicas instead of two",
+        what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call",
+        where="core.ubatch.runner",
+        why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
         upstream="vllm/v1/worker/gpu_model_runner.py, initialize_metadata_builders",
         goes_when="the number of builders and the exchange can be overridden by themselves",
     ),
     Override(
         what="with overlap on, experts' layers are entered by vLLM's plain functions, and keep "
-        "shared results per micro-batch",
-        where="core.overlap.experts",
+        "shared results per ubatch",
+        where="core.ubatch.moe_entry",
         why="a greenlet cannot be left inside a torch operator that is implemented in Python",
         upstream="vllm/model_executor/layers/fused_moe/runner/moe_runner.py, _select_forward",
         goes_when="the entry can be chosen by platform",

@@ -20,14 +20,14 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import get_config
+from vllm_davinci.core.components.fused_ops import choose_operators, names_in_use
+from vllm_davinci.core.config.options import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.device.timeline import name_streams
+from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
-from vllm_davinci.core.moe.process_groups import init_expert_groups
-from vllm_davinci.core.ops.compiled import choose_operators, names_in_use
 from vllm_davinci.core.platform import NPUPlatform
 
 logger = init_logger(__name__)
@@ -60,8 +60,8 @@ class NPUWorker(Worker):
         torch.accelerator.empty_cache()
         self.init_snapshot = MemorySnapshot(device=self.device)
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
-        num_micro_batches = get_config(self.vllm_config).dbo.num_micro_batches
-        init_workspace_manager(self.device, 1, num_lanes=num_micro_batches)
+        num_ubatches = get_config(self.vllm_config).dbo.num_ubatches
+        init_workspace_manager(self.device, 1, num_lanes=num_ubatches)
         choose_operators(get_config(self.vllm_config).enable_compiled_operators)
         name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     quantize_parser = commands.add_parser("quantize", help="write an int8 checkpoint")
     quantize.add_arguments(quantize_parser)
     explain_parser = commands.add_parser(
-        "explain", help="why was this step not split into micro-batches?"
+        "explain", help="why was this step not split into ubatches?"
     )
     explain.add_arguments(explain_parser)
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -15,7 +15,7 @@ from rich.text import Text
 from vllm_davinci.meta import core_access
 
 if TYPE_CHECKING:
-    from vllm_davinci.core.quantization.findings import Examination
+    from vllm_davinci.core.checkpoint.issues import Examination
 
 _STYLES = {"problem": "bold red", "note": "yellow"}
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 only if the checkpoint can be loaded as it was meant."""
     core_access.prepare()
-    from vllm_davinci.core.quantization.examination import examine  # imports torch and vLLM
+    from vllm_davinci.core.checkpoint.check import examine  # imports torch and vLLM
 
     found = examine(options.directory)
     if options.json:

@@ -1,4 +1,4 @@
-"""`vllm-davinci explain`: why was this step not split into micro-batches?
+"""`vllm-davinci explain`: why was this step not split into ubatches?
 
 vllm-davinci explain http://localhost:8000
     the reasons that a running server has counted, and what would change each
@@ -25,7 +25,7 @@ from vllm_davinci.meta.server_metrics import decision_counts
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-    from vllm_davinci.core.overlap.explanation import Explanation, StepExplanation
+    from vllm_davinci.core.ubatch.explanation import Explanation, StepExplanation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def _problem_with(
 def _explain_server(url: str, as_json: bool) -> None:
     counts = decision_counts(url)  # before vLLM is imported: a wrong address is told at once
     core_access.prepare()
-    from vllm_davinci.core.overlap.explanation import EXPLANATIONS, Explanation
+    from vllm_davinci.core.ubatch.explanation import EXPLANATIONS, Explanation
 
     def explanation(reason: str) -> Explanation:
         unknown = Explanation("a reason of another version of this package", "see its guide")
@@ -109,11 +109,11 @@ def _explain_server(url: str, as_json: bool) -> None:
     console = Console()
     total = sum(counts.values())
     split = sum(count for (_, reason), count in counts.items() if reason == "split")
-    console.print(f"{url}: {split} of {total} steps were split into micro-batches.", markup=False)
+    console.print(f"{url}: {split} of {total} steps were split into ubatches.", markup=False)
     several = len({engine for engine, _ in counts}) > 1
     table = Table(show_lines=True)
     if several:
-        table.add_column("replica", justify="right")
+        table.add_column("DP rank", justify="right")
     table.add_column("steps", justify="right")
     for column in ("reason", "what was seen", "what would change it"):
         table.add_column(column, overflow="fold")
@@ -127,7 +127,7 @@ def _explain_server(url: str, as_json: bool) -> None:
 def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> None:
     core_access.prepare()
     from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
-    from vllm_davinci.core.overlap.explanation import explain_step
+    from vllm_davinci.core.ubatch.explanation import explain_step
 
     tokens = list(options.tokens or ())
     if options.requests is not None:
@@ -183,7 +183,7 @@ def print_step(found: StepExplanation, decodes: int, tokens: list[int], console:
         "what was seen": found.explanation.meaning,
         "what would change it": found.explanation.change,
         "options now": ", ".join(f"{name} = {value!r}" for name, value in found.options.items()),
-        "not looked at": "graphs, cached prefixes within the step, other replicas",
+        "not looked at": "graphs, cached prefixes within the step, other DP ranks",
     }
     for name, text in rows.items():
         if text:

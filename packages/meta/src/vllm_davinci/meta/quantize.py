@@ -55,8 +55,9 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"vllm-davinci quantize: {problem}", markup=False, soft_wrap=True)
         return 2
     core_access.prepare()
+    from vllm_davinci.core.checkpoint import calibration, export
+    from vllm_davinci.core.checkpoint import files as checkpoint_files
     from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
-    from vllm_davinci.core.quantization import calibration, checkpoint_files, export
     from vllm_davinci.core.quantization.description import QuantType
 
     kind = QuantType(options.type)

@@ -14,7 +14,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def decision_counts(url: str) -> dict[tuple[str, str], int]:
-    """Replica and reason -> steps. url: the server's address, with or without /metrics.
+    """DP rank and reason -> steps. url: the server's address, with or without /metrics.
 
     Raises ServerError when nothing answers, or what answers counts no overlap decisions.
     """

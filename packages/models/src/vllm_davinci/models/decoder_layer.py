@@ -3,7 +3,7 @@
 vLLM's layers sum what tensor-parallel ranks have computed over all ranks, and each rank then
 repeats norm and residual sum for every token. Here each rank receives the sum of its share of the
 tokens only, does that work on its share, and what attention or the MLP needs of the others is
-gathered. Reduction, that work and gathering are one exchange: other micro-batches compute beside
+gathered. Reduction, that work and gathering are one exchange: other ubatches compute beside
 all of it.
 """
 

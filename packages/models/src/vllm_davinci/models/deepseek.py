@@ -12,13 +12,13 @@ from vllm.model_executor.models.deepseek_v2 import (
     DeepseekV3ForCausalLM,
 )
 
-from vllm_davinci.core.ops.mla import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer
 from vllm_davinci.models.token_division import DividesTokens
 
 
 class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
-    """One layer with latent attention."""
+    """One layer with MLA."""
 
     def __init__(self, layer: DeepseekV2DecoderLayer) -> None:
         super().__init__(layer)

@@ -10,10 +10,10 @@ from vllm.distributed import get_pp_group
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 
-from vllm_davinci.core.config import get_config
+from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.sequence_parallel import shares_obstacle
 from vllm_davinci.core.distributed.exchange import exchange
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.overlap.shares import shares_obstacle
 from vllm_davinci.models.decoder_layer import Divided, NPUDecoderLayer
 from vllm_davinci.models.token_shares import TokenShares
 

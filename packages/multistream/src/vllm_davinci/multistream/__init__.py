@@ -1,4 +1,4 @@
-"""Streams, events and micro-batches for any torch device."""
+"""Streams, events and ubatches for any torch device."""
 
 from vllm_davinci.multistream.device import current_device
 from vllm_davinci.multistream.errors import MultistreamError, SplitError
@@ -8,13 +8,13 @@ from vllm_davinci.multistream.interleave import (
     Interleave,
     collective,
     communicate,
-    current_micro_batch,
+    current_ubatch,
     exchange,
     sized_exchange,
 )
 from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.policy import Decision, Reason, SplitPolicy, StepFacts
-from vllm_davinci.multistream.split import CutMode, MicroBatch, Split, choose_cuts, split_at
+from vllm_davinci.multistream.split import CutMode, Split, UBatch, choose_cuts, split_at
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Fork",
     "Interleave",
     "KeepAlive",
-    "MicroBatch",
     "MultistreamError",
     "Reason",
     "Role",
@@ -33,11 +32,12 @@ __all__ = [
     "SplitPolicy",
     "StepFacts",
     "StreamPool",
+    "UBatch",
     "choose_cuts",
     "collective",
     "communicate",
     "current_device",
-    "current_micro_batch",
+    "current_ubatch",
     "exchange",
     "sized_exchange",
     "split_at",

@@ -1,17 +1,17 @@
-"""Runs the forwards of several micro-batches in turn on one thread.
+"""Runs the forwards of several ubatches in turn on one thread.
 
 Each forward is ordinary Python that calls collectives. It runs in a greenlet of its own; a
 collective is the only place where it yields:
 
     before = compute stream so far
     communication stream: waits for `before`, runs the collective, marks `after`
-    -> the next micro-batch runs, and launches its work on the compute stream
-    compute stream: waits for `after`; the first micro-batch goes on
+    -> the next ubatch runs, and launches its work on the compute stream
+    compute stream: waits for `after`; the first ubatch goes on
 
 So one stream computes, the other communicates, and the order of launches is the same on every rank.
 
 A collective whose sizes another one brings to the host goes in two steps (`sized_exchange`): the
-host learns them while the next micro-batch's work runs, and launches it in front of that one's own.
+host learns them while the next ubatch's work runs, and launches it in front of that one's own.
 """
 
 import contextvars
@@ -49,14 +49,14 @@ class Work(Protocol):
 
 
 class _Abort(greenlet.GreenletExit):
-    """Thrown into the other micro-batches when one failed; unwinds their frames."""
+    """Thrown into the other ubatches when one failed; unwinds their frames."""
 
 
 @dataclass
 class _Postponed:
     """The second half of a `sized_exchange`.
 
-    index: the micro-batch that it belongs to; after: marks its end on the communication stream
+    index: the ubatch that it belongs to; after: marks its end on the communication stream
     """
 
     index: int
@@ -66,13 +66,13 @@ class _Postponed:
     is_launched: bool = False
 
 
-class _MicroBatchGreenlet(greenlet.greenlet):
+class _UBatchGreenlet(greenlet.greenlet):
     """A greenlet that knows its run: no module-level state is needed to find it.
 
     following: whose turn is next; itself when no other has work left
     """
 
-    following: "_MicroBatchGreenlet"
+    following: "_UBatchGreenlet"
 
     def __init__(self, body: Callable[[], None], run: "Interleave", index: int) -> None:
         super().__init__(body, greenlet.getcurrent())
@@ -82,8 +82,8 @@ class _MicroBatchGreenlet(greenlet.greenlet):
     def let_others_run(self) -> None:
         """Comes back when it is this one's turn again."""
         run = self.interleave
-        if run.is_aborting:  # a micro-batch that caught its end, or communicates while it unwinds
-            raise _Abort("another micro-batch of this step failed")
+        if run.is_aborting:  # a ubatch that caught its end, or communicates while it unwinds
+            raise _Abort("another ubatch of this step failed")
         following = self.following
         if following is self:
             return
@@ -105,7 +105,7 @@ class Interleave:
         self._streams = streams
         self._device = streams.device
         self._events = EventPool(streams.device)
-        self._live: list[_MicroBatchGreenlet] = []
+        self._live: list[_UBatchGreenlet] = []
         self.postponed: list[_Postponed] = []
         self._compute: Stream = streams.device.current_stream()
         self._communication: Stream = self._compute
@@ -122,7 +122,7 @@ class Interleave:
     ) -> list[T]:
         """Runs all forwards to their end; their results in order.
 
-        on_switch: called with a micro-batch's index each time it starts, goes on or is unwound
+        on_switch: called with a ubatch's index each time it starts, goes on or is unwound
 
         The first forward to raise ends the run: the others are unwound at the collective they wait
         in, and that one error is raised. No greenlet is left behind.
@@ -136,11 +136,11 @@ class Interleave:
         self._events.begin_step()
         self.num_switches = self.num_unswitched = 0
         for index, forward in enumerate(forwards):
-            self._live.append(self._micro_batch(index, forward, results))
+            self._live.append(self._ubatch(index, forward, results))
         for place, part in enumerate(self._live):
             part.following = self._live[(place + 1) % len(self._live)]
         try:
-            # It comes back here when any micro-batch ends.
+            # It comes back here when any ubatch ends.
             while any(not part.dead for part in self._live):
                 for part in self._live:
                     if not part.dead:
@@ -155,9 +155,9 @@ class Interleave:
             self.postponed.clear()
             self._device.set_stream(self._compute)
 
-    def _micro_batch(
+    def _ubatch(
         self, index: int, forward: Callable[[], object], results: list[Any]
-    ) -> _MicroBatchGreenlet:
+    ) -> _UBatchGreenlet:
         def body() -> None:
             try:
                 if self.on_switch is not None:
@@ -166,39 +166,39 @@ class Interleave:
             finally:
                 self._leave_turns(self._live[index])
 
-        part = _MicroBatchGreenlet(body, self, index)
+        part = _UBatchGreenlet(body, self, index)
         part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
         return part
 
-    def _leave_turns(self, part: _MicroBatchGreenlet) -> None:
+    def _leave_turns(self, part: _UBatchGreenlet) -> None:
         for other in self._live:
             if other.following is part:
                 other.following = part.following
 
     def _abort(self) -> None:
-        """Unwinds the micro-batches that still wait in a collective, each whatever another does."""
+        """Unwinds the ubatches that still wait in a collective, each whatever another does."""
         self.is_aborting = True
         self.postponed.clear()
         try:
             for part in self._live:
                 if not part.dead and part:  # not yet started ones have nothing to unwind
                     try:
-                        part.throw(_Abort("another micro-batch of this step failed"))
+                        part.throw(_Abort("another ubatch of this step failed"))
                     except Exception:
                         logger.exception(
-                            "Micro-batch %d failed while it was unwound, because another had "
+                            "Ubatch %d failed while it was unwound, because another had "
                             "failed. That one's error is the one to look at.",
                             part.index,
                         )
         finally:
             self.is_aborting = False
 
-    def communicate(self, launch: Callable[[], T], part: _MicroBatchGreenlet) -> T:
-        """Launches a collective on the communication stream and lets the next micro-batch run."""
+    def communicate(self, launch: Callable[[], T], part: _UBatchGreenlet) -> T:
+        """Launches a collective on the communication stream and lets the next ubatch run."""
         return self._launch_beside(self._communication, launch, part)
 
-    def exchange(self, work: Callable[[], T], part: _MicroBatchGreenlet) -> T:
-        """Runs work with collectives in it on a side stream and lets the next micro-batch run."""
+    def exchange(self, work: Callable[[], T], part: _UBatchGreenlet) -> T:
+        """Runs work with collectives in it on a side stream and lets the next ubatch run."""
         result = self._launch_beside(
             self._streams.stream(Role.SHARE), lambda: self._in_line(work), part
         )
@@ -206,10 +206,10 @@ class Interleave:
         return result
 
     def sized_exchange(
-        self, count: Callable[[], C], move: Callable[[C], T], part: _MicroBatchGreenlet
+        self, count: Callable[[], C], move: Callable[[C], T], part: _UBatchGreenlet
     ) -> T:
-        """Runs `count` on the communication stream and lets the next micro-batch run. `move` runs
-        there before anybody's next collective, at the latest when this micro-batch goes on."""
+        """Runs `count` on the communication stream and lets the next ubatch run. `move` runs
+        there before anybody's next collective, at the latest when this ubatch goes on."""
         step = _Postponed(part.index, self._events.take())
 
         def launch() -> None:
@@ -229,7 +229,7 @@ class Interleave:
         return result
 
     def launch_postponed(self, index: int) -> None:
-        """Launches what micro-batches have postponed, in their order, while `index` runs."""
+        """Launches what ubatches have postponed, in their order, while `index` runs."""
         while self.postponed:
             step = self.postponed.pop(0)
             if self.on_switch is not None:
@@ -253,7 +253,7 @@ class Interleave:
             self.in_exchange = False
 
     def _launch_beside(
-        self, communication: Stream, launch: Callable[[], T], part: _MicroBatchGreenlet
+        self, communication: Stream, launch: Callable[[], T], part: _UBatchGreenlet
     ) -> T:
         if self.postponed:
             self.launch_postponed(part.index)
@@ -270,30 +270,30 @@ class Interleave:
                 after.record(communication)
             part.let_others_run()
         finally:
-            # Also when the launch failed or this micro-batch is being unwound: memory that the
+            # Also when the launch failed or this ubatch is being unwound: memory that the
             # collective uses is given back to the compute stream's pool, so that stream must be
             # behind the collective.
             compute.wait_event(after)
         return result
 
 
-def current_micro_batch() -> int | None:
-    """The index of the micro-batch that is running, None outside of Interleave.run."""
+def current_ubatch() -> int | None:
+    """The index of the ubatch that is running, None outside of Interleave.run."""
     part = greenlet.getcurrent()
-    return part.index if isinstance(part, _MicroBatchGreenlet) else None
+    return part.index if isinstance(part, _UBatchGreenlet) else None
 
 
 def communicate(launch: Callable[[], T]) -> T:
-    """Runs a collective; inside a micro-batch, the others compute meanwhile.
+    """Runs a collective; inside a ubatch, the others compute meanwhile.
 
     launch: issues the collective on the stream that is current when it is called. Tensors that it
     writes must have been allocated before, on the compute stream, and its tensors must be held by
     the caller until this returns: then no memory changes hands between streams.
     Outside of Interleave.run it just calls `launch`. Inside of a torch operator that is implemented
-    in Python the micro-batch cannot yield: the collective runs in line and is counted.
+    in Python the ubatch cannot yield: the collective runs in line and is counted.
     """
     part = greenlet.getcurrent()
-    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
         return launch()
     if _inside_operator():
         part.interleave.num_unswitched += 1
@@ -302,14 +302,14 @@ def communicate(launch: Callable[[], T]) -> T:
 
 
 def collective(begin: Callable[[], Work]) -> None:
-    """Runs a collective of torch.distributed; inside a micro-batch, the others compute meanwhile.
+    """Runs a collective of torch.distributed; inside a ubatch, the others compute meanwhile.
 
     begin: begins it behind the current stream, with async_op=True, and returns its handle. The
     library's stream does the communication, so that this takes half the events of `communicate`.
     The same holds about tensors, and about torch operators that are implemented in Python.
     """
     part = greenlet.getcurrent()
-    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
         begin().wait()
     elif _inside_operator():
         part.interleave.num_unswitched += 1
@@ -325,7 +325,7 @@ def collective(begin: Callable[[], Work]) -> None:
 
 
 def exchange(work: Callable[[], T]) -> T:
-    """Runs collectives and what lies between them; inside a micro-batch, the others compute
+    """Runs collectives and what lies between them; inside a ubatch, the others compute
     meanwhile, beside all of it.
 
     work: calls `collective` or `communicate` once or several times. It runs on a side stream, which
@@ -334,7 +334,7 @@ def exchange(work: Callable[[], T]) -> T:
     with `communicate`.
     """
     part = greenlet.getcurrent()
-    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
         return work()
     if _inside_operator():
         return work()  # whose collectives are counted
@@ -347,13 +347,13 @@ def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
     count: issues the first, on the communication stream, and what brings the sizes to the host
     move:  is given what `count` returned, makes the host wait for it, and issues the second there;
            returns what `exchange` may return
-    Inside a micro-batch the others run after `count`. `move` is called in front of their next
+    Inside a ubatch the others run after `count`. `move` is called in front of their next
     collective: the host waits while the device has their work to do, but not for it, and the second
     collective does not stand behind it either. What both read must be held by the caller until this
     returns. Torch operators that are implemented in Python: as with `communicate`.
     """
     part = greenlet.getcurrent()
-    if not isinstance(part, _MicroBatchGreenlet) or part.interleave.in_exchange:
+    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
         return move(count())
     if _inside_operator():
         return move(count())  # whose collectives are counted

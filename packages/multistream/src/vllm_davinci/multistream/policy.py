@@ -70,7 +70,7 @@ class SplitPolicy:
 
     enabled: bool = True
     has_communication: bool = True
-    num_micro_batches: int = 2
+    num_ubatches: int = 2
     min_total_tokens: int = 256
     min_prefill_tokens: int = 64
     imbalance_ratio: float = 0.1
@@ -109,16 +109,16 @@ class SplitPolicy:
         if step.num_prefill_tokens == 0:
             if not self.decode:
                 return Decision(Reason.NO_PREFILL)
-            if step.num_tokens < max(self.min_decode_tokens, self.num_micro_batches):
+            if step.num_tokens < max(self.min_decode_tokens, self.num_ubatches):
                 return Decision(Reason.FEW_TOKENS)
         else:
-            if step.num_tokens < max(self.min_total_tokens, self.num_micro_batches):
+            if step.num_tokens < max(self.min_total_tokens, self.num_ubatches):
                 return Decision(Reason.FEW_TOKENS)
             if step.num_prefill_tokens < self.min_prefill_tokens:
                 return Decision(Reason.FEW_PREFILL_TOKENS)
         cuts = choose_cuts(
             step.query_lens,
-            num_micro_batches=self.num_micro_batches,
+            num_ubatches=self.num_ubatches,
             mode=self.mode,
             imbalance_ratio=self.imbalance_ratio,
             alignment=self.alignment,

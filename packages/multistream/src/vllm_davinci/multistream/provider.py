@@ -10,7 +10,7 @@ from vllm_davinci.multistream.interleave import (
     Interleave,
     collective,
     communicate,
-    current_micro_batch,
+    current_ubatch,
     exchange,
     sized_exchange,
 )
@@ -28,7 +28,7 @@ class StreamScheduler:
     collective = staticmethod(collective)
     exchange = staticmethod(exchange)
     sized_exchange = staticmethod(sized_exchange)
-    current_micro_batch = staticmethod(current_micro_batch)
+    current_ubatch = staticmethod(current_ubatch)
 
     def __init__(self) -> None:
         self._streams: StreamPool | None = None
@@ -44,7 +44,7 @@ class StreamScheduler:
         return StepFacts(query_lens, **facts)
 
     def interleave(self) -> Interleave:
-        """Runs micro-batches in turn. Call it once the process has chosen its device."""
+        """Runs ubatches in turn. Call it once the process has chosen its device."""
         return Interleave(self._stream_pool())
 
     def fork(self, role: str) -> Fork:

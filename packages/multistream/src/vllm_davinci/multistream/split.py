@@ -1,7 +1,7 @@
-"""Where a step's tokens are cut into micro-batches, and what each of them holds.
+"""Where a step's tokens are cut into ubatches, and what each of them holds.
 
 A step is a list of requests in batch order, decodes first, with the number of new tokens (the query
-length) of each. A micro-batch is a contiguous range of the step's tokens.
+length) of each. A ubatch is a contiguous range of the step's tokens.
 """
 
 import enum
@@ -22,7 +22,7 @@ class CutMode(enum.Enum):
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class UBatch:
     """One part of a step.
 
     tokens:   the step's tokens that it holds
@@ -43,22 +43,22 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Split:
-    """A step cut into micro-batches that together hold each token once."""
+    """A step cut into ubatches that together hold each token once."""
 
-    micro_batches: tuple[MicroBatch, ...]
+    ubatches: tuple[UBatch, ...]
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The tokens at which the second and later micro-batches begin."""
-        return tuple(int(part.tokens.start) for part in self.micro_batches[1:])
+        """The tokens at which the second and later ubatches begin."""
+        return tuple(int(part.tokens.start) for part in self.ubatches[1:])
 
     def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
-        """Each micro-batch's rows of `tensor` along `dim`, as views; None stays None.
+        """Each ubatch's rows of `tensor` along `dim`, as views; None stays None.
 
-        Rows behind the step's tokens (padding) go to the last micro-batch.
+        Rows behind the step's tokens (padding) go to the last ubatch.
         """
         if tensor is None:
-            return [None] * len(self.micro_batches)
+            return [None] * len(self.ubatches)
         ends = [*self.cuts, tensor.shape[dim]]
         return [tensor.narrow(dim, a, b - a) for a, b in pairwise([0, *ends])]
 
@@ -71,7 +71,7 @@ class Split:
 def choose_cuts(
     query_lens: Sequence[int],
     *,
-    num_micro_batches: int = 2,
+    num_ubatches: int = 2,
     mode: CutMode = CutMode.REQUEST,
     imbalance_ratio: float = 0.1,
     alignment: int = 1,
@@ -81,19 +81,19 @@ def choose_cuts(
     query_lens:      new tokens of each request, in batch order, each at least 1
     imbalance_ratio: how far, as a share of all tokens, a cut may lie from an equal share (REQUEST)
     alignment:       cuts are multiples of it (TOKEN)
-    Raises SplitError when there are fewer tokens than micro-batches or an option is out of range.
+    Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
     """
     total = sum(query_lens)
-    if num_micro_batches < 2:
-        raise SplitError(f"num_micro_batches={num_micro_batches}: a split needs at least 2.")
-    if num_micro_batches > total:
-        raise SplitError(f"{total} tokens cannot fill {num_micro_batches} micro-batches.")
+    if num_ubatches < 2:
+        raise SplitError(f"num_ubatches={num_ubatches}: a split needs at least 2.")
+    if num_ubatches > total:
+        raise SplitError(f"{total} tokens cannot fill {num_ubatches} ubatches.")
     if alignment < 1 or not 0 <= imbalance_ratio <= 1:
         raise SplitError(
             f"alignment={alignment}, imbalance_ratio={imbalance_ratio}: expected at least 1, and "
             "0 to 1."
         )
-    targets = [total * i // num_micro_batches for i in range(1, num_micro_batches)]
+    targets = [total * i // num_ubatches for i in range(1, num_ubatches)]
     decode_only = all(length == 1 for length in query_lens)
     if mode is CutMode.TOKEN:
         cuts = [round(target / alignment) * alignment for target in targets]
@@ -119,7 +119,7 @@ def _boundary(ends: Sequence[int], target: int, tolerance: float) -> int:
 
 
 def split_at(query_lens: Sequence[int], cuts: Sequence[int]) -> Split:
-    """The micro-batches between ascending cuts. A request that a cut divides is in both parts."""
+    """The ubatches between ascending cuts. A request that a cut divides is in both parts."""
     ends = list(accumulate(query_lens))
     total = ends[-1] if ends else 0
     if not cuts or any(b <= a for a, b in pairwise([0, *cuts, total])):
@@ -128,5 +128,5 @@ def split_at(query_lens: Sequence[int], cuts: Sequence[int]) -> Split:
     for first, last in pairwise([0, *cuts, total]):
         begin = next(i for i, end in enumerate(ends) if end > first)
         end = next(i for i, end in enumerate(ends) if end >= last) + 1
-        parts.append(MicroBatch(slice(first, last), slice(begin, end)))
+        parts.append(UBatch(slice(first, last), slice(begin, end)))
     return Split(tuple(parts))

@@ -20,16 +20,16 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 class NPUAttentionMetadata(AttentionMetadata):
     """Attention inputs of one step and one KV cache group.
 
-    num_actual_tokens: rows of query, key and value that are real; later rows are padding.
-    query_ends:        per request, the end of its rows: cumulative query lengths. Host list.
-    seq_lens:          per request, all tokens up to and including this step's. Host list.
-    block_table:       [num_reqs, max_blocks], int32, on the device.
-    slot_mapping:      [num_tokens], int64 on the device; block * block_size + offset, or -1.
-    causal:            False when every token of a request may see every other one.
+    num_actual_tokens:    rows of query, key and value that are real; later rows are padding.
+    actual_seq_lengths_q: per request, the end of its rows: cumulative query lengths. Host list.
+    seq_lens:             per request, all tokens up to and including this step's. Host list.
+    block_table:          [num_reqs, max_blocks], int32, on the device.
+    slot_mapping:         [num_tokens], int64 on the device; block * block_size + offset, or -1.
+    causal:               False when every token of a request may see every other one.
     """
 
     num_actual_tokens: int
-    query_ends: list[int]
+    actual_seq_lengths_q: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
@@ -78,7 +78,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             )
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
-            query_ends=common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
+            actual_seq_lengths_q=common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
             seq_lens=host_seq_lens(common),
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
@@ -93,7 +93,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
     ) -> NPUAttentionMetadata:
         return NPUAttentionMetadata(
             num_actual_tokens=metadata.num_actual_tokens,
-            query_ends=metadata.query_ends,
+            actual_seq_lengths_q=metadata.actual_seq_lengths_q,
             seq_lens=metadata.seq_lens,
             block_table=blk_table[: len(metadata.seq_lens)],
             slot_mapping=slot_mapping[: metadata.num_actual_tokens],

@@ -9,8 +9,8 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionTy
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.components.fused_ops import compiled
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.ops.compiled import compiled
 
 # Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
 SPARSE_MODE_NONE = 0  # every query sees every key
@@ -161,7 +161,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             cache.value,
             metadata.slot_mapping,
             metadata.block_table,
-            metadata.query_ends,
+            metadata.actual_seq_lengths_q,
             metadata.seq_lens,
             self._mask(options, query.device),
             self.scale,
@@ -185,7 +185,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             cache.value_flat,
             atten_mask=self._mask(options, query.device),
             block_table=metadata.block_table,
-            actual_seq_lengths=metadata.query_ends,
+            actual_seq_lengths=metadata.actual_seq_lengths_q,
             actual_seq_lengths_kv=metadata.seq_lens,
             num_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
@@ -210,8 +210,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             key,
             value,
             atten_mask=self._mask(options, query.device),
-            actual_seq_lengths=metadata.query_ends,
-            actual_seq_lengths_kv=metadata.query_ends,
+            actual_seq_lengths=metadata.actual_seq_lengths_q,
+            actual_seq_lengths_kv=metadata.actual_seq_lengths_q,
             num_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
             scale=self.scale,

@@ -18,14 +18,14 @@ def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
     if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
         return
     ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    num_replicas = max(parallel.data_parallel_size_local, 1)
-    if ranks * num_replicas <= num_visible:
+    dp_size = max(parallel.data_parallel_size_local, 1)
+    if ranks * dp_size <= num_visible:
         return
     raise DeviceError(
-        f"{ranks * num_replicas} NPUs are needed (tensor parallel "
+        f"{ranks * dp_size} NPUs are needed (tensor parallel "
         f"{parallel.tensor_parallel_size} x pipeline parallel "
         f"{parallel.pipeline_parallel_size} x data parallel on this host "
-        f"{num_replicas}) and {num_visible} are visible "
+        f"{dp_size}) and {num_visible} are visible "
         f"({VISIBLE_DEVICES} is {os.environ.get(VISIBLE_DEVICES) or 'not set'}). Lower "
         "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
         f"devices visible with {VISIBLE_DEVICES}."
@@ -50,11 +50,11 @@ def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int
     )
     if not shares_all_devices:
         return _checked(local_rank, num_visible)
-    replica = parallel.data_parallel_rank_local
-    if replica is None:
-        replica = parallel.data_parallel_index
-    ranks_per_replica = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
-    return _checked(replica * ranks_per_replica + local_rank, num_visible)
+    dp_rank = parallel.data_parallel_rank_local
+    if dp_rank is None:
+        dp_rank = parallel.data_parallel_index
+    ranks_per_dp_rank = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
+    return _checked(dp_rank * ranks_per_dp_rank + local_rank, num_visible)
 
 
 def _checked(number: int, count: int) -> int:

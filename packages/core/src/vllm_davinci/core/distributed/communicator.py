@@ -13,7 +13,7 @@ from vllm.distributed.device_communicators.base_device_communicator import (
 )
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import get_config
+from vllm_davinci.core.config.options import get_config
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -23,8 +23,8 @@ class NPUCommunicator(DeviceCommunicatorBase):
     """Out-of-place collectives of one group of NPUs.
 
     Every collective passes through `_collective`. It runs on HCCL's own stream, which waits for the
-    current one. The current stream waits for it in turn: at once, or, in a micro-batch, when the
-    other micro-batches have launched their computation beside it.
+    current one. The current stream waits for it in turn: at once, or, in a ubatch, when the
+    other ubatches have launched their computation beside it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         launch: enqueues it; its arguments are held by the caller until this returns
         Returns the results, for use on the current stream.
         """
-        if self._scheduler is None or self._scheduler.current_micro_batch() is None:
+        if self._scheduler is None or self._scheduler.current_ubatch() is None:
             return launch()
         results = self._scheduler.communicate(launch)
         for result in results:  # of the communication stream's pool
@@ -82,7 +82,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
     def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
         """`move(count())`: the collectives of `move` have sizes that those of `count` bring.
 
-        In a micro-batch the host waits in `move` while the device does the others' work, not for
+        In a ubatch the host waits in `move` while the device does the others' work, not for
         it; both run on the communication stream. What they read is held until this returns.
         """
         if self._scheduler is None:

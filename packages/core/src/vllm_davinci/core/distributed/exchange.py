@@ -1,4 +1,4 @@
-"""Several collectives, and the work between them, as one switching point of micro-batches."""
+"""Several collectives, and the work between them, as one switching point of ubatches."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 def exchange(work: Callable[[], T]) -> T:
-    """Runs `work`, which calls collectives; inside a micro-batch, the others compute meanwhile.
+    """Runs `work`, which calls collectives; inside a ubatch, the others compute meanwhile.
 
     work: runs on a side stream of its own then, behind what the current stream has so far. It
           returns tensors, or tuples of them; what it reads must be held by the caller until this
-          returns. Its matrix products should be small: the other micro-batch computes beside them.
+          returns. Its matrix products should be small: the other ubatch computes beside them.
     """
     scheduler = components.stream_scheduler()
     return work() if scheduler is None else scheduler.exchange(work)

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.compressed_schemes import NAME, WAY_OUT, refusal
 from vllm_davinci.core.quantization.config import load_settings
 from vllm_davinci.core.quantization.description import QuantType
@@ -28,7 +28,7 @@ _EXPERT_TENSORS = tuple(
 
 
 class NPUCompressedTensorsConfig(CompressedTensorsConfig):
-    """vLLM's configuration, with int8 experts and the floats that latent attention takes."""
+    """vLLM's configuration, with int8 experts and the floats that MLA takes."""
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, RoutedExperts) and (experts := self._int8_experts(layer, prefix)):

@@ -18,9 +18,9 @@ from compressed_tensors.quantization import (
 from compressed_tensors.utils.match import is_match
 from pydantic import ValidationError
 
-from vllm_davinci.core.quantization.checkpoint_files import StoredTensor
+from vllm_davinci.core.checkpoint.files import StoredTensor
+from vllm_davinci.core.checkpoint.issues import Examination
 from vllm_davinci.core.quantization.description import shortened
-from vllm_davinci.core.quantization.findings import Examination
 from vllm_davinci.core.quantization.tensors import dtype_name
 
 NAME = "compressed-tensors"

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 import torch_npu
 
-from vllm_davinci.core.moe.beside import ALONE, Beside
-from vllm_davinci.core.moe.experts import (
+from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.fused_moe.beside import ALONE, Beside
+from vllm_davinci.core.fused_moe.experts import (
     COUNTS,
     SINGLE_OUTPUT,
     SPLIT_ROWS,
@@ -17,7 +18,6 @@ from vllm_davinci.core.moe.experts import (
     StageOfLogits,
     sum_by_token,
 )
-from vllm_davinci.core.ops.compiled import compiled
 
 DYNAMIC = 1  # quant_mode of the routing and activation operators: a scale per row
 

@@ -10,10 +10,14 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import FusedMoeWeightScaleSupported
 from vllm.model_executor.utils import set_weight_attrs
 
-from vllm_davinci.core.moe.experts import Experts
-from vllm_davinci.core.moe.forward import RoutedForward
-from vllm_davinci.core.moe.layer import NPURoutedExperts
-from vllm_davinci.core.moe.method import check_computable, routed_forward, transposed_in_memory
+from vllm_davinci.core.fused_moe.experts import Experts
+from vllm_davinci.core.fused_moe.forward import RoutedForward
+from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.method import (
+    check_computable,
+    routed_forward,
+    transposed_in_memory,
+)
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
@@ -62,7 +66,7 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
 
     @property
     def supports_internal_mk(self) -> bool:
-        """Tokens of other replicas are fetched here, not by vLLM's runner."""
+        """Tokens of other DP ranks are fetched here, not by vLLM's runner."""
         return True
 
     @property

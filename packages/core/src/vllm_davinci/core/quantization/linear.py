@@ -17,7 +17,7 @@ from vllm.model_executor.layers.linear import (
 )
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.ops.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.dynamic_product import dynamic_product, scaled_product
 from vllm_davinci.core.quantization.handover import (
@@ -138,7 +138,7 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
 class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
     """A quantized weight that is needed as floats: weight * weight_scale, computed once.
 
-    Latent attention derives its absorbed matrices from `kv_b_proj`.
+    MLA derives its absorbed matrices from `kv_b_proj`.
     """
 
     def __init__(self, kind: QuantType, prefix: str, is_loaded: bool) -> None:

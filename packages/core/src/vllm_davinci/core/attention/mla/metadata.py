@@ -1,0 +1,211 @@
+"""What one step's MLA needs: decodes first, then prefills with their context.
+
+Everything a step needs is here and nothing on the layers, so that two parts of a step can run in
+turns, each with its own metadata.
+"""
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from vllm_davinci.core.attention.backend import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.attention.metadata import host_seq_lens
+from vllm_davinci.core.attention.mla.context import ContextChunk, ContextPart, plan_context
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+
+# Queries per request that attention over the latent cache takes. Source: the documentation of
+# npu_fused_infer_attention_score, constraints of query_rope with heads of 512.
+MAX_DECODE_QUERY_LEN = 16
+
+# Rows of cached context that are expanded to keys and values at once. Per head and row that is
+# qk_nope + qk_rope + v = 320 elements: 84 MB in bf16 for 16 heads.
+CONTEXT_CHUNK_ROWS = 8192
+
+
+@dataclass
+class LatentDecode:
+    """Requests whose few queries attend over the latent cache itself.
+
+    actual_seq_lengths_q:    cumulative query lengths. Host list.
+    seq_lens:      all tokens up to and including this step's. Host list.
+    block_table:   [num_decodes, max_blocks], int32, on the device.
+    max_query_len: longest query.
+    """
+
+    actual_seq_lengths_q: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor
+    max_query_len: int
+
+
+@dataclass
+class LatentPrefill:
+    """Requests whose keys and values are expanded per head.
+
+    actual_seq_lengths_q: cumulative query lengths, from 0 at the first prefill. Host list.
+    context:    the cached tokens before the new ones, in chunks that are attended in turn.
+    """
+
+    actual_seq_lengths_q: list[int]
+    context: list[ContextChunk]
+
+
+@dataclass
+class NPUMLAMetadata(AttentionMetadata):
+    """MLA's inputs of one step and one KV cache group.
+
+    num_actual_tokens: rows of the step that are real; later rows are padding.
+    num_decode_tokens: rows of decode requests, which come first.
+    slot_mapping:      [num_actual_tokens], int64, on the device.
+    decode, prefill:   None when the step has no such requests.
+    others_prefill:    whether another data-parallel rank has prefills in this step.
+    """
+
+    num_actual_tokens: int
+    num_decodes: int
+    num_decode_tokens: int
+    num_prefills: int
+    slot_mapping: torch.Tensor
+    decode: LatentDecode | None
+    prefill: LatentPrefill | None
+    others_prefill: bool = False
+    _rotary_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def is_decode_everywhere(self) -> bool:
+        """Whether this step decodes here, and no DP rank prefills."""
+        return self.decode is not None and self.prefill is None and not self.others_prefill
+
+    def rotary_rows(
+        self, table: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of this step's positions; the layers that share a table share them.
+
+        table:     [max_position, rotary_dim], cosines then sines, one per pair of entries
+        positions: [num_actual_tokens], int64, the same at every call of a step
+        Returns two tensors [num_actual_tokens, 1, 1, rotary_dim].
+        """
+        rows = self._rotary_rows.get(table.data_ptr())
+        if rows is None:
+            cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
+            shape = (positions.shape[0], 1, 1, table.shape[1])
+            rows = cos.repeat(1, 2).view(shape), sin.repeat(1, 2).view(shape)
+            self._rotary_rows[table.data_ptr()] = rows
+        return rows
+
+
+class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
+    """Turns vLLM's batch description into host length lists. Never reads from the device."""
+
+    _cudagraph_support = AttentionCGSupport.NEVER
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.context_chunk_rows = CONTEXT_CHUNK_ROWS
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        threshold = self.reorder_batch_threshold or 1
+        if threshold > MAX_DECODE_QUERY_LEN:
+            raise ConfigurationError(
+                f"{threshold} queries per request and decode step are asked for, and latent "
+                f"attention takes {MAX_DECODE_QUERY_LEN}: lower num_speculative_tokens to "
+                f"{MAX_DECODE_QUERY_LEN - 1}."
+            )
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> NPUMLAMetadata:
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise UnsupportedFeatureError(
+                "This model wants bidirectional attention over a latent cache, which "
+                "vllm-davinci-core 0.1 cannot compute. Choose another model."
+            )
+        num_decodes, num_prefills, num_decode_tokens, _ = split_decodes_and_prefills(
+            common, decode_threshold=self.reorder_batch_threshold or 1
+        )
+        ends = common.query_start_loc_cpu[1 : common.num_reqs + 1].tolist()
+        seq_lens = host_seq_lens(common)
+        block_table = common.block_table_tensor[: common.num_reqs]
+        return NPUMLAMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            num_decodes=num_decodes,
+            num_decode_tokens=num_decode_tokens,
+            num_prefills=num_prefills,
+            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
+            decode=LatentDecode(
+                actual_seq_lengths_q=ends[:num_decodes],
+                seq_lens=seq_lens[:num_decodes],
+                block_table=block_table[:num_decodes],
+                max_query_len=max(_lengths(ends[:num_decodes])),
+            )
+            if num_decodes
+            else None,
+            prefill=self._prefill(
+                [end - num_decode_tokens for end in ends[num_decodes:]],
+                seq_lens[num_decodes:],
+                block_table[num_decodes:],
+            )
+            if num_prefills
+            else None,
+        )
+
+    def _prefill(
+        self, actual_seq_lengths_q: list[int], seq_lens: list[int], block_table: torch.Tensor
+    ) -> LatentPrefill:
+        query_lens = _lengths(actual_seq_lengths_q)
+        plan = plan_context(
+            [seq_len - length for seq_len, length in zip(seq_lens, query_lens, strict=True)],
+            self.context_chunk_rows,
+            BLOCK_SIZE_TOKENS,
+        )
+        return LatentPrefill(
+            actual_seq_lengths_q, [self._chunk(parts, query_lens, block_table) for parts in plan]
+        )
+
+    def _chunk(
+        self, parts: list[ContextPart], query_lens: list[int], block_table: torch.Tensor
+    ) -> ContextChunk:
+        first, after = parts[0].request, parts[-1].request + 1
+        ranges = async_tensor_h2d(
+            [[part.length for part in parts], [part.start for part in parts]],
+            self.device,
+            torch.int32,
+        )
+        start = sum(query_lens[:first])
+        actual_seq_lengths_q = list(accumulate(query_lens[first:after]))
+        return ContextChunk(
+            query_rows=slice(start, start + actual_seq_lengths_q[-1]),
+            actual_seq_lengths_q=actual_seq_lengths_q,
+            actual_seq_lengths_kv=list(accumulate(part.length for part in parts)),
+            block_table=block_table[first:after],
+            lengths=ranges[0],
+            starts=ranges[1],
+        )
+
+    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
+        return False
+
+
+def _lengths(ends: list[int]) -> list[int]:
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,43 @@
+"""Sizes of MLA that the attention operator takes."""
+
+from vllm_davinci.core.attention.mla.backend import LATENT_SIZE, ROTARY_SIZE
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Query heads per rank that attention over the latent cache takes. Source: the operator's
+# documentation, constraints of query_rope with heads of 512.
+HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Head sizes that attention over expanded keys and values takes, in elements.
+HEAD_SIZE_MULTIPLE = 16
+
+
+def check_sizes(
+    num_heads: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    qk_nope_head_dim: int,
+    v_head_dim: int,
+    layer_name: str,
+) -> None:
+    """Raises UnsupportedFeatureError, naming the layer, for sizes the operators do not take."""
+    wrong = {
+        f"kv_lora_rank {kv_lora_rank} (must be {LATENT_SIZE})": kv_lora_rank != LATENT_SIZE,
+        f"qk_rope_head_dim {qk_rope_head_dim} (must be {ROTARY_SIZE})": (
+            qk_rope_head_dim != ROTARY_SIZE
+        ),
+        f"qk_nope_head_dim {qk_nope_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
+            qk_nope_head_dim % HEAD_SIZE_MULTIPLE
+        ),
+        f"v_head_dim {v_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
+            v_head_dim % HEAD_SIZE_MULTIPLE
+        ),
+    }
+    if named := [what for what, is_wrong in wrong.items() if is_wrong]:
+        raise UnsupportedFeatureError(
+            f"{layer_name} has {', '.join(named)}, which the NPU's attention operator does not "
+            "take. Choose another model."
+        )
+    if num_heads not in HEAD_COUNTS:
+        raise UnsupportedFeatureError(
+            f"{layer_name} has {num_heads} heads on each rank, and the NPU's attention operator "
+            f"takes {', '.join(map(str, HEAD_COUNTS))}. Choose another --tensor-parallel-size."
+        )

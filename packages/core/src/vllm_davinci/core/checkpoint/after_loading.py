@@ -1,0 +1,61 @@
+"""What is said when a quantized checkpoint did not load, or not all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.issues import Severity
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.layers.norm import NPURMSNorm
+from vllm_davinci.core.quantization.description import QuantDescription, QuantType, shortened
+from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+
+
+def describe_failure(
+    model: str, description: QuantDescription, cause: KeyError | ValueError
+) -> str | None:
+    """What is wrong with the checkpoint where a model's own loader had no place for a tensor.
+
+    model: a directory or a name on the hub
+    Returns None when the checkpoint is not known to be the cause.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        problems = [
+            f"{finding.subject}: {finding.what}"
+            for finding in examine(directory).findings
+            if finding.severity is Severity.PROBLEM
+        ]
+        if problems:
+            return f"{model} does not load. {shortened(problems)}. {CHECK_COMMAND}."
+    if not isinstance(cause, KeyError):
+        return None
+    tensor = str(cause.args[0])  # in the model's names, perhaps without the first part
+    weight = f"{tensor.rpartition('.')[0]}.weight"
+    entry = next((kind for name, kind in description.types.items() if name.endswith(weight)), None)
+    told = "has no entry" if entry is None else f"is {entry}"
+    return (
+        f"{model} has {tensor}, for which the model has no place: {weight} {told} in "
+        f"{description.source}. A layer without an entry is {QuantType.FLOAT.value} and has no "
+        f"scales. Copy the description of these weights: {CHECK_COMMAND}."
+    )
+
+
+def require_norm_biases(model: torch.nn.Module, description: QuantDescription) -> None:
+    """Raises CheckpointError when a norm of this stage got no bias and the description has one."""
+    lost = [
+        f"{name}.bias"
+        for name, module in model.named_modules()
+        if isinstance(module, NPURMSNorm)
+        and f"{name}.bias" in description.types
+        and module.is_plain
+    ]
+    if lost:
+        raise CheckpointError(
+            f"{description.source} has an entry for {shortened(lost, 6)}, and no file has the "
+            "tensor: the layers behind these norms would compute with other inputs. Copy the "
+            f"export again: {CHECK_COMMAND}."
+        )

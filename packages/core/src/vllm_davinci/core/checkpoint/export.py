@@ -1,0 +1,248 @@
+"""Writes a quantized checkpoint in ModelSlim's format from a float one, by round-to-nearest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.files import (
+    INDEX_NAME,
+    StoredTensor,
+    read_config,
+    read_header,
+    tensor_files,
+)
+from vllm_davinci.core.checkpoint.fused_experts import find_fused_experts
+from vllm_davinci.core.checkpoint.issues import Severity
+from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
+from vllm_davinci.core.checkpoint.whole_directory import written_as_a_whole
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
+
+MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMAT_VERSION = "1.0.0"
+# Projections and experts, by the last part of the layer's name.
+_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
+# MLA takes this one apart; the MTP head's is small and sensitive.
+_KEPT_FLOAT = re.compile(r"(^|\.)(kv_b_proj|eh_proj)$|(^|\.)(visual|vision_\w+|audio_\w+)\.")
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+_ROUTED = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    directory: Path
+    counts: dict[str, int]  # layers per type
+    num_bytes: int
+    source_bytes: int
+
+
+@dataclass
+class Exporter:
+    """One export.
+
+    kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
+            reach each, and a range from a short text would cut off the rest. So do the layers
+            behind config.json's `num_hidden_layers`
+    dtype:  of the model: the tensors that stay floats, and the scales
+    ranges: layer -> range of its input, for static layers
+    """
+
+    source: Path
+    destination: Path
+    kind: QuantType
+    dtype: torch.dtype
+    ranges: Mapping[str, InputRange]
+
+    def run(self, advance: Callable[[int], None]) -> Exported:
+        """Reads tensor by tensor, writes file by file. Leaves nothing behind when it fails.
+
+        advance: called after each tensor with its bytes in the source
+        Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
+        """
+        with written_as_a_whole(self.destination) as directory:
+            return self._write(directory, advance)
+
+    def _write(self, directory: Path, advance: Callable[[int], None]) -> Exported:
+        config = read_config(self.source)
+        files = tensor_files(self.source)
+        headers = {path: read_header(path) for path in files}
+        stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
+        require_float(self.source, config, stored)
+        _require_whole(self.source, self.source)
+        self._fused = find_fused_experts(stored)
+        text_config = config.get("text_config") or config
+        self._num_layers: int = text_config.get("num_hidden_layers") or sys.maxsize
+        description: dict[str, Any] = {
+            "model_quant_type": self.kind.value,
+            "version": FORMAT_VERSION,
+        }
+        places: dict[str, str] = {}
+        matrices: list[str] = []
+        total = 0
+        for path, header in headers.items():
+            written = self._file(path, header, stored, description, advance)
+            save_file(written, directory / path.name, metadata={"format": "pt"})
+            places |= dict.fromkeys(written, path.name)
+            total += sum(tensor.nbytes for tensor in written.values())
+            matrices += [
+                name
+                for name, value in written.items()
+                if name.endswith(".weight") and value.dim() > 1
+            ]
+        self._copy_rest(directory, config)
+        if (self.source / INDEX_NAME).is_file():
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+            _write_json(directory / INDEX_NAME, index)
+        _write_json(directory / FILE_NAME, description)
+        _require_whole(directory, self.source)
+        counts = dict(Counter(description[name] for name in matrices))
+        return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
+
+    def _file(
+        self,
+        path: Path,
+        header: Mapping[str, StoredTensor],
+        stored: Mapping[str, StoredTensor],
+        description: dict[str, Any],
+        advance: Callable[[int], None],
+    ) -> dict[str, torch.Tensor]:
+        """The tensors that stand in place of one file's, and their entries in the description."""
+        written: dict[str, torch.Tensor] = {}
+        with safe_open(path, framework="pt") as file:
+            for stored_name in header:
+                tensor = file.get_tensor(stored_name)
+                experts = self._fused.get(stored_name)
+                own = (
+                    [(stored_name, tensor)]
+                    if experts is None
+                    else experts.separate(stored_name, tensor)
+                )
+                for name, value in own:
+                    kind = self._kind(name, value)
+                    for result_name, result in self._results(name, value, kind, stored).items():
+                        written[result_name] = result.contiguous()
+                        description[result_name] = kind.value
+                advance(tensor.nbytes)
+        return written
+
+    def _results(
+        self, name: str, tensor: torch.Tensor, kind: QuantType, stored: Mapping[str, StoredTensor]
+    ) -> dict[str, torch.Tensor]:
+        """What stands in place of one of the model's tensors."""
+        if kind is QuantType.FLOAT:
+            # Routing biases and the like stay in fp32, where the source has them so.
+            narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
+            return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
+        prefix = name.removesuffix(".weight")
+        layer = self._layer(prefix, tensor, kind, stored)
+        return {f"{prefix}.{part}": value for part, value in layer.items()}
+
+    def _kind(self, name: str, tensor: torch.Tensor) -> QuantType:
+        prefix = name.removesuffix(".weight")
+        if prefix == name or tensor.dim() != 2 or not tensor.dtype.is_floating_point:
+            return QuantType.FLOAT
+        if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
+            return QuantType.FLOAT
+        if _ROUTED.search(prefix) or self._is_behind_the_model(prefix):
+            return QuantType.W8A8_DYNAMIC
+        return self.kind
+
+    def _is_behind_the_model(self, prefix: str) -> bool:
+        """Whether it is a layer that predicts further tokens, which calibration does not run."""
+        number = _LAYER.match(prefix)
+        return number is not None and int(number[1]) >= self._num_layers
+
+    def _layer(
+        self,
+        prefix: str,
+        weight: torch.Tensor,
+        kind: QuantType,
+        stored: Mapping[str, StoredTensor],
+    ) -> dict[str, torch.Tensor]:
+        if kind is QuantType.W8A8_DYNAMIC:
+            return dynamic_tensors(weight, self.dtype)
+        if prefix not in self.ranges:
+            raise CheckpointError(
+                f"The calibration text never reached {prefix}, so its input has no range. Use a "
+                "longer text, or --type W8A8_DYNAMIC, which needs none."
+            )
+        bias = None
+        if (entry := stored.get(f"{prefix}.bias")) is not None:
+            with safe_open(entry.file, framework="pt") as file:
+                bias = file.get_tensor(f"{prefix}.bias")
+        return static_tensors(weight, bias, self.ranges[prefix], self.dtype)
+
+    def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
+        """Tokenizer, generation settings and code of the model; config.json with its new dtype."""
+        for path in sorted(self.source.iterdir()):
+            is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+            if path.is_file() and not is_weights and path.name not in (INDEX_NAME, "config.json"):
+                shutil.copy2(path, directory / path.name)
+        name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
+        key = "torch_dtype" if "torch_dtype" in config else "dtype"
+        _write_json(directory / "config.json", {**config, key: name})
+
+
+def _require_whole(directory: Path, source: Path) -> None:
+    """Raises CheckpointError when a checkpoint, `source` or its result, could not be loaded."""
+    problems = [
+        f"{finding.subject}: {finding.what}"
+        for finding in examine(directory).findings
+        if finding.severity is Severity.PROBLEM
+    ]
+    if problems:
+        told = "is" if directory == source else "becomes something that is"
+        raise CheckpointError(
+            f"{source} {told} not whole, and nothing is kept of the result: "
+            f"{'; '.join(problems[:5])}. vllm-davinci check-model on the source tells more."
+        )
+
+
+def require_float(
+    directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+) -> None:
+    """Raises CheckpointError for a checkpoint that is quantized already."""
+    if find_description(directory) is not None or config.get("quantization_config"):
+        raise CheckpointError(
+            f"{directory} is quantized already. Start from the model's float checkpoint."
+        )
+    strange = [
+        name for name, tensor in stored.items()
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2
+    ]  # fmt: skip
+    weights = [name for name in strange if name.endswith("_proj.weight")]
+    if weights:
+        raise CheckpointError(
+            f"{weights[0]} of {directory} holds {stored[weights[0]].dtype}. Start from the model's "
+            "float checkpoint."
+        )
+
+
+def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:
+    """The dtype to write: the asked one, else the configuration's where it is a 16-bit one."""
+    name = asked or str(config.get("dtype") or config.get("torch_dtype") or "")
+    return MODEL_DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
+
+
+def _same_kind(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A 16-bit tensor in the model's dtype; others as they are."""
+    return tensor.to(dtype) if tensor.dtype in MODEL_DTYPES.values() else tensor
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,179 @@
+"""The roles that optional packages fill, as protocols: operators, models, devices, streams."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+T = TypeVar("T")
+C = TypeVar("C")
+
+
+# Version of the protocols below. A provider states the one it was written for.
+API_VERSION = 1
+
+
+@runtime_checkable
+class OpProvider(Protocol):
+    """Compiled operators that take the place of torch_npu's."""
+
+    api_version: int
+
+    def supported_ops(self) -> frozenset[str]:
+        """Names of the operators this provider has on this device."""
+
+    def load(self, name: str) -> Any:
+        """The function of one operator."""
+
+
+@runtime_checkable
+class ModelProvider(Protocol):
+    """Model definitions that take the place of vLLM's."""
+
+    api_version: int
+
+    def models(self) -> Mapping[str, str]:
+        """Architecture -> class path, as vLLM's ModelRegistry takes it."""
+
+    def divides_tokens(self) -> frozenset[str]:
+        """Architectures whose definition divides a step's tokens among tensor-parallel ranks."""
+
+
+@runtime_checkable
+class DeviceProvider(Protocol):
+    """A device other than a chip, which computes on this host's threads."""
+
+    api_version: int
+
+    def is_active(self) -> bool:
+        """Whether this process runs on it."""
+
+    def is_traced(self) -> bool:
+        """Whether it writes down which task runs when on which stream."""
+
+    def name_stream(self, handle: int, name: str) -> None:
+        """In that trace, the stream with this native handle has this name."""
+
+    def label_launches(self, label: str) -> None:
+        """In that trace, tasks launched from now on carry this label; "" ends it."""
+
+
+class UBatch(Protocol):
+    """A contiguous range of a step's tokens, and the requests it holds tokens of."""
+
+    @property
+    def tokens(self) -> slice: ...
+    @property
+    def requests(self) -> slice: ...
+
+
+class Split(Protocol):
+    """A step cut into ubatches that together hold each token once."""
+
+    @property
+    def ubatches(self) -> Sequence[UBatch]: ...
+    @property
+    def cuts(self) -> Sequence[int]:
+        """The tokens at which the second and later ubatches begin."""
+
+    def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
+        """Each ubatch's rows, as views; rows behind the step's tokens go to the last one."""
+
+    def merge(self, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+        """The inverse of `slice`."""
+
+
+class Decision(Protocol):
+    """A split, or the reason why there is none."""
+
+    @property
+    def reason(self) -> Enum: ...
+    @property
+    def split(self) -> Split | None: ...
+
+
+class StepFacts(Protocol):
+    """What a decision looks at."""
+
+    @property
+    def query_lens(self) -> Sequence[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prefill_tokens(self) -> int: ...
+
+
+class SplitPolicy(Protocol):
+    """Decides for each step whether to split it, and counts the reasons."""
+
+    @property
+    def counters(self) -> Mapping[Any, int]: ...
+    def decide(self, step: Any) -> Decision: ...
+    def veto(self, decision: Any) -> Decision:
+        """Takes back a split because another rank does not agree."""
+
+
+class Interleave(Protocol):
+    """Runs ubatches in turn; a collective is where they take turns."""
+
+    @property
+    def num_switches(self) -> int: ...
+    def run(self, forwards: Sequence[Callable[[], T]], on_switch: Callable[[int], None]) -> list[T]:
+        """Runs all of them to their end. The first error ends the run, which leaves nothing.
+
+        on_switch: called with a ubatch's index each time it starts or goes on
+        """
+
+
+class Fork(Protocol):
+    """Work of one layer on two streams, which meet again when the block is left."""
+
+    @property
+    def stream(self) -> torch.Stream:
+        """The side stream, for an operator that orders its work on both streams itself."""
+
+    def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
+        """`work(*tensors)` on the side stream, behind all that the main stream has so far."""
+
+    def join(self) -> None:
+        """Makes the main stream wait for all that the side stream has so far; more may follow."""
+
+
+@runtime_checkable
+class StreamScheduler(Protocol):
+    """The role."""
+
+    api_version: int
+
+    def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
+        """The decisions of one engine. mode: "request" or "token"."""
+
+    def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
+        """Facts about one step."""
+
+    def interleave(self) -> Interleave:
+        """Runs ubatches in turn. Called once the process has chosen its device."""
+
+    def fork(self, role: str) -> AbstractContextManager[Fork]:
+        """A side stream beside the current one. role: "vector" or "shared expert"."""
+
+    def name_streams(self, name: Callable[[int, str], None]) -> None:
+        """Calls `name` with native handle and role of each stream created from now on."""
+
+    def communicate(self, launch: Callable[[], T]) -> T:
+        """Runs a collective; inside a ubatch, the others compute meanwhile."""
+
+    def collective(self, begin: Callable[[], Any]) -> None:
+        """The same for a collective that `begin` starts with async_op=True; returns its handle."""
+
+    def exchange(self, work: Callable[[], T]) -> T:
+        """The same for work with collectives in it, which runs on a side stream as a whole."""
+
+    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
+        """The same for `move(count())`, two collectives on the communication stream: the second
+        one has sizes that the host waits for, while the others' work runs but not for it."""
+
+    def current_ubatch(self) -> int | None:
+        """The index of the ubatch that runs, None outside of one."""

@@ -1,0 +1,54 @@
+"""What this release refuses: options of vLLM's and kinds of model that it cannot serve yet."""
+
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.config.options import RELEASE
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+
+def refuse_unavailable(vllm_config: "VllmConfig") -> None:
+    """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
+    dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
+    refused = {
+        "expert balancing (--enable-eplb)": parallel.enable_eplb,
+        "context parallelism (--decode-context-parallel-size)": (
+            parallel.decode_context_parallel_size > 1
+        ),
+        "context parallelism (--prefill-context-parallel-size)": (
+            parallel.prefill_context_parallel_size > 1
+        ),
+        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
+        "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
+        "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
+        "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
+        f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
+        "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),
+        "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
+    }
+    if asked := [feature for feature, is_asked in refused.items() if is_asked]:
+        raise ConfigurationError(
+            f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
+        )
+
+
+def _dtype_name(model: "ModelConfig | None") -> str | None:
+    return None if model is None else str(model.dtype).removeprefix("torch.")
+
+
+def refuse_architectures(model: "ModelConfig") -> None:
+    """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
+    needs = {
+        "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
+        "cross-attention (encoder-decoder)": model.is_encoder_decoder,
+    }
+    if named := [need for need, is_needed in needs.items() if is_needed]:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: {' and '.join(named)}, which "
+            f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a model of "
+            "attention layers alone, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3."
+        )

@@ -1,0 +1,65 @@
+"""Values of vLLM's configuration that an NPU needs."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm_davinci.core.config.options import RELEASE
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
+
+
+def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
+    """Sets what the NPU needs. Returns one line per value it changed, with the reason."""
+    from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
+
+    changes: list[str] = []
+
+    def change(holder: Any, name: str, value: Any, reason: str) -> None:
+        old = getattr(holder, name)
+        if old != value:
+            setattr(holder, name, value)
+            changes.append(f"{name}: {old} -> {value} ({reason})")
+
+    parallel = vllm_config.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
+    parallel.disable_custom_all_reduce = True  # CUDA's
+    if parallel.use_sequence_parallel_moe:
+        # vLLM's models take a one-token step for one that is not divided, and read padding. The
+        # division follows from this value; no other use of it reaches an NPU.
+        change(
+            parallel,
+            "all2all_backend",
+            "flashinfer_nvlink_two_sided",
+            "vLLM divides tokens among a DP rank's ranks with the old value, wrongly for one "
+            "token; how tokens reach experts is moe_communication's matter",
+        )
+    # vLLM forks by default, and an NPU context does not survive a fork.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+    compilation = vllm_config.compilation_config
+    no_graphs = f"not available in {RELEASE}: compilation and graph mode"
+    change(compilation, "mode", CompilationMode.NONE, no_graphs)
+    change(compilation, "cudagraph_mode", CUDAGraphMode.NONE, no_graphs)
+    compilation.cudagraph_capture_sizes = []
+    compilation.max_cudagraph_capture_size = 0
+    compilation.compile_sizes = []
+    passes = compilation.pass_config
+    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "enable_sp",
+                 "fuse_gemm_comms", "fuse_allreduce_rms"):  # fmt: skip
+        setattr(passes, name, False)
+
+    if vllm_config.model_config is not None:
+        vllm_config.model_config.disable_cascade_attn = True
+    cache_config = vllm_config.cache_config
+    if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
+        change(
+            cache_config,
+            "block_size",
+            BLOCK_SIZE_TOKENS,
+            f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens",
+        )
+    return changes

@@ -1,0 +1,106 @@
+"""vLLM's container of expert weights, with experts laid out over the ranks our way."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_ep_group
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.models.utils import extract_layer_index
+
+from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.fused_moe.expert_layout import (
+    ExpertLayout,
+    check_expert_count,
+    check_intermediate_size,
+    expert_layout,
+)
+from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer
+from vllm_davinci.core.fused_moe.placement import NPUExpertMapManager
+
+
+class NPURoutedExperts(RoutedExperts):
+    """Expert weights of one layer on this rank.
+
+    vLLM deals experts out whole or cuts all of them into as many parts as there are ranks. Here
+    `layout` says how many ranks share an expert, and a file may say which rank has which.
+    """
+
+    layout: ExpertLayout
+    expert_map_manager: NPUExpertMapManager
+
+    def __init__(
+        self,
+        layer_name: str,
+        params_dtype: torch.dtype,
+        moe_config: FusedMoEConfig,
+        quant_config: QuantizationConfig | None,
+        expert_map_manager: ExpertMapManager,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        vllm_config = get_current_vllm_config()
+        config = get_config(vllm_config)
+        layout = expert_layout(vllm_config.parallel_config, config)
+        check_expert_count(moe_config.num_experts, layout)
+        check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
+        rank = get_ep_group().rank_in_group
+        # vLLM's own object for this layer, which its runner reads too.
+        moe_config.moe_parallel_config = dataclasses.replace(
+            moe_config.moe_parallel_config,
+            tp_size=layout.etp_size,
+            tp_rank=layout.etp_rank(rank),
+            ep_size=layout.ep_size,
+            ep_rank=layout.ep_rank(rank),
+            use_ep=layout.ep_size > 1,
+            # Of this layer alone: NPUPlatform sets another one to change how vLLM divides tokens,
+            # which would keep shared experts from running beside the routed ones.
+            all2all_backend="allgather_reducescatter",
+        )
+        moe_config.num_local_experts = moe_config.num_experts // layout.ep_size
+        moe_config.intermediate_size_per_partition = moe_config.intermediate_size // layout.etp_size
+        moe_config.intermediate_size_per_partition_unpadded = (
+            moe_config.intermediate_size_per_partition
+        )
+        placement = None
+        if config.expert_map_path is not None and layout.ep_size > 1:
+            placement = placement_of_layer(
+                config.expert_map_path,
+                extract_layer_index(layer_name),
+                moe_config.num_experts,
+                layout.ep_size,
+            )
+        super().__init__(
+            layer_name,
+            params_dtype,
+            moe_config,
+            quant_config,
+            NPUExpertMapManager(
+                expert_map_manager,
+                moe_config.moe_parallel_config,
+                options.get("num_expert_group"),
+                vllm_config.parallel_config.expert_placement_strategy,
+                placement,
+            ),
+            *arguments,
+            **options,
+        )
+        self.layout = layout
+
+    def _get_quant_method(
+        self, prefix: str, quant_config: QuantizationConfig | None, moe_config: FusedMoEConfig
+    ) -> FusedMoEMethodBase:
+        try:
+            return super()._get_quant_method(prefix, quant_config, moe_config)
+        except NotImplementedError as error:  # a format whose kernels vLLM has, for other devices
+            name = None if quant_config is None else quant_config.get_name()
+            raise UnsupportedFeatureError(
+                f"{prefix}: quantized experts of {name} are not available on NPUs. Run "
+                "`vllm-davinci quantize` on the float checkpoint and serve what it writes."
+            ) from error

@@ -1,0 +1,105 @@
+"""What users ask of routed experts, checked before any process starts."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
+from vllm_davinci.core.device.soc import Soc
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.fused_moe.communication import Scheme, SchemeRule, fused_obstacle
+from vllm_davinci.core.fused_moe.expert_layout import check_expert_count, expert_layout
+from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_davinci.core.config.options import DavinciConfig
+
+KEY = "moe_communication"
+
+
+def gather_exchange_requests(
+    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Moves variables of earlier Ascend plugins into `additional_config`; what to tell the user.
+
+    Idempotent. An option wins over a variable. Raises ConfigurationError for a variable that does
+    not parse, and for two that contradict each other.
+    """
+    additional = vllm_config.additional_config or {}
+    if not isinstance(additional, Mapping):
+        return []  # the typed model names what is wrong
+    asked = {
+        scheme: variable.name
+        for scheme, variable in EXCHANGE_REQUESTS.items()
+        if _is_set(environ.get(variable.name, ""), variable.name)
+    }
+    if len(asked) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(asked.values())} ask for different ways between the ranks of experts. "
+            f"Unset them, and set additional_config key {KEY!r} to one of {', '.join(asked)}."
+        )
+    for scheme, name in asked.items():
+        if KEY not in additional:
+            vllm_config.additional_config = {**additional, KEY: scheme}
+            return [f"{name}=1 is served as {KEY} = {scheme!r}; prefer that option."]
+        if additional[KEY] != scheme:
+            return [f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."]
+    return []
+
+
+def _is_set(value: str, name: str) -> bool:
+    if value not in ("", "0", "1"):
+        raise ConfigurationError(
+            f"{name}={value!r} is not valid: expected 0 or 1. Prefer additional_config key {KEY!r}."
+        )
+    return value == "1"
+
+
+def scheme_rule(
+    vllm_config: "VllmConfig",
+    config: "DavinciConfig",
+    soc: Soc,
+    dtype: torch.dtype,
+    hidden_size: int,
+) -> SchemeRule:
+    """How steps of this engine choose their scheme. dtype, hidden_size: of what experts take."""
+    parallel = vllm_config.parallel_config
+    asked = config.moe_communication
+    layout = expert_layout(parallel, config)
+    return SchemeRule(
+        forced=None if asked == "auto" else Scheme(asked),
+        layout=layout,
+        dp_size=parallel.data_parallel_size,
+        tp_size=parallel.tensor_parallel_size,
+        max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
+        obstacle=fused_obstacle(soc, dtype, hidden_size, layout),
+        overlapped=config.dbo.enabled,
+    )
+
+
+def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> list[str]:
+    """Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
+
+    Returns notes about options that have no effect on this model.
+    """
+    model = vllm_config.model_config
+    if model.is_moe:
+        rule = scheme_rule(vllm_config, config, soc, model.dtype, model.get_hidden_size())
+        check_expert_count(model.get_num_experts(), rule.layout)
+        rule.check()
+        if config.expert_map_path is None:
+            return []
+        read_expert_map(config.expert_map_path)
+        if rule.layout.ep_size > 1:
+            return []
+        note = "has no effect: every rank has a part of all experts. Add --enable-expert-parallel"
+        return [f"additional_config key 'expert_map_path' {note}"]
+    return [
+        f"additional_config key {key!r} has no effect: {model.model} has no routed experts"
+        for key in ("expert_tensor_parallel_size", "expert_map_path", KEY)
+        if getattr(config, key) not in (0, None, "auto")
+    ]

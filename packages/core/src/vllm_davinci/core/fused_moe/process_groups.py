@@ -1,0 +1,74 @@
+"""Process groups of the ranks that exchange tokens."""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch_npu
+from vllm.distributed import get_ep_group
+from vllm.distributed.parallel_state import (
+    GroupCoordinator,
+    get_world_group,
+    init_model_parallel_group,
+)
+
+from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.device.soc import Soc, soc_of
+from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.fused import FusedGroup
+from vllm_davinci.core.fused_moe.options import scheme_rule
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_of_layout: dict[ExpertLayout, GroupCoordinator] = {}
+_fused: dict[ExpertLayout, FusedGroup] = {}
+
+
+def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
+    """Makes the groups that vLLM has none for. Every rank of the engine calls it, once."""
+    model = vllm_config.model_config
+    if model is None or not model.is_moe:
+        return
+    soc = soc_of(torch_npu.npu.get_device_name())
+    rule = scheme_rule(
+        vllm_config, get_config(vllm_config), soc, model.dtype, model.get_hidden_size()
+    )
+    init_groups_of(rule.layout, backend)
+    if rule.may_fuse:
+        init_fused_group(rule.layout, soc, backend)
+
+
+def init_groups_of(layout: ExpertLayout, backend: str) -> None:
+    """Makes the groups of ranks with the same part of different experts."""
+    if layout.etp_size > 1 and layout.ep_size > 1:
+        _of_layout[layout] = _new_group(layout, backend, "experts")
+
+
+def init_fused_group(layout: ExpertLayout, soc: Soc, backend: str) -> None:
+    """Makes a second group of those ranks: fused launches want one that nothing else uses."""
+    assert soc.fused_experts is not None
+    group = _new_group(layout, backend, "fused_experts")
+    hccl = group.device_group._get_backend(torch.device("npu"))
+    name = hccl.get_hccl_comm_name(group.rank_in_group)
+    _fused[layout] = FusedGroup(group, name, soc.fused_experts)
+
+
+def _new_group(layout: ExpertLayout, backend: str, name: str) -> GroupCoordinator:
+    ranks = [
+        [stage[index] for index in group]
+        for stage in get_ep_group().group_ranks  # one list of all experts' ranks per pipeline stage
+        for group in layout.ep_groups()
+    ]
+    return init_model_parallel_group(ranks, get_world_group().local_rank, backend, group_name=name)
+
+
+def expert_group(layout: ExpertLayout) -> GroupCoordinator:
+    """The ranks among which this rank's part of the experts is dealt out."""
+    if layout.etp_size == 1:
+        return get_ep_group()
+    return _of_layout[layout]
+
+
+def fused_group(layout: ExpertLayout) -> FusedGroup:
+    """The same ranks, for fused launches."""
+    return _fused[layout]

@@ -1,0 +1,162 @@
+"""Shared experts on a stream of their own, beside dispatch, routed experts and combine.
+
+    side:           | gate_up    | act                    | down    |
+    main:  | choice | dispatch   | gate_up, act, down     | combine |
+
+Their matrix products run under communication, their vector work under the routed matrix products.
+In a ubatch of a split step they run on the main stream: there, communication is covered by
+the other ubatches.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
+    SharedExperts,
+    SharedExpertsOrder,
+)
+
+from vllm_davinci.core.components.protocols import Fork, StreamScheduler
+from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.side_streams import experts_scheduler
+from vllm_davinci.core.fused_moe.beside import ALONE, Beside
+from vllm_davinci.core.layers.prefetch import prefetch
+from vllm_davinci.core.log import init_logger
+
+if TYPE_CHECKING:
+    from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+
+logger = init_logger(__name__)
+
+SIDE = "shared expert"
+STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # the children of an MLP that has no others
+
+
+class SharedBeside:
+    """One layer's shared experts, where vLLM leaves it to the routed experts to run them.
+
+    reduces_apart: sum both results over the tensor-parallel ranks on their own. Otherwise vLLM's
+                   runner sums them over the ranks together.
+    """
+
+    def __init__(
+        self, scheduler: StreamScheduler, shared: SharedExperts, reduces_apart: bool = False
+    ) -> None:
+        self._scheduler = scheduler
+        self._shared = shared
+        self._layer: Any = shared._layer
+        self._reduces_apart = reduces_apart
+        self._has_stages: bool | None = None  # known from the run that measures memory
+
+    def __call__(self, x: torch.Tensor, routed: Callable[[Beside], torch.Tensor]) -> torch.Tensor:
+        """What `routed` returns; the current stream ends behind the shared experts of x too.
+
+        Their result is put where vLLM's runner takes it from.
+        """
+        order = self._shared._determine_shared_experts_order(x)
+        assert order is SharedExpertsOrder.MK_INTERNAL_OVERLAPPED, f"vLLM has run them: {order}"
+        if self._scheduler.current_ubatch() is not None:
+            shared_sum = self._summed(self._layer(x))
+            routed_sum = self._summed(routed(ALONE))
+        else:
+            if self._has_stages is None and get_forward_context().attn_metadata is None:
+                self._has_stages = self._is_its_stages(x)
+            with self._scheduler.fork(SIDE) as fork:
+                run = _InStages if self._has_stages else _AtOnce
+                beside = run(fork, self._layer, x)
+                routed_sum = routed(beside)
+                shared_sum = beside.result()
+            shared_sum, routed_sum = self._summed(shared_sum), self._summed(routed_sum)
+        self._shared._output[self._shared._output_idx] = shared_sum
+        return routed_sum
+
+    def _summed(self, part: torch.Tensor) -> torch.Tensor:
+        return tensor_model_parallel_all_reduce(part) if self._reduces_apart else part
+
+    def _is_its_stages(self, x: torch.Tensor) -> bool:
+        """Whether the layer in stages is the layer. Waits for the device: not in a served step."""
+        if {name for name, _ in self._layer.named_children()} != STAGES:
+            return False
+        if torch.equal(_in_stages(self._layer, x), self._layer(x)):
+            return True
+        logger.warning_once(
+            "Shared experts of type %s are more than their three stages: they run as a whole.",
+            type(self._layer).__name__,
+        )
+        return False
+
+
+class _AtOnce:
+    """The whole layer on the side stream, from when the routed experts are chosen."""
+
+    def __init__(self, fork: Fork, layer: Any, x: torch.Tensor) -> None:
+        self._fork, self._layer, self._x = fork, layer, x
+        self._result: torch.Tensor | None = None
+
+    def chosen(self) -> None:
+        self._result = self._fork.run(self._layer, self._x)
+
+    def dispatched(self) -> None:
+        """It runs already."""
+
+    def computed(self) -> None:
+        """It runs already."""
+
+    def result(self) -> torch.Tensor:
+        """[num_tokens, hidden_size], on the side stream."""
+        assert self._result is not None, "the routed experts did not say that they were chosen"
+        return self._result
+
+
+class _InStages(_AtOnce):
+    """Each stage behind the one of the routed experts that it is to run beside.
+
+    What is handed from stage to stage stays on the side stream.
+    """
+
+    def chosen(self) -> None:
+        def gate_up(x: torch.Tensor) -> None:
+            self._between = self._layer.gate_up_proj(x)[0]
+
+        self._fork.run(gate_up, self._x)
+
+    def dispatched(self) -> None:
+        def act() -> None:
+            prefetch(self._layer.down_proj.weight)
+            self._between = self._layer.act_fn(self._between)
+
+        self._fork.run(act)
+
+    def computed(self) -> None:
+        def down() -> torch.Tensor:
+            result: torch.Tensor = self._layer.down_proj(self._between)[0]
+            del self._between
+            return result
+
+        self._result = self._fork.run(down)
+
+
+def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = layer.down_proj(layer.act_fn(layer.gate_up_proj(x)[0]))[0]
+    return result
+
+
+def shared_beside(layer: "NPURoutedExperts") -> SharedBeside | None:
+    """None when the option is off, and for a layer whose shared experts have another input."""
+    vllm_config = get_current_vllm_config()
+    scheduler = experts_scheduler(vllm_config)
+    runner = vllm_config.compilation_config.static_forward_context.get(layer.layer_name)
+    if scheduler is None or not isinstance(runner, MoERunner) or runner.shared_experts is None:
+        return None
+    if runner.routed_input_transform is not None:
+        return None
+    is_published = get_config(vllm_config).overlap == "published"
+    reduces_apart = is_published and not layer.moe_config.is_sequence_parallel
+    if reduces_apart:
+        layer.moe_config.skip_final_all_reduce = True
+    return SharedBeside(scheduler, runner.shared_experts, reduces_apart)

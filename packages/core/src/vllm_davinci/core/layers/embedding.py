@@ -1,0 +1,42 @@
+"""Token embedding divided over the ranks by vocabulary."""
+
+import torch
+from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+
+from vllm_davinci.core.components.fused_ops import compiled
+
+
+class NPUVocabParallelEmbedding(VocabParallelEmbedding):
+    """The look-up without vLLM's compiled masking function, which costs seconds at start."""
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        """Rows of the tokens; every rank returns all of them.
+
+        input_: [num_tokens], int32 or int64
+        Returns [num_tokens, embedding_dim].
+        """
+        if type(self.quant_method) is not UnquantizedEmbeddingMethod:
+            return super().forward(input_)
+        if self.tp_size == 1:
+            return torch.nn.functional.embedding(input_, self.weight)
+        indices = self.shard_indices
+        if indices.num_added_elements > 0:
+            return super().forward(input_)
+        look_up = compiled("vocab_parallel_embedding")
+        if look_up is not None and input_.dim() == 1:
+            partial = look_up(
+                input_,
+                self.weight.data,
+                indices.org_vocab_start_index,
+                indices.num_org_elements,
+            )
+            return tensor_model_parallel_all_reduce(partial)
+        row = input_ - indices.org_vocab_start_index
+        is_foreign = (row < 0) | (row >= indices.num_org_elements)
+        partial = torch.nn.functional.embedding(row.masked_fill(is_foreign, 0), self.weight)
+        partial.masked_fill_(is_foreign.unsqueeze(-1), 0)
+        return tensor_model_parallel_all_reduce(partial)

@@ -1,0 +1,145 @@
+"""Why a step is split into ubatches or is not, and what would change that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.ubatch.decisions import Decisions, has_communication
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of one reason.
+
+    meaning: what was seen
+    change:  which option, threshold or request would change the decision
+    """
+
+    meaning: str
+    change: str
+
+
+# By the names of multistream's reasons, as log and metrics have them.
+EXPLANATIONS = {
+    "split": Explanation("the step runs as ubatches", "dbo.enabled = false keeps it whole"),
+    "disabled": Explanation(
+        "dual-batch overlap is off", '--enable-dbo, or dbo.enabled = true, or overlap = "auto"'
+    ),
+    "not_a_step": Explanation(
+        "a profile or warm-up run, or a DP rank's run without requests of its own",
+        "nothing: it serves no request",
+    ),
+    "no_communication": Explanation(
+        "one rank computes each layer alone: there is nothing to overlap with",
+        "--tensor-parallel-size, or --data-parallel-size with --enable-expert-parallel",
+    ),
+    "unsupported": Explanation(
+        "a request has a LoRA adapter or multimodal input, or the model attends in both "
+        "directions or takes inputs that belong to the step as a whole",
+        "serve such requests apart: one of them keeps its whole step whole",
+    ),
+    "graph_replay": Explanation(
+        "the step is replayed from a graph, which holds the whole step",
+        "--enforce-eager, or smaller --cudagraph-capture-sizes",
+    ),
+    "no_prefill": Explanation(
+        "all requests of the step decode; their launches cost more than overlap hides",
+        "dbo.decode = true",
+    ),
+    "few_tokens": Explanation(
+        "the step has fewer tokens than the threshold; below it the doubled launches cost more "
+        "than overlap hides",
+        "a lower dbo.min_total_tokens_to_split (without a prefill: "
+        "dbo.min_decode_tokens_to_split), or more requests at once",
+    ),
+    "few_prefill_tokens": Explanation(
+        "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
+    ),
+    "no_cut": Explanation(
+        "no place to cut: no boundary between requests near enough to equal shares, or no aligned "
+        "cut inside them",
+        'dbo.split = "token", which cuts inside requests too; or a larger dbo.imbalance_ratio, or '
+        "a smaller dbo.token_alignment",
+    ),
+    "prefix_dependency": Explanation(
+        "a request before the cut reads cached blocks that one behind it fills in this very step",
+        "nothing: the next step finds the blocks filled; --no-enable-prefix-caching has none",
+    ),
+    "vetoed": Explanation(
+        "another data-parallel rank did not split its step, and DP ranks go together",
+        "requests spread evenly over the DP ranks; see the other DP ranks' reasons",
+    ),
+}
+
+# The options whose values decide, by reason.
+OPTIONS = {
+    "few_tokens": ("min_total_tokens_to_split", "min_decode_tokens_to_split"),
+    "few_prefill_tokens": ("min_prefill_tokens_to_split",),
+    "no_cut": ("split", "imbalance_ratio", "token_alignment", "num_ubatches"),
+    "no_prefill": ("decode",),
+    "disabled": ("enabled",),
+}
+
+
+@dataclass(frozen=True)
+class StepExplanation:
+    """The decision for a step that was only described.
+
+    reason:       of `EXPLANATIONS`
+    part_tokens:  tokens of each ubatch; one number when the step stays whole
+    options:      dotted option -> its value on this engine, of those that decided
+    """
+
+    reason: str
+    explanation: Explanation
+    part_tokens: tuple[int, ...]
+    options: dict[str, object]
+
+
+def explain_step(
+    vllm_config: "VllmConfig", query_lens: Sequence[int], is_supported: bool = True
+) -> StepExplanation:
+    """What an engine of this configuration would decide, by the very policy that it runs.
+
+    query_lens:   new tokens of each request in batch order, decodes (1 token) first
+    is_supported: no LoRA adapter, no multimodal input
+    Not looked at: graphs, cached prefixes that the step shares, other DP ranks. Raises
+    ConfigurationError for an impossible step, ComponentError without a stream scheduler.
+    """
+    options = get_config(vllm_config).dbo
+    limits = vllm_config.scheduler_config
+    if not query_lens or min(query_lens) < 1:
+        raise ConfigurationError("A step has at least one request, of at least one token each.")
+    if sum(query_lens) > limits.max_num_batched_tokens:
+        raise ConfigurationError(
+            f"No step has {sum(query_lens)} tokens: --max-num-batched-tokens is "
+            f"{limits.max_num_batched_tokens}. Describe the chunks that one step takes."
+        )
+    if len(query_lens) > limits.max_num_seqs:
+        raise ConfigurationError(
+            f"No step has {len(query_lens)} requests: --max-num-seqs is {limits.max_num_seqs}."
+        )
+    scheduler = components.stream_scheduler()
+    if scheduler is None:
+        package = components.STREAMS.package
+        raise ComponentError(
+            f"Steps are split by {package}, which is not installed. `pip install {package}` adds "
+            "it."
+        )
+    decisions = Decisions(scheduler, options, has_communication(vllm_config.parallel_config))
+    decision = decisions.decide(query_lens, lambda split: True, is_supported=is_supported)
+    reason = decision.reason.name.lower()
+    parts = [] if decision.split is None else decision.split.ubatches
+    return StepExplanation(
+        reason=reason,
+        explanation=EXPLANATIONS[reason],
+        part_tokens=tuple(part.tokens.stop - part.tokens.start for part in parts)
+        or (sum(query_lens),),
+        options={f"dbo.{name}": getattr(options, name) for name in OPTIONS.get(reason, ())},
+    )

@@ -1,0 +1,70 @@
+"""vLLM's forward context, one per ubatch behind one object."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import DPMetadata, ForwardContext
+
+from vllm_davinci.core.components.protocols import Split
+from vllm_davinci.core.platform import NPUPlatform
+
+
+class SwitchingContext(ForwardContext):
+    """Whose attributes are those of the ubatch that runs, for reading and for writing.
+
+    It is entered once for the whole step, so that nothing of vLLM's is replaced at a switch.
+    """
+
+    @classmethod
+    def showing(cls, part: ForwardContext) -> "SwitchingContext":
+        """One whose attributes are those of `part` at first."""
+        context = cls.__new__(cls)
+        context.show(part)
+        return context
+
+    def show(self, part: ForwardContext) -> None:
+        """From now on this object is `part`: it shares its attributes."""
+        self.__dict__ = part.__dict__
+
+
+def part_contexts(
+    whole: ForwardContext,
+    split: Split,
+    vllm_config: VllmConfig,
+    num_tokens_across_dp: Sequence[torch.Tensor] | None,
+) -> list[ForwardContext]:
+    """Each ubatch's context.
+
+    whole: of the step; its attention metadata and slot mappings are lists, one per ubatch
+    num_tokens_across_dp: per ubatch, every data-parallel rank's tokens; None without them
+    """
+    paddings = split.slice(whole.is_padding)
+    parts = []
+    for index, part in enumerate(split.ubatches):
+        num_tokens = part.tokens.stop - part.tokens.start
+        counts = None if num_tokens_across_dp is None else num_tokens_across_dp[index]
+        if counts is None and whole.dp_metadata is not None:  # sequence-parallel experts, one rank
+            counts = torch.tensor([num_tokens], dtype=torch.int32)
+        context = replace(
+            whole,
+            attn_metadata=whole.attn_metadata[index],
+            slot_mapping=whole.slot_mapping[index],
+            dp_metadata=None if whole.dp_metadata is None else DPMetadata(counts),
+            batch_descriptor=None,
+            is_padding=paddings[index],
+            moe_layer_index=0,
+        )
+        context.additional_kwargs = NPUPlatform.set_additional_forward_context(
+            attn_metadata=context.attn_metadata,
+            vllm_config=vllm_config,
+            dp_metadata=context.dp_metadata,
+            num_tokens=num_tokens,
+            num_tokens_across_dp=counts,
+            cudagraph_runtime_mode=context.cudagraph_runtime_mode,
+            batch_descriptor=None,
+            ubatch_slices=None,
+        )
+        parts.append(context)
+    return parts

@@ -1,0 +1,50 @@
+"""Mixture-of-experts layers whose collectives may be switching points."""
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import (
+    MoERunner,
+    _moe_forward,
+    _moe_forward_shared,
+)
+
+from vllm_davinci.core.components.protocols import StreamScheduler
+
+
+class SlotPerUBatch:
+    """One value for each ubatch, behind the index that vLLM uses for its own."""
+
+    def __init__(self, scheduler: StreamScheduler) -> None:
+        self._scheduler = scheduler
+        self._values: dict[int | None, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values.get(self._scheduler.current_ubatch())
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._values[self._scheduler.current_ubatch()] = value
+
+    def clear(self) -> None:
+        """Forgets what an interrupted step left."""
+        self._values.clear()
+
+
+def let_experts_switch(model: torch.nn.Module, scheduler: StreamScheduler) -> list[SlotPerUBatch]:
+    """Lets ubatches take turns inside the model's mixture-of-experts layers.
+
+    A greenlet cannot be left inside a torch operator that is implemented in Python, so the layers
+    are entered by the plain functions that vLLM itself uses on hosts without an accelerator; and
+    the shared experts' result, which a layer keeps between two of its steps, gets one place per
+    ubatch. Changes these instances only. Returns the places, to be cleared after an error.
+    """
+    slots = []
+    for module in model.modules():
+        if not isinstance(module, MoERunner):
+            continue
+        shared = module.shared_experts
+        module._forward_entry = _moe_forward if shared is None else _moe_forward_shared
+        if shared is not None:
+            shared._output = SlotPerUBatch(scheduler)
+            slots.append(shared._output)
+    return slots

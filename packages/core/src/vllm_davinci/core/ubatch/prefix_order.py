@@ -1,0 +1,63 @@
+"""May a step be cut here? The rule that keeps cached prefixes exact.
+
+Requests of one step may share cache blocks: the scheduler lets a request hit a block that another
+one fills in this very step. Whole, a step writes all keys and values of a layer before any token
+attends. Cut, the ubatches run layer by layer in order, so that one thing goes wrong: a token
+before a cut reads a block that a token behind it fills.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class BlockIds(NamedTuple):
+    """One KV cache group's block table on the host.
+
+    table:      [>= num_reqs, max_blocks], block of each request at each block index
+    block_size: tokens per block
+    """
+
+    table: np.ndarray
+    block_size: int
+
+
+def is_in_order(
+    groups: Sequence[BlockIds],
+    num_computed_tokens: np.ndarray,
+    query_lens: np.ndarray,
+    cuts: Sequence[int],
+) -> bool:
+    """Whether no token before a cut reads a block that a token at or behind the cut fills.
+
+    num_computed_tokens: [num_reqs], tokens in the cache before this step
+    query_lens:          [num_reqs], new tokens of each request, in batch order
+    cuts:                tokens of the step at which ubatches begin
+    """
+    ends = np.cumsum(query_lens)
+    starts = ends - query_lens
+    for cut in cuts:
+        readers = np.flatnonzero((starts < cut) & (num_computed_tokens > 0))
+        writers = np.flatnonzero(ends > cut)
+        if readers.size == 0 or writers.size == 0:
+            continue
+        before_cut = np.maximum(cut - starts[writers], 0)
+        first = num_computed_tokens[writers] + before_cut
+        last = num_computed_tokens[writers] + query_lens[writers]
+        for table, block_size in groups:
+            written = _blocks(table, writers, first // block_size, -(-last // block_size))
+            # Whole blocks only: a prefix ends inside one that belongs to the reader alone.
+            whole = num_computed_tokens[readers] // block_size
+            read = _blocks(table, readers, np.zeros_like(whole), whole)
+            if np.isin(read, written).any():
+                return False
+    return True
+
+
+def _blocks(
+    table: np.ndarray, requests: np.ndarray, first: np.ndarray, stop: np.ndarray
+) -> np.ndarray:
+    """Ids of the blocks [first, stop) of each request, in one array."""
+    columns = np.arange(int(stop.max()))
+    return table[requests, : columns.size][(columns >= first[:, None]) & (columns < stop[:, None])]
