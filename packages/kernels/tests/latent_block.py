@@ -1,4 +1,4 @@
-"""A block of MLA, with tokens that go into its cache."""
+"""A block of latent attention, with tokens that go into its cache."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""MLA's stages equal torch_npu's launches bit for bit, and their definitions."""
+"""Latent attention's stages equal torch_npu's launches bit for bit, and their definitions."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The stage before MLA with int8 projections: torch_npu's launches, bit for bit."""
+"""The stage before latent attention with int8 projections: torch_npu's launches, bit for bit."""
 
 import os
 import subprocess

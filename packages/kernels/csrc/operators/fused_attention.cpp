@@ -46,7 +46,7 @@ void run_attention(Stage& stage, const FusedAttention& call) {
   constexpr int64_t kHighPrecision = 0;
   constexpr int64_t kNoAntiquant = 0;
   stage.run(kFusedInferAttentionScore, call.query, Views{{call.key}}, Views{{call.value}}, nullptr,
-            call.mask, call.actual_seq_lengths_q, call.key_lengths, nullptr, nullptr, nullptr, nullptr,
+            call.mask, call.query_ends, call.key_lengths, nullptr, nullptr, nullptr, nullptr,
             nullptr, nullptr, nullptr, call.block_table, nullptr, nullptr, nullptr, nullptr,
             nullptr, nullptr, nullptr, nullptr, nullptr, call.query_rope, call.key_rope, nullptr,
             call.heads, call.scale, call.pre_tokens, call.next_tokens, call.layout,
@@ -57,7 +57,7 @@ void run_attention(Stage& stage, const FusedAttention& call) {
 void npu::paged_attention(const Tensor& query, const OptionalTensor& key,
                           const OptionalTensor& value, const Tensor& key_cache,
                           const Tensor& value_cache, const OptionalTensor& slot_mapping,
-                          const Tensor& block_table, at::IntArrayRef actual_seq_lengths_q,
+                          const Tensor& block_table, at::IntArrayRef query_ends,
                           at::IntArrayRef seq_lens, const OptionalTensor& mask, double scale,
                           int64_t sparse_mode, int64_t pre_tokens, int64_t next_tokens,
                           const Tensor& out) {
@@ -80,7 +80,7 @@ void npu::paged_attention(const Tensor& query, const OptionalTensor& key,
                         .key_rope = {},
                         .mask = mask,
                         .block_table = block_table,
-                        .actual_seq_lengths_q = actual_seq_lengths_q,
+                        .query_ends = query_ends,
                         .key_lengths = seq_lens,
                         .heads = query.size(1),
                         .key_value_heads = key_cache.size(2),
@@ -104,7 +104,7 @@ void meta::paged_attention(const Tensor& query, const OptionalTensor& key,
 
 std::tuple<Tensor, Tensor> npu::prefill_attention(
     const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& query_rope,
-    const OptionalTensor& key_rope, at::IntArrayRef actual_seq_lengths_q, at::IntArrayRef actual_seq_lengths_kv,
+    const OptionalTensor& key_rope, at::IntArrayRef query_ends, at::IntArrayRef key_ends,
     const OptionalTensor& mask, double scale, int64_t sparse_mode, int64_t pre_tokens,
     int64_t next_tokens, bool returns_lse) {
   check_rows(query, key, value);
@@ -126,8 +126,8 @@ std::tuple<Tensor, Tensor> npu::prefill_attention(
                         .key_rope = view(key_rope),
                         .mask = mask,
                         .block_table = {},
-                        .actual_seq_lengths_q = actual_seq_lengths_q,
-                        .key_lengths = actual_seq_lengths_kv,
+                        .query_ends = query_ends,
+                        .key_lengths = key_ends,
                         .heads = query.size(1),
                         .key_value_heads = key.size(1),
                         .scale = scale,

@@ -1,4 +1,4 @@
-// Multi-head MLA of decodes, over the latent cache.
+// Multi-head latent attention of decodes, over the latent cache.
 
 #include "launch/stage.h"
 #include "operators/fused_attention.h"
@@ -25,7 +25,7 @@ void check_decode(const Tensor& absorbed, const Tensor& q_rope, const Tensor& la
 
 Tensor npu::mla_decode_attention(const Tensor& absorbed, const Tensor& q_rope,
                                  const Tensor& latent_cache, const Tensor& rotary_cache,
-                                 const Tensor& block_table, at::IntArrayRef actual_seq_lengths_q,
+                                 const Tensor& block_table, at::IntArrayRef query_ends,
                                  at::IntArrayRef seq_lens, const OptionalTensor& mask,
                                  const Tensor& up_value, double scale) {
   check_decode(absorbed, q_rope, latent_cache, rotary_cache, up_value);
@@ -48,7 +48,7 @@ Tensor npu::mla_decode_attention(const Tensor& absorbed, const Tensor& q_rope,
                         .key_rope = rotary,
                         .mask = mask,
                         .block_table = block_table,
-                        .actual_seq_lengths_q = actual_seq_lengths_q,
+                        .query_ends = query_ends,
                         .key_lengths = seq_lens,
                         .heads = heads,
                         .key_value_heads = 1,

@@ -1,4 +1,4 @@
-// Everything before MLA, with float projections.
+// Everything before latent attention, with float projections.
 
 #include "operators/latent_stage.h"
 #include "operators/operators.h"

@@ -1,4 +1,4 @@
-// Everything before MLA, with int8 projections of rows that are quantized already.
+// Everything before latent attention, with int8 projections of rows that are quantized already.
 
 #include "operators/latent_stage.h"
 #include "operators/operators.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-// Everything before MLA, whatever the projections compute with.
+// Everything before latent attention, whatever the projections compute with.
 
 #include "launch/stage.h"
 #include "operators/operators.h"
@@ -33,7 +33,7 @@ struct CompressedQueries {
   View normed, deviation, integers, scales;
 };
 
-// The products before MLA and the norm between them.
+// The products before latent attention and the norm between them.
 class Projections {
  public:
   virtual ~Projections() = default;

@@ -41,13 +41,13 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   void paged_attention(                                                                            \
       const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,                 \
       const Tensor& key_cache, const Tensor& value_cache, const OptionalTensor& slot_mapping,      \
-      const Tensor& block_table, at::IntArrayRef actual_seq_lengths_q, at::IntArrayRef seq_lens,             \
+      const Tensor& block_table, at::IntArrayRef query_ends, at::IntArrayRef seq_lens,             \
       const OptionalTensor& mask, double scale, int64_t sparse_mode, int64_t pre_tokens,           \
       int64_t next_tokens, const Tensor& out);                                                     \
   std::tuple<Tensor, Tensor> prefill_attention(                                                    \
       const Tensor& query, const Tensor& key, const Tensor& value,                                 \
       const OptionalTensor& query_rope, const OptionalTensor& key_rope,                            \
-      at::IntArrayRef actual_seq_lengths_q, at::IntArrayRef actual_seq_lengths_kv, const OptionalTensor& mask,            \
+      at::IntArrayRef query_ends, at::IntArrayRef key_ends, const OptionalTensor& mask,            \
       double scale, int64_t sparse_mode, int64_t pre_tokens, int64_t next_tokens,                  \
       bool returns_lse);                                                                           \
   /* latent_preprocess.cpp */                                                                      \
@@ -70,7 +70,7 @@ using LatentQueries = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
   /* latent_attention.cpp */                                                                       \
   Tensor mla_decode_attention(                                                                     \
       const Tensor& absorbed, const Tensor& q_rope, const Tensor& latent_cache,                    \
-      const Tensor& rotary_cache, const Tensor& block_table, at::IntArrayRef actual_seq_lengths_q,           \
+      const Tensor& rotary_cache, const Tensor& block_table, at::IntArrayRef query_ends,           \
       at::IntArrayRef seq_lens, const OptionalTensor& mask, const Tensor& up_value, double scale); \
   /* experts.cpp */                                                                                \
   Tensor experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,              \

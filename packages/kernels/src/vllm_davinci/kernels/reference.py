@@ -146,7 +146,7 @@ def paged_attention(
     value_cache: Tensor,
     slot_mapping: Tensor | None,
     block_table: Tensor,
-    actual_seq_lengths_q: list[int],
+    query_ends: list[int],
     seq_lens: list[int],
     mask: Tensor | None,
     scale: float,
@@ -162,7 +162,7 @@ def paged_attention(
     caches:       [num_blocks, block_size, num_kv_heads, head_size], contiguous, written in place
     slot_mapping: [num_tokens], block * block_size + offset; negative writes nothing
     block_table:  [num_reqs, max_blocks], int32
-    actual_seq_lengths_q:   cumulative query lengths; seq_lens: all tokens of each request
+    query_ends:   cumulative query lengths; seq_lens: all tokens of each request
     mask:         [2048, 2048] bool or int8 with ones above the diagonal, in modes 3 and 4
     sparse_mode:  0 every key, 3 causal from the last query back, 4 the band from pre_tokens
                   before a query to next_tokens after it
@@ -174,7 +174,7 @@ def paged_attention(
         for cache, rows in ((key_cache, key), (value_cache, value)):
             cache.view(-1, *cache.shape[2:])[slots[written]] = rows[written].to(cache.dtype)
     begin = 0
-    for blocks, end, length in zip(block_table.long(), actual_seq_lengths_q, seq_lens, strict=True):
+    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
         keys, values = (cache[blocks].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
         visible = _visible(end - begin, length, sparse_mode, pre_tokens, next_tokens, out.device)
         out[begin:end] = _attend(query[begin:end], keys, values, visible, scale)[0].to(out.dtype)
@@ -187,8 +187,8 @@ def prefill_attention(
     value: Tensor,
     query_rope: Tensor | None,
     key_rope: Tensor | None,
-    actual_seq_lengths_q: list[int],
-    actual_seq_lengths_kv: list[int],
+    query_ends: list[int],
+    key_ends: list[int],
     mask: Tensor | None,
     scale: float,
     sparse_mode: int,
@@ -201,8 +201,7 @@ def prefill_attention(
     query:      [num_queries, num_heads, head_size]
     key, value: [num_keys, num_kv_heads, head_size]
     query_rope, key_rope: further entries of each head, beside those of query and key, or None
-    actual_seq_lengths_q, actual_seq_lengths_kv: cumulative lengths
-    The other arguments are those of paged_attention.
+    query_ends, key_ends: cumulative lengths. The other arguments are those of paged_attention.
     Returns [num_queries, num_heads, head_size of value] and the logarithm of the sum of
     exponentials, fp32 [num_queries, num_heads, 1], or None.
     """
@@ -210,7 +209,7 @@ def prefill_attention(
         query, key = torch.cat([query, query_rope], -1), torch.cat([key, key_rope], -1)
     results = []
     begin, key_begin = 0, 0
-    for end, key_end in zip(actual_seq_lengths_q, actual_seq_lengths_kv, strict=True):
+    for end, key_end in zip(query_ends, key_ends, strict=True):
         visible = _visible(
             end - begin, key_end - key_begin, sparse_mode, pre_tokens, next_tokens, query.device
         )
@@ -268,7 +267,7 @@ def mla_preprocess(
     num_decode_tokens: int,
     side_stream: torch.Stream | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Query and key-value paths of MLA, up to attention itself.
+    """Query and key-value paths of latent attention, up to attention itself.
 
     hidden_states: [num_tokens, hidden_size]; the first num_decode_tokens rows are decodes
     a_weight:      [hidden_size, q_lora_rank + kv_lora_rank + rope]: both down projections, or
@@ -462,7 +461,7 @@ def mla_decode_attention(
     latent_cache: Tensor,
     rotary_cache: Tensor,
     block_table: Tensor,
-    actual_seq_lengths_q: list[int],
+    query_ends: list[int],
     seq_lens: list[int],
     mask: Tensor | None,
     up_value: Tensor,
@@ -480,7 +479,7 @@ def mla_decode_attention(
     query = torch.cat([absorbed, q_rope], -1)
     out = torch.empty_like(absorbed, dtype=torch.float32)
     begin = 0
-    for blocks, end, length in zip(block_table.long(), actual_seq_lengths_q, seq_lens, strict=True):
+    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
         latent, rotary = (
             cache[blocks].flatten(0, 1)[:length] for cache in (latent_cache, rotary_cache)
         )
