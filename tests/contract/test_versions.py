@@ -123,3 +123,14 @@ def test_whatever_names_a_release_names_that_one(pinned: dict[str, Requirement])
             if version not in (whole, whole.rpartition(".")[0]):
                 different.append(f"{name}: {distribution} {version}, and core pins {whole}")
     assert not different
+
+
+def test_no_message_spells_out_a_release_of_ours(packages: list[Path]):
+    """`vllm_davinci.core.errors.RELEASE` reads it from the installed metadata."""
+    spelled = [
+        f"{source.relative_to(ROOT)}: {found}"
+        for package in packages
+        for source in package.glob("src/**/*.py")
+        for found in re.findall(r"vllm-davinci(?:-\w+)? \d+\.\d+", source.read_text("utf-8"))
+    ]
+    assert not spelled

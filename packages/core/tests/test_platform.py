@@ -167,7 +167,7 @@ def test_attention_has_one_backend_and_latent_attention_another():
         == f"{attention}.backend.NPUAttentionBackend"
     )
     assert (
-        NPUPlatform.get_attn_backend_cls(None, latent) == f"{attention}.mla_backend.NPUMLABackend"
+        NPUPlatform.get_attn_backend_cls(None, latent) == f"{attention}.mla.backend.NPUMLABackend"
     )
 
 

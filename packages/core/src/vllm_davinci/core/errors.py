@@ -1,5 +1,11 @@
 """Errors that core raises. Each message says what failed, the value seen and what to do next."""
 
+import importlib.metadata
+
+DISTRIBUTION = "vllm-davinci-core"
+# As messages name it: patch releases add no feature.
+RELEASE = f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION).rpartition('.')[0]}"
+
 
 class CoreError(Exception):
     """Base class of every error that vllm-davinci-core raises on purpose."""

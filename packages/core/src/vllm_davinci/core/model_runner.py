@@ -29,7 +29,7 @@ from vllm_davinci.core.checkpoint.after_loading import describe_failure, require
 from vllm_davinci.core.checkpoint.damage import describe_damage
 from vllm_davinci.core.components.fused_ops import compiled
 from vllm_davinci.core.device import torch_cuda_names
-from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
@@ -235,13 +235,13 @@ def _paged_cache(
     if not isinstance(spec, AttentionSpec):
         raise UnsupportedFeatureError(
             f"Layer {layer_name} keeps a {type(spec).__name__} state, not keys and values. "
-            "vllm-davinci-core 0.1 runs attention models only; choose another model."
+            f"{RELEASE} runs attention models only; choose another model."
         )
     if spec.head_size_v != spec.head_size or spec.page_size_bytes != spec.unpadded_page_size_bytes:
         raise UnsupportedFeatureError(
             f"Layer {layer_name} needs keys of {spec.head_size} and values of {spec.head_size_v} "
             f"entries in pages of {spec.page_size_bytes} bytes ({spec.unpadded_page_size_bytes} "
-            "without padding). vllm-davinci-core 0.1 stores keys and values of one size in "
+            f"without padding). {RELEASE} stores keys and values of one size in "
             "unpadded pages; choose another model."
         )
     shape = (-1, block_size, spec.num_kv_heads, spec.head_size)

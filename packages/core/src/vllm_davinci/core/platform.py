@@ -15,7 +15,6 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap, gather_requests
 from vllm_davinci.core.config.options import (
-    RELEASE,
     get_config,
     non_default_options,
     retired_keys,
@@ -27,7 +26,12 @@ from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_un
 from vllm_davinci.core.config.vllm_settings import set_for_npu
 from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
-from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
+from vllm_davinci.core.errors import (
+    RELEASE,
+    ConfigurationError,
+    DeviceError,
+    UnsupportedFeatureError,
+)
 from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start

@@ -12,9 +12,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-# Tokens per cache block. The fused attention operator takes multiples of 16 and is fastest with
-# 128 (its documentation, parameter block_size).
-BLOCK_SIZE_TOKENS = 128
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 
 class NPUAttentionBackend(AttentionBackend):

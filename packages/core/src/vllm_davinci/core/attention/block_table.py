@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable, SlotMappingMode
 
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 
 class HostBatch(NamedTuple):
@@ -37,7 +37,7 @@ class NPUBlockTable(BlockTable):
         """The same buffers under this class."""
         if block_table.dcp_world_size > 1 or block_table.pcp_world_size > 1:
             raise UnsupportedFeatureError(
-                "Context parallelism is not available in vllm-davinci-core 0.1: start with "
+                f"Context parallelism is not available in {RELEASE}: start with "
                 "--decode-context-parallel-size 1 and --prefill-context-parallel-size 1."
             )
         ours = cls.__new__(cls)

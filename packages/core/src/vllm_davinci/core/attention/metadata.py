@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 
 @dataclass
@@ -74,7 +74,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
         if not isinstance(causal, bool):
             raise UnsupportedFeatureError(
                 "This model mixes causal and bidirectional requests in one batch, which "
-                "vllm-davinci-core 0.1 cannot compute."
+                f"{RELEASE} cannot compute."
             )
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionTy
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.components.fused_ops import compiled
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 # Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
 SPARSE_MODE_NONE = 0  # every query sees every key
@@ -65,7 +65,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         }
         if reasons := [reason for reason, is_asked in refused.items() if is_asked]:
             raise UnsupportedFeatureError(
-                f"This model's attention needs {', '.join(reasons)}, which vllm-davinci-core 0.1 "
+                f"This model's attention needs {', '.join(reasons)}, which {RELEASE} "
                 "cannot compute on the NPU and will not approximate. Choose another model."
             )
         self.num_heads = num_heads

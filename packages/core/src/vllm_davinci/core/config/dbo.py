@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.environment_variables import OVERLAP_REQUESTS
-from vllm_davinci.core.config.options import RELEASE, DualBatchConfig
-from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.errors import RELEASE, ComponentError, ConfigurationError
 from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:

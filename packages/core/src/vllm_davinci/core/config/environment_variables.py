@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_davinci.core.config.options import RELEASE
-from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-RELEASE = "vllm-davinci-core 0.1"
 
 # Keys that vLLM 0.29 itself puts into additional_config (config/vllm.py).
 KEYS_OF_VLLM = frozenset({"gdn_prefill_backend", "kda_prefill_backend"})

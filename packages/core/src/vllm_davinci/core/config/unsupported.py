@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.config.options import RELEASE
-from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -3,12 +3,11 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm_davinci.core.config.options import RELEASE
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.errors import RELEASE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-BLOCK_SIZE_TOKENS = 128  # see core.attention.backend
 
 
 def set_for_npu(vllm_config: "VllmConfig") -> list[str]:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 
 GIB = 1 << 30
+# Tokens per cache block. The fused attention operator takes multiples of 16 and is fastest with
+# 128 (its documentation, parameter block_size).
+BLOCK_SIZE_TOKENS = 128
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vllm_davinci.core.attention.mla.metadata import CONTEXT_CHUNK_ROWS, NPUMLAM
 from vllm_davinci.core.attention.mla.preprocess import Preprocessed, preprocess_at_once
 from vllm_davinci.core.attention.mla.streams import PreprocessOnTwoStreams
 from vllm_davinci.core.config.side_streams import attention_scheduler
-from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import prepare_weight
 from vllm_davinci.core.layers.prefetch import prefetch
 
@@ -60,7 +60,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         }
         if named := [what for what, is_asked in refused.items() if is_asked]:
             raise UnsupportedFeatureError(
-                f"{prefix} needs {', '.join(named)}, which vllm-davinci-core 0.1 cannot compute "
+                f"{prefix} needs {', '.join(named)}, which {RELEASE} cannot compute "
                 "in MLA. Choose another model."
             )
         self.hidden_size = hidden_size
@@ -111,7 +111,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         if llama_4_scaling is not None:
             raise UnsupportedFeatureError(
                 f"{self.prefix} scales its queries by position (llama_4_scaling), which "
-                "vllm-davinci-core 0.1 cannot compute. Choose another model."
+                f"{RELEASE} cannot compute. Choose another model."
             )
         metadata = self._step_metadata()
         if metadata is None:

@@ -20,10 +20,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from vllm_davinci.core.attention.backend import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.attention.metadata import host_seq_lens
 from vllm_davinci.core.attention.mla.context import ContextChunk, ContextPart, plan_context
-from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
 # Queries per request that attention over the latent cache takes. Source: the documentation of
 # npu_fused_infer_attention_score, constraints of query_rope with heads of 512.
@@ -139,7 +139,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         if common.causal is not True:
             raise UnsupportedFeatureError(
                 "This model wants bidirectional attention over a latent cache, which "
-                "vllm-davinci-core 0.1 cannot compute. Choose another model."
+                f"{RELEASE} cannot compute. Choose another model."
             )
         num_decodes, num_prefills, num_decode_tokens, _ = split_decodes_and_prefills(
             common, decode_threshold=self.reorder_batch_threshold or 1
