@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import DPMetadata, ForwardContext
+from vllm.platforms import current_platform
 
 from vllm_davinci.core.components.protocols import Split
-from vllm_davinci.core.platform import NPUPlatform
 
 
 class SwitchingContext(ForwardContext):
@@ -56,7 +56,7 @@ def part_contexts(
             is_padding=paddings[index],
             moe_layer_index=0,
         )
-        context.additional_kwargs = NPUPlatform.set_additional_forward_context(
+        context.additional_kwargs = current_platform.set_additional_forward_context(
             attn_metadata=context.attn_metadata,
             vllm_config=vllm_config,
             dp_metadata=context.dp_metadata,
