@@ -130,6 +130,11 @@ def build_environment(python: Path) -> dict[str, str]:
     }
     if ccache := shutil.which("ccache"):
         variables["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
+        # Without these it passes over every file that uses a precompiled header.
+        variables["CCACHE_SLOPPINESS"] = os.environ.get(
+            "CCACHE_SLOPPINESS",
+            "pch_defines,time_macros,include_file_mtime,include_file_ctime",
+        )
     return variables
 
 

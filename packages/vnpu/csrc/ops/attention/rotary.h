@@ -1,15 +1,9 @@
 #pragma once
 
+#include "ops/attention/rotary_rows.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
-
-enum class Pairing : int64_t {  // the values that aclnnRotaryPositionEmbedding takes as `mode`
-  kHalf = 0,                    // (i, i + d/2)
-  kInterleave = 1,              // (2i, 2i + 1)
-  kQuarter = 2,                 // halves of each half
-  kInterleaveHalf = 3,          // reads (2i, 2i + 1), writes (i, i + d/2)
-};
 
 // cos and sin hold one angle per element of the rotated part, or, `one_per_pair`, one per pair.
 struct Angles {
