@@ -1,4 +1,4 @@
-"""Stretches of time: lists of (begin, end) that may overlap."""
+"""Intervals of time: lists of (begin, end) that may overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as disjoint stretches in order."""
+    """The same time as disjoint intervals in order."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:

@@ -1,7 +1,7 @@
 """Draws one layer of a dense model, whole beside split, from the traces of multistream/overlap.
 
 `python benchmarks/multistream/layer_picture.py TRACES OUT.png [--layer N]`, after
-`python benchmarks/run.py multistream/overlap --models dense --undivided --traces TRACES`. Needs
+`python benchmarks/run.py multistream/overlap --models dense --all-reduce --traces TRACES`. Needs
 matplotlib.
 """
 

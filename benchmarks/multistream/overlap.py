@@ -5,13 +5,13 @@ they write, so that half a step takes half as long. They sleep and do no arithme
 with streams for computation and communication, need no more than the host's cores. Traces of both
 runs say how much of the communication was hidden; `--traces DIRECTORY` keeps them.
 
-The artificial times of the dense model make its stretches between collectives equally long, as
-equal times for every product do. Where they differ, each half's stretch still lies under one of the
-other half's collectives, and of each such pair the longer one counts.
+The artificial times of the dense model make its intervals between collectives equally long, as
+equal times for every product do. Where they differ, each half's interval still lies under one of
+the other half's collectives, and of each such pair the longer one counts.
 
 `dense` and `deepseek` are one DP rank of two tensor-parallel ranks. `DP ranks` are two of one rank,
 whose tokens go to their experts and back by all-to-all; where they go is computed, and differs
-from layer to layer and from half to half, so that no two of its stretches are equally long.
+from layer to layer and from half to half, so that no two of its intervals are equally long.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ CASES = {
     "dense": Case(
         "tiny_llama",
         {},
-        # A sum that every rank gets whole takes as long as one in shares and gathering these.
+        # A sum that every rank gets whole takes as long as a reduce-scatter and an all-gather.
         "aclnnM=16000/MiB,aclnnFused=32000/MiB,all_reduce=48000/MiB,all_gather=24000/MiB,"
         "reduce_scatter=48000/MiB",
         TENSOR_PARALLEL,
@@ -108,7 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of each request")
     parser.add_argument("--repetitions", type=int, default=3, help="prefills that count")
     parser.add_argument(
-        "--undivided", action="store_true", help="every rank keeps all tokens of a step"
+        "--all-reduce",
+        action="store_true",
+        help="no sequence parallelism: every rank has all tokens",
     )
     parser.add_argument("--pace", help="VNPU_PACE instead of the cases' own")
     parser.add_argument("--traces", type=Path, help="keep the traces in this directory")
@@ -138,7 +140,7 @@ def run(args: argparse.Namespace) -> Result:
         rows=rows,
         settings={
             **{key: getattr(args, key) for key in ("layers", "requests", "tokens", "repetitions")},
-            "is_undivided": args.undivided,
+            "is_all_reduce": args.all_reduce,
             "artificial_durations": {name: args.pace or CASES[name].pace for name in args.models},
             "ranks": 2,
         },
@@ -147,7 +149,7 @@ def run(args: argparse.Namespace) -> Result:
         bounded_by=(
             "the longer of computation and communication of the same run, and the part of the step "
             "that is not split; of the rest, the first half's first and the second half's last "
-            "stretch have nothing to hide under"
+            "interval have nothing to hide under"
         ),
     )
 
@@ -197,7 +199,7 @@ def _prefills(
             "additional_config": {
                 **case.options,
                 "dbo": {"enabled": is_split},
-                **({"sequence_parallel": {"enabled": False}} if args.undivided else {}),
+                **({"sequence_parallel": {"enabled": False}} if args.all_reduce else {}),
             },
             "result": str(windows),
         }

@@ -45,11 +45,11 @@ class StepTrace:
 
         The first part ends with the embedding's collective, before which there is one lookup.
         """
-        stretches = self.communicating()
-        return min(begin for begin, _ in stretches), max(end for _, end in stretches)
+        intervals = self.communicating()
+        return min(begin for begin, _ in intervals), max(end for _, end in intervals)
 
     def unsplit(self) -> float:
-        """The step's time before and behind that: scheduling, inputs, sampling, answer."""
+        """The step's time before and after that: scheduling, inputs, sampling, answer."""
         begin, end = self.layers()
         return (begin - self.begin) + (self.end - end)
 

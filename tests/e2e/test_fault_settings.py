@@ -111,8 +111,8 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
         ),
         pytest.param(
             {"additional_config": {"sequence_parallel": {"enabled": True}}},
-            ["sequence_parallel.enabled = true is not possible because a DP rank is one rank"],
-            id="no_shares",
+            ["sequence_parallel.enabled = true is not possible because there is one tensor-"],
+            id="no_sequence_parallel",
             marks=pytest.mark.thorough,
         ),
         pytest.param(
@@ -124,11 +124,11 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
             },
             [
                 "sequence_parallel.enabled = true is not possible because the definition of Gemma",
-                "ForCausalLM does not divide tokens; those of DeepseekV2ForCausalLM, ",
+                "ForCausalLM is not sequence parallel; those of DeepseekV2ForCausalLM, ",
                 ", LlamaForCausalLM, MistralForCausalLM, ",
-                "do. Remove it.",
+                "are. Remove it.",
             ],
-            id="no_shares_of_this_model",
+            id="no_sequence_parallel_of_this_model",
             marks=pytest.mark.thorough,
         ),
     ],

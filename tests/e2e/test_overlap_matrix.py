@@ -32,7 +32,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dual": {"dbo": DUAL_BATCH},
     "attention": {"torchair_graph_config": {"enable_multistream_mla": True}},
     "experts": {"torchair_graph_config": {"enable_multistream_moe": True}},
-    "shares": {"sequence_parallel": {"min_tokens": 1}},
+    "sp": {"sequence_parallel": {"min_tokens": 1}},
 }
 OFF = {"overlap": "off"}
 THIRDS = {"num_ubatches": 3, "min_total_tokens_to_split": 3}
@@ -78,7 +78,7 @@ def merged(*parts: dict[str, Any]) -> dict[str, Any]:
 def of(*names: str) -> dict[str, Any]:
     """additional_config with these features and no others."""
     parts = [FEATURES[name] for name in names]
-    if "shares" not in names:
+    if "sp" not in names:
         parts.append({"sequence_parallel": {"enabled": False}})
     return merged(*parts)
 
@@ -97,8 +97,8 @@ ALONE_AND_IN_PAIRS = [
 
 DEFAULT = {
     ("ep2", LATENT, "published"),
-    ("tp2", EXPERTS, "dual+shares"),
-    ("tp2", "int8_static_llama", "shares"),
+    ("tp2", EXPERTS, "dual+sp"),
+    ("tp2", "int8_static_llama", "sp"),
 }
 
 
@@ -108,12 +108,12 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 
 
 CASES = [
-    # Tokens are divided within one DP rank only: `shares` has no effect under data parallelism.
+    # Sequence parallel (sp) are the ranks of one DP rank only: no effect under data parallelism.
     *(
         case(layout, LATENT, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
         for names in ALONE_AND_IN_PAIRS
-        if "shares" not in names or not layout.startswith("dp")
+        if "sp" not in names or not layout.startswith("dp")
     ),
     *(
         case(layout, LATENT, name, scheduled(name))
@@ -134,7 +134,7 @@ CASES = [
             *((layout, EXPERTS) for layout in ("tp2", "ep2", "tp2pp2")),
             *(("tp2", model) for model in ("int8_llama", "int8_static_llama", "int8_wide")),
         )
-        for names in (("shares",), ("dual", "shares"))
+        for names in (("sp",), ("dual", "sp"))
     ),
     *(
         case(layout, EXPERTS, "dual", of("dual"))
@@ -300,9 +300,9 @@ def test_answers_are_those_without_overlap(
     without_overlap: Expected,
     request: pytest.FixtureRequest,
 ):
-    # Apart from MLA, whose products are of other rows then, shares change no bit.
-    is_divided = model not in LATENTS and "shares" in name
-    features = [each for each in name.split("+") if each != "shares"] if is_divided else []
+    # Apart from MLA, whose products are of other rows then, sp changes no bit.
+    is_sequence_parallel = model not in LATENTS and "sp" in name
+    features = [each for each in name.split("+") if each != "sp"] if is_sequence_parallel else []
     expected = without_overlap(layout, model, *features)
     seed = CASES_SEEDS[request.node.callspec.id]
     with start(layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
@@ -314,12 +314,12 @@ def test_answers_are_those_without_overlap(
         is_asked = "moe_communication" in config
         why = "moe_communication asks for it" if is_asked else "ubatches overlap"
         assert f"Mixture of experts: fused, because {why}" in said
-    assert ("are divided among" in said) == divides(layout, name)
+    assert ("run sequence parallel on" in said) == runs_sequence_parallel(layout, name)
     if model in IN_16_BITS:
         assert_near(answers, expected)
     else:
         assert tokens(answers) == tokens(expected)
-    if is_divided or name in ("attention", "experts", "attention+experts"):
+    if is_sequence_parallel or name in ("attention", "experts", "attention+experts"):
         assert answers == expected, "the arithmetic is unchanged, and the bits are not"
     is_split = "dual" in name or name in SCHEDULES
     assert all(counts.get("split", 0) > 5 for counts in decided) == is_split
@@ -328,23 +328,23 @@ def test_answers_are_those_without_overlap(
         assert [set(roles) for roles in used] == [expected_roles] * len(used)
 
 
-def divides(layout: str, name: str) -> bool:
-    """Whether an engine must have divided tokens: not those of DP ranks that share experts."""
-    return ("shares" in name or name in ("lean", "auto")) and not layout.startswith("dp")
+def runs_sequence_parallel(layout: str, name: str) -> bool:
+    """Whether an engine must run sequence parallel: DP ranks that share experts do not."""
+    return ("sp" in name or name in ("lean", "auto")) and not layout.startswith("dp")
 
 
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
     """Roles of the streams that an engine must have used beside the main one."""
     is_latent = model in LATENTS
-    # Every step here, and each rank's share leaves attention nothing to run beside.
-    is_divided = divides(layout, name)
+    # Every step here, and each rank's shard leaves attention nothing to run beside.
+    is_sequence_parallel = runs_sequence_parallel(layout, name)
     roles = {"communication"} if is_split else set()
-    if is_latent and ("attention" in name or name in SCHEDULES) and not is_divided:
+    if is_latent and ("attention" in name or name in SCHEDULES) and not is_sequence_parallel:
         roles.add("vector")
     if is_latent and ("experts" in name or name in SCHEDULES):
         roles.add("shared expert")
-    if is_split and is_divided:  # whole steps exchange their shares on the main stream
-        roles.add("share")
+    if is_split and is_sequence_parallel:  # whole steps exchange their shards on the main stream
+        roles.add("exchange")
     return roles
 
 

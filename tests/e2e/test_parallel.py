@@ -106,7 +106,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
             ]
             assert sum(served) > 0, f"DP rank {dp_rank} got no request"
         # DP ranks of a dense model are engines of their own.
-        assert ("are divided among 2" in log.read_text(errors="replace")) == (ranks == 2)
+        assert ("run sequence parallel on 2" in log.read_text(errors="replace")) == (ranks == 2)
         server.interrupt()
         server.wait_for_end()
     finally:

@@ -1,4 +1,4 @@
-"""Tokens divided among ranks between attention and MLP: the tokens of one device."""
+"""Sequence parallel between attention and MLP: the tokens of one device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAX_TOKENS = 32
 @pytest.mark.parametrize(
     ("model", "min_tokens", "engine"),
     [
-        # Every step is divided, most of them into shares of which the last one has padding.
+        # Every step is sequence parallel, most of them with padding in the last shard.
         pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 2}, id="tensor2"),
         pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 4}, id="tensor4"),
-        # Whole and divided steps in turn, prompts in pieces.
+        # Whole and sequence parallel steps in turn, prompts in pieces.
         pytest.param(
             "deepseek_v3_dense",
             48,
@@ -61,11 +61,11 @@ def test_tokens_are_those_of_transformers(
             SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
         )
         log = running.log_text()
-    assert f"Steps of {min_tokens} tokens or more are divided" in log
+    assert f"Steps of {min_tokens} tokens or more run sequence parallel" in log
     assert_greedy(reference(model), batch, outputs, MAX_TOKENS)
 
 
-def test_turned_off_nothing_is_divided(
+def test_turned_off_no_step_is_sequence_parallel(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
@@ -82,17 +82,17 @@ def test_turned_off_nothing_is_divided(
             SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
         )
         log = running.log_text()
-    assert "are divided" not in log
+    assert "run sequence parallel" not in log
     assert_greedy(reference("deepseek_v3_dense"), prompts[:4], outputs, MAX_TOKENS)
 
 
-def test_divided_steps_are_split_exactly_and_without_a_race(
+def test_sequence_parallel_steps_are_split_exactly_and_without_a_race(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
 ):
-    # Each half exchanges its shares on a stream of its own while the other half computes.
+    # Each half exchanges its shards on a stream of its own while the other half computes.
     batch = prompts[:12]
     with start_engine(
         zoo("deepseek_v3_moe"),
@@ -110,6 +110,6 @@ def test_divided_steps_are_split_exactly_and_without_a_race(
         )
         counts = running.on_workers("overlap_decisions")[0]
         log = running.log_text()
-    assert "are divided" in log
+    assert "run sequence parallel" in log
     assert counts["split"] >= 8
     assert_greedy(reference("deepseek_v3_moe"), batch, outputs, 8)

@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 
-from vllm_davinci.core.ubatch.runner import OverlapRunner
+from vllm_davinci.core.ubatch.runner import UBatchRunner
 
 CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
 
@@ -38,7 +38,7 @@ def runner(
 
 
 def test_text_for_a_causal_model_can_be_cut():
-    assert OverlapRunner._can_be_cut(runner())
+    assert UBatchRunner._can_be_cut(runner())
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_text_for_a_causal_model_can_be_cut():
     ],
 )
 def test_what_belongs_to_the_whole_step_keeps_it_whole(parts: dict[str, Any]):
-    assert not OverlapRunner._can_be_cut(runner(**parts))
+    assert not UBatchRunner._can_be_cut(runner(**parts))

@@ -11,7 +11,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.dbo import check_overlap, gather_requests
 from vllm_davinci.core.config.options import get_config, non_default_options, parse_config
 from vllm_davinci.core.config.schedule import apply_schedule
-from vllm_davinci.core.config.sequence_parallel import check_shares
+from vllm_davinci.core.config.sequence_parallel import check_sequence_parallel
 from vllm_davinci.core.errors import ConfigurationError
 
 MULTISTREAM = {
@@ -82,7 +82,7 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
     ("engine", "expected", "reason"),
     [
         ({"tp": 1}, WHOLE, "dbo.enabled = false: one rank computes each layer alone"),
-        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: a DP rank is one rank"),
+        ({"tp": 1}, WHOLE, "sequence_parallel.enabled = false: there is one tensor-parallel"),
         ({"tp": 2}, {"dbo.enabled": True}, "dbo.enabled = true: ranks communicate in each layer"),
         ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_moe = false: no token travels"),
         (
@@ -98,7 +98,7 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
         (
             {"tp": 2, "is_deepseek": False, "architecture": "GemmaForCausalLM"},
             {"dbo.enabled": True, **WHOLE},
-            "sequence_parallel.enabled = false: the definition of GemmaForCausalLM does not",
+            "sequence_parallel.enabled = false: the definition of GemmaForCausalLM is not",
         ),
         ({"tp": 2}, {"dbo.enabled": True}, "enable_multistream_mla = false: without graph mode"),
         (
@@ -119,20 +119,20 @@ def test_auto_picks_for_the_engine_and_says_why(
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        ({"tp": 1}, "a DP rank is one rank"),
+        ({"tp": 1}, "there is one tensor-parallel rank"),
         (
             {"is_deepseek": False, "architecture": "GemmaForCausalLM"},
-            "the definition of Gemma.* does not divide tokens; those of Deepseek.*, Qwen3Moe.* do",
+            "the definition of Gemma.* is not sequence parallel; those of Deepseek.*, Qwen3Moe",
         ),
         ({"dp": 2}, "DP ranks exchange whole steps"),
     ],
 )
-def test_shares_of_tokens_that_cannot_be_are_refused_or_told_of(
+def test_sequence_parallelism_that_cannot_be_is_refused_or_told_of(
     engine: dict[str, Any], reason: str, vllm_config: VllmConfig
 ):
     def checked(**options: Any) -> list[str]:
         applied(vllm_config, **engine, **options)
-        return check_shares(vllm_config, get_config(vllm_config))
+        return check_sequence_parallel(vllm_config, get_config(vllm_config))
 
     with pytest.raises(ConfigurationError, match=f"is not possible because {reason}"):
         checked(sequence_parallel={"enabled": True})
@@ -149,12 +149,14 @@ def test_shares_of_tokens_that_cannot_be_are_refused_or_told_of(
     [{}, {"is_deepseek": False}, {"is_deepseek": False, "dp": 2}],
     ids=["deepseek", "dense", "independent_dp_ranks"],
 )
-def test_shares_of_tokens_that_can_be_need_no_note(engine: dict[str, Any], vllm_config: VllmConfig):
+def test_sequence_parallelism_that_can_be_needs_no_note(
+    engine: dict[str, Any], vllm_config: VllmConfig
+):
     applied(vllm_config, **engine, sequence_parallel={"enabled": True, "min_tokens": 9})
-    assert check_shares(vllm_config, get_config(vllm_config)) == []
+    assert check_sequence_parallel(vllm_config, get_config(vllm_config)) == []
 
 
-def test_without_the_package_no_tokens_are_divided(
+def test_without_the_package_nothing_is_sequence_parallel(
     vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ):
     find = components.find
@@ -163,7 +165,7 @@ def test_without_the_package_no_tokens_are_divided(
     )
     applied(vllm_config, sequence_parallel={"enabled": True})
     with pytest.raises(ConfigurationError, match="vllm-davinci-models is not installed"):
-        check_shares(vllm_config, get_config(vllm_config))
+        check_sequence_parallel(vllm_config, get_config(vllm_config))
 
 
 @pytest.mark.parametrize(

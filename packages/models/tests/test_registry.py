@@ -49,5 +49,5 @@ def test_vllm_takes_the_definition_after_registration(architecture: str):
         assert supports(definition) and supports(theirs)
 
 
-def test_every_definition_divides_tokens():
-    assert registry.divides_tokens() == set(VLLMS)
+def test_every_definition_runs_sequence_parallel():
+    assert registry.sequence_parallel_architectures() == set(VLLMS)

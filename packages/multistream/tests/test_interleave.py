@@ -337,7 +337,7 @@ def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:
     assert [name for name, _ in seen] == ["a exchange", "b exchange", "a goes on", "b goes on"]
     assert run.num_switches == 2
     assert [result.cpu().tolist() for result in results] == [[15.0] * 4] * 2
-    share = pool.stream(Role.SHARE)
+    share = pool.stream(Role.EXCHANGE)
     assert [stream == share for _, stream in seen] == [True, True, False, False]
     assert seen[2][1] == compute
     assert exchange(lambda: 5) == 5

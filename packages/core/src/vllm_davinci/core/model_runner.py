@@ -35,10 +35,10 @@ from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
     AscendQuantizationConfig,
 )
-from vllm_davinci.core.ubatch.runner import OverlapRunner
+from vllm_davinci.core.ubatch.runner import UBatchRunner
 
 
-class NPUModelRunner(OverlapRunner):
+class NPUModelRunner(UBatchRunner):
     """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
 
     prepare_inputs_event: torch.Event | None

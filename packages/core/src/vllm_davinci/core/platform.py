@@ -20,7 +20,7 @@ from vllm_davinci.core.config.options import (
     retired_keys,
 )
 from vllm_davinci.core.config.schedule import apply_schedule
-from vllm_davinci.core.config.sequence_parallel import check_shares
+from vllm_davinci.core.config.sequence_parallel import check_sequence_parallel
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import set_for_npu
@@ -242,7 +242,7 @@ class NPUPlatform(Platform):
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
         let_interrupts_end_the_start()
         notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
-        notes += check_shares(vllm_config, get_config(vllm_config))
+        notes += check_sequence_parallel(vllm_config, get_config(vllm_config))
         chosen = apply_schedule(vllm_config)
         config = get_config(vllm_config)
         notes += check_overlap(vllm_config, config.dbo)

@@ -1,10 +1,10 @@
-"""A decoder layer of the usual shape that can leave each rank its share of the tokens.
+"""A decoder layer of the usual shape that can run sequence parallel.
 
-vLLM's layers sum what tensor-parallel ranks have computed over all ranks, and each rank then
-repeats norm and residual sum for every token. Here each rank receives the sum of its share of the
-tokens only, does that work on its share, and what attention or the MLP needs of the others is
-gathered. Reduction, that work and gathering are one exchange: other ubatches compute beside
-all of it.
+vLLM's layers all-reduce what tensor-parallel ranks have computed, and each rank then repeats norm
+and residual sum for every token. Here a reduce-scatter leaves each rank the sums of its shard of
+the tokens, the rank norms that shard, and an all-gather brings what attention or the MLP needs of
+the other shards. Reduce-scatter, norm and all-gather are one exchange: other ubatches compute
+beside all of it.
 """
 
 from typing import Any, NamedTuple
@@ -14,33 +14,33 @@ from torch import nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 
 from vllm_davinci.core.distributed.exchange import exchange
-from vllm_davinci.models.token_shares import TokenShares
+from vllm_davinci.models.token_shards import TokenShards
 
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 
 
-class Divided(NamedTuple):
-    """Hidden states on their way between ranks: settled shares of the rows, or parts of sums.
+class ShardedStates(NamedTuple):
+    """Hidden states between two layers: a rank's shard, or its part of the sums of all rows.
 
-    rows:  [size, hidden_size] of this rank, or its part of all sums: [num_tokens, hidden_size]
-    is_partial: which of the two
-    scale: of the sum, where float16 wants smaller numbers
+    rows:       [size, hidden_size], the shard; or [num_tokens, hidden_size], the part of the sums
+    is_partial: which of the two: a part that is not yet summed over ranks
+    scale:      of the sum, where float16 wants smaller numbers
     """
 
     rows: torch.Tensor
     is_partial: bool = False
     scale: float = 1.0
 
-    def settle(self, shares: TokenShares) -> torch.Tensor:
-        """This rank's share of the rows."""
+    def reduced(self, shards: TokenShards) -> torch.Tensor:
+        """This rank's shard of the sums: [size, hidden_size]."""
         if not self.is_partial:
             return self.rows
-        share = shares.reduce(self.rows)
-        return share if self.scale == 1.0 else share.mul_(self.scale)
+        shard = shards.reduce_scatter(self.rows)
+        return shard if self.scale == 1.0 else shard.mul_(self.scale)
 
 
 class NPUDecoderLayer(nn.Module):
-    """Norm, attention, norm, MLP. Its two sums over ranks are of all tokens or of a share of them.
+    """Norm, attention, norm, MLP. Its two sums over ranks are of all tokens or sequence parallel.
 
     The sum that comes in is the residual's: the norm in front of attention adds it.
     """
@@ -95,45 +95,45 @@ class NPUDecoderLayer(nn.Module):
         rows = tensor_model_parallel_all_reduce(self.mlp(rows))
         return _scaled(rows, self.after_mlp(rows.dtype)), residual
 
-    def forward_divided(
+    def forward_sequence_parallel(
         self,
         positions: torch.Tensor,
-        hidden_states: Divided,
+        hidden_states: ShardedStates,
         residual: torch.Tensor | None,
-        shares: TokenShares,
-    ) -> tuple[Divided, torch.Tensor]:
-        """The same; each rank has its share of residual and hidden states.
+        shards: TokenShards,
+    ) -> tuple[ShardedStates, torch.Tensor]:
+        """The same, sequence parallel: each rank has its shard of residual and hidden states.
 
         positions: [num_tokens] or [3, num_tokens], int64; residual: [size, hidden_size]
         """
 
         def before_attention() -> tuple[torch.Tensor, torch.Tensor]:
-            share, total = self._norm(self.input_layernorm, hidden_states.settle(shares), residual)
-            return shares.gather(self.needed_of_others(share)), total
+            shard, total = self._norm(self.input_layernorm, hidden_states.reduced(shards), residual)
+            return shards.all_gather(self.attention_input(shard)), total
 
         rows, total = exchange(before_attention)
         partial = self.attend_gathered(positions, rows)
         scale, total = self.after_attention(partial.dtype, total)
-        attended = Divided(partial, True, scale)
+        attended = ShardedStates(partial, True, scale)
 
         def before_mlp() -> tuple[torch.Tensor, torch.Tensor]:
-            share, sums = self.post_attention_layernorm(attended.settle(shares), total)
-            return shares.gather(share), sums
+            shard, sums = self.post_attention_layernorm(attended.reduced(shards), total)
+            return shards.all_gather(shard), sums
 
         rows, sums = exchange(before_mlp)
-        return Divided(self.mlp(rows), True, self.after_mlp(rows.dtype)), sums
+        return ShardedStates(self.mlp(rows), True, self.after_mlp(rows.dtype)), sums
 
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """This rank's part of attention's sum, of all rows: [num_tokens, hidden_size]."""
         attended: torch.Tensor = self.self_attn(positions=positions, hidden_states=hidden_states)
         return attended
 
-    def needed_of_others(self, share: torch.Tensor) -> torch.Tensor:
-        """What attention needs of the tokens of other ranks: [size, hidden_size] -> [size, n]."""
-        return share
+    def attention_input(self, shard: torch.Tensor) -> torch.Tensor:
+        """What attention needs of each row, for one shard: [size, hidden_size] -> [size, n]."""
+        return shard
 
     def attend_gathered(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """`attend`, of what `needed_of_others` returned on all ranks: [num_tokens, n]."""
+        """`attend`, of the gathered results of `attention_input`: [num_tokens, n]."""
         return self.attend(positions, rows)
 
     def after_attention(

@@ -1,7 +1,7 @@
-"""DeepSeek-V2, V3 and R1 whose tokens are divided among ranks between attention and experts.
+"""DeepSeek-V2, V3 and R1, sequence parallel between attention and experts.
 
-Before attention, what a rank gathers are compressed rows, where attention has them: the
-down-projections, which every rank has whole, compute with its share of the tokens too.
+Before attention, ranks gather compressed rows, where attention has them: the down-projections,
+which every rank has whole, are computed for the rank's shard of the tokens only.
 """
 
 import torch
@@ -14,7 +14,7 @@ from vllm.model_executor.models.deepseek_v2 import (
 
 from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer
-from vllm_davinci.models.token_division import DividesTokens
+from vllm_davinci.models.sequence_parallel import SequenceParallel
 
 
 class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
@@ -43,9 +43,9 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.attention(positions, hidden_states)
 
-    def needed_of_others(self, share: torch.Tensor) -> torch.Tensor:
+    def attention_input(self, shard: torch.Tensor) -> torch.Tensor:
         # Without compressed queries only keys and values would be.
-        return share if self.attention.q_lora_rank is None else self.attention.compress(share)
+        return shard if self.attention.q_lora_rank is None else self.attention.compress(shard)
 
     def attend_gathered(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self.attention.q_lora_rank is None:
@@ -69,13 +69,13 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
         return 1.0 / self.routed_scaling_factor if self.is_dense and dtype == torch.float16 else 1.0
 
 
-class NPUDeepseekV2ForCausalLM(DividesTokens, DeepseekV2ForCausalLM):
+class NPUDeepseekV2ForCausalLM(SequenceParallel, DeepseekV2ForCausalLM):
     """DeepSeek-V2 and V2-Lite."""
 
     layer_type = NPUDeepseekV2DecoderLayer
 
 
-class NPUDeepseekV3ForCausalLM(DividesTokens, DeepseekV3ForCausalLM):
+class NPUDeepseekV3ForCausalLM(SequenceParallel, DeepseekV3ForCausalLM):
     """DeepSeek-V3 and R1."""
 
     layer_type = NPUDeepseekV2DecoderLayer

@@ -1,14 +1,14 @@
-"""Llama and Mistral whose tokens are divided among ranks between attention and MLP."""
+"""Llama and Mistral, sequence parallel between attention and MLP."""
 
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 
-from vllm_davinci.models.token_division import DividesTokens
+from vllm_davinci.models.sequence_parallel import SequenceParallel
 
 
-class NPULlamaForCausalLM(DividesTokens, LlamaForCausalLM):
+class NPULlamaForCausalLM(SequenceParallel, LlamaForCausalLM):
     """Llama 2 and 3, and what has its shape."""
 
 
-class NPUMistralForCausalLM(DividesTokens, MistralForCausalLM):
+class NPUMistralForCausalLM(SequenceParallel, MistralForCausalLM):
     """Mistral; a layer with a time condition (ada_rms_norm_t_cond) stays vLLM's."""

@@ -22,6 +22,6 @@ def models() -> Mapping[str, str]:
     return MODELS
 
 
-def divides_tokens() -> frozenset[str]:
+def sequence_parallel_architectures() -> frozenset[str]:
     """All of them."""
     return frozenset(MODELS)

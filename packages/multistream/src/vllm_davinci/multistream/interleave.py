@@ -200,7 +200,7 @@ class Interleave:
     def exchange(self, work: Callable[[], T], part: _UBatchGreenlet) -> T:
         """Runs work with collectives in it on a side stream and lets the next ubatch run."""
         result = self._launch_beside(
-            self._streams.stream(Role.SHARE), lambda: self._in_line(work), part
+            self._streams.stream(Role.EXCHANGE), lambda: self._in_line(work), part
         )
         KeepAlive().cross(result, self._compute)
         return result

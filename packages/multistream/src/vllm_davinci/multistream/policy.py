@@ -88,7 +88,7 @@ class SplitPolicy:
         return decision
 
     def veto(self, decision: Decision) -> Decision:
-        """Takes back a split because another rank does not agree; recounts it."""
+        """Takes back a split because another DP rank does not split; recounts it."""
         if decision.split is None:
             return decision
         self.counters[decision.reason] -= 1

@@ -13,7 +13,7 @@ class Role(enum.Enum):
     COMMUNICATION = "communication"
     VECTOR = "vector"  # element-wise work beside matrix products
     SHARED_EXPERT = "shared expert"
-    SHARE = "share"  # work on this rank's share of the tokens, between two collectives
+    EXCHANGE = "exchange"  # collectives and the work between them
     COPY = "copy"
 
 

@@ -37,8 +37,8 @@ class ModelProvider(Protocol):
     def models(self) -> Mapping[str, str]:
         """Architecture -> class path, as vLLM's ModelRegistry takes it."""
 
-    def divides_tokens(self) -> frozenset[str]:
-        """Architectures whose definition divides a step's tokens among tensor-parallel ranks."""
+    def sequence_parallel_architectures(self) -> frozenset[str]:
+        """Architectures whose definition runs large steps sequence parallel."""
 
 
 @runtime_checkable
@@ -112,7 +112,7 @@ class SplitPolicy(Protocol):
     def counters(self) -> Mapping[Any, int]: ...
     def decide(self, step: Any) -> Decision: ...
     def veto(self, decision: Any) -> Decision:
-        """Takes back a split because another rank does not agree."""
+        """Takes back a split because another DP rank does not split."""
 
 
 class Interleave(Protocol):

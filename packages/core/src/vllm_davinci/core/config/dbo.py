@@ -128,10 +128,10 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
         raise ComponentError(
             f"dbo.enabled needs {package}, which is not installed. `pip install {package}` adds it."
         )
-    return list(_reservations(vllm_config, options, max_tokens))
+    return list(_warnings(vllm_config, options, max_tokens))
 
 
-def _reservations(
+def _warnings(
     vllm_config: "VllmConfig", options: DualBatchConfig, max_tokens: int
 ) -> Iterator[str]:
     parallel = vllm_config.parallel_config

@@ -90,12 +90,12 @@ class DualBatchConfig(_Options):
 
 
 class SequenceParallelConfig(_Options):
-    """Tokens of a step divided among tensor-parallel ranks between attention and MLP."""
+    """Sequence parallelism of tensor-parallel ranks between attention and MLP."""
 
     enabled: bool = True
-    """Use it in models whose definition can (vllm-davinci-models)."""
+    """Use it in models whose definition is sequence parallel (vllm-davinci-models)."""
     min_tokens: int = Field(default=256, ge=1)
-    """Steps with fewer tokens reduce whole: two small collectives take longer than one."""
+    """Steps with fewer tokens all-reduce: two small collectives take longer than one."""
 
 
 class DavinciConfig(_Options):
@@ -111,7 +111,7 @@ class DavinciConfig(_Options):
     """The schedule as a whole: nothing, the published one, the one with fewer reductions, or a
     choice for this engine, whose reasons are logged. Not set: the single options say."""
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
-    """Tokens divided among tensor-parallel ranks between attention and MLP."""
+    """Sequence parallelism of tensor-parallel ranks between attention and MLP."""
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
         default=0, ge=0
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import SCHEDULES, get_config
-from vllm_davinci.core.config.sequence_parallel import shares_obstacle
+from vllm_davinci.core.config.sequence_parallel import reason_against_sequence_parallel
 from vllm_davinci.core.config.side_streams import has_shared_experts
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DUAL_BATCH = "dbo.enabled"
 ATTENTION = "torchair_graph_config.enable_multistream_mla"
 EXPERTS = "torchair_graph_config.enable_multistream_moe"
-SHARES = "sequence_parallel.enabled"
+SEQUENCE_PARALLEL = "sequence_parallel.enabled"
 
 
 class _Choice(NamedTuple):
@@ -30,7 +30,7 @@ class _Choice(NamedTuple):
 def apply_schedule(vllm_config: "VllmConfig") -> list[str]:
     """Writes what `overlap` stands for into the single options. Returns what to tell the user.
 
-    Call it behind `gather_requests`. Idempotent. Raises what get_config raises: ConfigurationError
+    Call it after `gather_requests`. Idempotent. Raises what get_config raises: ConfigurationError
     for a single option that contradicts the schedule.
     """
     schedule = get_config(vllm_config).overlap
@@ -64,8 +64,8 @@ def _is_set(additional: Mapping[str, Any], choice: _Choice) -> bool:
 
 def _applies(key: str, vllm_config: "VllmConfig") -> bool:
     """Whether the model has what the option is about."""
-    if key == SHARES:
-        return shares_obstacle(vllm_config) is None
+    if key == SEQUENCE_PARALLEL:
+        return reason_against_sequence_parallel(vllm_config) is None
     model = vllm_config.model_config
     if model is None:
         return False
@@ -97,7 +97,7 @@ def _automatic(vllm_config: "VllmConfig") -> Iterator[_Choice]:
         if parallel.data_parallel_size > 1:
             yield _Choice(EXPERTS, True, "tokens travel between DP ranks in every step")
         else:
-            yield _Choice(EXPERTS, False, "no token travels that shared experts could run under")
-    obstacle = shares_obstacle(vllm_config)
-    reason = "each rank normalizes a share of the tokens" if obstacle is None else obstacle
-    yield _Choice(SHARES, obstacle is None, reason)
+            yield _Choice(EXPERTS, False, "no token travels that shared experts could hide")
+    against = reason_against_sequence_parallel(vllm_config)
+    reason = "each rank norms its shard of the tokens" if against is None else against
+    yield _Choice(SEQUENCE_PARALLEL, against is None, reason)

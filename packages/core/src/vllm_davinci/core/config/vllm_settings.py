@@ -27,13 +27,13 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
         parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
     parallel.disable_custom_all_reduce = True  # CUDA's
     if parallel.use_sequence_parallel_moe:
-        # vLLM's models take a one-token step for one that is not divided, and read padding. The
-        # division follows from this value; no other use of it reaches an NPU.
+        # vLLM's models take a step of one token for one that is not sequence parallel, and read
+        # padding. That follows from this value; no other use of it reaches an NPU.
         change(
             parallel,
             "all2all_backend",
             "flashinfer_nvlink_two_sided",
-            "vLLM divides tokens among a DP rank's ranks with the old value, wrongly for one "
+            "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
             "token; how tokens reach experts is moe_communication's matter",
         )
     # vLLM forks by default, and an NPU context does not survive a fork.

@@ -1,4 +1,4 @@
-"""The places where vLLM's runner meets dual-batch overlap."""
+"""vLLM's runner, which runs steps as ubatches: dual-batch overlap."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ from vllm_davinci.core.components.protocols import Decision, Split
 from vllm_davinci.core.config.options import DualBatchConfig, get_config
 from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.ubatch.coordination import Wish, agree
+from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
 from vllm_davinci.core.ubatch.metrics import CountSender
 from vllm_davinci.core.ubatch.prefix_order import BlockIds, is_in_order
@@ -31,30 +31,30 @@ Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any
 logger = init_logger(__name__)
 
 
-class OverlapRunner(GPUModelRunner):
-    """vLLM's runner, which cuts a step into ubatches when that pays.
+class UBatchRunner(GPUModelRunner):
+    """vLLM's runner, which splits a step into ubatches when that pays.
 
     vLLM itself never learns of it: it is told not to split, and what it prepares per step (slot
     mappings, attention metadata, the forward) is prepared per ubatch by the methods here.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        self._overlap_options: DualBatchConfig = get_config(vllm_config).dbo
+        self._dbo: DualBatchConfig = get_config(vllm_config).dbo
         self._split_step: SplitStep | None = None  # of the step that is being prepared and run
         self._is_real_step = False
         self._any_dp_rank_prefills = False  # in that step, where layers want to know
         super().__init__(vllm_config, device)
-        self._layers_ask_dp_ranks = (
+        self._layers_need_dp_prefills = (
             self.parallel_config.data_parallel_size > 1
             and attention_scheduler(vllm_config) is not None
         )
-        if self._overlap_options.enabled:
+        if self._dbo.enabled:
             scheduler = components.stream_scheduler()
             assert scheduler is not None, "the platform checks this when the engine is configured"
             is_first = get_tp_group().rank_in_group == 0 and get_pp_group().is_first_rank
             self._decisions = Decisions(
                 scheduler,
-                self._overlap_options,
+                self._dbo,
                 has_communication(self.parallel_config),
                 interval_s=envs.VLLM_LOG_STATS_INTERVAL if is_first else None,
                 publish=CountSender(vllm_config) if is_first else None,
@@ -63,7 +63,7 @@ class OverlapRunner(GPUModelRunner):
 
     def overlap_decisions(self) -> Counts:
         """Reason -> number of steps; empty when overlap is off."""
-        return self._decisions.counts() if self._overlap_options.enabled else {}
+        return self._decisions.counts() if self._dbo.enabled else {}
 
     # --- the decision ------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class OverlapRunner(GPUModelRunner):
         **kwargs: Any,
     ) -> Execution:
         """Decides for the step. vLLM is always answered that the step is not split."""
-        if not self._overlap_options.enabled and not self._layers_ask_dp_ranks:
+        if not self._dbo.enabled and not self._layers_need_dp_prefills:
             return super()._determine_batch_execution_and_padding(
                 num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
             )
@@ -95,38 +95,40 @@ class OverlapRunner(GPUModelRunner):
             execution: Execution = super()._determine_batch_execution_and_padding(
                 num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs
             )
-        if not self._overlap_options.enabled:
-            return self._agree(execution, None, prefills)[0]
+        if not self._dbo.enabled:
+            return self._coordinate(execution, None, prefills)[0]
         decision = self._decide(num_reqs, num_scheduled_tokens_np, execution[0])
-        part_sizes: list[torch.Tensor] | None = None
+        ubatch_sizes: list[torch.Tensor] | None = None
         if self.parallel_config.data_parallel_size > 1:
-            execution, part_sizes = self._agree(execution, decision, prefills)
-            if part_sizes is None:
+            execution, ubatch_sizes = self._coordinate(execution, decision, prefills)
+            if ubatch_sizes is None:
                 decision = self._decisions.veto(decision)
         self._decisions.tell()
-        self._split_step = None if decision.split is None else SplitStep(decision.split, part_sizes)
+        self._split_step = (
+            None if decision.split is None else SplitStep(decision.split, ubatch_sizes)
+        )
         return execution
 
-    def _agree(
+    def _coordinate(
         self, execution: Execution, decision: Decision | None, prefills: bool
     ) -> tuple[Execution, list[torch.Tensor] | None]:
-        """What all data-parallel ranks do: the step's execution, and the sizes of its parts."""
+        """The execution that all DP ranks run, and per ubatch every DP rank's tokens."""
         mode, descriptor, _, _, statistics = execution
-        agreement = agree(
-            Wish(
+        coordinated = coordinate_across_dp(
+            RankStep(
                 descriptor.num_tokens,
                 mode.value,
-                _part_sizes(decision, descriptor.num_tokens),
+                _ubatch_sizes(decision, descriptor.num_tokens),
                 bool(prefills),
             ),
-            self._overlap_options.num_ubatches,
+            self._dbo.num_ubatches,
             self.parallel_config.data_parallel_rank,
             get_dp_group().cpu_group,
         )
-        self._any_dp_rank_prefills = agreement.prefills
-        num_tokens = agreement.num_tokens
+        self._any_dp_rank_prefills = coordinated.prefills
+        num_tokens = coordinated.num_tokens
         if mode != CUDAGraphMode.NONE:
-            if agreement.graph_mode is None:  # one DP rank cannot replay: none does
+            if coordinated.graph_mode is None:  # one DP rank cannot replay: none does
                 mode = CUDAGraphMode.NONE
                 descriptor = BatchDescriptor(descriptor.num_tokens)
             else:  # a graph has one size everywhere
@@ -138,7 +140,7 @@ class OverlapRunner(GPUModelRunner):
                     num_active_loras=descriptor.num_active_loras,
                     valid_modes={mode},
                 )
-        return (mode, descriptor, False, num_tokens, statistics), agreement.part_sizes
+        return (mode, descriptor, False, num_tokens, statistics), coordinated.ubatch_sizes
 
     def _decide(self, num_reqs: int, query_lens: np.ndarray, graph_mode: CUDAGraphMode) -> Decision:
         def is_ordered(split: Split) -> bool:
@@ -188,16 +190,16 @@ class OverlapRunner(GPUModelRunner):
             setattr(self.parallel_config, name, before)
 
     def _as_one_dp_rank(self) -> AbstractContextManager[None]:
-        """vLLM does not exchange with other DP ranks: `_agree` does, with the split in it."""
+        """vLLM does not exchange with other DP ranks: `_coordinate` does, with the split in it."""
         return self._parallel_setting("data_parallel_size", 1)
 
     def initialize_metadata_builders(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
     ) -> None:
         """A builder keeps state of the batch it built for, so each ubatch has its own."""
-        if not self._overlap_options.enabled:
+        if not self._dbo.enabled:
             return super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        with self._parallel_setting("ubatch_size", self._overlap_options.num_ubatches):
+        with self._parallel_setting("ubatch_size", self._dbo.num_ubatches):
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
 
     def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +211,7 @@ class OverlapRunner(GPUModelRunner):
         if self._split_step is not None:
             kwargs["ubatch_slices"] = self._split_step.slices()
         built = super()._build_attention_metadata(*args, **kwargs)
-        if self._layers_ask_dp_ranks and self._any_dp_rank_prefills:
+        if self._layers_need_dp_prefills and self._any_dp_rank_prefills:
             by_layer = built[0] if isinstance(built[0], list) else [built[0]]
             for metadata in (each for part in by_layer for each in part.values()):
                 if isinstance(metadata, NPUMLAMetadata):
@@ -242,16 +244,16 @@ class OverlapRunner(GPUModelRunner):
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         super().load_model(load_dummy_weights)
-        if self._overlap_options.enabled:
+        if self._dbo.enabled:
             self._step_runner.prepare(self.get_model())
 
     def shutdown(self) -> None:
-        if self._overlap_options.enabled:
+        if self._dbo.enabled:
             self._decisions.log()
         super().shutdown()
 
 
-def _part_sizes(decision: Decision | None, num_tokens: int) -> list[int]:
+def _ubatch_sizes(decision: Decision | None, num_tokens: int) -> list[int]:
     """Rows of each ubatch, padding in the last one; [] when the step stays whole."""
     if decision is None or decision.split is None:
         return []

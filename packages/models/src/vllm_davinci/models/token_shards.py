@@ -1,4 +1,4 @@
-"""Equal shares of a step's tokens, one per tensor-parallel rank."""
+"""A step's tokens in equal shards, one per tensor-parallel rank."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm
 
 
 @dataclass(frozen=True)
-class TokenShares:
+class TokenShards:
     """Who holds which rows: rank r has rows [r * size, (r + 1) * size), the last ones padded.
 
     num_tokens: rows of the step
-    size:       rows of one share
+    size:       rows of one shard
     """
 
     num_tokens: int
@@ -28,27 +28,27 @@ class TokenShares:
     num_ranks: int
 
     @classmethod
-    def of_step(cls, num_tokens: int) -> "TokenShares":
+    def of_step(cls, num_tokens: int) -> "TokenShards":
         num_ranks = get_tensor_model_parallel_world_size()
         return cls(
             num_tokens, -(-num_tokens // num_ranks), get_tensor_model_parallel_rank(), num_ranks
         )
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """This rank's share of rows that every rank has: [num_tokens, n] -> [size, n]."""
+    def shard(self, rows: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of rows that every rank has: [num_tokens, n] -> [size, n]."""
         return self._padded(rows).narrow(0, self.rank * self.size, self.size)
 
-    def gather(self, share: torch.Tensor) -> torch.Tensor:
-        """All ranks' shares in order: [size, n] -> [num_tokens, n].
+    def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """All ranks' shards in order: [size, n] -> [num_tokens, n].
 
-        Rows that a norm has quantized for the layer behind it travel as integers.
+        Rows that a norm has quantized for the layer after it travel as integers.
         """
-        if isinstance(share, QuantizedNorm | StaticNorm):
-            return share.moved(self.gather)
-        return tensor_model_parallel_all_gather(share, 0)[: self.num_tokens]
+        if isinstance(shard, QuantizedNorm | StaticNorm):
+            return shard.moved(self.all_gather)
+        return tensor_model_parallel_all_gather(shard, 0)[: self.num_tokens]
 
-    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the sum over ranks: [num_tokens, n] -> [size, n]."""
+    def reduce_scatter(self, partial: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of the sum over ranks: [num_tokens, n] -> [size, n]."""
         return tensor_model_parallel_reduce_scatter(self._padded(partial), 0)
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:

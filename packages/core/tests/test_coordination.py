@@ -1,4 +1,4 @@
-"""data-parallel ranks split a step together or not at all."""
+"""Data-parallel ranks split a step together or not at all."""
 
 import json
 from collections.abc import Callable
@@ -17,6 +17,6 @@ CASES = [
 
 
 def test_one_dp_rank_that_would_not_split_is_a_veto(run_ranks: Callable[..., list[str]]):
-    wishes = json.dumps([wish for wish, _ in CASES])
-    for printed in run_ranks("agreement_rank.py", 2, wishes):
+    steps = json.dumps([ranks for ranks, _ in CASES])
+    for printed in run_ranks("coordination_rank.py", 2, steps):
         assert json.loads(printed.splitlines()[-1]) == [expected for _, expected in CASES]

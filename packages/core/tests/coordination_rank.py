@@ -1,6 +1,6 @@
-"""One DP rank of test_agreement.py: `python agreement_rank.py RANK WORLD_SIZE PORT CASES`.
+"""One DP rank of test_coordination.py: `python coordination_rank.py RANK WORLD_SIZE PORT CASES`.
 
-CASES: JSON, per case and rank [num_tokens, graph_mode, part_sizes, prefills].
+CASES: JSON, per case and rank [num_tokens, graph_mode, ubatch_sizes, prefills].
 Prints the answers as JSON.
 """
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from vllm_davinci.core.ubatch.coordination import Wish, agree
+from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
 
 
 def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]]) -> None:
@@ -26,9 +26,9 @@ def main(rank: int, world_size: int, port: int, cases: list[list[list[object]]])
     answers = []
     for case in cases:
         before = group._get_sequence_number_for_group()
-        answer = agree(Wish(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
+        answer = coordinate_across_dp(RankStep(*case[rank]), 2, rank, group)  # type: ignore[arg-type]
         assert group._get_sequence_number_for_group() == before + 1, "more than one message"
-        parts = answer.part_sizes and [sizes.tolist() for sizes in answer.part_sizes]
+        parts = answer.ubatch_sizes and [sizes.tolist() for sizes in answer.ubatch_sizes]
         answers.append([answer.num_tokens.tolist(), answer.graph_mode, parts, answer.prefills])
     print(json.dumps(answers))
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Division of rows among real ranks: what was divided comes back, sums arrive where they belong."""
+"""Shards of rows on real ranks: gathered they are the rows, and sums arrive where they belong."""
 
 import socket
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RANK_PROGRAM = Path(__file__).with_name("shares_rank.py")
+RANK_PROGRAM = Path(__file__).with_name("token_shards_rank.py")
 LIMIT_S = 180
 
 

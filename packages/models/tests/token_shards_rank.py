@@ -1,4 +1,4 @@
-"""One rank of test_token_shares.py: `python shares_rank.py RANK WORLD_SIZE PORT`."""
+"""One rank of test_token_shards.py: `python token_shards_rank.py RANK WORLD_SIZE PORT`."""
 
 import sys
 
@@ -8,7 +8,7 @@ from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
 from vllm_davinci.core.quantization.handover import QuantizedNorm
-from vllm_davinci.models.token_shares import TokenShares
+from vllm_davinci.models.token_shards import TokenShards
 
 
 class Quantized:
@@ -28,19 +28,19 @@ def main(rank: int, world_size: int, port: int) -> None:
         initialize_model_parallel(world_size)
     for num_tokens in (1, world_size, 2 * world_size + 1, 7 * world_size):
         rows = torch.randn(num_tokens, 6, generator=torch.Generator().manual_seed(num_tokens))
-        shares = TokenShares.of_step(num_tokens)
-        share = shares.take(rows.npu())
-        assert share.shape == (shares.size, 6)
-        own = rows[rank * shares.size : (rank + 1) * shares.size]
-        assert torch.equal(share.cpu()[: len(own)], own)
-        assert torch.equal(shares.gather(share).cpu(), rows)
-        total = shares.gather(shares.reduce(rows.npu() * (rank + 1))).cpu()
+        shards = TokenShards.of_step(num_tokens)
+        shard = shards.shard(rows.npu())
+        assert shard.shape == (shards.size, 6)
+        own = rows[rank * shards.size : (rank + 1) * shards.size]
+        assert torch.equal(shard.cpu()[: len(own)], own)
+        assert torch.equal(shards.all_gather(shard).cpu(), rows)
+        total = shards.all_gather(shards.reduce_scatter(rows.npu() * (rank + 1))).cpu()
         torch.testing.assert_close(total, rows * (world_size * (world_size + 1) / 2))
         integers = torch.arange(6 * num_tokens, dtype=torch.int8).view(num_tokens, 6)
         scales = torch.arange(num_tokens, dtype=torch.float32)
-        own_integers, own_scales = shares.take(integers.npu()), shares.take(scales.npu()[:, None])
+        own_integers, own_scales = shards.shard(integers.npu()), shards.shard(scales.npu()[:, None])
         norm = QuantizedNorm.of(own_integers, own_scales[:, 0], torch.bfloat16, Quantized())
-        gathered = shares.gather(norm)
+        gathered = shards.all_gather(norm)
         assert isinstance(gathered, QuantizedNorm)
         assert gathered.shape == (num_tokens, 6) and gathered.dtype == torch.bfloat16
         assert torch.equal(gathered.integers.cpu(), integers)

@@ -1,4 +1,4 @@
-"""Steps whose tokens are divided among tensor-parallel ranks between attention and MLP."""
+"""Sequence parallelism: large steps are sharded by tokens between attention and MLP."""
 
 from itertools import islice
 from typing import Any
@@ -11,41 +11,41 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core.config.options import get_config
-from vllm_davinci.core.config.sequence_parallel import shares_obstacle
+from vllm_davinci.core.config.sequence_parallel import reason_against_sequence_parallel
 from vllm_davinci.core.distributed.exchange import exchange
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.models.decoder_layer import Divided, NPUDecoderLayer
-from vllm_davinci.models.token_shares import TokenShares
+from vllm_davinci.models.decoder_layer import NPUDecoderLayer, ShardedStates
+from vllm_davinci.models.token_shards import TokenShards
 
 logger = init_logger(__name__)
 
 
-class DividesTokens(nn.Module):
-    """Mix-in ahead of one of vLLM's causal language models: large steps are divided.
+class SequenceParallel(nn.Module):
+    """Mix-in ahead of one of vLLM's causal language models: large steps run sequence parallel.
 
-    All other steps, and all of an engine that cannot divide, are vLLM's own forward.
+    All other steps, and all of an engine without sequence parallelism, are vLLM's own forward.
     """
 
     model: Any
     layer_type: type[NPUDecoderLayer] = NPUDecoderLayer
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **options: Any) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, **options)
-        division = get_config(vllm_config).sequence_parallel
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **kwargs: Any) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+        options = get_config(vllm_config).sequence_parallel
         layers = self.model.layers
         present = [i for i, each in enumerate(layers) if not isinstance(each, PPMissingLayer)]
-        self.divides_tokens = (
-            division.enabled
-            and shares_obstacle(vllm_config) is None
+        self.is_sequence_parallel = (
+            options.enabled
+            and reason_against_sequence_parallel(vllm_config) is None
             and all(self.layer_type.fits(layers[index]) for index in present)
         )
-        self.min_tokens_to_divide = division.min_tokens
-        if not self.divides_tokens:
+        self.min_sequence_parallel_tokens = options.min_tokens
+        if not self.is_sequence_parallel:
             return
         logger.info_once(
-            "Steps of %d tokens or more are divided among %d tensor-parallel ranks between "
+            "Steps of %d tokens or more run sequence parallel on %d tensor-parallel ranks between "
             "attention and MLP.",
-            division.min_tokens,
+            options.min_tokens,
             vllm_config.parallel_config.tensor_parallel_size,
         )
         for index in present:
@@ -62,9 +62,10 @@ class DividesTokens(nn.Module):
 
         positions: [num_tokens] or [3, num_tokens], int64
         """
-        is_divided = self.divides_tokens and positions.shape[-1] >= self.min_tokens_to_divide
-        # Hidden states between layers, which some draft models read, are there in whole steps only.
-        if not is_divided or getattr(self.model, "aux_hidden_state_layers", None):
+        is_small = positions.shape[-1] < self.min_sequence_parallel_tokens
+        # Some draft models read hidden states between layers: of all rows, as vLLM's forward has.
+        reads_between = getattr(self.model, "aux_hidden_state_layers", None)
+        if not self.is_sequence_parallel or is_small or reads_between:
             return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
         residual: torch.Tensor | None = None
         if not get_pp_group().is_first_rank:
@@ -75,25 +76,27 @@ class DividesTokens(nn.Module):
             hidden_states = inputs_embeds
         else:
             hidden_states = self.model.embed_input_ids(input_ids)
-        return self._forward_divided(positions, hidden_states, residual)
+        return self._forward_sequence_parallel(positions, hidden_states, residual)
 
-    def _forward_divided(
+    def _forward_sequence_parallel(
         self,
         positions: torch.Tensor,
         hidden_states: torch.Tensor,
         residual: torch.Tensor | None,
     ) -> torch.Tensor | IntermediateTensors:
         model = self.model
-        shares = TokenShares.of_step(positions.shape[-1])
-        divided = Divided(shares.take(hidden_states))
-        residual = None if residual is None else shares.take(residual)
+        shards = TokenShards.of_step(positions.shape[-1])
+        states = ShardedStates(shards.shard(hidden_states))
+        residual = None if residual is None else shards.shard(residual)
         for layer in islice(model.layers, model.start_layer, model.end_layer):
-            divided, residual = layer.forward_divided(positions, divided, residual, shares)
+            states, residual = layer.forward_sequence_parallel(positions, states, residual, shards)
 
         if get_pp_group().is_last_rank:
-            return exchange(lambda: shares.gather(model.norm(divided.settle(shares), residual)[0]))
+            return exchange(
+                lambda: shards.all_gather(model.norm(states.reduced(shards), residual)[0])
+            )
         assert residual is not None
         gathered, gathered_residual = exchange(
-            lambda: (shares.gather(divided.settle(shares)), shares.gather(residual))
+            lambda: (shards.all_gather(states.reduced(shards)), shards.all_gather(residual))
         )
         return IntermediateTensors({"hidden_states": gathered, "residual": gathered_residual})
