@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ CORE_FOLDERS = (
     "errors",
     "log",
     "components",
-    "config",
     "device",
+    "config",
     "distributed",
     "layers",
     "fused_moe",
@@ -65,7 +66,6 @@ MAX_FILES_AT_CORES_ROOT = 8
 KNOWN_UPWARD = {
     ("layers", "quantization"),
     ("quantization", "checkpoint"),
-    ("ubatch", "platform"),
 }
 # Folders that hold a circle of files.
 KNOWN_CIRCLES_OF_FILES = {"core": {"attention/mla", "fused_moe"}}
@@ -151,6 +151,7 @@ def test_what_a_package_imports_it_also_declares(package: str):
     assert imported <= declared
 
 
+@cache
 def sources(package: str) -> dict[str, Path]:
     """Module -> file, of every module of a package; compiled ones have a .pyi file."""
     base = ROOT / "packages" / package / "src"
@@ -162,6 +163,7 @@ def sources(package: str) -> dict[str, Path]:
     return modules
 
 
+@cache
 def imports_within(package: str) -> dict[str, set[str]]:
     """Module -> the package's own modules that it imports.
 

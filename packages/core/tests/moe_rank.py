@@ -30,7 +30,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models.utils import sequence_parallel_chunk
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.distributed.communicator import NPUCommunicator

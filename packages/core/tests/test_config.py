@@ -4,17 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.config.options import (
-    ALIASES,
+from vllm_davinci.core.config.aliases import ALIASES, RETIRED, older_keys
+from vllm_davinci.core.config.options import DavinciConfig, DualBatchConfig, GraphConfig
+from vllm_davinci.core.config.parsing import (
     KEYS_OF_VLLM,
     NOT_AVAILABLE,
-    RETIRED,
-    DavinciConfig,
-    DualBatchConfig,
-    GraphConfig,
     non_default_options,
     parse_config,
-    retired_keys,
 )
 from vllm_davinci.core.errors import ConfigurationError
 
@@ -187,6 +183,10 @@ def test_expert_tensor_parallel_size_may_be_a_string_of_digits(digits: object):
             {"enable_graph_mode": True, "torchair_graph_config": {"enabled": False}},
             "Remove 'enable_graph_mode'",
         ),
+        (
+            {"dbo": {"num_micro_batches": 3, "num_ubatches": 2}},
+            r"'dbo.num_micro_batches' to 3 and .* 'dbo.num_ubatches' to 2",
+        ),
     ],
 )
 def test_contradicting_options_are_an_error(options: dict[str, object], message: str):
@@ -199,12 +199,20 @@ def test_older_spellings_are_accepted_and_reported_with_their_replacement():
         "enable_graph_mode": False,
         "trace_recompiles": True,
         "enable_inter_dp_scheduling": True,
+        "dbo": {"num_micro_batches": 2},
     }
     assert parse_config(options) == DavinciConfig()
-    notes = retired_keys(options)
+    notes = older_keys(options)
     assert "torchair_graph_config.enabled" in notes["enable_graph_mode"]
+    assert "dbo.num_ubatches" in notes["dbo.num_micro_batches"]
     assert "has no effect" in notes["trace_recompiles"]
     assert "has no effect" in notes["enable_inter_dp_scheduling"]
+
+
+def test_an_older_spelling_beside_its_replacement_may_say_the_same():
+    config = parse_config({"dbo": {"num_micro_batches": 3, "num_ubatches": 3}})
+    assert config.dbo.num_ubatches == 3
+    assert "num_micro_batches" not in str(DavinciConfig.model_json_schema())
 
 
 def test_options_cannot_be_changed_after_parsing():

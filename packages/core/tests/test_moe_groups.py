@@ -3,7 +3,7 @@
 import pytest
 from vllm.config import ParallelConfig
 
-from vllm_davinci.core.config.options import parse_config
+from vllm_davinci.core.config.parsing import parse_config
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.expert_layout import (
     ExpertLayout,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.config import DeviceConfig, VllmConfig
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe import exchange

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from vllm.config import DeviceConfig, VllmConfig
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
 
+from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.ubatch import metrics
 from vllm_davinci.core.ubatch.decisions import Counts
 from vllm_davinci.core.ubatch.metrics import CountReceiver, CountSender, OverlapStatLogger
@@ -22,6 +23,7 @@ LIMIT_S = 20
 def config(vllm_config: VllmConfig) -> VllmConfig:
     made = VllmConfig(device_config=DeviceConfig(device="npu"))
     made.additional_config = {"dbo": {"enabled": True}}
+    resolve(made)
     return made
 
 
@@ -153,6 +155,7 @@ def test_a_front_end_with_a_configuration_of_its_own_hears_the_workers(
 
 def test_nothing_is_counted_when_overlap_is_off(config: VllmConfig):
     config.additional_config = {}
+    resolve(config)
     OverlapStatLogger(config, [0]).record(None, None)
     CountReceiver(config, lambda engine, counts: None).close()  # its address is free
 

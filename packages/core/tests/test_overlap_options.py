@@ -8,7 +8,8 @@ from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.dbo import THRESHOLDS, check_overlap, gather_requests
-from vllm_davinci.core.config.options import DualBatchConfig, get_config
+from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 
 
@@ -58,14 +59,25 @@ def test_the_defaults_of_the_thresholds_are_those_of_vllm():
     [
         ({"enable_dbo": True}, {"enabled": False}),
         ({"ubatch_size": 3}, {"num_ubatches": 2}),
+        ({"ubatch_size": 3}, {"num_micro_batches": 2}),
         ({"dbo_prefill_token_threshold": 300}, {"min_total_tokens_to_split": 256}),
     ],
 )
 def test_a_flag_that_contradicts_an_option_names_both(
     flags: dict[str, Any], dbo: dict[str, Any], vllm_config: VllmConfig
 ):
-    with pytest.raises(ConfigurationError, match=r"--.* asks for dbo\..*Remove one"):
+    (name,) = dbo
+    with pytest.raises(
+        ConfigurationError, match=rf"--.* asks for dbo\..* dbo\.{name} to .*Remove one"
+    ):
         gather_requests(config(**flags, additional_config={"dbo": dbo}), {})
+
+
+@pytest.mark.parametrize("name", ["num_ubatches", "num_micro_batches"])
+def test_a_flag_and_an_option_may_say_the_same(name: str, vllm_config: VllmConfig):
+    asked = config(ubatch_size=3, additional_config={"dbo": {name: 3}})
+    gather_requests(asked, {})
+    assert get_config(asked).dbo == DualBatchConfig(enabled=True, num_ubatches=3)
 
 
 @pytest.mark.parametrize("variable", ["VLLM_ASCEND_ENABLE_DBO", "VLLM_ENABLE_DBO"])

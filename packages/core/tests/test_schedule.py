@@ -1,5 +1,6 @@
 """`overlap` stands for single options, and contradicts none that is given."""
 
+import pickle
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,9 @@ import pytest
 from vllm.config import VllmConfig
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.dbo import check_overlap, gather_requests
-from vllm_davinci.core.config.options import get_config, non_default_options, parse_config
-from vllm_davinci.core.config.schedule import apply_schedule
-from vllm_davinci.core.config.sequence_parallel import check_sequence_parallel
+from vllm_davinci.core.config.dbo import check_overlap
+from vllm_davinci.core.config.parsing import get_config, non_default_options, parse_config
+from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.errors import ConfigurationError
 
 MULTISTREAM = {
@@ -39,16 +39,17 @@ def applied(
     architecture: str = "LlamaForCausalLM",
     **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The options that result, and the notes. Applied twice: as often as vLLM does."""
+    """The options that result, and what is told. Resolved twice: as often as vLLM does."""
     vllm_config.additional_config = options
     vllm_config.model_config = Model(is_deepseek, architecture)
     vllm_config.parallel_config.tensor_parallel_size = tp
     vllm_config.parallel_config.data_parallel_size = dp
-    notes = gather_requests(vllm_config, {}) + apply_schedule(vllm_config)
-    result = non_default_options(get_config(vllm_config))
-    assert apply_schedule(vllm_config) == []
-    assert non_default_options(get_config(vllm_config)) == result
-    return result, notes
+    first = resolve(vllm_config, {})
+    again = resolve(vllm_config, {})
+    assert again == first._replace(choices=[])
+    assert get_config(vllm_config) is again.config
+    assert pickle.loads(pickle.dumps(vllm_config.additional_config)).config == first.config
+    return non_default_options(first.requested), first.warnings + first.choices
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,9 @@ def test_sequence_parallelism_that_cannot_be_is_refused_or_told_of(
     engine: dict[str, Any], reason: str, vllm_config: VllmConfig
 ):
     def checked(**options: Any) -> list[str]:
-        applied(vllm_config, **engine, **options)
-        return check_sequence_parallel(vllm_config, get_config(vllm_config))
+        notes = applied(vllm_config, **engine, **options)[1]
+        assert not get_config(vllm_config).sequence_parallel.enabled
+        return notes
 
     with pytest.raises(ConfigurationError, match=f"is not possible because {reason}"):
         checked(sequence_parallel={"enabled": True})
@@ -152,8 +154,9 @@ def test_sequence_parallelism_that_cannot_be_is_refused_or_told_of(
 def test_sequence_parallelism_that_can_be_needs_no_note(
     engine: dict[str, Any], vllm_config: VllmConfig
 ):
-    applied(vllm_config, **engine, sequence_parallel={"enabled": True, "min_tokens": 9})
-    assert check_sequence_parallel(vllm_config, get_config(vllm_config)) == []
+    options = {"enabled": True, "min_tokens": 9}
+    assert applied(vllm_config, **engine, sequence_parallel=options)[1] == []
+    assert get_config(vllm_config).sequence_parallel.enabled
 
 
 def test_without_the_package_nothing_is_sequence_parallel(
@@ -163,9 +166,8 @@ def test_without_the_package_nothing_is_sequence_parallel(
     monkeypatch.setattr(
         components, "find", lambda role: {} if role is components.MODELS else find(role)
     )
-    applied(vllm_config, sequence_parallel={"enabled": True})
     with pytest.raises(ConfigurationError, match="vllm-davinci-models is not installed"):
-        check_sequence_parallel(vllm_config, get_config(vllm_config))
+        applied(vllm_config, sequence_parallel={"enabled": True})
 
 
 @pytest.mark.parametrize(
@@ -236,9 +238,8 @@ def test_vllm_s_flag_against_the_schedule_is_refused(vllm_config: VllmConfig):
 
 def test_a_variable_yields_to_the_schedule(vllm_config: VllmConfig):
     vllm_config.additional_config = {"overlap": "off"}
-    (note,) = gather_requests(vllm_config, {"VLLM_ASCEND_ENABLE_DBO": "1"})
+    (note,) = resolve(vllm_config, {"VLLM_ASCEND_ENABLE_DBO": "1"}).warnings
     assert "has no effect: additional_config sets overlap = 'off'" in note
-    apply_schedule(vllm_config)
     assert not get_config(vllm_config).dbo.enabled
 
 

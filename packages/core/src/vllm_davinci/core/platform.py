@@ -13,14 +13,9 @@ from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
-from vllm_davinci.core.config.dbo import check_overlap, gather_requests
-from vllm_davinci.core.config.options import (
-    get_config,
-    non_default_options,
-    retired_keys,
-)
-from vllm_davinci.core.config.schedule import apply_schedule
-from vllm_davinci.core.config.sequence_parallel import check_sequence_parallel
+from vllm_davinci.core.config.dbo import check_overlap
+from vllm_davinci.core.config.parsing import non_default_options
+from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import set_for_npu
@@ -241,32 +236,28 @@ class NPUPlatform(Platform):
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
         let_interrupts_end_the_start()
-        notes = gather_requests(vllm_config) + gather_exchange_requests(vllm_config)
-        notes += check_sequence_parallel(vllm_config, get_config(vllm_config))
-        chosen = apply_schedule(vllm_config)
-        config = get_config(vllm_config)
-        notes += check_overlap(vllm_config, config.dbo)
+        warnings = gather_exchange_requests(vllm_config)
+        resolution = resolve(vllm_config)
+        config = resolution.config
+        warnings += resolution.warnings
+        warnings += check_overlap(vllm_config, config.dbo)
         check_streams(vllm_config)
-        notes += environment_variables.check_inherited()
-        notes += [
-            f"additional_config key {key!r} {what}"
-            for key, what in retired_keys(vllm_config.additional_config).items()
-        ]
+        warnings += environment_variables.check_inherited()
         refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
-            notes += check_experts(vllm_config, config, _soc())
+            warnings += check_experts(vllm_config, config, _soc())
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
         changes = set_for_npu(vllm_config)
-        for note in notes:
-            logger.warning_once("%s", note)
-        for change in chosen + changes:
+        for warning in warnings:
+            logger.warning_once("%s", warning)
+        for change in resolution.choices + changes:
             logger.info_once("%s", change)
         logger.info_once(
             "Effective vllm-davinci configuration: %s",
             # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.
-            str(non_default_options(config) or "all options at their defaults"),
+            str(non_default_options(resolution.requested) or "all options at their defaults"),
         )
         components.log_missing()
 

@@ -21,7 +21,7 @@ from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core import components
 from vllm_davinci.core.components.fused_ops import choose_operators, names_in_use
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
 from vllm_davinci.core.device.timeline import name_streams

@@ -10,8 +10,7 @@ from vllm.distributed import get_pp_group
 from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 
-from vllm_davinci.core.config.options import get_config
-from vllm_davinci.core.config.sequence_parallel import reason_against_sequence_parallel
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.distributed.exchange import exchange
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer, ShardedStates
@@ -34,10 +33,8 @@ class SequenceParallel(nn.Module):
         options = get_config(vllm_config).sequence_parallel
         layers = self.model.layers
         present = [i for i, each in enumerate(layers) if not isinstance(each, PPMissingLayer)]
-        self.is_sequence_parallel = (
-            options.enabled
-            and reason_against_sequence_parallel(vllm_config) is None
-            and all(self.layer_type.fits(layers[index]) for index in present)
+        self.is_sequence_parallel = options.enabled and all(
+            self.layer_type.fits(layers[index]) for index in present
         )
         self.min_sequence_parallel_tokens = options.min_tokens
         if not self.is_sequence_parallel:

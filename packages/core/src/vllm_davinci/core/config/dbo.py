@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.aliases import canonical, key_in_use
 from vllm_davinci.core.config.environment_variables import OVERLAP_REQUESTS
 from vllm_davinci.core.config.options import DualBatchConfig
 from vllm_davinci.core.errors import RELEASE, ComponentError, ConfigurationError
@@ -30,13 +31,14 @@ THRESHOLDS = {
 def gather_requests(
     vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Moves flags and variables into `additional_config["dbo"]`. Returns what to tell the user.
+    """Moves flags and variables into `additional_config["dbo"]`. Returns warnings for the user.
 
-    Idempotent. Raises ConfigurationError when a flag contradicts the option, or a variable does
-    not parse; an option wins over a variable.
+    Idempotent; older keys get today's names. Raises ConfigurationError when a flag contradicts the
+    option, or a variable does not parse; an option wins over a variable.
     """
-    additional = vllm_config.additional_config or {}
-    given = additional.get("dbo", {}) if isinstance(additional, Mapping) else None
+    asked = vllm_config.additional_config or {}
+    additional = canonical(asked)
+    given = additional.get("dbo", {})
     if not isinstance(given, Mapping):
         return []  # the typed model names what is wrong
     options = dict(given)
@@ -44,8 +46,8 @@ def gather_requests(
     for flag, name, value in _flags(vllm_config.parallel_config):
         if name in given and given[name] != value:
             raise ConfigurationError(
-                f"{flag} asks for dbo.{name} = {value!r} and additional_config sets it to "
-                f"{given[name]!r}. Remove one of the two."
+                f"{flag} asks for dbo.{name} = {value!r} and additional_config sets "
+                f"{key_in_use(asked, f'dbo.{name}')} to {given[name]!r}. Remove one of the two."
             )
         options[name] = value
         notes.append(f"{flag} is served as dbo.{name} = {value!r}.")
@@ -58,8 +60,7 @@ def gather_requests(
         elif not options.get("enabled"):
             options["enabled"] = True
             notes.append(f"{variable}=1 is served as dbo.enabled = true; prefer that option.")
-    if options != given:
-        vllm_config.additional_config = {**additional, "dbo": options}
+    vllm_config.additional_config = {**additional, "dbo": options} if options else additional
     return notes
 
 
@@ -97,7 +98,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[str]:
-    """What to tell the user about overlap with this engine.
+    """Warnings for the user about overlap with this engine.
 
     Raises ConfigurationError for what can never be split, ComponentError without the package.
     """

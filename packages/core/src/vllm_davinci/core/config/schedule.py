@@ -4,68 +4,69 @@ Later code reads the single options only, and `overlap` itself where published a
 more than these: whether shared and routed experts are summed over ranks apart or together.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.options import SCHEDULES, get_config
-from vllm_davinci.core.config.sequence_parallel import reason_against_sequence_parallel
-from vllm_davinci.core.config.side_streams import has_shared_experts
+from vllm_davinci.core.config.options import SCHEDULES, DavinciConfig
+from vllm_davinci.core.config.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
+from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, has_shared_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 DUAL_BATCH = "dbo.enabled"
-ATTENTION = "torchair_graph_config.enable_multistream_mla"
-EXPERTS = "torchair_graph_config.enable_multistream_moe"
-SEQUENCE_PARALLEL = "sequence_parallel.enabled"
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
+    """The value of one option, its key dotted; with a reason where `auto` chose."""
+
     key: str
     value: bool
-    reason: str
+    reason: str = ""
+
+    def told(self) -> str:
+        """For the log."""
+        return f"overlap = 'auto' sets {self.key} = {str(self.value).lower()}: {self.reason}."
 
 
-def apply_schedule(vllm_config: "VllmConfig") -> list[str]:
-    """Writes what `overlap` stands for into the single options. Returns what to tell the user.
+def chosen_by_schedule(
+    vllm_config: "VllmConfig", config: DavinciConfig, against_sequence_parallel: str | None
+) -> list[Choice]:
+    """The single options that `config.overlap` sets: those that the model has a use for.
 
-    Call it after `gather_requests`. Idempotent. Raises what get_config raises: ConfigurationError
-    for a single option that contradicts the schedule.
+    `auto` sets those that are not given. against_sequence_parallel: why it cannot be, or None
     """
-    schedule = get_config(vllm_config).overlap
-    if schedule is None:
+    if config.overlap is None:
         return []
-    additional = dict(vllm_config.additional_config)
-    if schedule == "auto":
-        given = [choice for choice in _automatic(vllm_config) if not _is_set(additional, choice)]
-    else:
-        given = [
-            _Choice(key, value, "")
-            for key, value in SCHEDULES[schedule].items()
-            if not value or _applies(key, vllm_config)
-        ]
-    for choice in given:
-        section, name = choice.key.split(".")
-        additional[section] = {**additional.get(section, {}), name: choice.value}
-    vllm_config.additional_config = additional
-    if schedule != "auto":
-        return []
+    if config.overlap == "auto":
+        chosen = _automatic(vllm_config, against_sequence_parallel)
+        return [choice for choice in chosen if not _is_given(config, choice)]
     return [
-        f"overlap = 'auto' sets {choice.key} = {str(choice.value).lower()}: {choice.reason}."
-        for choice in given
+        Choice(key, value)
+        for key, value in SCHEDULES[config.overlap].items()
+        if not value or _applies(key, vllm_config, against_sequence_parallel)
     ]
 
 
-def _is_set(additional: Mapping[str, Any], choice: _Choice) -> bool:
+def with_choices(config: DavinciConfig, choices: Sequence[Choice]) -> DavinciConfig:
+    """The configuration with these values."""
+    for choice in choices:
+        section, name = choice.key.split(".")
+        changed = getattr(config, section).model_copy(update={name: choice.value})
+        config = config.model_copy(update={section: changed})
+    return config
+
+
+def _is_given(config: DavinciConfig, choice: Choice) -> bool:
     section, name = choice.key.split(".")
-    return name in additional.get(section, {})
+    return name in getattr(config, section).model_fields_set
 
 
-def _applies(key: str, vllm_config: "VllmConfig") -> bool:
-    """Whether the model has what the option is about."""
+def _applies(key: str, vllm_config: "VllmConfig", against_sequence_parallel: str | None) -> bool:
+    """Whether the engine has what the option is about."""
     if key == SEQUENCE_PARALLEL:
-        return reason_against_sequence_parallel(vllm_config) is None
+        return against_sequence_parallel is None
     model = vllm_config.model_config
     if model is None:
         return False
@@ -74,30 +75,34 @@ def _applies(key: str, vllm_config: "VllmConfig") -> bool:
     return has_shared_experts(model) if key == EXPERTS else True
 
 
-def _automatic(vllm_config: "VllmConfig") -> Iterator[_Choice]:
+def _automatic(
+    vllm_config: "VllmConfig", against_sequence_parallel: str | None
+) -> Iterator[Choice]:
     if components.stream_scheduler() is None:
         package = components.STREAMS.package
-        yield _Choice(DUAL_BATCH, False, f"{package} is not installed")
+        yield Choice(DUAL_BATCH, False, f"{package} is not installed")
         return
     parallel = vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
     if vllm_config.speculative_config is not None:
-        yield _Choice(DUAL_BATCH, False, "a draft model reads the hidden states of whole steps")
+        yield Choice(DUAL_BATCH, False, "a draft model reads the hidden states of whole steps")
     elif ranks == 1:
-        yield _Choice(DUAL_BATCH, False, "one rank computes each layer alone")
+        yield Choice(DUAL_BATCH, False, "one rank computes each layer alone")
     else:
-        yield _Choice(
+        yield Choice(
             DUAL_BATCH, True, "ranks communicate in each layer; small steps and decodes stay whole"
         )
-    if _applies(ATTENTION, vllm_config):
-        yield _Choice(
+    if _applies(ATTENTION, vllm_config, against_sequence_parallel):
+        yield Choice(
             ATTENTION, False, "without graph mode the host's launches take a decode's time"
         )
-    if _applies(EXPERTS, vllm_config):
+    if _applies(EXPERTS, vllm_config, against_sequence_parallel):
         if parallel.data_parallel_size > 1:
-            yield _Choice(EXPERTS, True, "tokens travel between DP ranks in every step")
+            yield Choice(EXPERTS, True, "tokens travel between DP ranks in every step")
         else:
-            yield _Choice(EXPERTS, False, "no token travels that shared experts could hide")
-    against = reason_against_sequence_parallel(vllm_config)
-    reason = "each rank norms its shard of the tokens" if against is None else against
-    yield _Choice(SEQUENCE_PARALLEL, against is None, reason)
+            yield Choice(EXPERTS, False, "no token travels that shared experts could hide")
+    yield Choice(
+        SEQUENCE_PARALLEL,
+        against_sequence_parallel is None,
+        against_sequence_parallel or "each rank norms its shard of the tokens",
+    )

@@ -9,6 +9,8 @@ from vllm_davinci.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+ENABLED = "sequence_parallel.enabled"
+
 
 def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
     """Why an engine cannot run it, a clause that follows "because"; None if it can."""
@@ -27,27 +29,22 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
         )
     if parallel.data_parallel_size > 1 and model.is_moe:
         return "DP ranks exchange whole steps with each other's experts"
-    if parallel.use_sequence_parallel_moe:
-        return "vLLM's sequence-parallel experts are on"
     if vllm_config.speculative_config is not None:
         return "a draft model reads the hidden states of whole steps"
     return None
 
 
-def check_sequence_parallel(vllm_config: "VllmConfig", config: DavinciConfig) -> list[str]:
-    """Notes for the user about options that do nothing here.
+def check_sequence_parallel(config: DavinciConfig, against: str | None) -> list[str]:
+    """Warnings about options that do nothing on this engine.
 
+    against: why it cannot run sequence parallel, or None
     Raises ConfigurationError when `enabled` was asked for by itself and cannot be had.
     """
     options = config.sequence_parallel
     given = options.model_fields_set
-    if not options.enabled or not (given or config.overlap == "lean"):
-        return []
-    reason = reason_against_sequence_parallel(vllm_config)
-    if reason is None:
+    is_asked = options.enabled and (given or config.overlap == "lean")
+    if against is None or not is_asked:
         return []
     if "enabled" in given:
-        raise ConfigurationError(
-            f"sequence_parallel.enabled = true is not possible because {reason}. Remove it."
-        )
-    return [f"No step runs sequence parallel because {reason}."]
+        raise ConfigurationError(f"{ENABLED} = true is not possible because {against}. Remove it.")
+    return [f"No step runs sequence parallel because {against}."]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
 from vllm_davinci.core.components.protocols import StreamScheduler
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 
 if TYPE_CHECKING:

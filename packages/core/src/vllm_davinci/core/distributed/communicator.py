@@ -13,7 +13,7 @@ from vllm.distributed.device_communicators.base_device_communicator import (
 )
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 
 C = TypeVar("C")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.models.utils import extract_layer_index
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.expert_layout import (
     ExpertLayout,

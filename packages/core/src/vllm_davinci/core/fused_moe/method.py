@@ -11,7 +11,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.exchange import TokenExchange, exchange_between_ranks

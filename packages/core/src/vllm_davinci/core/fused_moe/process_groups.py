@@ -11,7 +11,7 @@ from vllm.distributed.parallel_state import (
     init_model_parallel_group,
 )
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
 from vllm_davinci.core.fused_moe.fused import FusedGroup

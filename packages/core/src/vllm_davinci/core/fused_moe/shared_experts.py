@@ -22,7 +22,7 @@ from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
 )
 
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import experts_scheduler
 from vllm_davinci.core.fused_moe.beside import ALONE, Beside
 from vllm_davinci.core.layers.prefetch import prefetch

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 from vllm_davinci.core.ubatch.decisions import Decisions, has_communication
 

@@ -18,12 +18,10 @@ from typing import Any, cast
 
 from prometheus_client import Counter
 from vllm.config import VllmConfig
-from vllm.platforms import current_platform
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from vllm_davinci.core.config.options import get_config
+from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.ubatch.decisions import Counts
 
 logger = init_logger(__name__)
@@ -163,7 +161,7 @@ class OverlapStatLogger(AggregateStatLoggerBase):
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
         self._counted: dict[tuple[int, str], int] = {}
         self._receiver: CountReceiver | None = None
-        if not isinstance(current_platform, NPUPlatform):
+        if not is_resolved(vllm_config):
             return  # installed beside another platform
         if not get_config(vllm_config).dbo.enabled:
             return

@@ -17,7 +17,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.components.protocols import Decision, Split
-from vllm_davinci.core.config.options import DualBatchConfig, get_config
+from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
