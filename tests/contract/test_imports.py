@@ -68,7 +68,7 @@ KNOWN_UPWARD = {
     ("quantization", "checkpoint"),
 }
 # Folders that hold a circle of files.
-KNOWN_CIRCLES_OF_FILES = {"core": {"attention/mla", "fused_moe"}}
+KNOWN_CIRCLES_OF_FILES = {"core": {"attention/mla"}}
 
 BLOCK_AND_IMPORT = """
 import importlib, sys

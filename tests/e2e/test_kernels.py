@@ -20,7 +20,7 @@ from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.components.fused_ops import USED, choose_operators
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
-from vllm_davinci.core.fused_moe.forward import RoutedForward
+from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts
@@ -234,7 +234,7 @@ def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
             dtype=dtype,
             **place,
         )
-    num_at_once = 0
+    num_fused = 0
     for renormalize, groups, bias, factor, logits in product(
         (True, False),
         ((1, 1), (4, 2)),
@@ -246,16 +246,16 @@ def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
             top_k=4,
             scoring=scoring,
             renormalize=renormalize,
-            num_groups=groups[0],
-            num_chosen_groups=groups[1],
+            num_expert_group=groups[0],
+            topk_group=groups[1],
             scaling_factor=factor,
             correction_bias=bias,
         )
-        forward = RoutedForward(rule=rule, experts=experts, physical_experts=None)
+        forward = FusedMoEForward(rule, experts)
         choose_operators(False)
         composed = forward(x, logits)
         choose_operators(True)
-        assert (experts.stage_of_logits(dtype) is not None) and composed.any()
-        num_at_once += rule.is_one_launch
+        assert experts.has_fused_op(dtype) and composed.any()
+        num_fused += rule.is_one_launch
         assert torch.equal(forward(x, logits), composed), rule
-    assert 0 < num_at_once < 32
+    assert 0 < num_fused < 32

@@ -10,68 +10,98 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe import exchange
-from vllm_davinci.core.fused_moe.communication import Scheme, SchemeRule, fused_obstacle
+from vllm_davinci.core.fused_moe import dispatcher_selector as selector
+from vllm_davinci.core.fused_moe.communication import (
+    CommunicationMethod,
+    CommunicationRule,
+    unfused_reason,
+)
+from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
 from vllm_davinci.core.fused_moe.options import gather_exchange_requests
-from vllm_davinci.core.fused_moe.row_counts import CountsWait
 
 ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
 ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
 
 
-OBSTACLE = "fused launches take none of this"
+REASON = "fused launches take none of this"
 
 
 def rule(
     tp_size: int,
     dp_size: int,
     etp_size: int,
-    forced: Scheme | None = None,
-    obstacle: str | None = OBSTACLE,
+    forced: CommunicationMethod | None = None,
+    no_fusion: str | None = REASON,
     overlapped: bool = False,
-) -> SchemeRule:
+) -> CommunicationRule:
     layout = ExpertLayout(tp_size * dp_size, etp_size)
-    return SchemeRule(forced, layout, dp_size, tp_size, 8, obstacle, overlapped)
+    return CommunicationRule(forced, layout, dp_size, tp_size, 8, no_fusion, overlapped)
 
 
 @pytest.mark.parametrize(
-    ("tp_size", "dp_size", "etp_size", "max_tokens", "scheme", "reason"),
+    ("tp_size", "dp_size", "etp_size", "max_tokens", "method", "reason"),
     [
-        (4, 1, 4, 100, Scheme.ALL_GATHER, "one DP rank"),
-        (16, 1, 1, 8, Scheme.ALL_GATHER, "one DP rank"),
-        (2, 2, 4, 9, Scheme.MULTICAST, "share all experts, and the step has a prefill"),
-        (2, 2, 4, 8, Scheme.ALL_GATHER, "share all experts, and the step decodes"),
-        (1, 4, 2, 9, Scheme.ALL_GATHER, "2 ranks of an expert are in several DP ranks"),
-        (2, 2, 2, 8, Scheme.ALL_GATHER, f"the host should not wait, and {OBSTACLE}"),
-        (2, 2, 1, 9, Scheme.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
-        (1, 16, 1, 8, Scheme.ALL_GATHER, f"the step decodes, .*{OBSTACLE}"),
-        (1, 32, 1, 8, Scheme.ALL_TO_ALL, f"among 32 ranks, too many to gather on, and {OBSTACLE}"),
+        (4, 1, 4, 100, CommunicationMethod.ALL_GATHER, "one DP rank"),
+        (16, 1, 1, 8, CommunicationMethod.ALL_GATHER, "one DP rank"),
+        (
+            2,
+            2,
+            4,
+            9,
+            CommunicationMethod.MULTICAST,
+            "share all experts, and the step has a prefill",
+        ),
+        (2, 2, 4, 8, CommunicationMethod.ALL_GATHER, "share all experts, and the step decodes"),
+        (
+            1,
+            4,
+            2,
+            9,
+            CommunicationMethod.ALL_GATHER,
+            "2 ranks of an expert are in several DP ranks",
+        ),
+        (2, 2, 2, 8, CommunicationMethod.ALL_GATHER, f"the host should not wait, and {REASON}"),
+        (2, 2, 1, 9, CommunicationMethod.ALL_TO_ALL, "among 4 ranks, and the step has a prefill"),
+        (1, 16, 1, 8, CommunicationMethod.ALL_GATHER, f"the step decodes, .*{REASON}"),
+        (
+            1,
+            32,
+            1,
+            8,
+            CommunicationMethod.ALL_TO_ALL,
+            f"among 32 ranks, too many to gather on, and {REASON}",
+        ),
     ],
 )
-def test_a_steps_scheme_follows_from_ranks_and_tokens(
-    tp_size: int, dp_size: int, etp_size: int, max_tokens: int, scheme: Scheme, reason: str
+def test_a_steps_method_follows_from_ranks_and_tokens(
+    tp_size: int,
+    dp_size: int,
+    etp_size: int,
+    max_tokens: int,
+    method: CommunicationMethod,
+    reason: str,
 ):
     choice = rule(tp_size, dp_size, etp_size).choose(max_tokens)
-    assert choice.scheme is scheme
+    assert choice.method is method
     assert re.search(reason, choice.reason)
 
 
 @pytest.mark.parametrize(
-    ("overlapped", "max_tokens", "scheme", "reason"),
+    ("overlapped", "max_tokens", "method", "reason"),
     [
-        (False, 8, Scheme.FUSED, "the step decodes, and fused launches"),
-        (False, 9, Scheme.ALL_TO_ALL, "has a prefill"),
-        (True, 8, Scheme.FUSED, "ubatches overlap, and fused launches"),
-        (True, 9, Scheme.FUSED, "ubatches overlap, and fused launches"),
+        (False, 8, CommunicationMethod.FUSED, "the step decodes, and fused launches"),
+        (False, 9, CommunicationMethod.ALL_TO_ALL, "has a prefill"),
+        (True, 8, CommunicationMethod.FUSED, "ubatches overlap, and fused launches"),
+        (True, 9, CommunicationMethod.FUSED, "ubatches overlap, and fused launches"),
     ],
 )
 def test_fused_launches_serve_steps_that_a_waiting_host_would_hurt(
-    overlapped: bool, max_tokens: int, scheme: Scheme, reason: str
+    overlapped: bool, max_tokens: int, method: CommunicationMethod, reason: str
 ):
-    possible = rule(2, 2, 1, obstacle=None, overlapped=overlapped)
+    possible = rule(2, 2, 1, no_fusion=None, overlapped=overlapped)
     choice = possible.choose(max_tokens)
-    assert choice.scheme is scheme
+    assert choice.method is method
     assert reason in choice.reason
     assert possible.may_fuse
 
@@ -79,16 +109,16 @@ def test_fused_launches_serve_steps_that_a_waiting_host_would_hurt(
 @pytest.mark.parametrize(
     ("elsewhere", "may_fuse"),
     [
-        (rule(4, 1, 1, obstacle=None), False),
-        (rule(2, 2, 4, obstacle=None), False),
-        (rule(1, 4, 2, obstacle=None), False),
+        (rule(4, 1, 1, no_fusion=None), False),
+        (rule(2, 2, 4, no_fusion=None), False),
+        (rule(1, 4, 2, no_fusion=None), False),
         (rule(2, 2, 1), False),
-        (rule(2, 2, 1, Scheme.ALL_TO_ALL, None), False),
-        (rule(4, 1, 1, Scheme.FUSED, None), True),
+        (rule(2, 2, 1, CommunicationMethod.ALL_TO_ALL, None), False),
+        (rule(4, 1, 1, CommunicationMethod.FUSED, None), True),
     ],
 )
 def test_fused_launches_need_a_group_only_where_a_step_may_use_them(
-    elsewhere: SchemeRule, may_fuse: bool
+    elsewhere: CommunicationRule, may_fuse: bool
 ):
     assert elsewhere.may_fuse is may_fuse
 
@@ -108,32 +138,44 @@ def test_fused_launches_need_a_group_only_where_a_step_may_use_them(
 def test_what_is_in_the_way_of_fused_launches_is_named(
     soc: str, dtype: torch.dtype, hidden_size: int, ranks: int, named: str | None
 ):
-    obstacle = fused_obstacle(soc_of(soc), dtype, hidden_size, ExpertLayout(ranks, 1))
+    reason = unfused_reason(soc_of(soc), dtype, hidden_size, ExpertLayout(ranks, 1))
     if named is None:
-        assert obstacle is None
+        assert reason is None
     else:
-        assert obstacle is not None
-        assert re.search(named, obstacle)
+        assert reason is not None
+        assert re.search(named, reason)
 
 
-@pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST, Scheme.ALL_TO_ALL])
-def test_a_scheme_that_is_asked_for_is_followed(forced: Scheme):
+@pytest.mark.parametrize(
+    "forced",
+    [CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST, CommunicationMethod.ALL_TO_ALL],
+)
+def test_a_method_that_is_asked_for_is_followed(forced: CommunicationMethod):
     asked = rule(2, 2, 1, forced)
     asked.check()
     for max_tokens in (1, 100):
-        assert asked.choose(max_tokens).scheme is forced
+        assert asked.choose(max_tokens).method is forced
 
 
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
-        (rule(2, 2, 4, Scheme.ALL_TO_ALL), r"'all_to_all' .*Add --enable-expert-parallel"),
-        (rule(1, 4, 2, Scheme.ALL_TO_ALL), r"the 2 ranks of an expert within the 1 ranks"),
-        (rule(2, 2, 4, Scheme.FUSED), r"'fused' .*Add --enable-expert-parallel"),
-        (rule(1, 4, 1, Scheme.FUSED), rf"'fused' is not possible: {OBSTACLE}\. Use 'all_to_all'"),
+        (
+            rule(2, 2, 4, CommunicationMethod.ALL_TO_ALL),
+            r"'all_to_all' .*Add --enable-expert-parallel",
+        ),
+        (
+            rule(1, 4, 2, CommunicationMethod.ALL_TO_ALL),
+            r"the 2 ranks of an expert within the 1 ranks",
+        ),
+        (rule(2, 2, 4, CommunicationMethod.FUSED), r"'fused' .*Add --enable-expert-parallel"),
+        (
+            rule(1, 4, 1, CommunicationMethod.FUSED),
+            rf"'fused' is not possible: {REASON}\. Use 'all_to_all'",
+        ),
     ],
 )
-def test_a_scheme_that_the_ranks_cannot_follow_is_an_error(asked: SchemeRule, named: str):
+def test_a_method_that_the_ranks_cannot_follow_is_an_error(asked: CommunicationRule, named: str):
     with pytest.raises(ConfigurationError, match=named):
         asked.check()
 
@@ -145,16 +187,16 @@ def config(additional_config: Any) -> VllmConfig:
 
 
 @pytest.mark.parametrize(
-    ("variable", "scheme"),
+    ("variable", "method"),
     [(ALL_GATHER_VARIABLE, "all_gather"), (ALL_TO_ALL_VARIABLE, "all_to_all")],
 )
 def test_variables_of_earlier_plugins_become_the_option(
-    variable: str, scheme: str, vllm_config: VllmConfig
+    variable: str, method: str, vllm_config: VllmConfig
 ):
     asked = config({})
     (note,) = gather_exchange_requests(asked, {variable: "1"})
-    assert f"{variable}=1 is served as moe_communication = {scheme!r}" in note
-    assert get_config(asked).moe_communication == scheme
+    assert f"{variable}=1 is served as moe_communication = {method!r}" in note
+    assert get_config(asked).moe_communication == method
     assert gather_exchange_requests(asked, {variable: "1"}) == []
 
 
@@ -179,17 +221,17 @@ def test_variables_that_contradict_each_other_or_do_not_parse_are_errors(vllm_co
         gather_exchange_requests(config({}), {ALL_TO_ALL_VARIABLE: "yes"})
 
 
-@pytest.mark.parametrize("forced", [Scheme.ALL_GATHER, Scheme.MULTICAST])
-def test_a_scheme_asked_for_on_one_dp_rank_is_said_to_have_no_effect(
-    forced: Scheme, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("forced", [CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST])
+def test_a_method_asked_for_on_one_dp_rank_is_said_to_have_no_effect(
+    forced: CommunicationMethod, caplog: pytest.LogCaptureFixture
 ):
-    exchange.logger.addHandler(caplog.handler)
+    selector.logger.addHandler(caplog.handler)
     try:
         assert (
-            exchange.exchange_between_ranks(rule(2, 1, 1, forced), False, 0, CountsWait("layer"))
+            selector.dispatcher_selector(rule(2, 1, 1, forced), False, 0, CountsWait("layer"))
             is None
         )
     finally:
-        exchange.logger.removeHandler(caplog.handler)
+        selector.logger.removeHandler(caplog.handler)
     (message,) = {record.getMessage() for record in caplog.records}
     assert f"'moe_communication' = {forced.value!r} has no effect: one DP rank's" in message

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapMan
 
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.expert_map_file import Placement, placement_of_layer
-from vllm_davinci.core.fused_moe.placement import NPUExpertMapManager
+from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 
 NUM_EXPERTS, EP_SIZE, LAYER = 6, 2, 3
 

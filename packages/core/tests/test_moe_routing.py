@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from vllm_davinci.core.fused_moe.experts import FloatExperts
+from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
+from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE = 16, 48, 24
@@ -20,10 +22,10 @@ def defined_choice(logits: torch.Tensor, rule: RoutingRule) -> tuple[torch.Tenso
     scores = logits.float().softmax(-1) if rule.scoring == "softmax" else logits.float().sigmoid()
     bias = rule.correction_bias
     choice = scores if bias is None else scores + bias
-    groups = choice.view(len(logits), rule.num_groups, -1)
+    groups = choice.view(len(logits), rule.num_expert_group, -1)
     best = groups.amax(-1) if bias is None else groups.topk(2, -1).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)
-    kept.scatter_(1, best.topk(rule.num_chosen_groups, -1).indices, True)
+    kept.scatter_(1, best.topk(rule.topk_group, -1).indices, True)
     choice = groups.masked_fill(~kept[..., None], -math.inf).flatten(1)
     ids = choice.topk(rule.top_k, -1).indices
     weights = scores.gather(1, ids)
@@ -92,6 +94,16 @@ def test_a_model_with_its_own_routing_function_is_asked(device: torch.device):
     assert ids.cpu().tolist() == [[14, 15]] * 4
 
 
+def routed(
+    experts: Experts, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """The stage as a layer without communication runs it."""
+    dispatcher = LocalDispatcher()
+    tokens = dispatcher.dispatch(SelectedTokens(x, topk_weights, topk_ids), experts)
+    results = experts(tokens.rows, tokens.tokens_per_expert, tokens.scales)
+    return dispatcher.combine(results, tokens)
+
+
 class Stage:
     """Experts with random weights, and what they compute by definition."""
 
@@ -140,9 +152,8 @@ def test_the_expert_stage_equals_its_definition(
     stage = Stage()
     x, weights, ids = routed_tokens(num_tokens)
     expected = stage.defined(x, weights, ids, first, num_local)
-    actual = stage.on_device(first, num_local).routed(
-        x.to(device), weights.to(device), ids.to(device)
-    )
+    experts = stage.on_device(first, num_local)
+    actual = routed(experts, x.to(device), weights.to(device), ids.to(device))
     torch.testing.assert_close(actual.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -150,9 +161,8 @@ def test_the_expert_stage_in_bfloat16_is_close_to_its_definition(device: torch.d
     stage = Stage(torch.bfloat16)
     x, weights, ids = routed_tokens(21, torch.bfloat16)
     expected = stage.defined(x, weights, ids, 0, NUM_EXPERTS)
-    actual = stage.on_device(0, NUM_EXPERTS).routed(
-        x.to(device), weights.to(device), ids.to(device)
-    )
+    experts = stage.on_device(0, NUM_EXPERTS)
+    actual = routed(experts, x.to(device), weights.to(device), ids.to(device))
     assert actual.dtype == torch.bfloat16
     # Two products rounded to 8 bits of mantissa, of values around 1.
     torch.testing.assert_close(actual.cpu().float(), expected, atol=5e-2, rtol=5e-2)
@@ -166,11 +176,11 @@ def test_a_token_that_is_not_a_number_stays_alone(
     stage = Stage()
     x, _, _ = routed_tokens(11)
     logits = torch.randn(11, NUM_EXPERTS, generator=generator(5))
-    rule = RoutingRule(4, "sigmoid", num_groups=4, num_chosen_groups=2)
+    rule = RoutingRule(4, "sigmoid", num_expert_group=4, topk_group=2)
 
     def run() -> torch.Tensor:
         weights, ids = select_experts(x.to(device), logits.to(device), rule)
-        return stage.on_device(first, num_local).routed(x.to(device), weights, ids).cpu()
+        return routed(stage.on_device(first, num_local), x.to(device), weights, ids).cpu()
 
     clean = run()
     x[7], logits[7] = value, value

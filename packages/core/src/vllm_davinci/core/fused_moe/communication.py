@@ -3,15 +3,21 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from vllm_davinci.core.config.options import DavinciConfig
 
 
-class Scheme(Enum):
+class CommunicationMethod(Enum):
     """Values of additional_config key `moe_communication`."""
 
     ALL_GATHER = "all_gather"
@@ -29,9 +35,9 @@ ONE_DP_RANK = "one DP rank's tokens are on all of its ranks already"
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme and the reason for it, a clause that can follow "because"."""
+    """A method and the reason for it, a clause that can follow "because"."""
 
-    scheme: Scheme
+    method: CommunicationMethod
     reason: str
 
 
@@ -40,10 +46,10 @@ class Choice:
 MAX_RANKS_TO_GATHER = 16
 
 
-def fused_obstacle(
+def unfused_reason(
     soc: Soc, dtype: torch.dtype, hidden_size: int, layout: ExpertLayout
 ) -> str | None:
-    """Why these experts cannot use the fused launches, a clause for "because"; None if they can."""
+    """Why experts cannot use the fused launches, a clause for "because"; None if they can."""
     limits = soc.fused_experts
     if limits is None:
         return f"{soc.name} has no fused launches of experts"
@@ -71,24 +77,47 @@ def _described(allowed: Collection[int]) -> str:
 
 
 @dataclass(frozen=True)
-class SchemeRule:
-    """Chooses a scheme for a step, from what all ranks know alike.
+class CommunicationRule:
+    """Chooses a method for a step, from what all ranks know alike.
 
-    forced:           what the user asked for, or None
-    dp_size:     data-parallel size
-    tp_size:          ranks of a DP rank
+    forced:            what the user asked for, or None
+    dp_size:           data-parallel size
+    tp_size:           ranks of a DP rank
     max_decode_tokens: most tokens of a DP rank's step that has no prefill
-    obstacle:         what is in the way of the fused launches, or None
-    overlapped:       whether steps may run as ubatches, which a wait of the host would stop
+    unfused_reason:    for which no step can use the fused launches, or None
+    overlapped:        whether steps may run as ubatches, which a wait of the host would stop
     """
 
-    forced: Scheme | None
+    forced: CommunicationMethod | None
     layout: ExpertLayout
     dp_size: int
     tp_size: int
     max_decode_tokens: int
-    obstacle: str | None
+    unfused_reason: str | None
     overlapped: bool = False
+
+    @classmethod
+    def of_engine(
+        cls,
+        vllm_config: "VllmConfig",
+        config: "DavinciConfig",
+        soc: Soc,
+        dtype: torch.dtype,
+        hidden_size: int,
+    ) -> "CommunicationRule":
+        """The rule of this engine's steps. dtype, hidden_size: of the tokens that experts take."""
+        parallel = vllm_config.parallel_config
+        asked = config.moe_communication
+        layout = expert_layout(parallel, config)
+        return cls(
+            forced=None if asked == "auto" else CommunicationMethod(asked),
+            layout=layout,
+            dp_size=parallel.data_parallel_size,
+            tp_size=parallel.tensor_parallel_size,
+            max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
+            unfused_reason=unfused_reason(soc, dtype, hidden_size, layout),
+            overlapped=config.dbo.enabled,
+        )
 
     @property
     def experts_span_dp_ranks(self) -> bool:
@@ -96,11 +125,11 @@ class SchemeRule:
         return self.tp_size % self.layout.etp_size != 0
 
     def check(self) -> None:
-        """Raises ConfigurationError for a scheme that these ranks cannot follow."""
+        """Raises ConfigurationError for a method that these ranks cannot follow."""
         if self.forced is None:
             return
         asked = f"additional_config key 'moe_communication' = {self.forced.value!r}"
-        if self.forced not in (Scheme.ALL_TO_ALL, Scheme.FUSED):
+        if self.forced not in (CommunicationMethod.ALL_TO_ALL, CommunicationMethod.FUSED):
             return
         if self.layout.ep_size == 1:
             raise ConfigurationError(
@@ -113,21 +142,22 @@ class SchemeRule:
                 f"{self.tp_size} ranks of a DP rank. Lower 'expert_tensor_parallel_size' or "
                 "remove the key."
             )
-        if self.forced is Scheme.FUSED and self.obstacle is not None:
+        if self.forced is CommunicationMethod.FUSED and self.unfused_reason is not None:
             raise ConfigurationError(
-                f"{asked} is not possible: {self.obstacle}. Use 'all_to_all', or remove the key."
+                f"{asked} is not possible: {self.unfused_reason}. Use 'all_to_all', or remove the "
+                "key."
             )
 
     @property
     def may_fuse(self) -> bool:
         """Whether any step may use the fused launches."""
         if self.forced is not None or self.dp_size == 1:
-            return self.forced is Scheme.FUSED
+            return self.forced is CommunicationMethod.FUSED
         apart = self.layout.ep_size > 1 and not self.experts_span_dp_ranks
-        return apart and self.obstacle is None
+        return apart and self.unfused_reason is None
 
     def choose(self, max_tokens: int) -> Choice:
-        """The scheme of a step.
+        """The method of a step.
 
         max_tokens: most tokens any DP rank has in this step. A step with more than decodes make
                     has a prefill somewhere; all ranks see the same number, so they agree.
@@ -136,33 +166,39 @@ class SchemeRule:
         if self.forced is not None:
             return Choice(self.forced, "moe_communication asks for it")
         if self.dp_size == 1:
-            return Choice(Scheme.ALL_GATHER, ONE_DP_RANK)
+            return Choice(CommunicationMethod.ALL_GATHER, ONE_DP_RANK)
         prefill = max_tokens > self.max_decode_tokens
         if ep_size == 1:
             if prefill:
                 return Choice(
-                    Scheme.MULTICAST, "all ranks share all experts, and the step has a prefill"
+                    CommunicationMethod.MULTICAST,
+                    "all ranks share all experts, and the step has a prefill",
                 )
-            return Choice(Scheme.ALL_GATHER, "all ranks share all experts, and the step decodes")
+            return Choice(
+                CommunicationMethod.ALL_GATHER, "all ranks share all experts, and the step decodes"
+            )
         if self.experts_span_dp_ranks:
             return Choice(
-                Scheme.ALL_GATHER,
+                CommunicationMethod.ALL_GATHER,
                 f"the {self.layout.etp_size} ranks of an expert are in several DP ranks",
             )
         if prefill and not self.overlapped:
             return Choice(
-                Scheme.ALL_TO_ALL, f"experts are among {ep_size} ranks, and the step has a prefill"
+                CommunicationMethod.ALL_TO_ALL,
+                f"experts are among {ep_size} ranks, and the step has a prefill",
             )
         hurry = "ubatches overlap" if self.overlapped else "the step decodes"
-        if self.obstacle is None:
+        if self.unfused_reason is None:
             return Choice(
-                Scheme.FUSED, f"{hurry}, and fused launches leave the host nothing to wait for"
+                CommunicationMethod.FUSED,
+                f"{hurry}, and fused launches leave the host nothing to wait for",
             )
         if ep_size <= MAX_RANKS_TO_GATHER:
             return Choice(
-                Scheme.ALL_GATHER, f"{hurry}, the host should not wait, and {self.obstacle}"
+                CommunicationMethod.ALL_GATHER,
+                f"{hurry}, the host should not wait, and {self.unfused_reason}",
             )
         return Choice(
-            Scheme.ALL_TO_ALL,
-            f"experts are among {ep_size} ranks, too many to gather on, and {self.obstacle}",
+            CommunicationMethod.ALL_TO_ALL,
+            f"experts are among {ep_size} ranks, too many to gather on, and {self.unfused_reason}",
         )

@@ -1,32 +1,19 @@
-"""The expert stage, from routed tokens to their sums: one function that others can replace."""
+"""The experts of a rank: what they compute, and which compiled operators do it in one call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch_npu
 
 from vllm_davinci.core.components.fused_ops import compiled
-from vllm_davinci.core.fused_moe.beside import ALONE, Beside
+from vllm_davinci.core.fused_moe.router import RoutingRule
 
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
 SINGLE_OUTPUT = 2  # split_item: one tensor holds all groups' rows
-COUNTS = 1  # group_list_type and expert_tokens_num_type: entries are counts, not ends
-# drop_pad_mode of npu_moe_finalize_routing in which assignments are numbered token by token and
-# row -1 means that an assignment has no row here.
-ROWS_MAY_BE_ABSENT = 3
-
-
-class StageOfLogits(NamedTuple):
-    """A compiled operator that chooses experts and computes them.
-
-    weights: the operator's arguments between the correction bias and the rule
-    """
-
-    operator: Callable[..., torch.Tensor]
-    weights: tuple[torch.Tensor, ...]
+COUNTS = 1  # group_list_type: entries are counts, not ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,61 +23,94 @@ class Experts(ABC):
     first, num_local: this rank holds the physical experts [first, first + num_local) of
                       num_experts
 
-    A subclass gives `grouped`; one that a compiled operator computes overrides `routed` and
-    `stage_of_logits` too, and one that computes on int8 rows `grouped_integers`.
+    A subclass gives `_compute`; one that compiled operators compute gives `fused_ops` and
+    `_weights` too.
     """
 
     takes_integers: ClassVar[bool] = False
+    """Whether rows may come quantized to int8 by the launch that brings them."""
+
+    fused_ops: ClassVar[tuple[str, str] | None] = None
+    """Names of the compiled operators from tokens whose experts are selected to their sums, and
+    from router logits to the sums."""
 
     first: int
     num_local: int
     num_experts: int
 
-    def routed(
+    def __call__(
         self,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        beside: Beside = ALONE,
+        rows: torch.Tensor,
+        tokens_per_expert: torch.Tensor,
+        scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The whole stage: the weighted sum of every token's experts that are on this rank.
-
-        x:            [num_tokens, hidden_size]
-        topk_weights: [num_tokens, top_k], dtype of x
-        topk_ids:     [num_tokens, top_k], int32, physical expert numbers over all ranks
-        beside:       is told when rows are sorted and when the products are launched
-        Returns a new tensor shaped like x: zeros for a token without experts here.
-        Two launches beside `grouped`; the host waits for nothing.
-        """
-        rows, row_of_assignment, tokens_per_expert = sort_by_expert(
-            x, topk_ids, self.num_experts, self.first, self.num_local
-        )
-        beside.dispatched()
-        results = self.grouped(rows, tokens_per_expert)
-        beside.computed()
-        return sum_by_token(results, row_of_assignment, topk_weights)
-
-    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
-        """The choice of experts and `routed` in one call, for tokens of `dtype`, where there is."""
-        return None
-
-    @abstractmethod
-    def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
         """Each row through the expert it belongs to.
 
-        rows:              [num_rows, hidden_size], sorted by expert
+        rows:              [num_rows, hidden_size], sorted by expert; int8 with scales
         tokens_per_expert: [num_local], int64, on the device; rows after their sum belong to none
+        scales:            [num_rows], fp32, of rows that are quantized already, which only experts
+                           with `takes_integers` compute
         Returns [num_rows, hidden_size]; rows that belong to no expert hold anything.
         """
+        if scales is None and rows.shape[0] == 0:  # a grouped product takes at least one row
+            return rows
+        return self._compute(rows, tokens_per_expert, scales)
 
-    def grouped_integers(
-        self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
+    @abstractmethod
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
     ) -> torch.Tensor:
-        """`grouped` of rows that are quantized already, where `takes_integers`.
+        """See __call__."""
 
-        rows: [num_rows, hidden_size] int8; scales: [num_rows] fp32
+    def has_fused_op(self, dtype: torch.dtype) -> bool:
+        """Whether `fused_experts` takes tokens of `dtype`."""
+        return self._operator(0, dtype) is not None
+
+    def fused_experts(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Sort, products and sum in one compiled call, where `has_fused_op`.
+
+        x, topk_weights, topk_ids: see SelectedTokens
+        Returns each token's weighted sum, [num_tokens, hidden_size].
         """
-        raise NotImplementedError(f"{type(self).__name__} computes on unquantized rows.")
+        operator = self._operator(0, x.dtype)
+        assert operator is not None
+        sums: torch.Tensor = operator(
+            x, topk_weights, topk_ids, *self._weights, self.first, self.num_experts
+        )
+        return sums
+
+    def fused_routed_experts(
+        self, x: torch.Tensor, router_logits: torch.Tensor, rule: RoutingRule
+    ) -> torch.Tensor | None:
+        """The same from router logits, with the selection in the call; None where no call can."""
+        operator = self._operator(1, x.dtype) if rule.is_one_launch else None
+        if operator is None:
+            return None
+        sums: torch.Tensor = operator(
+            x,
+            router_logits,
+            rule.correction_bias,
+            *self._weights,
+            rule.top_k,
+            rule.num_expert_group,
+            rule.topk_group,
+            rule.scoring == "sigmoid",
+            rule.scaling_factor,
+            self.first,
+            self.num_experts,
+        )
+        return sums
+
+    def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
+        """One of `fused_ops` for tokens of `dtype`, where an installed package has it."""
+        return None if self.fused_ops is None else compiled(self.fused_ops[number])
+
+    @property
+    def _weights(self) -> tuple[torch.Tensor, ...]:
+        """As `fused_ops` take them."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,90 +121,43 @@ class FloatExperts(Experts):
     down:    [num_local, intermediate_size, hidden_size]
     """
 
+    fused_ops: ClassVar[tuple[str, str] | None] = ("experts", "routed_experts")
+
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def routed(
-        self,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        beside: Beside = ALONE,
+    @property
+    def _weights(self) -> tuple[torch.Tensor, ...]:
+        return self.gate_up, self.down
+
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
     ) -> torch.Tensor:
-        """See Experts.routed."""
-        stage = compiled("experts") if beside is ALONE else None
-        if stage is None:
-            return super().routed(x, topk_weights, topk_ids, beside)
-        return stage(
-            x, topk_weights, topk_ids, self.gate_up, self.down, self.first, self.num_experts
-        )
-
-    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
-        """See Experts.stage_of_logits."""
-        operator = compiled("routed_experts")
-        return None if operator is None else StageOfLogits(operator, (self.gate_up, self.down))
-
-    def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """See Experts.grouped. Three launches."""
+        """See Experts.__call__. Three launches."""
         gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
         return grouped_matmul(torch_npu.npu_swiglu(gate_up), self.down, tokens_per_expert)
 
 
-def sort_by_expert(
-    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, first: int, num_local: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copies of the tokens, in the order of their experts, for [first, first + num_local).
-
-    x:        [num_tokens, hidden_size]
-    topk_ids: [num_tokens, top_k], int32
-    Returns
-      rows:              [num_tokens * top_k, hidden_size]; rows after those counted hold anything
-      row_of_assignment: [num_tokens * top_k], int32: where each of a token's choices went, or -1
-      tokens_per_expert: [num_local], int64
-    """
-    rows, row_of_assignment, tokens_per_expert, _ = torch_npu.npu_moe_init_routing_v2(
-        x,
-        topk_ids,
-        active_num=topk_ids.numel(),
-        expert_num=num_experts,
-        expert_tokens_num_type=COUNTS,
-        expert_tokens_num_flag=True,
-        active_expert_range=[first, first + num_local],
-    )
-    return rows, row_of_assignment, tokens_per_expert
-
-
-def sum_by_token(
-    rows: torch.Tensor, row_of_assignment: torch.Tensor, topk_weights: torch.Tensor
-) -> torch.Tensor:
-    """The weighted sum of each token's rows, in fp32, leaving out assignments without a row.
-
-    rows:              [num_rows, hidden_size]
-    row_of_assignment: [num_tokens * top_k], int32, -1 for none
-    topk_weights:      [num_tokens, top_k]
-    Returns [num_tokens, hidden_size] with the dtype of rows.
-    """
-    return torch_npu.npu_moe_finalize_routing(
-        rows.unsqueeze(0),
-        None,
-        None,
-        None,
-        topk_weights,
-        row_of_assignment,
-        None,
-        drop_pad_mode=ROWS_MAY_BE_ABSENT,
-    )
-
-
 def grouped_matmul(
-    rows: torch.Tensor, weight: torch.Tensor, tokens_per_expert: torch.Tensor
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    **scales: list[torch.Tensor],
 ) -> torch.Tensor:
-    """rows [num_rows, k] times each row's expert's weight [num_local, k, n]: [num_rows, n]."""
-    return torch_npu.npu_grouped_matmul(
+    """rows [num_rows, k] times each row's expert's weight [num_local, k, n]: [num_rows, n].
+
+    dtype:  of the result; None: of the rows
+    scales: arguments of npu_grouped_matmul that integer products take
+    """
+    result: torch.Tensor = torch_npu.npu_grouped_matmul(
         [rows],
         [weight],
         group_list=tokens_per_expert,
         split_item=SINGLE_OUTPUT,
         group_type=SPLIT_ROWS,
         group_list_type=COUNTS,
+        output_dtype=dtype,
+        **scales,
     )[0]
+    return result

@@ -1,32 +1,41 @@
-"""One mixture-of-experts layer on this rank, from the router's logits to the routed sum."""
+"""One mixture-of-experts layer on this rank, from router logits to the routed sum."""
 
 from dataclasses import dataclass
 
 import torch
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
-from vllm_davinci.core.fused_moe.beside import ALONE, Beside
-from vllm_davinci.core.fused_moe.exchange import TokenExchange
+from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
+from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
 from vllm_davinci.core.fused_moe.experts import Experts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
-from vllm_davinci.core.fused_moe.shared_experts import SharedBeside
+from vllm_davinci.core.fused_moe.shared_experts import (
+    NO_OVERLAP,
+    OverlapHooks,
+    SharedExpertsOverlap,
+)
+
+LOCAL = LocalDispatcher()
 
 
 @dataclass(frozen=True)
-class RoutedForward:
-    """What a layer does with its tokens once its weights are loaded.
+class FusedMoEForward:
+    """The forward of a layer whose weights are loaded.
 
     physical_experts: [num_experts], int32, on the device: each expert's number by place; None
                       when experts lie in order
-    shared:           runs the layer's shared experts beside this; None leaves them to vLLM
+    dispatchers:      selects a step's dispatcher; None where tokens stay on their rank
+    shared:           runs the layer's shared experts beside the routed ones; None leaves them to
+                      vLLM
     """
 
     rule: RoutingRule
     experts: Experts
-    physical_experts: torch.Tensor | None
+    physical_experts: torch.Tensor | None = None
     weight_on_input: bool = False
-    exchange: TokenExchange | None = None
-    shared: SharedBeside | None = None
+    dispatchers: DispatcherSelector | None = None
+    shared: SharedExpertsOverlap | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -34,69 +43,72 @@ class RoutedForward:
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         Returns a new tensor shaped like x.
         """
-        if self.shared is not None:
-            return self.shared(x, lambda beside: self._routed(x, router_logits, beside))
-        return self._routed(x, router_logits, ALONE)
+        if self.shared is None:
+            return self._routed(x, router_logits, NO_OVERLAP)
+        with self.shared.beside(x) as hooks:
+            routed_sum = self._routed(x, router_logits, hooks)
+        return self.shared.reduced(routed_sum)
 
-    def _routed(self, x: torch.Tensor, router_logits: torch.Tensor, beside: Beside) -> torch.Tensor:
-        if self.exchange is not None:
-            return self.exchange(x, router_logits, self, beside)
-        at_once = self._at_once(x, router_logits) if beside is ALONE else None
-        if at_once is not None:
-            return at_once
-        chosen = self.route(x, router_logits)
-        beside.chosen()
-        return self.compute(x, *chosen, beside)
+    def _routed(
+        self, x: torch.Tensor, router_logits: torch.Tensor, hooks: OverlapHooks
+    ) -> torch.Tensor:
+        """See __call__. hooks: each called once, in order, on the main stream."""
+        num_tokens = x.shape[0]
+        dispatcher = LOCAL if self.dispatchers is None else self.dispatchers.of_step(num_tokens)
 
-    def _at_once(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
-        """`route` and `compute` in one call, or None when no compiled operator can do both."""
-        rule, experts = self.rule, self.experts
-        if self.physical_experts is not None or self.weight_on_input or not rule.is_one_launch:
-            return None
-        stage = experts.stage_of_logits(x.dtype)
-        if stage is None:
-            return None
-        return stage.operator(
-            x,
-            router_logits,
-            rule.correction_bias,
-            *stage.weights,
-            rule.top_k,
-            rule.num_groups,
-            rule.num_chosen_groups,
-            rule.scoring == "sigmoid",
-            rule.scaling_factor,
-            experts.first,
-            experts.num_experts,
-        )
+        if dispatcher.gathers:  # tokens leave before their experts are selected
+            hooks.pre_dispatch()
+        x, router_logits = dispatcher.prepare(x, router_logits)
 
-    def route(
-        self, x: torch.Tensor, router_logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights and physical experts of each token: [num_tokens, top_k] both."""
+        if dispatcher.keeps_rows and hooks is NO_OVERLAP:
+            fused_sums = self._fused(x, router_logits)
+            if fused_sums is not None:
+                return dispatcher.finalize(fused_sums, num_tokens)
+
+        if dispatcher.balances_dummy_steps and is_dummy_step():
+            tokens = self._select_evenly(x)
+        else:
+            tokens = self._select(x, router_logits)
+        if not dispatcher.gathers:
+            hooks.pre_dispatch()
+
+        sums = []
+        parts = dispatcher.split(tokens)
+        for number, part in enumerate(parts, 1):
+            dispatched = dispatcher.dispatch(part, self.experts)
+            if number == 1:
+                hooks.post_dispatch()
+            results = self.experts(dispatched.rows, dispatched.tokens_per_expert, dispatched.scales)
+            if number == len(parts):
+                hooks.pre_combine()
+            sums.append(dispatcher.combine(results, dispatched))
+        return dispatcher.finalize(sums[0] if len(sums) == 1 else torch.cat(sums), num_tokens)
+
+    def _fused(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
+        """All sums in one compiled call, or selection and one; None without such an operator."""
+        if self.physical_experts is None and not self.weight_on_input:
+            sums = self.experts.fused_routed_experts(x, router_logits, self.rule)
+            if sums is not None:
+                return sums
+        if self.experts.has_fused_op(x.dtype):
+            return self.experts.fused_experts(*self._select(x, router_logits))
+        return None
+
+    def _select(self, x: torch.Tensor, router_logits: torch.Tensor) -> SelectedTokens:
         topk_weights, topk_ids = select_experts(x, router_logits, self.rule)
         if self.physical_experts is not None:
             topk_ids = self.physical_experts[topk_ids.to(torch.int64)]
-        return topk_weights, topk_ids
-
-    def choose(
-        self, x: torch.Tensor, router_logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`route`; in a step without requests, evenly, so that no rank is overrun."""
-        if not is_forward_context_available() or get_forward_context().attn_metadata:
-            return self.route(x, router_logits)
-        top_k, num_experts = self.rule.top_k, self.experts.num_experts
-        ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
-        return x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k)
-
-    def compute(
-        self,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        beside: Beside = ALONE,
-    ) -> torch.Tensor:
-        """The expert stage of tokens that are all here."""
         if self.weight_on_input:  # one expert per token: its weight may come before it
             x, topk_weights = x * topk_weights, torch.ones_like(topk_weights)
-        return self.experts.routed(x, topk_weights, topk_ids, beside)
+        return SelectedTokens(x, topk_weights, topk_ids)
+
+    def _select_evenly(self, x: torch.Tensor) -> SelectedTokens:
+        """Of tokens that stand for none: as many for each expert, so that no rank is overrun."""
+        top_k, num_experts = self.rule.top_k, self.experts.num_experts
+        ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
+        return SelectedTokens(x, x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k))
+
+
+def is_dummy_step() -> bool:
+    """Whether the step has no requests: it measures memory, or other DP ranks have some."""
+    return is_forward_context_available() and not get_forward_context().attn_metadata

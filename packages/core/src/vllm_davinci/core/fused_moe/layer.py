@@ -22,7 +22,7 @@ from vllm_davinci.core.fused_moe.expert_layout import (
     expert_layout,
 )
 from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer
-from vllm_davinci.core.fused_moe.placement import NPUExpertMapManager
+from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 
 
 class NPURoutedExperts(RoutedExperts):

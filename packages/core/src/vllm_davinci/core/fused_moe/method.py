@@ -1,11 +1,13 @@
-"""Routed experts without quantization, as vLLM's runner calls them."""
+"""Routed experts as vLLM's runner calls them: what all precisions share, and the model's own."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
 import torch_npu
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -14,23 +16,23 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.fused_moe.exchange import TokenExchange, exchange_between_ranks
+from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
+from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
-from vllm_davinci.core.fused_moe.forward import RoutedForward
+from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.options import scheme_rule
 from vllm_davinci.core.fused_moe.router import RoutingRule
-from vllm_davinci.core.fused_moe.row_counts import CountsWait
-from vllm_davinci.core.fused_moe.shared_experts import shared_beside
+from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 
-class NPUUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
-    """Takes the router's logits: choosing experts, moving tokens and computing are all here."""
+class NPUFusedMoEMethodBase(FusedMoEMethodBase):
+    """Takes router logits: selecting experts, moving tokens and computing are all here."""
 
-    routed_forward: RoutedForward | None = None
+    moe_forward: FusedMoEForward | None = None
 
     @property
     def is_monolithic(self) -> bool:
@@ -43,23 +45,35 @@ class NPUUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
 
     @property
     def mk_can_overlap_shared_experts(self) -> bool:
-        """Whether `routed_forward` runs the shared experts too, so that vLLM's runner must not."""
-        return self.routed_forward is not None and self.routed_forward.shared is not None
+        """Whether `moe_forward` runs the shared experts too, so that vLLM's runner must not."""
+        return self.moe_forward is not None and self.moe_forward.shared is not None
+
+    @abstractmethod
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
-        """Lays the weights out for the grouped product and prepares the forward."""
+        """Lays the weights out for the grouped products and prepares the forward.
+
+        Raises UnsupportedFeatureError for experts that are not computed.
+        """
         super().process_weights_after_loading(layer)
         check_computable(layer)
         assert isinstance(layer, NPURoutedExperts)
-        self.routed_forward = routed_forward(
+        experts = self._experts(
             layer,
-            FloatExperts(
-                gate_up=transposed_in_memory(layer.w13_weight),
-                down=transposed_in_memory(layer.w2_weight),
-                first=layer.local_num_experts * layer.moe_config.ep_rank,
-                num_local=layer.local_num_experts,
-                num_experts=layer.global_num_experts,
-            ),
+            first=layer.local_num_experts * layer.moe_config.ep_rank,
+            num_local=layer.local_num_experts,
+            num_experts=layer.global_num_experts,
+        )
+        physical = layer.expert_map_manager.physical_experts()
+        self.moe_forward = FusedMoEForward(
+            rule=RoutingRule.of_layer(layer),
+            experts=experts,
+            physical_experts=None if physical is None else physical.to(layer.w2_weight.device),
+            weight_on_input=layer.apply_router_weight_on_input,
+            dispatchers=_dispatchers(layer),
+            shared=shared_experts_overlap(layer),
         )
 
     def apply_monolithic(
@@ -69,30 +83,26 @@ class NPUUnquantizedFusedMoEMethod(UnquantizedFusedMoEMethod):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See RoutedForward."""
-        assert self.routed_forward is not None
-        return self.routed_forward(x, router_logits)
+        """See FusedMoEForward."""
+        assert self.moe_forward is not None
+        return self.moe_forward(x, router_logits)
 
 
-def routed_forward(layer: NPURoutedExperts, experts: Experts) -> RoutedForward:
-    """The forward of a layer whose weights are loaded, with experts in any precision."""
-    physical = layer.expert_map_manager.physical_experts()
-    if physical is not None:
-        physical = physical.to(layer.w2_weight.device)
-    return RoutedForward(
-        rule=RoutingRule.of_layer(layer),
-        experts=experts,
-        physical_experts=physical,
-        weight_on_input=layer.apply_router_weight_on_input,
-        exchange=_exchange(layer),
-        shared=shared_beside(layer),
-    )
+class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMethod):
+    """Experts in the model's dtype."""
+
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        return FloatExperts(
+            gate_up=transposed_in_memory(layer.w13_weight),
+            down=transposed_in_memory(layer.w2_weight),
+            **place,
+        )
 
 
-def _exchange(layer: NPURoutedExperts) -> TokenExchange | None:
+def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
     vllm_config = get_current_vllm_config()
-    return exchange_between_ranks(
-        scheme_rule(
+    return dispatcher_selector(
+        CommunicationRule.of_engine(
             vllm_config,
             get_config(vllm_config),
             soc_of(torch_npu.npu.get_device_name()),

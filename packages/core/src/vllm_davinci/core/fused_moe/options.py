@@ -4,13 +4,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.communication import Scheme, SchemeRule, fused_obstacle
-from vllm_davinci.core.fused_moe.expert_layout import check_expert_count, expert_layout
+from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.expert_layout import check_expert_count
 from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
 
 if TYPE_CHECKING:
@@ -33,8 +31,8 @@ def gather_exchange_requests(
     if not isinstance(additional, Mapping):
         return []  # the typed model names what is wrong
     asked = {
-        scheme: variable.name
-        for scheme, variable in EXCHANGE_REQUESTS.items()
+        method: variable.name
+        for method, variable in EXCHANGE_REQUESTS.items()
         if _is_set(environ.get(variable.name, ""), variable.name)
     }
     if len(asked) > 1:
@@ -42,11 +40,11 @@ def gather_exchange_requests(
             f"{' and '.join(asked.values())} ask for different ways between the ranks of experts. "
             f"Unset them, and set additional_config key {KEY!r} to one of {', '.join(asked)}."
         )
-    for scheme, name in asked.items():
+    for method, name in asked.items():
         if KEY not in additional:
-            vllm_config.additional_config = {**additional, KEY: scheme}
-            return [f"{name}=1 is served as {KEY} = {scheme!r}; prefer that option."]
-        if additional[KEY] != scheme:
+            vllm_config.additional_config = {**additional, KEY: method}
+            return [f"{name}=1 is served as {KEY} = {method!r}; prefer that option."]
+        if additional[KEY] != method:
             return [f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."]
     return []
 
@@ -59,28 +57,6 @@ def _is_set(value: str, name: str) -> bool:
     return value == "1"
 
 
-def scheme_rule(
-    vllm_config: "VllmConfig",
-    config: "DavinciConfig",
-    soc: Soc,
-    dtype: torch.dtype,
-    hidden_size: int,
-) -> SchemeRule:
-    """How steps of this engine choose their scheme. dtype, hidden_size: of what experts take."""
-    parallel = vllm_config.parallel_config
-    asked = config.moe_communication
-    layout = expert_layout(parallel, config)
-    return SchemeRule(
-        forced=None if asked == "auto" else Scheme(asked),
-        layout=layout,
-        dp_size=parallel.data_parallel_size,
-        tp_size=parallel.tensor_parallel_size,
-        max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
-        obstacle=fused_obstacle(soc, dtype, hidden_size, layout),
-        overlapped=config.dbo.enabled,
-    )
-
-
 def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> list[str]:
     """Raises ConfigurationError for a model whose experts the ranks cannot hold as asked.
 
@@ -88,7 +64,8 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
     """
     model = vllm_config.model_config
     if model.is_moe:
-        rule = scheme_rule(vllm_config, config, soc, model.dtype, model.get_hidden_size())
+        hidden_size = model.get_hidden_size()
+        rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, hidden_size)
         check_expert_count(model.get_num_experts(), rule.layout)
         rule.check()
         if config.expert_map_path is None:

@@ -13,9 +13,9 @@ from vllm.distributed.parallel_state import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
+from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.dispatcher.fused import FusedGroup
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
-from vllm_davinci.core.fused_moe.fused import FusedGroup
-from vllm_davinci.core.fused_moe.options import scheme_rule
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -30,7 +30,7 @@ def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
     if model is None or not model.is_moe:
         return
     soc = soc_of(torch_npu.npu.get_device_name())
-    rule = scheme_rule(
+    rule = CommunicationRule.of_engine(
         vllm_config, get_config(vllm_config), soc, model.dtype, model.get_hidden_size()
     )
     init_groups_of(rule.layout, backend)

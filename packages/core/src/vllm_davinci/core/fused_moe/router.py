@@ -26,7 +26,7 @@ class RoutingRule:
 
     scoring:         "softmax" or "sigmoid" over the router's logits
     renormalize:     the chosen experts' weights sum to one, before scaling
-    num_groups, num_chosen_groups: experts are chosen within the best groups only; 1, 1 without
+    num_expert_group, topk_group: experts are chosen within the best groups only; 1, 1 without
     correction_bias: [num_experts], added to the scores for the choice, not for the weights
     custom:          the model's own function, instead of all of the above
     """
@@ -34,8 +34,8 @@ class RoutingRule:
     top_k: int
     scoring: str = "softmax"
     renormalize: bool = True
-    num_groups: int = 1
-    num_chosen_groups: int = 1
+    num_expert_group: int = 1
+    topk_group: int = 1
     scaling_factor: float = 1.0
     correction_bias: torch.Tensor | None = None
     custom: CustomRouting | None = None
@@ -56,8 +56,8 @@ class RoutingRule:
             top_k=layer.top_k,
             scoring=layer.scoring_func,
             renormalize=layer.renormalize,
-            num_groups=layer.num_expert_group or 1 if grouped else 1,
-            num_chosen_groups=layer.topk_group or 1 if grouped else 1,
+            num_expert_group=layer.num_expert_group or 1 if grouped else 1,
+            topk_group=layer.topk_group or 1 if grouped else 1,
             scaling_factor=layer.routed_scaling_factor if scaled else 1.0,
             correction_bias=None if bias is None else bias.detach().as_subclass(torch.Tensor),
             custom=layer.custom_routing_function,
@@ -66,7 +66,11 @@ class RoutingRule:
     @property
     def is_plain(self) -> bool:
         """Whether nothing but the scores decides."""
-        return self.num_groups == 1 and self.correction_bias is None and self.scaling_factor == 1.0
+        return (
+            self.num_expert_group == 1
+            and self.correction_bias is None
+            and self.scaling_factor == 1.0
+        )
 
     @property
     def is_one_launch(self) -> bool:
@@ -124,8 +128,8 @@ def _gating_top_k(
         router_logits,
         rule.top_k,
         bias=rule.correction_bias,
-        k_group=rule.num_chosen_groups,
-        group_count=rule.num_groups,
+        k_group=rule.topk_group,
+        group_count=rule.num_expert_group,
         group_select_mode=GROUP_SCORE_MAX if rule.correction_bias is None else GROUP_SCORE_TOP2_SUM,
         norm_type=NORM_SIGMOID if sigmoid else NORM_SOFTMAX,
         out_flag=not weights_fit,

@@ -1,14 +1,15 @@
 """Shared experts on a stream of their own, beside dispatch, routed experts and combine.
 
     side:           | gate_up    | act                    | down    |
-    main:  | choice | dispatch   | gate_up, act, down     | combine |
+    main:  | select | dispatch   | gate_up, act, down     | combine |
 
 Their matrix products run under communication, their vector work under the routed matrix products.
 In a ubatch of a split step they run on the main stream: there, communication is covered by
 the other ubatches.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,6 @@ from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import experts_scheduler
-from vllm_davinci.core.fused_moe.beside import ALONE, Beside
 from vllm_davinci.core.layers.prefetch import prefetch
 from vllm_davinci.core.log import init_logger
 
@@ -37,7 +37,23 @@ SIDE = "shared expert"
 STAGES = {"gate_up_proj", "act_fn", "down_proj"}  # the children of an MLP that has no others
 
 
-class SharedBeside:
+class OverlapHooks:
+    """Called by a layer's forward between its lines, on the main stream. Here: nothing overlaps."""
+
+    def pre_dispatch(self) -> None:
+        """Every token's experts are selected, or its row is about to leave for their selection."""
+
+    def post_dispatch(self) -> None:
+        """Rows are at their experts."""
+
+    def pre_combine(self) -> None:
+        """The experts' products are launched; results are about to return."""
+
+
+NO_OVERLAP = OverlapHooks()
+
+
+class SharedExpertsOverlap:
     """One layer's shared experts, where vLLM leaves it to the routed experts to run them.
 
     reduces_apart: sum both results over the tensor-parallel ranks on their own. Otherwise vLLM's
@@ -53,29 +69,30 @@ class SharedBeside:
         self._reduces_apart = reduces_apart
         self._has_stages: bool | None = None  # known from the run that measures memory
 
-    def __call__(self, x: torch.Tensor, routed: Callable[[Beside], torch.Tensor]) -> torch.Tensor:
-        """What `routed` returns; the current stream ends behind the shared experts of x too.
+    @contextmanager
+    def beside(self, x: torch.Tensor) -> Iterator[OverlapHooks]:
+        """Runs the shared experts of x beside the routed ones, which are the block's.
 
-        Their result is put where vLLM's runner takes it from.
+        The block calls the hooks. After it the current stream waits for the shared experts too, and
+        their result is where vLLM's runner takes it from.
         """
         order = self._shared._determine_shared_experts_order(x)
         assert order is SharedExpertsOrder.MK_INTERNAL_OVERLAPPED, f"vLLM has run them: {order}"
         if self._scheduler.current_ubatch() is not None:
-            shared_sum = self._summed(self._layer(x))
-            routed_sum = self._summed(routed(ALONE))
+            shared_sum = self.reduced(self._layer(x))
+            yield NO_OVERLAP
         else:
             if self._has_stages is None and get_forward_context().attn_metadata is None:
                 self._has_stages = self._is_its_stages(x)
             with self._scheduler.fork(SIDE) as fork:
-                run = _InStages if self._has_stages else _AtOnce
-                beside = run(fork, self._layer, x)
-                routed_sum = routed(beside)
-                shared_sum = beside.result()
-            shared_sum, routed_sum = self._summed(shared_sum), self._summed(routed_sum)
+                hooks = (_Staged if self._has_stages else _Whole)(fork, self._layer, x)
+                yield hooks
+                shared_sum = hooks.result()
+            shared_sum = self.reduced(shared_sum)
         self._shared._output[self._shared._output_idx] = shared_sum
-        return routed_sum
 
-    def _summed(self, part: torch.Tensor) -> torch.Tensor:
+    def reduced(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, where it is not vLLM's runner's to make."""
         return tensor_model_parallel_all_reduce(part) if self._reduces_apart else part
 
     def _is_its_stages(self, x: torch.Tensor) -> bool:
@@ -91,48 +108,42 @@ class SharedBeside:
         return False
 
 
-class _AtOnce:
-    """The whole layer on the side stream, from when the routed experts are chosen."""
+class _Whole(OverlapHooks):
+    """The whole layer on the side stream, from when the routed experts are selected."""
 
     def __init__(self, fork: Fork, layer: Any, x: torch.Tensor) -> None:
         self._fork, self._layer, self._x = fork, layer, x
         self._result: torch.Tensor | None = None
 
-    def chosen(self) -> None:
+    def pre_dispatch(self) -> None:
         self._result = self._fork.run(self._layer, self._x)
-
-    def dispatched(self) -> None:
-        """It runs already."""
-
-    def computed(self) -> None:
-        """It runs already."""
 
     def result(self) -> torch.Tensor:
         """[num_tokens, hidden_size], on the side stream."""
-        assert self._result is not None, "the routed experts did not say that they were chosen"
+        assert self._result is not None, "the routed experts did not call pre_dispatch"
         return self._result
 
 
-class _InStages(_AtOnce):
-    """Each stage behind the one of the routed experts that it is to run beside.
+class _Staged(_Whole):
+    """Each stage from when that of the routed experts begins beside which it is to run.
 
-    What is handed from stage to stage stays on the side stream.
+    Results of one stage that the next one takes stay on the side stream.
     """
 
-    def chosen(self) -> None:
+    def pre_dispatch(self) -> None:
         def gate_up(x: torch.Tensor) -> None:
             self._between = self._layer.gate_up_proj(x)[0]
 
         self._fork.run(gate_up, self._x)
 
-    def dispatched(self) -> None:
+    def post_dispatch(self) -> None:
         def act() -> None:
             prefetch(self._layer.down_proj.weight)
             self._between = self._layer.act_fn(self._between)
 
         self._fork.run(act)
 
-    def computed(self) -> None:
+    def pre_combine(self) -> None:
         def down() -> torch.Tensor:
             result: torch.Tensor = self._layer.down_proj(self._between)[0]
             del self._between
@@ -146,7 +157,7 @@ def _in_stages(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def shared_beside(layer: "NPURoutedExperts") -> SharedBeside | None:
+def shared_experts_overlap(layer: "NPURoutedExperts") -> SharedExpertsOverlap | None:
     """None when the option is off, and for a layer whose shared experts have another input."""
     vllm_config = get_current_vllm_config()
     scheduler = experts_scheduler(vllm_config)
@@ -159,4 +170,4 @@ def shared_beside(layer: "NPURoutedExperts") -> SharedBeside | None:
     reduces_apart = is_published and not layer.moe_config.is_sequence_parallel
     if reduces_apart:
         layer.moe_config.skip_final_all_reduce = True
-    return SharedBeside(scheduler, runner.shared_experts, reduces_apart)
+    return SharedExpertsOverlap(scheduler, runner.shared_experts, reduces_apart)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch_npu
 
-from vllm_davinci.core.components.fused_ops import compiled
-from vllm_davinci.core.fused_moe.beside import ALONE, Beside
-from vllm_davinci.core.fused_moe.experts import (
-    COUNTS,
-    SINGLE_OUTPUT,
-    SPLIT_ROWS,
-    Experts,
-    StageOfLogits,
-    sum_by_token,
-)
+from vllm_davinci.core.fused_moe.experts import Experts, grouped_matmul
 
-DYNAMIC = 1  # quant_mode of the routing and activation operators: a scale per row
+DYNAMIC = 1  # quant_mode of npu_dequant_swiglu_quant: a scale per row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +28,7 @@ class DynamicExperts(Experts):
     """
 
     takes_integers: ClassVar[bool] = True
+    fused_ops: ClassVar[tuple[str, str] | None] = ("experts_w8a8", "routed_experts_w8a8")
 
     gate_up: torch.Tensor
     gate_up_scale: torch.Tensor
@@ -43,59 +36,20 @@ class DynamicExperts(Experts):
     down_scale: torch.Tensor
     dtype: torch.dtype
 
-    def routed(
-        self,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        beside: Beside = ALONE,
-    ) -> torch.Tensor:
-        """See Experts.routed. Rows are quantized by the launch that sorts them: five in all."""
-        at_once = compiled("experts_w8a8") if beside is ALONE and x.dtype == self.dtype else None
-        if at_once is not None:
-            return at_once(
-                x,
-                topk_weights,
-                topk_ids,
-                *self._weights,
-                self.first,
-                self.num_experts,
-            )
-        rows, row_of_assignment, tokens_per_expert, scales = torch_npu.npu_moe_init_routing_v2(
-            x,
-            topk_ids,
-            active_num=topk_ids.numel(),
-            expert_num=self.num_experts,
-            expert_tokens_num_type=COUNTS,
-            expert_tokens_num_flag=True,
-            active_expert_range=[self.first, self.first + self.num_local],
-            quant_mode=DYNAMIC,
-        )
-        beside.dispatched()
-        results = self.grouped_integers(rows, scales, tokens_per_expert)
-        beside.computed()
-        return sum_by_token(results, row_of_assignment, topk_weights)
-
     @property
     def _weights(self) -> tuple[torch.Tensor, ...]:
-        """As the compiled operators take them."""
         return self.gate_up, self.gate_up_scale, self.down, self.down_scale
 
-    def stage_of_logits(self, dtype: torch.dtype) -> StageOfLogits | None:
-        """See Experts.stage_of_logits."""
-        operator = compiled("routed_experts_w8a8") if dtype == self.dtype else None
-        return None if operator is None else StageOfLogits(operator, self._weights)
+    def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
+        return super()._operator(number, dtype) if dtype == self.dtype else None
 
-    def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """See Experts.grouped. Four launches."""
-        integers, scales = torch_npu.npu_dynamic_quant(rows)
-        return self.grouped_integers(integers, scales, tokens_per_expert)
-
-    def grouped_integers(
-        self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
     ) -> torch.Tensor:
-        """See Experts.grouped_integers. Three launches."""
-        sums = _grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
+        """See Experts.__call__. Three launches, and one for rows that are not quantized yet."""
+        if scales is None:
+            rows, scales = torch_npu.npu_dynamic_quant(rows)
+        sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
         activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
             sums,
             weight_scale=self.gate_up_scale,
@@ -104,7 +58,7 @@ class DynamicExperts(Experts):
             activate_left=True,
             quant_mode=DYNAMIC,
         )
-        return _grouped_matmul(
+        return grouped_matmul(
             activated,
             self.down,
             tokens_per_expert,
@@ -138,7 +92,7 @@ class StaticProjection:
         scaled = rows.float() / self.input_scale[expert_of_row] + self.input_offset[expert_of_row]
         integers = scaled.round().clamp(-128, 127).to(torch.int8)
         bias = {} if self.quant_bias is None else {"bias": [self.quant_bias]}
-        return _grouped_matmul(
+        return grouped_matmul(
             integers, self.weight, tokens_per_expert, rows.dtype, scale=[self.deq_scale], **bias
         )
 
@@ -150,31 +104,14 @@ class StaticExperts(Experts):
     gate_up: StaticProjection
     down: StaticProjection
 
-    def grouped(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """See Experts.grouped."""
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Experts.__call__."""
+        assert scales is None, "rows are quantized here, with their expert's scale"
         ends = tokens_per_expert.cumsum(0)
         number = torch.arange(len(rows), device=rows.device)
         # How many experts end at or before the row; rows after the last take its scales.
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         return self.down(torch_npu.npu_swiglu(gate_up), expert_of_row, tokens_per_expert)
-
-
-def _grouped_matmul(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    tokens_per_expert: torch.Tensor,
-    dtype: torch.dtype,
-    **scales: list[torch.Tensor],
-) -> torch.Tensor:
-    result: torch.Tensor = torch_npu.npu_grouped_matmul(
-        [rows],
-        [weight],
-        group_list=tokens_per_expert,
-        split_item=SINGLE_OUTPUT,
-        group_type=SPLIT_ROWS,
-        group_list_type=COUNTS,
-        output_dtype=dtype,
-        **scales,
-    )[0]
-    return result

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.routed_experts import FusedMoeWeightScaleSupported
 from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_davinci.core.fused_moe.experts import Experts
-from vllm_davinci.core.fused_moe.forward import RoutedForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.method import (
-    check_computable,
-    routed_forward,
-    transposed_in_memory,
-)
+from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase, transposed_in_memory
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
@@ -30,8 +23,8 @@ if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 
-class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
-    """Takes the router's logits: choosing experts, moving tokens and computing are all here.
+class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
+    """Experts in integers, with the tensors of their checkpoint's format.
 
     prefix:    name of the layer, for messages
     is_loaded: whether tensors come through weight loaders, so that a missing one can be told
@@ -39,7 +32,6 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
     """
 
     kind: QuantType
-    routed_forward: RoutedForward | None = None
 
     def __init__(
         self,
@@ -55,24 +47,6 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
         self._is_loaded = is_loaded
         self._use_nz = use_nz
         self._loaders: dict[str, ExpertTensorLoader] = {}
-
-    @abstractmethod
-    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
-        """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts."""
-
-    @property
-    def is_monolithic(self) -> bool:
-        return True
-
-    @property
-    def supports_internal_mk(self) -> bool:
-        """Tokens of other DP ranks are fetched here, not by vLLM's runner."""
-        return True
-
-    @property
-    def mk_can_overlap_shared_experts(self) -> bool:
-        """Whether `routed_forward` runs the shared experts too, so that vLLM's runner must not."""
-        return self.routed_forward is not None and self.routed_forward.shared is not None
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig | None:
         return None
@@ -109,33 +83,14 @@ class QuantizedFusedMoEMethodBase(FusedMoEMethodBase):
                 set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Lays the weights out for the grouped products and prepares the forward.
+        """See NPUFusedMoEMethodBase.
 
         Raises CheckpointError for tensors that did not come, UnsupportedFeatureError for
         asymmetric weights.
         """
-        check_computable(layer)
-        assert isinstance(layer, NPURoutedExperts)
         if self._is_loaded:
             self._check_loaded(layer)
-        experts = self._experts(
-            layer,
-            first=layer.local_num_experts * layer.moe_config.ep_rank,
-            num_local=layer.local_num_experts,
-            num_experts=layer.global_num_experts,
-        )
-        self.routed_forward = routed_forward(layer, experts)
-
-    def apply_monolithic(
-        self,
-        layer: RoutedExperts,
-        x: torch.Tensor,
-        router_logits: torch.Tensor,
-        input_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See RoutedForward."""
-        assert self.routed_forward is not None
-        return self.routed_forward(x, router_logits)
+        super().process_weights_after_loading(layer)
 
     def _arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         plain = transposed_in_memory(parameter)

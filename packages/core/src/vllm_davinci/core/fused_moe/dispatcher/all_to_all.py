@@ -1,0 +1,99 @@
+"""Tokens in rows of their own to the ranks of their experts, and the experts' results back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_npu
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from vllm_davinci.core.fused_moe.dispatcher.base import (
+    DispatchedTokens,
+    RankExperts,
+    SelectedTokens,
+)
+from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait, RowCounts
+from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_by_expert, sum_by_token
+from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivedTokens(DispatchedTokens):
+    """Rows that came from all ranks of the group.
+
+    row_of_arrival:    [num_rows]: for each sorted row its place in the order of arrival; None where
+                       no rows arrived
+    row_of_assignment: [num_tokens * top_k], int32, of the rows that were sent from here
+    topk_weights:      [num_tokens, top_k], of this rank's tokens
+    sent, received:    rows to and from each rank
+    """
+
+    row_of_arrival: torch.Tensor | None
+    row_of_assignment: torch.Tensor
+    topk_weights: torch.Tensor
+    sent: list[int]
+    received: list[int]
+
+
+@dataclass(frozen=True)
+class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
+    """Three all-to-alls: counts, rows, results. The host waits for the counts, once per layer.
+
+    group: the ranks among which experts are dealt out
+    Sums are whole, or parts where ranks share experts.
+    """
+
+    group: GroupCoordinator
+    counts_wait: CountsWait
+
+    def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedTokens:
+        """See TokenDispatcher.dispatch.
+
+        The collective takes row counts on the host, which waits for them. In a ubatch the counts
+        travel on the communication stream, so that the wait is over while the device still computes
+        what the other ubatches have launched, and the rows leave in front of theirs.
+        """
+        communicator: Any = self.group.device_communicator
+        rows, row_of_assignment, counts, _ = sort_by_expert(
+            tokens.x, tokens.topk_ids, experts.num_experts, 0, experts.num_experts
+        )
+        # [rank, its local expert]: rows from here; then [rank, local expert]: rows to here
+        counts_sent = counts.view(self.group.world_size, experts.num_local)
+
+        def count() -> tuple[torch.Tensor, RowCounts]:
+            counts_received = communicator.all_to_all(counts_sent)
+            return counts_received, RowCounts(counts_sent, counts_received)
+
+        def move(
+            counted: tuple[torch.Tensor, RowCounts],
+        ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+            counts_received, on_host = counted
+            sent, received = on_host.wait(self.counts_wait, self.group)
+            arrived = communicator.all_to_all(rows, received, sent)
+            return counts_received, arrived, sent, received
+
+        counts_received, arrived, sent, received = communicator.sized_exchange(count, move)
+        row_of_arrival, tokens_per_expert = None, counts_received[0]
+        if sum(received):
+            arrived, _, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
+                arrived, counts_received, expert_token_num_type=COUNTS
+            )
+        return ArrivedTokens(
+            rows=arrived,
+            tokens_per_expert=tokens_per_expert,
+            row_of_arrival=row_of_arrival,
+            row_of_assignment=row_of_assignment,
+            topk_weights=tokens.topk_weights,
+            sent=sent,
+            received=received,
+        )
+
+    def combine(self, results: torch.Tensor, dispatched: ArrivedTokens) -> torch.Tensor:
+        """See TokenDispatcher.combine."""
+        if dispatched.row_of_arrival is not None:
+            # In the order of arrival again, in which each rank finds its own.
+            order = dispatched.row_of_arrival.to(torch.int64)
+            results = torch.empty_like(results).index_copy_(0, order, results)
+        communicator: Any = self.group.device_communicator
+        returned = communicator.all_to_all(results, dispatched.sent, dispatched.received)
+        return sum_by_token(returned, dispatched.row_of_assignment, dispatched.topk_weights)

@@ -1,0 +1,65 @@
+"""Rows sorted by expert, and summed by token again: the two ends of every dispatch."""
+
+import torch
+import torch_npu
+
+COUNTS = 1  # expert_tokens_num_type: entries are counts, not ends
+# quant_mode of npu_moe_init_routing_v2: none, or a scale for each row.
+NOT_QUANTIZED, DYNAMIC = -1, 1
+# drop_pad_mode of npu_moe_finalize_routing in which assignments are numbered token by token and
+# row -1 means that an assignment has no row here.
+ROWS_MAY_BE_ABSENT = 3
+
+
+def sort_by_expert(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    first: int,
+    num_local: int,
+    quantized: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Copies of the tokens, in the order of their experts, for [first, first + num_local).
+
+    x:         [num_tokens, hidden_size]
+    topk_ids:  [num_tokens, top_k], int32
+    quantized: whether rows are quantized to int8 on the way, in the same launch
+    Returns
+      rows:              [num_tokens * top_k, hidden_size]; rows after those counted hold anything
+      row_of_assignment: [num_tokens * top_k], int32: where each of a token's choices went, or -1
+      tokens_per_expert: [num_local], int64
+      scales:            [num_tokens * top_k], fp32, of quantized rows; None for others
+    """
+    rows, row_of_assignment, tokens_per_expert, scales = torch_npu.npu_moe_init_routing_v2(
+        x,
+        topk_ids,
+        active_num=topk_ids.numel(),
+        expert_num=num_experts,
+        expert_tokens_num_type=COUNTS,
+        expert_tokens_num_flag=True,
+        active_expert_range=[first, first + num_local],
+        quant_mode=DYNAMIC if quantized else NOT_QUANTIZED,
+    )
+    return rows, row_of_assignment, tokens_per_expert, scales if quantized else None
+
+
+def sum_by_token(
+    rows: torch.Tensor, row_of_assignment: torch.Tensor, topk_weights: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sum of each token's rows, in fp32, leaving out assignments without a row.
+
+    rows:              [num_rows, hidden_size]
+    row_of_assignment: [num_tokens * top_k], int32, -1 for none
+    topk_weights:      [num_tokens, top_k]
+    Returns [num_tokens, hidden_size] with the dtype of rows.
+    """
+    return torch_npu.npu_moe_finalize_routing(
+        rows.unsqueeze(0),
+        None,
+        None,
+        None,
+        topk_weights,
+        row_of_assignment,
+        None,
+        drop_pad_mode=ROWS_MAY_BE_ABSENT,
+    )

@@ -1,0 +1,100 @@
+"""The dispatcher of a layer's step.
+
+A rank enters a layer with the tokens of its DP rank, which all ranks of the DP rank hold alike, or,
+in a sequence-parallel layer, with tokens of its own. It leaves with a part of the sum for the
+tokens it came with, and vLLM's runner adds the parts up over the DP rank together with the shared
+experts': one reduction for both. In a sequence-parallel layer each rank leaves with the whole sum.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed import get_dp_group, get_ep_group
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.forward_context import get_forward_context
+
+from vllm_davinci.core.fused_moe.communication import (
+    ONE_DP_RANK,
+    CommunicationMethod,
+    CommunicationRule,
+)
+from vllm_davinci.core.fused_moe.dispatcher.all_gather import AllGatherDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.base import TokenDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.fused import FusedDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.multicast import MulticastDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
+from vllm_davinci.core.fused_moe.dispatcher.tp_slice import TPSlice
+from vllm_davinci.core.fused_moe.process_groups import expert_group, fused_group
+from vllm_davinci.core.log import init_logger
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class DispatcherSelector:
+    """Selects one layer's dispatcher for each step, where ranks communicate.
+
+    sequence_parallel: whether each rank of a DP rank enters with tokens of its own
+    tp_rank:           this rank's place in its DP rank
+    counts_wait:       the host's, where the method has one
+    """
+
+    rule: CommunicationRule
+    sequence_parallel: bool
+    tp_rank: int
+    counts_wait: CountsWait
+
+    def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
+        """num_tokens: of this rank. The step's other ranks are in vLLM's forward context."""
+        sizes = self._sizes(num_tokens)
+        per_dp_rank = self.rule.tp_size if self.sequence_parallel else 1
+        choice = self.rule.choose(max(sizes) * per_dp_rank)
+        logger.info_once("Mixture of experts: %s, because %s.", choice.method.value, choice.reason)
+        if choice.method is CommunicationMethod.ALL_GATHER:
+            return AllGatherDispatcher(self._token_group, sizes)
+        if choice.method is CommunicationMethod.MULTICAST:
+            return MulticastDispatcher(self._token_group, sizes)
+        layout, tp_slice = self.rule.layout, self._tp_slice
+        if choice.method is CommunicationMethod.FUSED:
+            return FusedDispatcher(tp_slice, fused_group(layout), tp_slice.size(max(sizes)))
+        return AllToAllDispatcher(tp_slice, expert_group(layout), self.counts_wait)
+
+    @property
+    def _token_group(self) -> GroupCoordinator:
+        """Ranks that between them hold every token once."""
+        return get_ep_group() if self.sequence_parallel else get_dp_group()
+
+    @property
+    def _tp_slice(self) -> TPSlice:
+        if self.sequence_parallel:
+            return TPSlice(0, 1)
+        etp_size = self.rule.layout.etp_size
+        return TPSlice(self.tp_rank // etp_size, self.rule.tp_size // etp_size)
+
+    def _sizes(self, num_tokens: int) -> list[int]:
+        """Tokens of each rank of the token group."""
+        metadata = get_forward_context().dp_metadata
+        if metadata is None:  # one DP rank
+            return [num_tokens] * self._token_group.world_size
+        sizes = metadata.get_chunk_sizes_across_dp_rank()
+        assert sizes is not None
+        return sizes
+
+
+def dispatcher_selector(
+    rule: CommunicationRule, sequence_parallel: bool, tp_rank: int, counts_wait: CountsWait
+) -> DispatcherSelector | None:
+    """None where the tokens of one DP rank stay where they are."""
+    gathering = (CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST)
+    if rule.dp_size == 1 and (rule.forced is None or rule.forced in gathering):
+        if rule.forced is not None:
+            logger.warning_once(
+                "additional_config key 'moe_communication' = %r has no effect: %s. Remove the key.",
+                rule.forced.value,
+                ONE_DP_RANK,
+            )
+        elif rule.layout.world_size > 1:
+            logger.info_once("Mixture of experts: no exchange of tokens, because %s.", ONE_DP_RANK)
+        return None
+    return DispatcherSelector(rule, sequence_parallel, tp_rank, counts_wait)
