@@ -1,4 +1,4 @@
-"""A layer over several ranks: every scheme gives each DP rank the sums of its own tokens."""
+"""A layer over several ranks: every method gives each DP rank the sums of its own tokens."""
 
 import json
 from collections.abc import Callable
@@ -185,8 +185,8 @@ def test_rows_of_int8_experts_give_the_integer_definition(
 ):
     whole = {"expert_tensor_parallel_size": 1}
     variants: list[dict[str, Any]] = [
-        {"steps": steps, "options": {**whole, "moe_communication": scheme}, **QUANTIZED}
-        for scheme in ("fused", "all_to_all")
+        {"steps": steps, "options": {**whole, "moe_communication": method}, **QUANTIZED}
+        for method in ("fused", "all_to_all")
     ]
     variants.append({**variants[0], "skewed": True})
     results = launched(tensor, data, variants, soc="Ascend910_9391")

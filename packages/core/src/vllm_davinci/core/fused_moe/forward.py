@@ -82,6 +82,7 @@ class FusedMoEForward:
             if number == len(parts):
                 hooks.pre_combine()
             sums.append(dispatcher.combine(results, dispatched))
+            del dispatched, results  # rows for the worst case: not those of two parts at once
         return dispatcher.finalize(sums[0] if len(sums) == 1 else torch.cat(sums), num_tokens)
 
     def _fused(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
@@ -103,7 +104,7 @@ class FusedMoEForward:
         return SelectedTokens(x, topk_weights, topk_ids)
 
     def _select_evenly(self, x: torch.Tensor) -> SelectedTokens:
-        """Of tokens that stand for none: as many for each expert, so that no rank is overrun."""
+        """For a step without requests: as many for each expert, so that no rank is overrun."""
         top_k, num_experts = self.rule.top_k, self.experts.num_experts
         ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
         return SelectedTokens(x, x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k))
