@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_davinci.multistream import CutMode, Reason, SplitPolicy, StepFacts
+from vllm_davinci.multistream import Reason, SplitPolicy, StepFacts
 
 PREFILL = StepFacts([128, 128, 128, 128])
 
@@ -24,8 +24,8 @@ CASES = [
     (SplitPolicy(), StepFacts([1] * 150 + [63] + [1] * 150), Reason.FEW_PREFILL_TOKENS),
     (SplitPolicy(), StepFacts([512]), Reason.NO_CUT),
     (SplitPolicy(is_ordered=lambda split: False), PREFILL, Reason.PREFIX_DEPENDENCY),
-    (SplitPolicy(mode=CutMode.TOKEN, alignment=256), StepFacts([512]), Reason.SPLIT),
-    (SplitPolicy(mode=CutMode.TOKEN, alignment=384), StepFacts([300]), Reason.NO_CUT),
+    (SplitPolicy(mode="token", alignment=256), StepFacts([512]), Reason.SPLIT),
+    (SplitPolicy(mode="token", alignment=384), StepFacts([300]), Reason.NO_CUT),
 ]
 
 

@@ -102,13 +102,13 @@ class Interleave:
     """
 
     def __init__(self, streams: StreamPool) -> None:
-        self._streams = streams
+        self.streams = streams
         self._device = streams.device
-        self._events = EventPool(streams.device)
+        self.events = EventPool(streams.device)
         self._live: list[_UBatchGreenlet] = []
         self.postponed: list[_Postponed] = []
-        self._compute: Stream = streams.device.current_stream()
-        self._communication: Stream = self._compute
+        self.compute: Stream = streams.device.current_stream()
+        self.communication = self.compute
         self.num_switches = 0  # of the newest run
         self.num_unswitched = 0  # collectives of the newest run that could not yield
         self.on_switch: Callable[[int], None] | None = None
@@ -131,9 +131,9 @@ class Interleave:
             raise MultistreamError("this Interleave is running already; one run at a time.")
         results: list[Any] = [None] * len(forwards)
         self.on_switch = on_switch
-        self._compute = self._device.current_stream()
-        self._communication = self._streams.stream(Role.COMMUNICATION)
-        self._events.begin_step()
+        self.compute = self._device.current_stream()
+        self.communication = self.streams.stream(Role.COMMUNICATION)
+        self.events.begin_step()
         self.num_switches = self.num_unswitched = 0
         for index, forward in enumerate(forwards):
             self._live.append(self._ubatch(index, forward, results))
@@ -153,7 +153,7 @@ class Interleave:
             self._live = []
             self.on_switch = None
             self.postponed.clear()
-            self._device.set_stream(self._compute)
+            self._device.set_stream(self.compute)
 
     def _ubatch(
         self, index: int, forward: Callable[[], object], results: list[Any]
@@ -193,58 +193,23 @@ class Interleave:
         finally:
             self.is_aborting = False
 
-    def communicate(self, launch: Callable[[], T], part: _UBatchGreenlet) -> T:
-        """Launches a collective on the communication stream and lets the next ubatch run."""
-        return self._launch_beside(self._communication, launch, part)
-
-    def exchange(self, work: Callable[[], T], part: _UBatchGreenlet) -> T:
-        """Runs work with collectives in it on a side stream and lets the next ubatch run."""
-        result = self._launch_beside(
-            self._streams.stream(Role.EXCHANGE), lambda: self._in_line(work), part
-        )
-        KeepAlive().cross(result, self._compute)
-        return result
-
-    def sized_exchange(
-        self, count: Callable[[], C], move: Callable[[C], T], part: _UBatchGreenlet
-    ) -> T:
-        """Runs `count` on the communication stream and lets the next ubatch run. `move` runs
-        there before anybody's next collective, at the latest when this ubatch goes on."""
-        step = _Postponed(part.index, self._events.take())
-
-        def launch() -> None:
-            counted = self._in_line(count)
-            step.work = lambda: move(counted)
-            self.postponed.append(step)
-
-        try:
-            self._launch_beside(self._communication, launch, part)
-            if not step.is_launched:  # nobody else has communicated since: it is the only one
-                self.launch_postponed(part.index)
-        finally:
-            if step.is_launched:
-                self._compute.wait_event(step.after)  # as in _launch_beside
-        KeepAlive().cross(step.result, self._compute)
-        result: T = step.result
-        return result
-
     def launch_postponed(self, index: int) -> None:
         """Launches what ubatches have postponed, in their order, while `index` runs."""
         while self.postponed:
             step = self.postponed.pop(0)
             if self.on_switch is not None:
                 self.on_switch(step.index)
-            self._device.set_stream(self._communication)
+            self._device.set_stream(self.communication)
             step.is_launched = True
             try:
-                step.result = self._in_line(step.work)
+                step.result = self.in_line(step.work)
             finally:
-                self._device.set_stream(self._compute)
-                step.after.record(self._communication)
+                self._device.set_stream(self.compute)
+                step.after.record(self.communication)
                 if self.on_switch is not None:
                     self.on_switch(index)
 
-    def _in_line(self, work: Callable[[], T]) -> T:
+    def in_line(self, work: Callable[[], T]) -> T:
         """Runs work whose collectives are launched where they are called."""
         self.in_exchange = True
         try:
@@ -252,13 +217,14 @@ class Interleave:
         finally:
             self.in_exchange = False
 
-    def _launch_beside(
+    def launch_beside(
         self, communication: Stream, launch: Callable[[], T], part: _UBatchGreenlet
     ) -> T:
+        """Launches what `part` communicates on that stream, then lets the next ubatch run."""
         if self.postponed:
             self.launch_postponed(part.index)
-        device, compute = self._device, self._compute
-        before, after = self._events.take_pair()
+        device, compute = self._device, self.compute
+        before, after = self.events.take_pair()
         before.record(compute)
         communication.wait_event(before)
         device.set_stream(communication)
@@ -298,7 +264,8 @@ def communicate(launch: Callable[[], T]) -> T:
     if _inside_operator():
         part.interleave.num_unswitched += 1
         return launch()
-    return part.interleave.communicate(launch, part)
+    run = part.interleave
+    return run.launch_beside(run.communication, launch, part)
 
 
 def collective(begin: Callable[[], Work]) -> None:
@@ -338,7 +305,10 @@ def exchange(work: Callable[[], T]) -> T:
         return work()
     if _inside_operator():
         return work()  # whose collectives are counted
-    return part.interleave.exchange(work, part)
+    run = part.interleave
+    result = run.launch_beside(run.streams.stream(Role.EXCHANGE), lambda: run.in_line(work), part)
+    KeepAlive().cross(result, run.compute)
+    return result
 
 
 def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
@@ -357,7 +327,24 @@ def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
         return move(count())
     if _inside_operator():
         return move(count())  # whose collectives are counted
-    return part.interleave.sized_exchange(count, move, part)
+    run = part.interleave
+    second = _Postponed(part.index, run.events.take())
+
+    def launch() -> None:
+        counted = run.in_line(count)
+        second.work = lambda: move(counted)
+        run.postponed.append(second)
+
+    try:
+        run.launch_beside(run.communication, launch, part)
+        if not second.is_launched:  # nobody else has communicated since: it is the only one
+            run.launch_postponed(part.index)
+    finally:
+        if second.is_launched:
+            run.compute.wait_event(second.after)  # as in launch_beside
+    KeepAlive().cross(second.result, run.compute)
+    result: T = second.result
+    return result
 
 
 def _inside_operator() -> bool:

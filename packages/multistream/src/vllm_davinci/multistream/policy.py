@@ -74,7 +74,7 @@ class SplitPolicy:
     min_total_tokens: int = 256
     min_prefill_tokens: int = 64
     imbalance_ratio: float = 0.1
-    mode: CutMode = CutMode.REQUEST
+    mode: CutMode = "request"
     alignment: int = 1
     decode: bool = False
     min_decode_tokens: int = 32

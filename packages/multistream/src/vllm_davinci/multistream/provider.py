@@ -1,7 +1,6 @@
 """The stream scheduler that vllm-davinci-core finds through an entry point."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from vllm_davinci.multistream.device import Stream
 from vllm_davinci.multistream.events import EventPool
@@ -15,7 +14,6 @@ from vllm_davinci.multistream.interleave import (
     sized_exchange,
 )
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
-from vllm_davinci.multistream.split import CutMode
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 
@@ -24,6 +22,8 @@ class StreamScheduler:
 
     api_version = 1
 
+    split_policy = SplitPolicy
+    step_facts = StepFacts
     communicate = staticmethod(communicate)
     collective = staticmethod(collective)
     exchange = staticmethod(exchange)
@@ -34,14 +34,6 @@ class StreamScheduler:
         self._streams: StreamPool | None = None
         self._fork_events: EventPool | None = None
         self._name: Callable[[int, str], None] | None = None
-
-    def split_policy(self, *, mode: str, **rules: Any) -> SplitPolicy:
-        """The decisions of one engine. mode: "request" or "token"; rules: SplitPolicy's fields."""
-        return SplitPolicy(mode=CutMode(mode), **rules)
-
-    def step_facts(self, query_lens: Sequence[int], **facts: Any) -> StepFacts:
-        """What a policy decides on. facts: StepFacts' other fields."""
-        return StepFacts(query_lens, **facts)
 
     def interleave(self) -> Interleave:
         """Runs ubatches in turn. Call it once the process has chosen its device."""

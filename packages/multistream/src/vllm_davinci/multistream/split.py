@@ -4,21 +4,17 @@ A step is a list of requests in batch order, decodes first, with the number of n
 length) of each. A ubatch is a contiguous range of the step's tokens.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
 
 import torch
 
 from vllm_davinci.multistream.errors import SplitError
 
-
-class CutMode(enum.Enum):
-    """REQUEST never cuts inside a request; TOKEN cuts at equal shares of the tokens."""
-
-    REQUEST = "request"
-    TOKEN = "token"
+# "request" never cuts inside a request; "token" cuts at equal parts of the tokens.
+CutMode = Literal["request", "token"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Split:
     def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
         """Each ubatch's rows of `tensor` along `dim`, as views; None stays None.
 
-        Rows behind the step's tokens (padding) go to the last ubatch.
+        Rows after the step's tokens (padding) go to the last ubatch.
         """
         if tensor is None:
             return [None] * len(self.ubatches)
@@ -72,15 +68,15 @@ def choose_cuts(
     query_lens: Sequence[int],
     *,
     num_ubatches: int = 2,
-    mode: CutMode = CutMode.REQUEST,
+    mode: CutMode = "request",
     imbalance_ratio: float = 0.1,
     alignment: int = 1,
 ) -> list[int]:
     """The tokens to cut at, or [] when no legal cut exists.
 
     query_lens:      new tokens of each request, in batch order, each at least 1
-    imbalance_ratio: how far, as a share of all tokens, a cut may lie from an equal share (REQUEST)
-    alignment:       cuts are multiples of it (TOKEN)
+    imbalance_ratio: how far, as a share of all tokens, a cut may lie from an equal part ("request")
+    alignment:       cuts are multiples of it ("token")
     Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
     """
     total = sum(query_lens)
@@ -95,7 +91,7 @@ def choose_cuts(
         )
     targets = [total * i // num_ubatches for i in range(1, num_ubatches)]
     decode_only = all(length == 1 for length in query_lens)
-    if mode is CutMode.TOKEN:
+    if mode == "token":
         cuts = [round(target / alignment) * alignment for target in targets]
     elif decode_only:
         cuts = targets

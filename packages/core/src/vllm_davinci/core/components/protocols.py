@@ -79,7 +79,7 @@ class Split(Protocol):
         """The tokens at which the second and later ubatches begin."""
 
     def slice(self, tensor: torch.Tensor | None, dim: int = 0) -> list[torch.Tensor | None]:
-        """Each ubatch's rows, as views; rows behind the step's tokens go to the last one."""
+        """Each ubatch's rows, as views; rows after the step's tokens go to the last one."""
 
     def merge(self, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
         """The inverse of `slice`."""
@@ -135,7 +135,7 @@ class Fork(Protocol):
         """The side stream, for an operator that orders its work on both streams itself."""
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
-        """`work(*tensors)` on the side stream, behind all that the main stream has so far."""
+        """`work(*tensors)` on the side stream, after all that the main stream has so far."""
 
     def join(self) -> None:
         """Makes the main stream wait for all that the side stream has so far; more may follow."""
@@ -143,7 +143,11 @@ class Fork(Protocol):
 
 @runtime_checkable
 class StreamScheduler(Protocol):
-    """The role."""
+    """Ubatches and side streams. One object per process.
+
+    What these functions ask of streams and memory is said where they are defined, in
+    vllm-davinci-multistream, under the same names.
+    """
 
     api_version: int
 
@@ -162,18 +166,9 @@ class StreamScheduler(Protocol):
     def name_streams(self, name: Callable[[int, str], None]) -> None:
         """Calls `name` with native handle and role of each stream created from now on."""
 
-    def communicate(self, launch: Callable[[], T]) -> T:
-        """Runs a collective; inside a ubatch, the others compute meanwhile."""
-
-    def collective(self, begin: Callable[[], Any]) -> None:
-        """The same for a collective that `begin` starts with async_op=True; returns its handle."""
-
-    def exchange(self, work: Callable[[], T]) -> T:
-        """The same for work with collectives in it, which runs on a side stream as a whole."""
-
-    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T:
-        """The same for `move(count())`, two collectives on the communication stream: the second
-        one has sizes that the host waits for, while the others' work runs but not for it."""
-
-    def current_ubatch(self) -> int | None:
-        """The index of the ubatch that runs, None outside of one."""
+    # Switching points: inside a ubatch the others compute while these communicate.
+    def communicate(self, launch: Callable[[], T]) -> T: ...
+    def collective(self, begin: Callable[[], Any]) -> None: ...
+    def exchange(self, work: Callable[[], T]) -> T: ...
+    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T: ...
+    def current_ubatch(self) -> int | None: ...
