@@ -126,7 +126,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if self._is_encoder:
             self._attend_to_batch(query, key, value, attn_metadata, out)
         elif stage := compiled("paged_attention"):
-            self._attend_at_once(stage, query, key, value, kv_cache, attn_metadata, out)
+            self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None:
                 torch_npu.npu_scatter_pa_kv_cache(
@@ -140,7 +140,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             self._attend_to_cache(query, kv_cache, attn_metadata, out)
         return output
 
-    def _attend_at_once(
+    def _attend_fused(
         self,
         stage: Callable[..., None],
         query: torch.Tensor,

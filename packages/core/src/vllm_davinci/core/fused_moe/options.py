@@ -1,4 +1,4 @@
-"""What users ask of routed experts, checked before any process starts."""
+"""Options of routed experts, checked before any process starts."""
 
 import os
 from collections.abc import Mapping

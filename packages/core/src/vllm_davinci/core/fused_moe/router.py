@@ -12,7 +12,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-# What npu_moe_gating_top_k calls its choices.
+# norm_type and group_select_mode of npu_moe_gating_top_k.
 NORM_SOFTMAX, NORM_SIGMOID = 0, 1
 GROUP_SCORE_MAX, GROUP_SCORE_TOP2_SUM = 0, 1
 

@@ -9,7 +9,7 @@ import torch
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.loading import TensorLoader
 
-# What vLLM calls the parts of an expert that one of its tensors holds.
+# vLLM's names for the parts of an expert that one of its tensors holds.
 SHARDS = {"w13": ("w1", "w3"), "w2": ("w2",)}
 
 
@@ -47,7 +47,7 @@ class ExpertTensorLoader(TensorLoader):
         return is_local if return_success else None
 
     def missing(self, num_local: int, shards: tuple[str, ...]) -> str | None:
-        """What did not come for the experts of this rank, or None."""
+        """The parts that did not come for this rank's experts, for a message; None if all did."""
         absent = num_local * len(shards) - len(self.parts)
         if not absent:
             return None

@@ -1,4 +1,4 @@
-"""Row counts of an exchange on their way to the host, which waits for them no longer than told."""
+"""Row counts of an all-to-all on their way to the host, which waits no longer than told."""
 
 import time
 from dataclasses import dataclass
