@@ -19,7 +19,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long they last together."""
+    """Their time together, each moment once."""
     return sum(end - begin for begin, end in union(intervals))
 
 

@@ -9,7 +9,7 @@ The artificial times of the dense model make its intervals between collectives e
 equal times for every product do. Where they differ, each half's interval still lies under one of
 the other half's collectives, and of each such pair the longer one counts.
 
-`dense` and `deepseek` are one DP rank of two tensor-parallel ranks. `DP ranks` are two of one rank,
+`dense` and `deepseek` are one DP rank of two TP ranks. `dp_ranks` is two DP ranks of one TP rank,
 whose tokens go to their experts and back by all-to-all; where they go is computed, and differs
 from layer to layer and from half to half, so that no two of its intervals are equally long.
 """
@@ -50,7 +50,7 @@ class Case:
     pace:     VNPU_PACE: computation and communication about as long as each other
     engine:   arguments of vLLM's engine
     options:  its additional_config, besides dbo
-    DP ranks: data-parallel ones
+    dp_ranks: data-parallel ranks
     computes: whether operators do their arithmetic
     """
 

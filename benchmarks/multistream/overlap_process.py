@@ -1,4 +1,4 @@
-"""What overlap.py measures, in one DP rank's process: `overlap_process.py OPTIONS_JSON`.
+"""The part of overlap.py that one DP rank's process measures: `overlap_process.py OPTIONS_JSON`.
 
 An engine prefills some batches; the times of the batches go to the file that the
 options name.

@@ -14,7 +14,7 @@ FIRST, SECOND = "ubatch 0", "ubatch 1"
 
 @dataclass(frozen=True)
 class StepTrace:
-    """What one rank's streams did during one step. Times in microseconds.
+    """Work of one rank's streams during one step. Times in microseconds.
 
     begin, end: of the step on the host's clock, from request to answer
     tasks:      of that rank, in the order in which they began
@@ -60,7 +60,7 @@ class StepTrace:
         return max(computing, length(common(self.communicating(), part))) + self.unsplit()
 
     def hidden_share(self) -> float:
-        """Of the first ubatch's communication under the second one's computation, as a share
+        """Of the first ubatch's communication under the second one's computation, as a fraction
         of the smaller of the two.
 
         Raises TraceError when one of the two is absent, as in a trace without labels.

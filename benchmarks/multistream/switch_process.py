@@ -1,4 +1,4 @@
-"""What switch.py measures, in one process: `switch_process.py HAND_OVERS STEPS LAYERS`."""
+"""The part of switch.py that one process measures: `switch_process.py HAND_OVERS STEPS LAYERS`."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ LIMIT_S = 60
 
 
 def at_a_dispatch() -> None:
-    """What vLLM does where a ubatch sends rows to experts, but for the sending."""
+    """The calls of vLLM where a ubatch sends rows to experts, but for the sending."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute_sync()
 
 
 def at_a_combine() -> None:
-    """What vLLM does where a ubatch fetches the results, but for the fetching."""
+    """The calls of vLLM where a ubatch fetches the results, but for the fetching."""
     ubatching.dbo_yield_and_switch_from_compute_to_comm()
     ubatching.dbo_switch_to_compute()
     ubatching.dbo_switch_to_comm()

@@ -21,7 +21,7 @@ class CountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def count_collectives(self) -> None:
-        """From now on, those between the ranks of a DP rank."""
+        """From now on, those between the TP ranks of a DP rank."""
         communicator = get_tp_group().device_communicator
         assert isinstance(communicator, NPUCommunicator)
         self.counted: Counter[str] = Counter()

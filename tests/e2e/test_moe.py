@@ -219,7 +219,7 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             {"all_gather", "multicast"},
             id="data2_expert_tensor2",
         ),
-        # A single request makes steps of one token, fewer than a DP rank's ranks.
+        # A single request makes steps of one token, fewer than a DP rank has TP ranks.
         pytest.param(
             V3,
             ["--data-parallel-size=2", "--tensor-parallel-size=2", "--enable-expert-parallel"],

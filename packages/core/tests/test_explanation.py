@@ -1,4 +1,4 @@
-"""What the policy would decide for a step that is only described, and what it says about it."""
+"""Decisions on steps that are only described, with their reasons."""
 
 import re
 from types import SimpleNamespace

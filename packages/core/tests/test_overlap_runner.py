@@ -1,4 +1,4 @@
-"""What in a step belongs to the step as a whole, so that it cannot be cut."""
+"""Steps that cannot be cut, because something in them belongs to the step as a whole."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def runner(
     model_kwargs: dict[str, Any] | None = None,
     groups: int = 1,
 ) -> Any:
-    """What a runner knows of a step of two requests."""
+    """A runner's attributes at a step of two requests."""
     return SimpleNamespace(
         kv_cache_config=SimpleNamespace(
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec(**CACHE))] * groups

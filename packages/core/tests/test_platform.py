@@ -1,4 +1,4 @@
-"""What the platform answers, sets and refuses."""
+"""Answers, settings and refusals of the platform."""
 
 import os
 import subprocess

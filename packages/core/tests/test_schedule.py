@@ -23,7 +23,7 @@ WHOLE = {"sequence_parallel.enabled": False}
 
 
 class Model:
-    """What is asked of a model: DeepSeek's properties, or those of another architecture."""
+    """Properties of a model: DeepSeek's properties, or those of another architecture."""
 
     def __init__(self, is_deepseek: bool, architecture: str) -> None:
         self.use_mla = self.is_moe = is_deepseek

@@ -1,4 +1,4 @@
-"""What core and vLLM find: architectures, and classes that are vLLM's in all other respects."""
+"""Definitions by architecture: classes that are vLLM's in all other respects."""
 
 from importlib.metadata import entry_points
 

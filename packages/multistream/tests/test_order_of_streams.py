@@ -1,4 +1,4 @@
-"""What must wait for what, on a device that writes it down."""
+"""Waits between streams, on a device that writes them down."""
 
 from collections.abc import Callable
 

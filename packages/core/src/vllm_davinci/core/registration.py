@@ -1,4 +1,4 @@
-"""What core tells vLLM in every process: layer classes, quantization methods, models."""
+"""Registration with vLLM in every process: layer classes, quantization methods, models."""
 
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul

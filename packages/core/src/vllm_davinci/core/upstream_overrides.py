@@ -50,7 +50,7 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the worker keeps outputs until they are copied and passes None after an error",
     ),
     Override(
-        what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call",
+        what="with dbo.enabled, our runner shows vLLM ubatch_size or one DP rank during one call",
         where="core.ubatch.runner",
         why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
         upstream="vllm/v1/worker/gpu_model_runner.py, initialize_metadata_builders",

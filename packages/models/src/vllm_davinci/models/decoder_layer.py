@@ -129,7 +129,7 @@ class NPUDecoderLayer(nn.Module):
         return attended
 
     def attention_input(self, shard: torch.Tensor) -> torch.Tensor:
-        """What attention needs of each row, for one shard: [size, hidden_size] -> [size, n]."""
+        """The part of each row that attention needs: [size, hidden_size] -> [size, n]."""
         return shard
 
     def attend_gathered(self, positions: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

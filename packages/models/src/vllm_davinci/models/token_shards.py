@@ -16,7 +16,7 @@ from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm
 
 @dataclass(frozen=True)
 class TokenShards:
-    """Who holds which rows: rank r has rows [r * size, (r + 1) * size), the last ones padded.
+    """Rows of each rank: rank r has rows [r * size, (r + 1) * size), the last ones padded.
 
     num_tokens: rows of the step
     size:       rows of one shard

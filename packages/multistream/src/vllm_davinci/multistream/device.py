@@ -26,7 +26,7 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """What the orchestration asks of an accelerator."""
+    """The functions of an accelerator that the orchestration needs."""
 
     def current_stream(self) -> Stream: ...
     def set_stream(self, stream: Stream) -> None: ...

@@ -38,7 +38,7 @@ class EventPool:
 
     @property
     def allocated(self) -> int:
-        """How many events exist: what the largest step needed."""
+        """Number of events that exist: as many as the largest step needed."""
         return len(self._events)
 
 

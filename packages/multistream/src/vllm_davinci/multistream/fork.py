@@ -19,7 +19,7 @@ class Fork:
 
     with Fork(pool, events, Role.VECTOR) as fork:
         latent = down_projection(x)
-        key = fork.run(norm_and_rotate, latent)     # on the side stream, behind what main launched
+        key = fork.run(norm_and_rotate, latent)     # on the side stream, after what main launched
         query = up_projection(x)                    # on the main stream, beside it
         fork.join()                                 # main waits for the side stream
         attend(query, key)
@@ -27,7 +27,7 @@ class Fork:
     `stream` is the side stream, for an operator that orders work on both itself.
 
     Tensors that cross from one stream to the other are held until the join, after which the main
-    stream is behind every use of them. Leaving the block joins if that has not happened, also when
+    stream is past every use of them. Leaving the block joins if that has not happened, also when
     an exception passes.
     """
 
@@ -51,7 +51,7 @@ class Fork:
         self.join()
 
     def run(self, work: Callable[..., T], *tensors: torch.Tensor | None) -> T:
-        """Runs `work(*tensors)` on the side stream, behind the main stream's work so far."""
+        """Runs `work(*tensors)` on the side stream, after the main stream's work so far."""
         hand_over(self._events.take(), self._main, self.stream)
         self._open = True
         self._held.hold(*tensors)

@@ -238,7 +238,7 @@ class Interleave:
         finally:
             # Also when the launch failed or this ubatch is being unwound: memory that the
             # collective uses is given back to the compute stream's pool, so that stream must be
-            # behind the collective.
+            # past the collective.
             compute.wait_event(after)
         return result
 
@@ -271,8 +271,8 @@ def communicate(launch: Callable[[], T]) -> T:
 def collective(begin: Callable[[], Work]) -> None:
     """Runs a collective of torch.distributed; inside a ubatch, the others compute meanwhile.
 
-    begin: begins it behind the current stream, with async_op=True, and returns its handle. The
-    library's stream does the communication, so that this takes half the events of `communicate`.
+    begin: begins it after the current stream's work, with async_op=True, and returns its handle.
+    The library's stream does the communication: half the events of `communicate` are enough.
     The same holds about tensors, and about torch operators that are implemented in Python.
     """
     part = greenlet.getcurrent()
@@ -319,8 +319,8 @@ def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
            returns what `exchange` may return
     Inside a ubatch the others run after `count`. `move` is called in front of their next
     collective: the host waits while the device has their work to do, but not for it, and the second
-    collective does not stand behind it either. What both read must be held by the caller until this
-    returns. Torch operators that are implemented in Python: as with `communicate`.
+    collective does not queue up after it either. What both read must be held by the caller until
+    this returns. Torch operators that are implemented in Python: as with `communicate`.
     """
     part = greenlet.getcurrent()
     if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:

@@ -1,7 +1,7 @@
 """Keeps tensors alive while another stream than their own still uses them.
 
 An allocator gives freed memory to the next allocation of the *same* stream at once. A tensor that a
-second stream still reads must therefore be held, or marked, until the first stream is behind that
+second stream still reads must therefore be held, or marked, until the first stream is past that
 use.
 """
 
@@ -30,7 +30,7 @@ class KeepAlive:
         result: a tensor, None, a number, a string, or lists, tuples and dicts of them
         Raises TypeError for anything else: its tensors would be freed while they are used.
         They belong to the side stream's pool and live on after the join, so holding them is not
-        enough: their memory may be used again only behind the user's work.
+        enough: their memory may be used again only after the user's work.
         """
         if isinstance(result, torch.Tensor):
             if result.device.type != "cpu":

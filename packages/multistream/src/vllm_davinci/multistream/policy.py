@@ -27,7 +27,7 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What the decision looks at.
+    """Facts about one step, from which the decision follows.
 
     query_lens:       new tokens of each request, in batch order
     decode_query_len: a request with at most so many new tokens decodes

@@ -18,7 +18,7 @@ from vllm_davinci.multistream.streams import Role, StreamPool
 
 
 class StreamScheduler:
-    """One per process: all its work shares one stream per role."""
+    """One per process: all its work has one stream per role."""
 
     api_version = 1
 

@@ -75,7 +75,8 @@ def choose_cuts(
     """The tokens to cut at, or [] when no legal cut exists.
 
     query_lens:      new tokens of each request, in batch order, each at least 1
-    imbalance_ratio: how far, as a share of all tokens, a cut may lie from an equal part ("request")
+    imbalance_ratio: largest distance of a cut from an equal split, as a fraction of all tokens
+                     ("request")
     alignment:       cuts are multiples of it ("token")
     Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
     """

@@ -7,7 +7,7 @@ from vllm_davinci.multistream.device import Device, Stream, current_device
 
 
 class Role(enum.Enum):
-    """What a stream is for. COMPUTE is the caller's own stream and is never created here."""
+    """Purpose of a stream. COMPUTE is the caller's own stream and is never created here."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -46,5 +46,5 @@ class StreamPool:
 
     @property
     def created(self) -> int:
-        """How many streams exist: at most one per role."""
+        """Number of streams that exist: at most one per role."""
         return len(self._streams)

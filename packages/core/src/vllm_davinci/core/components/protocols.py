@@ -95,7 +95,7 @@ class Decision(Protocol):
 
 
 class StepFacts(Protocol):
-    """What a decision looks at."""
+    """Facts about one step, from which a decision follows."""
 
     @property
     def query_lens(self) -> Sequence[int]: ...

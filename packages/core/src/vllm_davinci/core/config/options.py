@@ -64,7 +64,7 @@ class DualBatchConfig(_Options):
     min_prefill_tokens_to_split: int = Field(default=64, ge=0)
     """Steps with fewer prefill tokens stay whole."""
     imbalance_ratio: float = Field(default=0.1, ge=0, le=1)
-    """How far from the middle a cut may be, as a share of the step's tokens."""
+    """Largest distance of a cut from the middle, as a fraction of the step's tokens."""
     split: Literal["request", "token"] = "request"
     """Cut between requests only, or also inside one."""
     decode: bool = False
@@ -106,7 +106,7 @@ class DavinciConfig(_Options):
     expert_map_path: str | None = None
     """JSON file with a static placement of experts."""
     moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
-    """How tokens reach their experts' ranks; auto chooses for each step and logs the reason."""
+    """Communication method between the ranks of experts; auto chooses per step and logs why."""
     dynamic_eplb: bool = False
     """Balance experts while serving."""
     num_iterations_eplb_update: int = Field(default=400, gt=0)

@@ -17,13 +17,13 @@ SHARED_EXPERT_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size")
 
 
 def attention_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
-    """What runs MLA's vector work on a side stream; None when the option is off."""
+    """The scheduler that runs MLA's vector work on a side stream; None when the option is off."""
     is_on = get_config(vllm_config).torchair_graph_config.enable_multistream_mla
     return _required(ATTENTION) if is_on else None
 
 
 def experts_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
-    """What runs shared experts on a side stream; None when the option is off."""
+    """The scheduler that runs shared experts on a side stream; None when the option is off."""
     is_on = get_config(vllm_config).torchair_graph_config.enable_multistream_moe
     return _required(EXPERTS) if is_on else None
 

@@ -1,4 +1,4 @@
-"""What this release refuses: options of vLLM's and kinds of model that it cannot serve yet."""
+"""Refused by this release: options of vLLM's and kinds of model that it cannot serve yet."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What of the device's memory the KV cache gets, and what to do when it is too little."""
+"""Device memory for the KV cache, and the error when it is too little."""
 
 from typing import TYPE_CHECKING
 

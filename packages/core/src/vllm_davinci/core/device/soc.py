@@ -1,4 +1,4 @@
-"""What each chip can do. Code asks for a capability here, never for a chip's name.
+"""Capabilities of each chip. Code asks for a capability here, never for a chip's name.
 
 Sources: torch_npu's SoC list (torch_npu/csrc/core/npu/NpuVariables.h in its public repository) for
 the names; the vendor's product pages for memory and dtypes; core counts as the runtime reports
@@ -19,7 +19,7 @@ BLOCK_SIZE_TOKENS = 128
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """What the launches take that move tokens to their experts' ranks and back.
+    """Limits of the launches that move tokens to their experts' ranks and back.
 
     ranks:               sizes of the group that are possible
     hidden_sizes:        likewise

@@ -1,4 +1,4 @@
-"""What the device's trace of streams says about this process, where the device writes one."""
+"""Names and labels in the device's trace of streams, where the device writes one."""
 
 from collections.abc import Callable
 
@@ -19,6 +19,6 @@ def name_streams() -> None:
 
 
 def launch_label() -> Callable[[str], None] | None:
-    """What labels the launches from its call on, None where nobody writes them down."""
+    """A function that labels the launches from its call on; None where no trace is written."""
     device = components.traced_device()
     return None if device is None else device.label_launches

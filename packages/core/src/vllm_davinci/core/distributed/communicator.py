@@ -147,7 +147,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         return gathered
 
     def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Sum over the group, of which this rank keeps its equal share along `dim`."""
+        """Sum over the group, of which this rank keeps its equal part along `dim`."""
         dim = dim % input_.dim()
         if input_.shape[dim] % self.world_size:
             raise ValueError(
@@ -156,16 +156,16 @@ class NPUCommunicator(DeviceCommunicatorBase):
                 "or call reduce_scatterv."
             )
         by_rows = input_.movedim(dim, 0).contiguous()
-        share = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
+        part = by_rows.new_empty((by_rows.shape[0] // self.world_size, *by_rows.shape[1:]))
         self._collective(
             "reduce_scatter",
             lambda: dist.reduce_scatter_single(
-                share, by_rows, group=self.device_group, async_op=True
+                part, by_rows, group=self.device_group, async_op=True
             ),
             by_rows,
-            share,
+            part,
         )
-        return share.movedim(0, dim).contiguous()
+        return part.movedim(0, dim).contiguous()
 
     def reduce_scatterv(
         self, input_: torch.Tensor, dim: int = -1, sizes: list[int] | None = None
@@ -176,15 +176,15 @@ class NPUCommunicator(DeviceCommunicatorBase):
         dim = dim % input_.dim()
         by_rows = input_.movedim(dim, 0).contiguous()
         _check_sizes(sizes, self.world_size, by_rows.shape[0], sum(sizes))
-        share = by_rows.new_empty((sizes[self.rank_in_group], *by_rows.shape[1:]))
+        part = by_rows.new_empty((sizes[self.rank_in_group], *by_rows.shape[1:]))
         parts = list(by_rows.split(sizes))
         self._collective(
             "reduce_scatterv",
-            lambda: dist.reduce_scatter(share, parts, group=self.device_group, async_op=True),
+            lambda: dist.reduce_scatter(part, parts, group=self.device_group, async_op=True),
             by_rows,
-            share,
+            part,
         )
-        return share.movedim(0, dim).contiguous()
+        return part.movedim(0, dim).contiguous()
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         """all_gather whose result only rank `dst` keeps: HCCL has no gather."""
@@ -209,7 +209,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Sends each rank its rows of input_; returns the rows that all ranks sent here.
 
         input_:       [rows, ...], in the order of the ranks they go to
-        input_sizes:  rows for each rank; None: equal shares
+        input_sizes:  rows for each rank; None: equal parts
         output_sizes: rows from each rank, which they pass as theirs for this one; None: equal
         Returns [sum(output_sizes), ...] in the order of the ranks they came from.
         """
@@ -217,7 +217,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         if output_sizes is None or input_sizes is None:
             if rows.shape[0] % self.world_size:
                 raise ValueError(
-                    f"all_to_all of {tuple(rows.shape)} in equal shares: {rows.shape[0]} rows do "
+                    f"all_to_all of {tuple(rows.shape)} in equal parts: {rows.shape[0]} rows do "
                     f"not divide into {self.world_size} ranks. Pass input_sizes and output_sizes."
                 )
             received = torch.empty_like(rows)

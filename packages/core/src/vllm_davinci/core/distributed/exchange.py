@@ -11,7 +11,7 @@ T = TypeVar("T")
 def exchange(work: Callable[[], T]) -> T:
     """Runs `work`, which calls collectives; inside a ubatch, the others compute meanwhile.
 
-    work: runs on a side stream of its own then, behind what the current stream has so far. It
+    work: runs on a side stream of its own then, after what the current stream has so far. It
           returns tensors, or tuples of them; what it reads must be held by the caller until this
           returns. Its matrix products should be small: the other ubatch computes beside them.
     """

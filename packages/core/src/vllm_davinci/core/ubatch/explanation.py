@@ -32,7 +32,7 @@ EXPLANATIONS = {
         "dual-batch overlap is off", '--enable-dbo, or dbo.enabled = true, or overlap = "auto"'
     ),
     "not_a_step": Explanation(
-        "a profile or warm-up run, or a DP rank's run without requests of its own",
+        "a profile or warm-up run, or a dummy run of a DP rank without requests",
         "nothing: it serves no request",
     ),
     "no_communication": Explanation(
@@ -62,18 +62,18 @@ EXPLANATIONS = {
         "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
     ),
     "no_cut": Explanation(
-        "no place to cut: no boundary between requests near enough to equal shares, or no aligned "
+        "no place to cut: no boundary between requests near enough to equal parts, or no aligned "
         "cut inside them",
         'dbo.split = "token", which cuts inside requests too; or a larger dbo.imbalance_ratio, or '
         "a smaller dbo.token_alignment",
     ),
     "prefix_dependency": Explanation(
-        "a request before the cut reads cached blocks that one behind it fills in this very step",
+        "a request before the cut reads cached blocks that one after it fills in this very step",
         "nothing: the next step finds the blocks filled; --no-enable-prefix-caching has none",
     ),
     "vetoed": Explanation(
-        "another data-parallel rank did not split its step, and DP ranks go together",
-        "requests spread evenly over the DP ranks; see the other DP ranks' reasons",
+        "another DP rank did not split its step, and DP ranks split together or not at all",
+        "requests spread evenly over the DP ranks; see the reasons of the others",
     ),
 }
 
@@ -105,11 +105,11 @@ class StepExplanation:
 def explain_step(
     vllm_config: "VllmConfig", query_lens: Sequence[int], is_supported: bool = True
 ) -> StepExplanation:
-    """What an engine of this configuration would decide, by the very policy that it runs.
+    """The decision of an engine of this configuration, by the very policy that it runs.
 
     query_lens:   new tokens of each request in batch order, decodes (1 token) first
     is_supported: no LoRA adapter, no multimodal input
-    Not looked at: graphs, cached prefixes that the step shares, other DP ranks. Raises
+    Not looked at: graphs, cached prefixes within the step, other DP ranks. Raises
     ConfigurationError for an impossible step, ComponentError without a stream scheduler.
     """
     options = get_config(vllm_config).dbo

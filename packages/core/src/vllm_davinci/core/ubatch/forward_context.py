@@ -1,4 +1,4 @@
-"""vLLM's forward context, one per ubatch behind one object."""
+"""vLLM's forward context: one per ubatch, all of them seen through one object."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from vllm_davinci.core.components.protocols import Split
 
 
 class SwitchingContext(ForwardContext):
-    """Whose attributes are those of the ubatch that runs, for reading and for writing.
+    """A forward context with the attributes of the ubatch that runs, to read and to write.
 
     It is entered once for the whole step, so that nothing of vLLM's is replaced at a switch.
     """

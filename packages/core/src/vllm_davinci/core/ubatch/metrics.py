@@ -1,8 +1,9 @@
 """Overlap decisions on their way from the workers to the server's metrics endpoint.
 
-vLLM's worker output has no room for them, so each DP rank's first worker sends its counts to the
-front end on the same host. The address is a name in Linux's abstract socket namespace, which leaves
-no file and ends with the process. Counts are totals: a lost message is made good by the next one.
+vLLM's worker output has no room for them, so the first worker of each DP rank sends its counts to
+the front end on the same host. The address is a name in Linux's abstract socket namespace, which
+leaves no file and ends with the process. Counts are totals: a lost message is made good by the
+next one.
 """
 
 import hashlib

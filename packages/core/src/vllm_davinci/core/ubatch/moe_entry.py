@@ -13,7 +13,7 @@ from vllm_davinci.core.components.protocols import StreamScheduler
 
 
 class SlotPerUBatch:
-    """One value for each ubatch, behind the index that vLLM uses for its own."""
+    """One value for each ubatch, in place of the list that vLLM indexes by its own ubatch."""
 
     def __init__(self, scheduler: StreamScheduler) -> None:
         self._scheduler = scheduler

@@ -3,7 +3,7 @@
 Requests of one step may share cache blocks: the scheduler lets a request hit a block that another
 one fills in this very step. Whole, a step writes all keys and values of a layer before any token
 attends. Cut, the ubatches run layer by layer in order, so that one thing goes wrong: a token
-before a cut reads a block that a token behind it fills.
+before a cut reads a block that a token after it fills.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def is_in_order(
     query_lens: np.ndarray,
     cuts: Sequence[int],
 ) -> bool:
-    """Whether no token before a cut reads a block that a token at or behind the cut fills.
+    """Whether no token before a cut reads a block that a token at or after the cut fills.
 
     num_computed_tokens: [num_reqs], tokens in the cache before this step
     query_lens:          [num_reqs], new tokens of each request, in batch order

@@ -57,7 +57,7 @@ class StepRunner:
 
     @property
     def num_switches(self) -> int:
-        """How often the newest step went from one ubatch to another inside a collective."""
+        """Switches of the newest step from one ubatch to another inside a collective."""
         return self._interleave.num_switches
 
     def run(
