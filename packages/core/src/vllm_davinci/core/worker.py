@@ -60,9 +60,9 @@ class NPUWorker(Worker):
         torch.accelerator.empty_cache()
         self.init_snapshot = MemorySnapshot(device=self.device)
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
-        num_ubatches = get_config(self.vllm_config).dbo.num_ubatches
-        init_workspace_manager(self.device, 1, num_lanes=num_ubatches)
-        choose_operators(get_config(self.vllm_config).enable_compiled_operators)
+        config = get_config(self.vllm_config)
+        init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
+        choose_operators(config.enable_compiled_operators)
         name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:

@@ -47,8 +47,8 @@ class NPUCommunicator(DeviceCommunicatorBase):
             use_all2all,
         )
         config = get_current_vllm_config_or_none()
-        is_overlapped = config is not None and get_config(config).dbo.enabled
-        self._scheduler = components.stream_scheduler() if is_overlapped else None
+        uses_ubatches = config is not None and get_config(config).dbo.enabled
+        self._scheduler = components.stream_scheduler() if uses_ubatches else None
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
