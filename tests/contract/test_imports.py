@@ -64,7 +64,6 @@ MAX_FILES_AT_CORES_ROOT = 8
 
 # What is wrong today, exactly: whoever mends one of these takes it out here.
 KNOWN_UPWARD = {
-    ("layers", "quantization"),
     ("quantization", "checkpoint"),
 }
 # Folders that hold a circle of files.

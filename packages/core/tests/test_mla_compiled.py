@@ -14,9 +14,10 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from vllm_davinci.core.components import fused_ops as compiled_operators
+from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
-from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm
+from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
 from vllm_davinci.core.quantization.tensors import bits_from_float
 from vllm_davinci.core.registration import register
 
@@ -64,7 +65,7 @@ class QuantizedBlock(Block):
         with device:
             self.norm = RMSNorm(HIDDEN, dtype=dtype)
         vllm_config.quant_config = None
-        self.handed_over: Counter[type] = Counter()
+        self.norm_outputs: Counter[type] = Counter()
 
     def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         layer, _, tensor = name.rpartition(".")
@@ -90,13 +91,18 @@ class QuantizedBlock(Block):
             return torch.full(parameter.shape, constants[tensor])
         return super().initial(name, parameter)
 
-    def behind_a_norm(self) -> None:
+    def after_a_norm(self) -> None:
         """From now on the block's input is a norm that may quantize it."""
+        rows = torch.ones(1, HIDDEN, dtype=self.dtype, device=self.device)
+        resolve_outputs(
+            torch.nn.ModuleList([self.norm, self.module]),
+            lambda: self.wrapper.project(self.norm(rows, rows)[0]),
+        )
 
         def normalize(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             positions, hidden, scaling = arguments
             normalized, _ = self.norm(hidden, hidden)
-            self.handed_over[type(normalized)] += 1
+            self.norm_outputs[type(normalized)] += 1
             return positions, normalized, scaling
 
         self.module.register_forward_pre_hook(normalize)
@@ -172,18 +178,14 @@ def test_rows_that_the_norm_before_has_quantized_are_taken_as_they_are(
 
     def make() -> QuantizedBlock:
         block = QuantizedBlock(vllm_config, device, kinds, q_lora_rank=q_lora_rank)
-        block.behind_a_norm()
+        block.after_a_norm()
         return block
 
     calls, block = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
-    wanted, norm = {
-        "W8A8_DYNAMIC": (QuantizedNorm, "add_rms_norm_dynamic_quant"),
-        "W8A8": (StaticNorm, "add_rms_norm_quant"),
-    }[kind]
-    assert block.handed_over == {wanted: len(STEPS)}
-    # A static layer says in the first step how it quantizes.
-    assert calls[norm] == len(STEPS) - (kind == "W8A8")
+    norm = {"W8A8_DYNAMIC": "add_rms_norm_dynamic_quant", "W8A8": "add_rms_norm_quant"}[kind]
+    assert block.norm_outputs == {QuantizedActivation: len(STEPS)}
+    assert calls[norm] == len(STEPS)
 
 
 @KINDS
@@ -238,7 +240,7 @@ def test_projections_of_several_kinds_are_composed(
 
     def make() -> QuantizedBlock:
         block = QuantizedBlock(vllm_config, device, kinds, input_scales, q_lora_rank=q_lora_rank)
-        block.behind_a_norm()
+        block.after_a_norm()
         return block
 
     calls, _ = check_equal(make)

@@ -23,8 +23,8 @@ from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.compressed_schemes import refusal
 from vllm_davinci.core.quantization.config import NAME, AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import FILE_NAME
+from vllm_davinci.core.quantization.registration import choose_quantization
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
-from vllm_davinci.core.quantization.selection import choose_quantization
 from vllm_davinci.core.registration import register
 
 

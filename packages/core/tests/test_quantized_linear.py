@@ -27,13 +27,11 @@ from vllm_davinci.core.checkpoint.after_loading import describe_failure, require
 from vllm_davinci.core.components import fused_ops as compiled_operators
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.layers.norm import NPURMSNorm
+from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, map_rows
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
-from vllm_davinci.core.quantization.handover import (
-    IntegerProjection,
-    QuantizedActivation,
-    QuantizedNorm,
-)
+from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
 from vllm_davinci.core.registration import register
 
@@ -276,7 +274,18 @@ def test_bits_of_floats_are_the_format_s_and_go_back():
     assert torch.equal(float_from_bits(signed), values)
 
 
-# --- hand-over inside an MLP ---------------------------------------------------------------------
+# --- activations that stay integers ---------------------------------------------------------------
+
+
+def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:
+    """What the model runner does after loading, with `run` as the dummy run."""
+    resolve_outputs(torch.nn.ModuleList(modules), run)
+
+
+def in_order(layers: list[torch.nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def mlp(
@@ -298,14 +307,22 @@ def mlp(
     return prepare(gate_up), prepare(down_proj), exports
 
 
-@DTYPES
-def test_a_dynamic_mlp_hands_integers_over_and_equals_its_definition(dtype: torch.dtype):
+def resolved_mlp(dtype: torch.dtype) -> tuple[LinearBase, LinearBase, list[Exported]]:
     gate_up, down_proj, exports = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", dtype)
+    layers = [gate_up, SiluAndMul(), down_proj]
+    resolve(lambda: in_order(layers, inputs(dtype).npu()), *layers)
+    return gate_up, down_proj, exports
+
+
+@DTYPES
+def test_a_dynamic_mlp_keeps_integers_and_equals_its_definition(dtype: torch.dtype):
+    gate_up, down_proj, exports = resolved_mlp(dtype)
     x = inputs(dtype)
     projected = gate_up(x.npu())
-    assert isinstance(projected, IntegerProjection)
+    assert isinstance(projected, QuantizedActivation) and projected.integers.dtype == torch.int32
     activated = SiluAndMul()(projected)
-    assert isinstance(activated, QuantizedActivation)
+    assert isinstance(activated, QuantizedActivation) and activated.integers.dtype == torch.int8
+    assert activated.shape == (len(x), 96) and activated.dtype == dtype
     actual = down_proj(activated).cpu()
 
     integers, scale = quantized(x)
@@ -318,34 +335,68 @@ def test_a_dynamic_mlp_hands_integers_over_and_equals_its_definition(dtype: torc
     assert torch.equal(actual, expected)
 
 
-def test_operators_that_would_write_to_integers_are_refused():
-    gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
-    projected = gate_up(inputs(torch.bfloat16).npu())
-    assert isinstance(projected, IntegerProjection)
-    values = projected + 0
-    for write in (
+def test_other_operators_that_read_or_write_integers_are_refused():
+    gate_up, _, _ = resolved_mlp(torch.bfloat16)
+    x = inputs(torch.bfloat16).npu()
+    projected = gate_up(x)
+    values = torch.zeros(projected.shape, dtype=projected.dtype, device=projected.device)
+    for use in (
+        lambda: projected + 0,
+        lambda: projected[:2],
         lambda: projected.mul_(2),
+        lambda: values.mul_(projected),
         lambda: torch.add(values, 1, out=projected),
         lambda: torch._foreach_add_([projected], 1),
+        lambda: SiluAndMul()(projected) + 0,
     ):
-        with pytest.raises(UnsupportedFeatureError, match="would write to an activation"):
-            write()
-    assert torch.equal(values.clone().mul_(projected), values * values)
+        with pytest.raises(UnsupportedFeatureError, match="an activation that is kept as integers"):
+            use()
+    assert not values.any()
 
 
-def test_other_operators_see_the_values_and_end_the_hand_over():
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda projected: GeluAndMul()(projected),
+        lambda projected: projected[:, :96] + 0,
+        lambda projected: projected.mul_(2),
+        lambda projected: (SiluAndMul()(projected), projected + 0),
+        lambda projected: SiluAndMul()(projected) + 0,
+        lambda projected: SiluAndMul()(projected),
+        lambda projected: projected,
+    ],
+    ids=["gelu", "slice", "write", "also_read", "activated_read", "activated_unread", "unread"],
+)
+def test_a_projection_that_anything_else_reads_returns_floats(use: Callable[[Tensor], object]):
     dtype = torch.bfloat16
     gate_up, _, exports = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", dtype)
     x = inputs(dtype)
     plain = torch.cat([export.dynamic(x) for export in exports[:2]], -1)
-    projected = gate_up(x.npu())
-    assert isinstance(projected, IntegerProjection)
-    gate, up = plain.float().chunk(2, -1)
-    expected = (torch.nn.functional.gelu(gate) * up).to(dtype)
-    torch.testing.assert_close(GeluAndMul()(projected).cpu(), expected, atol=1e-2, rtol=1e-2)
+    resolve(lambda: use(gate_up(x.npu())), gate_up)
     again = gate_up(x.npu())
     assert type(again) is torch.Tensor
     assert torch.equal(again.cpu(), plain)
+
+
+def test_operators_compute_in_the_dummy_run_what_they_always_do():
+    gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+    x = inputs(torch.bfloat16).npu()
+    layers = [gate_up, SiluAndMul(), down_proj]
+    expected, seen = in_order(layers, x), []
+    resolve(lambda: seen.append(in_order(layers, x)), *layers)
+    assert torch.equal(seen[0], expected)
+
+
+def test_a_dummy_run_that_fails_leaves_floats():
+    gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+
+    def run() -> None:
+        SiluAndMul()(gate_up(inputs(torch.bfloat16).npu()))
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        resolve(run, gate_up)
+    assert type(gate_up(inputs(torch.bfloat16).npu())) is torch.Tensor
 
 
 class DynamicNorm:
@@ -366,70 +417,7 @@ def dynamic_norm(monkeypatch: pytest.MonkeyPatch) -> DynamicNorm:
     return operator
 
 
-def norm_of(
-    kind: str | AscendQuantizationConfig, vllm_config: VllmConfig, device: torch.device
-) -> RMSNorm:
-    vllm_config.quant_config = config_of({"p": kind}) if isinstance(kind, str) else kind
-    with device:
-        norm = RMSNorm(IN, dtype=torch.bfloat16)
-    torch.nn.init.normal_(norm.weight.data)
-    return norm
-
-
-@pytest.mark.parametrize("is_mlp", [False, True], ids=["one_layer", "mlp"])
-def test_a_norm_hands_integers_to_a_dynamic_layer(
-    is_mlp: bool, dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
-):
-    norm = norm_of("W8A8_DYNAMIC", vllm_config, device)
-    vllm_config.quant_config = None
-    if is_mlp:
-        gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
-        layers = [gate_up, SiluAndMul(), down_proj]
-    else:
-        layer = single("W8A8_DYNAMIC", torch.bfloat16)
-        fill(layer, Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16))
-        layers = [prepare(layer)]
-
-    def run(x: Tensor) -> Tensor:
-        for each in layers:
-            x = each(x)
-        return x
-
-    x = inputs(torch.bfloat16).npu()
-    expected, _, expected_total = torch_npu.npu_add_rms_norm(
-        x, x.flip(0), norm.weight, norm.variance_epsilon
-    )
-    for call in range(3):
-        normalized, total = norm(x, x.flip(0))
-        assert isinstance(normalized, QuantizedNorm)
-        assert torch.equal(total, expected_total)
-        assert torch.equal(run(normalized), run(expected))
-        assert dynamic_norm.calls == call + 1
-
-
-def test_other_operators_see_the_norm_itself_and_end_the_hand_over(
-    dynamic_norm: DynamicNorm, vllm_config: VllmConfig, device: torch.device
-):
-    norm = norm_of("W8A8_DYNAMIC", vllm_config, device)
-    x = inputs(torch.bfloat16).npu()
-    expected = torch_npu.npu_add_rms_norm(x, x, norm.weight, norm.variance_epsilon)[0]
-    first, _ = norm(x, x)
-    assert torch.equal(first[:2] + 0, expected[:2])
-    again, _ = norm(x, x)
-    assert type(again) is torch.Tensor and torch.equal(again, expected)
-    assert dynamic_norm.calls == 1
-
-
-def test_norms_of_float_layers_hand_over_nothing(
-    dynamic_norm: DynamicNorm, static_norm: StaticNormOperator, vllm_config: VllmConfig,
-    device: torch.device,
-):  # fmt: skip
-    x = inputs(torch.bfloat16).npu()
-    assert type(norm_of("FLOAT", vllm_config, device)(x, x)[0]) is torch.Tensor
-    assert dynamic_norm.calls == static_norm.calls == 0
-
-
-class StaticNormOperator:
+class StaticNorm:
     """The norm that quantizes with a given scale, composed of torch_npu's."""
 
     calls = 0
@@ -446,115 +434,157 @@ class StaticNormOperator:
 
 
 @pytest.fixture
-def static_norm(monkeypatch: pytest.MonkeyPatch) -> StaticNormOperator:
-    operator = StaticNormOperator()
+def static_norm(monkeypatch: pytest.MonkeyPatch) -> StaticNorm:
+    operator = StaticNorm()
     monkeypatch.setitem(compiled_operators._operators, "add_rms_norm_quant", operator)
     return operator
 
 
-def static_layer(export: Exported) -> ReplicatedLinear:
-    layer = single("W8A8", torch.bfloat16)
-    fill(layer, export)
+@pytest.fixture
+def norm(vllm_config: VllmConfig, device: torch.device) -> NPURMSNorm:
+    with device:
+        norm = RMSNorm(IN, dtype=torch.bfloat16)
+    assert isinstance(norm, NPURMSNorm)
+    torch.nn.init.normal_(norm.weight.data)
+    return norm
+
+
+def quantized_layer(kind: str, export: Exported | None = None) -> LinearBase:
+    layer = single(kind, torch.bfloat16)
+    fill(layer, export or Exported.make(kind, OUT, IN, torch.bfloat16))
     return prepare(layer)
 
 
-def norm_and_values(
-    norm: RMSNorm, vllm_config: VllmConfig
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def norm_and_values(norm: RMSNorm) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Inputs, and what the norm is of them, with the sum."""
-    vllm_config.quant_config = None
     x = inputs(torch.bfloat16).npu()
     residual = x.flip(0)
     values, _, total = torch_npu.npu_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
     return (x, residual), (values, total)
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["static", "with_dynamic_layers"])
+@pytest.mark.parametrize("is_mlp", [False, True], ids=["one_layer", "mlp"])
+def test_a_norm_quantizes_for_a_dynamic_layer(
+    is_mlp: bool, norm: NPURMSNorm, dynamic_norm: DynamicNorm
+):
+    if is_mlp:
+        gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+        layers = [gate_up, SiluAndMul(), down_proj]
+    else:
+        layers = [quantized_layer("W8A8_DYNAMIC")]
+    x, (values, expected_total) = norm_and_values(norm)
+    resolve(lambda: in_order(layers, norm(*x)[0]), norm, *layers)
+    assert dynamic_norm.calls == 0
+    for call in range(3):
+        normalized, total = norm(*x)
+        assert isinstance(normalized, QuantizedActivation)
+        assert torch.equal(total, expected_total)
+        assert torch.equal(in_order(layers, normalized), in_order(layers, values))
+        assert dynamic_norm.calls == call + 1
+
+
+@pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC", "FLOAT"])
+def test_a_norm_that_anything_else_reads_returns_floats(
+    kind: str, norm: NPURMSNorm, dynamic_norm: DynamicNorm, static_norm: StaticNorm
+):
+    layer = prepare(single("FLOAT", torch.bfloat16)) if kind == "FLOAT" else quantized_layer(kind)
+    x, (values, _) = norm_and_values(norm)
+
+    def run() -> None:
+        normalized, _ = norm(*x)
+        layer(normalized)
+        if kind != "FLOAT":
+            _ = normalized[:2] + 0
+
+    resolve(run, norm, layer)
+    normalized, _ = norm(*x)
+    assert type(normalized) is torch.Tensor and torch.equal(normalized, values)
+    resolve(lambda: norm(*x), norm)  # nothing reads it
+    assert type(norm(*x)[0]) is torch.Tensor
+    assert dynamic_norm.calls == static_norm.calls == 0
+
+
+@pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no_bias", "bias"])
-def test_a_norm_quantizes_for_a_static_layer_from_the_second_step_on(
-    others: bool, has_bias: bool, static_norm: StaticNormOperator, dynamic_norm: DynamicNorm,
+def test_a_norm_with_a_bias_quantizes_for_static_layers_only(
+    kind: str, has_bias: bool, static_norm: StaticNorm, dynamic_norm: DynamicNorm,
     vllm_config: VllmConfig, device: torch.device,
 ):  # fmt: skip
-    kinds = {"p": "W8A8"} | ({"q": "W8A8_DYNAMIC"} if others else {})
-    config = config_of(kinds)
+    config = config_of({"p": kind})
     config.description.types["norm.bias"] = "W8A8"
-    norm = norm_of(config, vllm_config, device)
-    x, (values, expected_total) = norm_and_values(norm, vllm_config)
+    vllm_config.quant_config = config
+    with device:
+        norm = RMSNorm(IN, dtype=torch.bfloat16)
+    vllm_config.quant_config = None
+    x, (values, expected_total) = norm_and_values(norm)
     if has_bias:
         bias = torch.randn(IN).bfloat16()
         norm.bias.weight_loader(norm.bias, bias)
         values = values + bias.npu()
-    layers = [static_layer(Exported.make("W8A8", OUT, IN, torch.bfloat16)) for _ in range(2)]
-    for call in range(4):
+    layers = [quantized_layer(kind) for _ in range(2)]  # with equal scales
+    resolve(lambda: [layer(norm(*x)[0]) for layer in layers], norm, *layers)
+    for _ in range(3):
         normalized, total = norm(*x)
         assert torch.equal(total, expected_total)
-        for layer in layers:  # with equal scales
+        for layer in layers:
             assert torch.equal(layer(normalized), layer(values))
-        assert static_norm.calls == call
-    assert dynamic_norm.calls == (others and not has_bias)
+    is_static = kind == "W8A8"
+    assert static_norm.calls == 3 * is_static
+    assert dynamic_norm.calls == 3 * (not is_static and not has_bias)
+    assert isinstance(normalized, QuantizedActivation) is (is_static or not has_bias)
 
 
-def test_static_layers_that_disagree_and_other_operators_get_floats_for_good(
-    static_norm: StaticNormOperator, vllm_config: VllmConfig, device: torch.device
+@pytest.mark.parametrize("other", ["W8A8", "W8A8_DYNAMIC", "FLOAT"])
+def test_readers_that_disagree_get_floats(
+    other: str, norm: NPURMSNorm, static_norm: StaticNorm, dynamic_norm: DynamicNorm
 ):
-    norm = norm_of("W8A8", vllm_config, device)
-    x, (values, _) = norm_and_values(norm, vllm_config)
-    exports = [Exported.make("W8A8", OUT, IN, torch.bfloat16) for _ in range(2)]
-    exports[1].tensors["input_scale"] = exports[1]["input_scale"] * 2
-    one, other = (static_layer(export) for export in exports)
-    for _ in range(3):
+    x, (values, _) = norm_and_values(norm)
+    first = Exported.make("W8A8", OUT, IN, torch.bfloat16)
+    layers = [quantized_layer("W8A8", first)]
+    if other == "FLOAT":
+        layers.append(prepare(single("FLOAT", torch.bfloat16)))
+    else:
+        second = Exported.make(other, OUT, IN, torch.bfloat16)
+        if other == "W8A8":
+            second.tensors["input_scale"] = first["input_scale"] * 2
+        layers.append(quantized_layer(other, second))
+
+    def run() -> None:
         normalized, _ = norm(*x)
-        assert torch.equal(one(normalized), one(values))
-        assert torch.equal(other(normalized), other(values))
-    assert type(normalized) is torch.Tensor and static_norm.calls == 0
+        for layer in layers:
+            layer(normalized)
 
-    norm = norm_of("W8A8", vllm_config, device)
-    x, (values, _) = norm_and_values(norm, vllm_config)
-    for call in range(4):
-        normalized, _ = norm(*x)
-        assert torch.equal(one(normalized), one(values))
-        if call > 1:  # an operator that takes part in some steps only
-            assert torch.equal(normalized[:2] + 0, values[:2])
-    assert type(normalized) is torch.Tensor and static_norm.calls == 2
+    resolve(run, norm, *layers)
+    normalized, _ = norm(*x)
+    assert type(normalized) is torch.Tensor and torch.equal(normalized, values)
+    assert static_norm.calls == dynamic_norm.calls == 0
 
 
-@pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
+@TYPES
 def test_rows_of_a_norm_move_as_integers(
-    kind: str, static_norm: StaticNormOperator, dynamic_norm: DynamicNorm, vllm_config: VllmConfig,
-    device: torch.device,
-):  # fmt: skip
-    norm = norm_of(kind, vllm_config, device)
-    x, (values, _) = norm_and_values(norm, vllm_config)
-    layer = single(kind, torch.bfloat16)
-    fill(layer, Exported.make(kind, OUT, IN, torch.bfloat16))
-    prepare(layer)
+    kind: str, norm: NPURMSNorm, static_norm: StaticNorm, dynamic_norm: DynamicNorm
+):
+    x, (values, _) = norm_and_values(norm)
+    layer = quantized_layer(kind)
     moved_dtypes: list[torch.dtype] = []
 
     def move(rows: Tensor) -> Tensor:
         moved_dtypes.append(rows.dtype)
         return rows.flip(0)[:-1]
 
+    resolve(lambda: layer(map_rows(norm(*x)[0], move)), norm, layer)
+    assert moved_dtypes == [torch.bfloat16]
     expected = layer(values.flip(0)[:-1])
-    for call in range(3):
+    for _ in range(2):
         moved_dtypes.clear()
-        moved = norm(*x)[0].moved(move)
+        moved = map_rows(norm(*x)[0], move)
         moved.record_stream(torch.npu.current_stream())
         assert moved.shape == (len(values) - 1, IN)
         assert torch.equal(layer(moved), expected)
-        if kind == "W8A8_DYNAMIC":
-            assert moved_dtypes == [torch.int8, torch.float32]
-        else:  # from the second step on
-            assert moved_dtypes == [torch.int8 if call else torch.bfloat16]
-    # Whoever asks for values gets them, and ends it for good.
-    assert torch.equal(moved + 0, values.flip(0)[:-1])
-    assert type(norm(*x)[0]) is torch.Tensor
-
-
-def test_an_activation_that_was_handed_over_has_its_values():
-    gate_up, _, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
-    activated = SiluAndMul()(gate_up(inputs(torch.bfloat16).npu()))
-    values = activated.integers.cpu().float() * activated.scales.cpu()[:, None]
-    assert torch.equal((activated + 0).cpu(), values.bfloat16())
+        assert sorted(moved_dtypes, key=str) == sorted(
+            [torch.int8, torch.float32] if kind == "W8A8_DYNAMIC" else [torch.int8], key=str
+        )
+    assert torch.equal(map_rows(values, move), values.flip(0)[:-1])
 
 
 @pytest.mark.parametrize(("gate", "down"), [("W8A8", "W8A8_DYNAMIC"), ("W8A8_DYNAMIC", "W8A8")])
@@ -565,6 +595,8 @@ def test_an_mlp_of_several_types_rounds_between_its_layers(gate: str, down: str)
     run: Callable[[Exported, Tensor], Tensor] = (
         Exported.static if gate == "W8A8" else Exported.dynamic
     )
+    layers = [gate_up, SiluAndMul(), down_proj]
+    resolve(lambda: in_order(layers, x.npu()), *layers)
     projected = gate_up(x.npu())
     assert torch.equal(projected.cpu(), torch.cat([run(e, x) for e in exports[:2]], -1))
     activated = SiluAndMul()(projected)

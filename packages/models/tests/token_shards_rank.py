@@ -7,15 +7,8 @@ import torch_npu  # noqa: F401  registers the hccl backend
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-from vllm_davinci.core.quantization.handover import QuantizedNorm
+from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.models.token_shards import TokenShards
-
-
-class Quantized:
-    """Rows of a norm of which nobody asks for the values."""
-
-    def moved(self, move: object) -> "Quantized":
-        return self
 
 
 def main(rank: int, world_size: int, port: int) -> None:
@@ -39,12 +32,12 @@ def main(rank: int, world_size: int, port: int) -> None:
         integers = torch.arange(6 * num_tokens, dtype=torch.int8).view(num_tokens, 6)
         scales = torch.arange(num_tokens, dtype=torch.float32)
         own_integers, own_scales = shards.shard(integers.npu()), shards.shard(scales.npu()[:, None])
-        norm = QuantizedNorm.of(own_integers, own_scales[:, 0], torch.bfloat16, Quantized())
+        norm = QuantizedActivation(own_integers, own_scales[:, 0], torch.bfloat16)
         gathered = shards.all_gather(norm)
-        assert isinstance(gathered, QuantizedNorm)
+        assert isinstance(gathered, QuantizedActivation)
         assert gathered.shape == (num_tokens, 6) and gathered.dtype == torch.bfloat16
         assert torch.equal(gathered.integers.cpu(), integers)
-        assert torch.equal(gathered.scales.cpu(), scales)
+        assert gathered.scales is not None and torch.equal(gathered.scales.cpu(), scales)
     print(f"rank {rank} agrees")
 
 

@@ -35,6 +35,7 @@ from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
     AscendQuantizationConfig,
 )
+from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
 from vllm_davinci.core.ubatch.runner import UBatchRunner
 
 
@@ -78,6 +79,15 @@ class NPUModelRunner(UBatchRunner):
             quantization.log_missing()
             if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
                 require_norm_biases(self.get_model(), quantization.description)
+
+    def profile_run(self) -> None:
+        """vLLM's, of a model whose operators have their output kinds already."""
+        if isinstance(self.vllm_config.quant_config, AscendQuantizationConfig):
+            resolve_outputs(
+                self.get_model(),
+                lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
+            )
+        super().profile_run()
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_settled:

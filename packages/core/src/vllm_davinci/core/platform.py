@@ -223,7 +223,7 @@ class NPUPlatform(Platform):
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
-        from vllm_davinci.core.quantization.selection import choose_quantization
+        from vllm_davinci.core.quantization.registration import choose_quantization
 
         choose_quantization(vllm_config)
         compilation = vllm_config.compilation_config

@@ -11,7 +11,7 @@ from vllm.distributed import (
     tensor_model_parallel_reduce_scatter,
 )
 
-from vllm_davinci.core.quantization.handover import QuantizedNorm, StaticNorm
+from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class TokenShards:
     def all_gather(self, shard: torch.Tensor) -> torch.Tensor:
         """All ranks' shards in order: [size, n] -> [num_tokens, n].
 
-        Rows that a norm has quantized for the layer after it travel as integers.
+        Rows that a norm has quantized for the next layer are gathered as integers.
         """
-        if isinstance(shard, QuantizedNorm | StaticNorm):
-            return shard.moved(self.all_gather)
-        return tensor_model_parallel_all_gather(shard, 0)[: self.num_tokens]
+        return map_rows(
+            shard, lambda rows: tensor_model_parallel_all_gather(rows, 0)[: self.num_tokens]
+        )
 
     def reduce_scatter(self, partial: torch.Tensor) -> torch.Tensor:
         """This rank's shard of the sum over ranks: [num_tokens, n] -> [size, n]."""

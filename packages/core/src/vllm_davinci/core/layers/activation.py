@@ -4,14 +4,26 @@ import torch
 import torch_npu
 from vllm.model_executor.layers.activation import SiluAndMul
 
-from vllm_davinci.core.quantization.handover import IntegerProjection
+from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, TracedActivation
 
 
 class NPUSiluAndMul(SiluAndMul):
     """silu(x[..., :d]) * x[..., d:] in one launch."""
 
     def forward_oot(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., 2 * d], or the integers of a quantized projection. Returns [..., d]."""
-        if isinstance(x, IntegerProjection):
-            return x.swiglu()
+        """x: [..., 2 * d]. Returns [..., d], quantized per token when x is an int8 product's sums.
+
+        Scaling the sums and quantizing are in the same launch; nothing is rounded between.
+        """
+        if isinstance(x, QuantizedActivation):
+            integers, scales = torch_npu.npu_dequant_swiglu_quant(
+                x.integers,
+                weight_scale=x.weight_scale,
+                activation_scale=x.scales,
+                activate_left=True,
+                quant_mode=1,
+            )
+            return QuantizedActivation(integers, scales, x.dtype)
+        if isinstance(x, TracedActivation):
+            return TracedActivation(torch_npu.npu_swiglu(x.floats), x.readers.add_activation())
         return torch_npu.npu_swiglu(x)

@@ -151,6 +151,11 @@ class AscendQuantizationConfig(QuantizationConfig):
             )
         return self._description
 
+    @property
+    def has_norm_biases(self) -> bool:
+        """Whether norms may have a bias in the checkpoint: NPURMSNorm makes room for it."""
+        return self.description.has_norm_biases
+
     def type_of(self, prefix: str) -> QuantType:
         """Type of a layer. Without an entry FLOAT, which `log_missing` mentions."""
         kind = self.description.of_layer(prefix, self.packed_modules_mapping)
@@ -175,18 +180,11 @@ class AscendQuantizationConfig(QuantizationConfig):
         if kind is QuantType.FLOAT:
             return NPUUnquantizedLinearMethod()
         is_loaded, use_nz = load_settings()
-        parent, _, name = prefix.rpartition(".")
-        if name == "kv_b_proj":
+        if prefix.rpartition(".")[2] == "kv_b_proj":
             return WeightOnlyAtLoadLinearMethod(kind, prefix, is_loaded)
         if kind is QuantType.W8A8:
             return W8A8LinearMethod(prefix, is_loaded, use_nz)
-        next_kind = self.description.of_layer(f"{parent}.down_proj", self.packed_modules_mapping)
-        return W8A8DynamicLinearMethod(
-            prefix,
-            is_loaded,
-            use_nz,
-            hands_over=name == "gate_up_proj" and next_kind is QuantType.W8A8_DYNAMIC,
-        )
+        return W8A8DynamicLinearMethod(prefix, is_loaded, use_nz)
 
     def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase | None:
         kind = self.description.of_experts(prefix)

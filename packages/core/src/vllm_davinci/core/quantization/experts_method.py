@@ -15,8 +15,8 @@ from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
+from vllm_davinci.core.quantization.quant_matmul import arrange_weight
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, TensorSpec, device_dtype
-from vllm_davinci.core.quantization.weight_layout import arrange
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
@@ -94,7 +94,7 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
 
     def _arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         plain = transposed_in_memory(parameter)
-        return arrange(parameter, use_nz=True) if self._use_nz else plain
+        return arrange_weight(parameter, use_nz=True) if self._use_nz else plain
 
     def _check_loaded(self, layer: RoutedExperts) -> None:
         missing = [

@@ -12,22 +12,29 @@ from __future__ import annotations
 import torch
 import torch_npu
 from vllm.model_executor.layers.linear import (
+    MergedColumnParallelLinear,
     RowParallelLinear,
     register_weight_loader_v2_supported_method,
 )
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
-from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.dynamic_product import dynamic_product, scaled_product
-from vllm_davinci.core.quantization.handover import (
+from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
-    IntegerProjection,
+    Output,
+    OutputKind,
     QuantizedActivation,
+    Readers,
+    TracedActivation,
+    quantize,
 )
-from vllm_davinci.core.quantization.integer_product import IntegerProduct
+from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
-from vllm_davinci.core.quantization.weight_layout import arrange
+from vllm_davinci.core.quantization.quant_matmul import (
+    QuantMatmul,
+    arrange_weight,
+    per_token_quant_matmul,
+)
 
 
 @register_weight_loader_v2_supported_method
@@ -44,8 +51,8 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
         super().process_weights_after_loading(layer)
         # Ranks of a row-parallel layer are summed; the bias must be in the sum once.
         adds_bias = not isinstance(layer, RowParallelLinear) or layer.tp_rank == 0
-        self._product = self.integer_product = IntegerProduct(
-            weight=arrange(layer.get_parameter("weight"), self._use_nz),
+        self._product = self.quant_matmul = QuantMatmul(
+            weight=arrange_weight(layer.get_parameter("weight"), self._use_nz),
             scale=plain_tensor(layer, "deq_scale"),
             bias=plain_tensor(layer, "quant_bias") if adds_bias else None,
             input_scale=InputScale.of(
@@ -86,52 +93,48 @@ class W8A8LinearMethod(QuantizedLinearMethodBase):
 class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
     """int8 weight, every token quantized with its own scale.
 
-    hands_over: leave scaling to the next layer of an MLP, which does it in its own launch
+    `output` is set once, after loading (`resolve_outputs`). SUMS: scaling is left to the gated
+    activation that follows, which does it in its own launch.
     """
 
     kind = QuantType.W8A8_DYNAMIC
 
-    def __init__(
-        self, prefix: str, is_loaded: bool, use_nz: bool, hands_over: bool = False
-    ) -> None:
+    def __init__(self, prefix: str, is_loaded: bool, use_nz: bool) -> None:
         super().__init__(prefix, is_loaded)
         self._use_nz = use_nz
-        self.hands_over = hands_over
+        self._may_return_sums = False
+        self.output: Output = OutputKind.FLOAT
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        self._weight = arrange(layer.get_parameter("weight"), self._use_nz)
+        self._weight = arrange_weight(layer.get_parameter("weight"), self._use_nz)
         self._weight_scale = plain_tensor(layer, "weight_scale").flatten().to(torch.float32)
-        self.integer_product = None
-        if getattr(layer, "bias", None) is None:  # which is of floats
-            self.integer_product = IntegerProduct(self._weight, self._weight_scale, None, None)
+        has_bias = getattr(layer, "bias", None) is not None  # which is of floats
+        self.quant_matmul = (
+            None if has_bias else QuantMatmul(self._weight, self._weight_scale, None, None)
+        )
+        # A gated activation reads a gate and what it multiplies, as one product.
+        self._may_return_sums = not has_bias and isinstance(layer, MergedColumnParallelLinear)
+
+    def can_return(self, kind: OutputKind | InputScale) -> bool:
+        """Whether `apply` can have that output; of a layer whose weights are loaded."""
+        return kind is OutputKind.SUMS and self._may_return_sums
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x: [..., in_features]. Returns [..., out_features] of the same dtype."""
-        handed = x if isinstance(x, QuantizedActivation) else None
-        if self.hands_over and bias is None and x.dim() == 2:
-            integers, scales = (
-                torch_npu.npu_dynamic_quant(x)
-                if handed is None
-                else (handed.integers, handed.scales)
-            )
+        """x: [..., in_features]. Returns [..., out_features] of the same dtype.
+
+        Returns a QuantizedActivation where `output` says so.
+        """
+        if self.output is OutputKind.SUMS and bias is None and x.dim() == 2:
+            integers, scales = quantize(x)
             sums = torch_npu.npu_quant_matmul(
                 integers, self._weight, self._weight_scale, output_dtype=torch.int32
             )
-            return IntegerProjection(
-                sums, scales, self._weight_scale, x.dtype, self._stop_handing_over
-            )
-        if handed is not None:
-            return scaled_product(
-                handed.integers, handed.scales, self._weight, self._weight_scale, bias, x.dtype
-            )
-        return dynamic_product(x, self._weight, self._weight_scale, bias)
-
-    def _stop_handing_over(self) -> None:
-        """This model does something else with the projection: scale it here from now on."""
-        self.hands_over = False
+            return QuantizedActivation(sums, scales, x.dtype, self._weight_scale)
+        result = per_token_quant_matmul(x, self._weight, self._weight_scale, bias)
+        return TracedActivation(result, self.output) if isinstance(self.output, Readers) else result
 
 
 @register_weight_loader_v2_supported_method

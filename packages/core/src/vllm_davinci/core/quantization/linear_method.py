@@ -15,12 +15,12 @@ from vllm.model_executor.parameter import (
 )
 
 from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.integer_product import IntegerProduct
 from vllm_davinci.core.quantization.loading import (
     RecordingLoader,
     require_loaded,
     require_symmetric,
 )
+from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
 from vllm_davinci.core.quantization.tensors import (
     LINEAR_TENSORS,
     Extent,
@@ -35,12 +35,12 @@ class QuantizedLinearMethodBase(LinearMethodBase):
     prefix:    name of the layer, for messages
     is_loaded: whether tensors come through weight loaders, so that a missing one can be told
 
-    `integer_product` is what a stage needs that multiplies by itself, once weights are loaded. None
-    for a layer that is more than a product.
+    `quant_matmul` has the operands for a stage that multiplies by itself, once weights are loaded.
+    None for a layer that is more than a product.
     """
 
     kind: QuantType
-    integer_product: IntegerProduct | None = None
+    quant_matmul: QuantMatmul | None = None
 
     def __init__(self, prefix: str, is_loaded: bool) -> None:
         self.prefix = prefix

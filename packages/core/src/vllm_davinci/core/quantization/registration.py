@@ -1,4 +1,8 @@
-"""Tells vLLM about our quantization: the configuration by name, the kernel by platform."""
+"""How vLLM comes to our quantization: by name, by platform, by what a checkpoint carries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.model_executor.layers.quantization import (
@@ -7,10 +11,20 @@ from vllm.model_executor.layers.quantization import (
 )
 from vllm.platforms.interface import PlatformEnum
 
+from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization import compressed_schemes
 from vllm_davinci.core.quantization.compressed import NPUCompressedTensorsConfig
-from vllm_davinci.core.quantization.config import NAME, AscendQuantizationConfig
+from vllm_davinci.core.quantization.config import (
+    NAME,
+    AscendQuantizationConfig,
+    read_description,
+)
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 
 def register() -> None:
@@ -20,3 +34,21 @@ def register() -> None:
     register_quantization_config(NAME)(AscendQuantizationConfig)
     register_quantization_config(compressed_schemes.NAME)(NPUCompressedTensorsConfig)
     register_linear_kernel(NPUInt8ScaledMMLinearKernel, PlatformEnum.OOT, kernel_type="int8")
+
+
+def choose_quantization(vllm_config: VllmConfig) -> None:
+    """Sets the engine's quantization to that of a checkpoint that carries a description.
+
+    An option that the user gave stays. Raises what reading the description raises.
+    """
+    model = vllm_config.model_config
+    if model is None or model.quantization is not None or vllm_config.quant_config is not None:
+        return
+    description = read_description(model.model, model.revision)
+    if description is None:
+        return
+    logger.info_once(
+        "quantization: None -> %s (the checkpoint carries %s)", NAME, description.source
+    )
+    model.quantization = NAME
+    vllm_config.quant_config = vllm_config.get_quantization_config(model, vllm_config.load_config)

@@ -14,7 +14,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearLayerConfig,
 )
 
-from vllm_davinci.core.quantization.dynamic_product import dynamic_product
+from vllm_davinci.core.quantization.quant_matmul import per_token_quant_matmul
 from vllm_davinci.core.quantization.tensors import bits_from_float
 
 
@@ -67,7 +67,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         if self.config.is_static_input_scheme:
             result = self._static_product(x.reshape(-1, x.shape[-1]), bias)
         elif self.config.input_symmetric:
-            return dynamic_product(x, self._weight, self._weight_scale, bias)
+            return per_token_quant_matmul(x, self._weight, self._weight_scale, bias)
         else:
             result = self._asymmetric_product(x.reshape(-1, x.shape[-1]), bias)
         return result.view(*x.shape[:-1], -1)

@@ -19,6 +19,7 @@ from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import prepare_weight
 from vllm_davinci.core.layers.prefetch import prefetch
+from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
 class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
@@ -265,8 +266,7 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         project: the stage before attention
         """
         num_tokens = rows.shape[0]
-        # Not rows.new_zeros: any operator would make a norm that a quantized layer waits for
-        # compute floats.
+        # Not rows.new_zeros: the rows may be a QuantizedActivation.
         dtype, device = rows.dtype, rows.device
         if self.mla_attn.kv_cache is None:
             # vLLM measures how much memory a step takes: as much as the largest prefill needs.
@@ -279,5 +279,4 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
 
 
 def _without_padding(rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    # Even a slice of all rows would make a norm that a quantized layer waits for compute floats.
-    return rows if rows.shape[0] == num_tokens else rows[:num_tokens]
+    return rows if rows.shape[0] == num_tokens else map_rows(rows, lambda each: each[:num_tokens])

@@ -8,8 +8,8 @@ import torch
 from vllm_davinci.core.components.fused_ops import compiled
 from vllm_davinci.core.layers.linear import plain_weight
 from vllm_davinci.core.layers.norm import NPURMSNorm
-from vllm_davinci.core.quantization.integer_product import IntegerProduct
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
+from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
 
 if TYPE_CHECKING:
     from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
@@ -55,16 +55,16 @@ class FloatProjections(NamedTuple):
         return hidden_states, self.down, self.norm, self.up
 
 
-class IntegerProjections(NamedTuple):
+class QuantizedProjections(NamedTuple):
     """As FloatProjections, of int8. All rows have scales of their own, or none has.
 
     norm_bias: of the compressed queries' norm, or None
     """
 
-    down: IntegerProduct
+    down: QuantMatmul
     norm: torch.Tensor | None
     norm_bias: torch.Tensor | None
-    up: IntegerProduct
+    up: QuantMatmul
 
     @property
     def operator(self) -> Callable[..., Any] | None:
@@ -91,7 +91,7 @@ class IntegerProjections(NamedTuple):
 
 def projections_of(
     block: "NPUMultiHeadLatentAttention",
-) -> FloatProjections | IntegerProjections | None:
+) -> FloatProjections | QuantizedProjections | None:
     """None when no compiled operator can do them.
 
     That is when a projection is more than a product, when they are of several kinds, and when a
@@ -105,7 +105,7 @@ def projections_of(
         norm, layers = block.q_a_layernorm, (block.fused_qkv_a_proj, block.q_b_proj)
         if not _covers_rows(norm):
             return None
-    return _float_projections(norm, *layers) or _integer_projections(norm, *layers)
+    return _float_projections(norm, *layers) or _quantized_projections(norm, *layers)
 
 
 def _float_projections(norm: Any, down: Any, up: Any) -> FloatProjections | None:
@@ -117,8 +117,8 @@ def _float_projections(norm: Any, down: Any, up: Any) -> FloatProjections | None
     return FloatProjections(weights[0], None if norm is None else norm.weight, weights[1])
 
 
-def _integer_projections(norm: Any, down: Any, up: Any) -> IntegerProjections | None:
-    first, second = _integer_product(down), _integer_product(up)
+def _quantized_projections(norm: Any, down: Any, up: Any) -> QuantizedProjections | None:
+    first, second = _quant_matmul(down), _quant_matmul(up)
     if first is None or second is None:
         return None
     if norm is None:  # both multiply the same rows
@@ -126,12 +126,12 @@ def _integer_projections(norm: Any, down: Any, up: Any) -> IntegerProjections | 
     else:
         is_uniform = (first.input_scale is None) == (second.input_scale is None)
         weight, bias = norm.weight, norm.loaded_bias
-    return IntegerProjections(first, weight, bias, second) if is_uniform else None
+    return QuantizedProjections(first, weight, bias, second) if is_uniform else None
 
 
-def _integer_product(layer: Any) -> IntegerProduct | None:
+def _quant_matmul(layer: Any) -> QuantMatmul | None:
     method = getattr(layer, "quant_method", None)
-    return method.integer_product if isinstance(method, QuantizedLinearMethodBase) else None
+    return method.quant_matmul if isinstance(method, QuantizedLinearMethodBase) else None
 
 
 def _covers_rows(norm: Any) -> bool:

@@ -1,0 +1,83 @@
+"""The product of int8 matrices: its operands after loading, and the launches around it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch_npu
+
+from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.layers.quantized_activation import InputScale, quantize
+
+FRACTAL_NZ = 29  # aclFormat: 16 x 32 tiles, the matrix unit's own order
+
+
+class QuantMatmul(NamedTuple):
+    """(integers @ weight + bias) * scale, times the rows' scales where they have some.
+
+    weight:      [in_features, out_features] int8, also in the NZ layout
+    scale:       [out_features] fp32; with an input_scale in an FP16 model its bits as int64
+    bias:        [out_features] int32, or None
+    input_scale: how the input is quantized, or None when every row has a scale of its own
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+    input_scale: InputScale | None
+
+    def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The input as this product takes it: int8 rows [num_tokens, in_features], their scales.
+
+        x: [..., in_features]. See `layers.quantized_activation.quantize`.
+        """
+        return quantize(x, self.input_scale)
+
+    def quantizes_as(self, other: QuantMatmul) -> bool:
+        """Whether rows that were quantized for one can be multiplied by the other."""
+        return self.input_scale == other.input_scale
+
+
+def per_token_quant_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """(integers of x * weight) * scales of x * weight_scale + bias, rounded once. Two launches.
+
+    x:            [..., in_features]; every row is quantized with its own scale
+    weight:       [in_features, out_features] int8
+    weight_scale: [out_features] fp32
+    bias:         [out_features], dtype of x, or None
+    Returns [..., out_features] of the dtype of x.
+    """
+    integers, scales = quantize(x)
+    result: torch.Tensor = torch_npu.npu_quant_matmul(
+        integers, weight, weight_scale, pertoken_scale=scales, bias=bias, output_dtype=x.dtype
+    )
+    return result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
+
+
+def arrange_weight(weight: torch.Tensor, use_nz: bool) -> torch.Tensor:
+    """The weight as the product takes it: [..., in, out].
+
+    weight: [..., out, in] int8
+    Returns a view of the same memory, or with `use_nz` a copy in the NZ layout. Raises DeviceError
+    when the chip's libraries do not convert.
+    """
+    transposed = weight.detach().as_subclass(torch.Tensor).transpose(-1, -2)
+    if not use_nz:
+        return transposed
+    try:
+        tiles: torch.Tensor = torch_npu.npu_format_cast(transposed.contiguous(), FRACTAL_NZ)
+        torch.accelerator.synchronize()  # the conversion's error comes with the next wait
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DeviceError(
+            "additional_config key 'enable_weight_nz_layout' is true, and this device's libraries "
+            f"do not convert an int8 weight {list(weight.shape)} to the NZ layout: {reason}. "
+            "Remove the key; the products take plain weights, too."
+        ) from error
+    return tiles
