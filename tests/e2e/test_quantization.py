@@ -20,7 +20,7 @@ from e2e.engine_process import EngineError, EngineProcess
 from e2e.test_moe_confinement import POISONS, write_poisoned
 from e2e.transformers_reference import TransformersReference
 from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
@@ -180,7 +180,7 @@ def test_experts_with_input_scales_of_their_own_run(
                 description[f"{prefix}.{part}"] = "W8A8"
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / FILE_NAME).write_text(json.dumps(description))
-    assert examine(directory).can_load
+    assert check_checkpoint(directory).can_load
     value = likelihood_of(directory, tensor_parallel_size=ranks)
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
@@ -208,7 +208,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
                 description[name] = "FLOAT"
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     (directory / FILE_NAME).write_text(json.dumps(description))
-    assert examine(directory).can_load
+    assert check_checkpoint(directory).can_load
     with start_engine(directory, **BF16) as engine:
         value = likelihood(engine, text)
         log = engine.log_text()
@@ -274,7 +274,7 @@ def test_a_compressed_tensors_checkpoint_runs(
     source = request.getfixturevalue(model)
     directory = quantize(source, kind, name=f"compressed-{model}")
     as_compressed_tensors(directory, source, kind)
-    assert examine(directory).can_load
+    assert check_checkpoint(directory).can_load
     assert abs(likelihood_of(directory) - of_floats(source)) < CLOSE
 
 

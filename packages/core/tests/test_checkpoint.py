@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from vllm_davinci.core.checkpoint.damage import damaged_files, describe_damage
+from vllm_davinci.core.checkpoint.load_errors import damaged_files, describe_damage
 
 
 def checkpoint(directory: Path) -> tuple[Path, Path]:

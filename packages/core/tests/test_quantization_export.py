@@ -12,10 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.export import Exported, Exporter, model_dtype
+from vllm_davinci.core.checkpoint.files import PARTIAL_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
-from vllm_davinci.core.checkpoint.whole_directory import PARTIAL_NAME
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantDescription, QuantType
 from vllm_davinci.core.quantization.tensors import float_from_bits
@@ -97,7 +97,7 @@ def test_projections_and_experts_are_quantized_and_the_rest_is_not(
     kind: QuantType, source: Path, tmp_path: Path
 ):
     written = export(source, tmp_path, kind)
-    assert examine(tmp_path).can_load
+    assert check_checkpoint(tmp_path).can_load
     types = QuantDescription.load(tmp_path / FILE_NAME).types
     assert types["model.layers.0.self_attn.q_a_proj.weight"] == kind.value
     assert types["model.layers.0.self_attn.kv_a_proj_with_mqa.weight"] == kind.value

@@ -23,7 +23,7 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from vllm_davinci.core.checkpoint.after_loading import describe_failure, require_norm_biases
+from vllm_davinci.core.checkpoint.load_errors import describe_failure, require_norm_biases
 from vllm_davinci.core.components import fused_ops as compiled_operators
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod

@@ -25,8 +25,11 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
 from vllm_davinci.core.attention.mla.cache import LatentCache
 from vllm_davinci.core.attention.paged import PagedCache
-from vllm_davinci.core.checkpoint.after_loading import describe_failure, require_norm_biases
-from vllm_davinci.core.checkpoint.damage import describe_damage
+from vllm_davinci.core.checkpoint.load_errors import (
+    describe_damage,
+    describe_failure,
+    require_norm_biases,
+)
 from vllm_davinci.core.components.fused_ops import compiled
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.errors import RELEASE, CheckpointError, CoreError, UnsupportedFeatureError

@@ -15,7 +15,7 @@ from rich.text import Text
 from vllm_davinci.meta import core_access
 
 if TYPE_CHECKING:
-    from vllm_davinci.core.checkpoint.issues import Examination
+    from vllm_davinci.core.checkpoint.issues import CheckReport
 
 _STYLES = {"problem": "bold red", "note": "yellow"}
 
@@ -28,43 +28,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 only if the checkpoint can be loaded as it was meant."""
     core_access.prepare()
-    from vllm_davinci.core.checkpoint.check import examine  # imports torch and vLLM
+    from vllm_davinci.core.checkpoint.check import check_checkpoint  # imports torch and vLLM
 
-    found = examine(options.directory)
+    report = check_checkpoint(options.directory)
     if options.json:
-        print(json.dumps({"can_load": found.can_load, **asdict(found)}, indent=2))
+        print(json.dumps({"can_load": report.can_load, **asdict(report)}, indent=2))
     else:
-        print_examination(found, Console())
-    return 0 if found.can_load else 1
+        print_report(report, Console())
+    return 0 if report.can_load else 1
 
 
-def print_examination(found: Examination, console: Console) -> None:
+def print_report(report: CheckReport, console: Console) -> None:
     """A table of the kinds of layers, then what is wrong or worth knowing, then the verdict."""
     console.print(
         Text(
-            f"{found.directory}: {found.num_tensors} tensors, {found.num_bytes / 2**20:.1f} MiB, "
-            f"quantization {found.quantization}"
+            f"{report.directory}: {report.num_tensors} tensors, "
+            f"{report.num_bytes / 2**20:.1f} MiB, quantization {report.quantization}"
         ),
         soft_wrap=True,
     )
-    if found.kinds:
+    if report.kinds:
         table = Table()
         for column in ("layers", "count", "loads as", "stored", "shape of the first"):
             table.add_column(
                 column, justify="right" if column == "count" else "left", overflow="fold"
             )
-        for kind in found.kinds:
+        for kind in report.kinds:
             shape = " x ".join(map(str, kind.shape))
             table.add_row(Text(kind.name), str(kind.count), kind.loads, kind.dtype, shape)
         console.print(table)
-    for finding in found.findings:
-        severity = finding.severity.value
+    for issue in report.issues:
+        severity = issue.severity.value
         line = Text(f"{severity}: ", style=_STYLES[severity])
-        text = finding.what
-        if not text.startswith(finding.subject):
-            text = f"{finding.subject}: {text}"
+        text = issue.what
+        if not text.startswith(issue.subject):
+            text = f"{issue.subject}: {text}"
         console.print(line.append(text, style="default"), soft_wrap=True)
-    if found.can_load:
+    if report.can_load:
         console.print("This checkpoint can be loaded.", style="bold green")
     else:
         console.print("This checkpoint cannot be loaded as it is.", style="bold red")

@@ -16,18 +16,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.files import (
     INDEX_NAME,
     StoredTensor,
     read_config,
     read_header,
     tensor_files,
+    written_as_a_whole,
 )
 from vllm_davinci.core.checkpoint.fused_experts import find_fused_experts
-from vllm_davinci.core.checkpoint.issues import Severity
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
-from vllm_davinci.core.checkpoint.whole_directory import written_as_a_whole
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
 
@@ -200,12 +199,7 @@ class Exporter:
 
 def _require_whole(directory: Path, source: Path) -> None:
     """Raises CheckpointError when a checkpoint, `source` or its result, could not be loaded."""
-    problems = [
-        f"{finding.subject}: {finding.what}"
-        for finding in examine(directory).findings
-        if finding.severity is Severity.PROBLEM
-    ]
-    if problems:
+    if problems := check_checkpoint(directory).problems():
         told = "is" if directory == source else "becomes something that is"
         raise CheckpointError(
             f"{source} {told} not whole, and nothing is kept of the result: "

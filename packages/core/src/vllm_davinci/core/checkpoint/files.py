@@ -1,9 +1,12 @@
-"""The tensors of a checkpoint directory, from the headers of its safetensors files alone."""
+"""A checkpoint directory: the tensors in its files, by headers alone; writing a new one."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from vllm_davinci.core.errors import CheckpointError
 INDEX_NAME = "model.safetensors.index.json"
 # Written beside the shards of some models: the same tensors in another layout.
 FOREIGN_FILES = ("consolidated",)
+
+PARTIAL_NAME = ".partial"
 
 # The dtype names of the safetensors format that a model may hold.
 DTYPES: dict[str, torch.dtype] = {
@@ -114,6 +119,27 @@ def misplaced_tensors(directory: Path, tensors: dict[str, StoredTensor]) -> list
         for name, file in places.items()
         if name not in tensors or tensors[name].file.name != file
     ]
+
+
+@contextmanager
+def written_as_a_whole(destination: Path) -> Iterator[Path]:
+    """A directory inside of `destination` whose files move up when the block ends.
+
+    When the block raises, nothing of it stays, nor `destination` if it is new.
+    """
+    is_new = not destination.exists()
+    partial = destination / PARTIAL_NAME  # on the same file system, so that moving copies nothing
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial)
+        if is_new:
+            destination.rmdir()
+        raise
+    for path in sorted(partial.iterdir()):
+        path.replace(destination / path.name)
+    partial.rmdir()
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the examination of a checkpoint found, ready to be printed."""
+"""The result of a checkpoint check, ready to be printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Severity(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Issue:
     """One thing to know. `subject` is a tensor, a layer or a file."""
 
     severity: Severity
@@ -38,22 +38,30 @@ class LayerKind:
 
 
 @dataclass
-class Examination:
-    """The answer, ready to be printed."""
+class CheckReport:
+    """What the directory would be loaded as, and its issues."""
 
     directory: str
     quantization: str = "none"
     num_tensors: int = 0
     num_bytes: int = 0
     kinds: list[LayerKind] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    issues: list[Issue] = field(default_factory=list)
 
     @property
     def can_load(self) -> bool:
-        return all(finding.severity is not Severity.PROBLEM for finding in self.findings)
+        return not self.problems()
+
+    def problems(self) -> list[str]:
+        """The problems, one sentence each, for the message of an error."""
+        return [
+            f"{issue.subject}: {issue.what}"
+            for issue in self.issues
+            if issue.severity is Severity.PROBLEM
+        ]
 
     def problem(self, subject: str, what: str) -> None:
-        self.findings.append(Finding(Severity.PROBLEM, subject, what))
+        self.issues.append(Issue(Severity.PROBLEM, subject, what))
 
     def note(self, subject: str, what: str) -> None:
-        self.findings.append(Finding(Severity.NOTE, subject, what))
+        self.issues.append(Issue(Severity.NOTE, subject, what))

@@ -17,7 +17,6 @@ from vllm_davinci.core.layers.quantized_activation import (
     QuantizedActivation,
     Readers,
     TracedActivation,
-    float_values,
 )
 
 
@@ -95,7 +94,7 @@ class NPURMSNorm(RMSNorm):
         """The norm of x + residual as `output` says, and that sum."""
         output = self.output
         if isinstance(output, Readers):
-            normalized, total = self._of_sum(float_values(x), float_values(residual))
+            normalized, total = self._of_sum(x, residual)
             return TracedActivation(normalized, output), total
         if x.dim() == 2 and isinstance(output, InputScale):
             if by_scale := compiled("add_rms_norm_quant"):

@@ -157,15 +157,13 @@ class TracedActivation(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return func(*tree_map(float_values, args), **tree_map(float_values, kwargs or {}))
+        def read(x: Any) -> Any:
+            if not isinstance(x, TracedActivation):
+                return x
+            x.readers.add(OutputKind.FLOAT)
+            return x.floats
 
-
-def float_values(x: Any) -> Any:
-    """A traced output's plain tensor, for a reader that takes floats; anything else as it is."""
-    if not isinstance(x, TracedActivation):
-        return x
-    x.readers.add(OutputKind.FLOAT)
-    return x.floats
+        return func(*tree_map(read, args), **tree_map(read, kwargs or {}))
 
 
 def quantize(

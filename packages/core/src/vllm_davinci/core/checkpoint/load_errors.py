@@ -1,17 +1,44 @@
-"""What is said when a quantized checkpoint did not load, or not all of it."""
+"""The messages about a checkpoint that did not load, or not all of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
-from vllm_davinci.core.checkpoint.check import examine
-from vllm_davinci.core.checkpoint.issues import Severity
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.description import QuantDescription, QuantType, shortened
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+
+
+def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Safetensors files whose header does not read or does not fit the file, with the reason."""
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            yield path, str(error)
+
+
+def describe_damage(model: str, cause: Exception) -> str:
+    """What to tell the user when `model`, a directory or a name, fails to load with `cause`."""
+    directory = Path(model)
+    files = list(damaged_files(directory)) if directory.is_dir() else []
+    if not files:
+        return (
+            f"The weights of {model} cannot be read: {cause}. Download the checkpoint again; when "
+            "it comes from a cache, delete its cached files first."
+        )
+    listed = "; ".join(f"{path} ({path.stat().st_size} bytes): {reason}" for path, reason in files)
+    return (
+        f"The weights of {model} are damaged: {listed}. Download or copy these files again and "
+        "compare their sizes with the source."
+    )
 
 
 def describe_failure(
@@ -23,14 +50,8 @@ def describe_failure(
     Returns None when the checkpoint is not known to be the cause.
     """
     directory = Path(model)
-    if directory.is_dir():
-        problems = [
-            f"{finding.subject}: {finding.what}"
-            for finding in examine(directory).findings
-            if finding.severity is Severity.PROBLEM
-        ]
-        if problems:
-            return f"{model} does not load. {shortened(problems)}. {CHECK_COMMAND}."
+    if directory.is_dir() and (problems := check_checkpoint(directory).problems()):
+        return f"{model} does not load. {shortened(problems)}. {CHECK_COMMAND}."
     if not isinstance(cause, KeyError):
         return None
     tensor = str(cause.args[0])  # in the model's names, perhaps without the first part
@@ -56,6 +77,6 @@ def require_norm_biases(model: torch.nn.Module, description: QuantDescription) -
     if lost:
         raise CheckpointError(
             f"{description.source} has an entry for {shortened(lost, 6)}, and no file has the "
-            "tensor: the layers behind these norms would compute with other inputs. Copy the "
+            "tensor: the layers after these norms would compute with other inputs. Copy the "
             f"export again: {CHECK_COMMAND}."
         )

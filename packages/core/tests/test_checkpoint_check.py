@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.files import INDEX_NAME
-from vllm_davinci.core.checkpoint.issues import Examination
+from vllm_davinci.core.checkpoint.issues import CheckReport
 from vllm_davinci.core.quantization.description import FILE_NAME
 
 HIDDEN, INTER, VOCABULARY = 8, 12, 16
@@ -80,16 +80,16 @@ def checkpoint() -> Checkpoint:
     return made
 
 
-def problems(found: Examination) -> str:
-    return "\n".join(f"{one.subject}: {one.what}" for one in found.findings)
+def problems(report: CheckReport) -> str:
+    return "\n".join(f"{one.subject}: {one.what}" for one in report.issues)
 
 
 def test_a_whole_checkpoint_can_be_loaded_and_its_layers_are_listed_by_kind(
     checkpoint: Checkpoint, tmp_path: Path
 ):
-    found = examine(checkpoint.write(tmp_path))
+    found = check_checkpoint(checkpoint.write(tmp_path))
     assert found.can_load
-    assert not found.findings
+    assert not found.issues
     kinds = {kind.name: (kind.loads, kind.count, kind.dtype) for kind in found.kinds}
     assert kinds["model.layers.*.mlp.experts.*.gate_proj"] == ("W8A8_DYNAMIC", 4, "int8")
     assert kinds["model.layers.*.self_attn.q_proj"] == ("W8A8", 2, "int8")
@@ -105,7 +105,7 @@ def test_a_float_checkpoint_needs_no_description(checkpoint: Checkpoint, tmp_pat
     }
     checkpoint.write(tmp_path)
     (tmp_path / FILE_NAME).unlink()
-    found = examine(tmp_path)
+    found = check_checkpoint(tmp_path)
     assert found.can_load
     assert {kind.loads for kind in found.kinds} == {"FLOAT"}
 
@@ -166,7 +166,7 @@ def test_what_is_wrong_is_a_problem_that_names_it(
     how: str, told: str, checkpoint: Checkpoint, tmp_path: Path
 ):
     spoil(checkpoint, how)
-    found = examine(checkpoint.write(tmp_path))
+    found = check_checkpoint(checkpoint.write(tmp_path))
     assert not found.can_load
     assert told in problems(found)
 
@@ -177,7 +177,7 @@ def test_layers_without_an_entry_are_noted_once(checkpoint: Checkpoint, tmp_path
     for layer in range(2):
         checkpoint.floats(f"model.layers.{layer}.mlp.gate.weight", 2, HIDDEN)
         del checkpoint.types[f"model.layers.{layer}.mlp.gate.weight"]
-    found = examine(checkpoint.write(tmp_path))
+    found = check_checkpoint(checkpoint.write(tmp_path))
     assert found.can_load
     assert problems(found) == (
         "lm_head, model.layers.0.mlp.gate, model.layers.1.mlp.gate: no entry in the description: "
@@ -189,10 +189,10 @@ def test_a_cut_file_is_told_with_both_sizes(checkpoint: Checkpoint, tmp_path: Pa
     path = checkpoint.write(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    found = examine(tmp_path)
+    found = check_checkpoint(tmp_path)
     assert f"has {len(whole) - 5} bytes and its header describes {len(whole)}" in problems(found)
     path.write_bytes(b"not a tensor file")
-    assert "is not a safetensors file" in problems(examine(tmp_path))
+    assert "is not a safetensors file" in problems(check_checkpoint(tmp_path))
 
 
 def test_the_index_is_compared_with_the_files(checkpoint: Checkpoint, tmp_path: Path):
@@ -200,24 +200,24 @@ def test_the_index_is_compared_with_the_files(checkpoint: Checkpoint, tmp_path: 
     places = dict.fromkeys(checkpoint.tensors, "model.safetensors")
     index = tmp_path / INDEX_NAME
     index.write_text(json.dumps({"weight_map": {**places, "lost.weight": "model.safetensors"}}))
-    assert "lost.weight: the index puts it into a file" in problems(examine(tmp_path))
+    assert "lost.weight: the index puts it into a file" in problems(check_checkpoint(tmp_path))
     index.write_text(json.dumps({"weight_map": {**places, "lost.weight": "part2.safetensors"}}))
     assert "names part2.safetensors, 1 of 2 files, that are not there" in problems(
-        examine(tmp_path)
+        check_checkpoint(tmp_path)
     )
 
 
 def test_a_directory_without_a_checkpoint_is_told_what_it_lacks(tmp_path: Path):
-    assert "has no config.json" in problems(examine(tmp_path))
+    assert "has no config.json" in problems(check_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text("{}")
-    assert "holds no *.safetensors file" in problems(examine(tmp_path))
+    assert "holds no *.safetensors file" in problems(check_checkpoint(tmp_path))
 
 
 def test_another_quantization_is_named(checkpoint: Checkpoint, tmp_path: Path):
     checkpoint.config["quantization_config"] = {"quant_method": "gptq"}
     checkpoint.write(tmp_path)
     (tmp_path / FILE_NAME).unlink()
-    found = examine(tmp_path)
+    found = check_checkpoint(tmp_path)
     assert not found.can_load
     assert "quantization method 'gptq' is not available" in problems(found)
 
@@ -283,8 +283,8 @@ INPUT_SCALE = {"input_scale": torch.ones(1)}
 def test_schemes_of_compressed_tensors_that_are_computed_can_be_loaded(
     tensors: dict[str, Tensor], activations: dict[str, Any], tmp_path: Path
 ):
-    found = examine(compressed(tmp_path, tensors, activations))
-    assert not found.findings
+    found = check_checkpoint(compressed(tmp_path, tensors, activations))
+    assert not found.issues
     assert {kind.loads for kind in found.kinds} == {"compressed-tensors"}
 
 
@@ -335,6 +335,6 @@ def test_what_is_wrong_in_compressed_tensors_is_a_problem_that_names_it(
     told: str,
     tmp_path: Path,
 ):
-    found = examine(compressed(tmp_path, tensors, activations, **weights))
+    found = check_checkpoint(compressed(tmp_path, tensors, activations, **weights))
     assert not found.can_load
     assert told in problems(found)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vllm_davinci.core.checkpoint.check import examine
+from vllm_davinci.core.checkpoint.check import check_checkpoint
 
 HIDDEN, INTER, HEADS, GROUPS, HEAD, VOCABULARY, LAYERS = 8, 12, 4, 2, 6, 16, 3
 LLAMA = {
@@ -104,7 +104,7 @@ def problems(directory: Path, shapes: Shapes, config: dict[str, Any]) -> list[st
     tensors = {f"{name}.weight": torch.ones(shape).bfloat16() for name, shape in shapes.items()}
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(config))
-    return [f"{one.subject}: {one.what}" for one in examine(directory).findings]
+    return [f"{one.subject}: {one.what}" for one in check_checkpoint(directory).issues]
 
 
 @pytest.mark.parametrize("model", ["llama", "deepseek"])

@@ -12,10 +12,10 @@ _LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.\d+\.(?P<part>.+)$")
 _EXPERT = re.compile(r"^mlp\.experts\.\d+\.(?P<part>\w+)$")
 # Models of one head size and one intermediate size throughout.
 _UNIFORM = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe"})
-_LATENT = frozenset({"deepseek_v2", "deepseek_v3"})
+_MLA = frozenset({"deepseek_v2", "deepseek_v3"})
 
 
-def expected_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
+def weight_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
     """Shape of `<prefix>.weight`, or None where config.json does not tell.
 
     config: of the language model
@@ -34,7 +34,7 @@ def expected_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
         width = None if inner is None or count is None else inner * count
         return _gated(part.rpartition(".")[2], hidden, width)
     if part.startswith("mlp."):
-        is_known = config.get("model_type") in _UNIFORM | _LATENT
+        is_known = config.get("model_type") in _UNIFORM | _MLA
         width = _size(config, "intermediate_size") if is_known else None
         return _gated(part.removeprefix("mlp."), hidden, width)
     if part in ("input_layernorm", "post_attention_layernorm"):
@@ -54,7 +54,7 @@ def _gated(part: str, hidden: int | None, width: int | None) -> Shape | None:
 
 def _attention(config: Mapping[str, Any], part: str, hidden: int | None) -> Shape | None:
     model_type, heads = config.get("model_type"), _size(config, "num_attention_heads")
-    if model_type in _LATENT and (latent := _size(config, "kv_lora_rank")):
+    if model_type in _MLA and (latent := _size(config, "kv_lora_rank")):
         content, rotary, value = (
             _size(config, name) or 0
             for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

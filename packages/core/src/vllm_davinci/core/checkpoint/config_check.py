@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_davinci.core.attention.mla.sizes import check_sizes
 from vllm_davinci.core.checkpoint.files import StoredTensor
-from vllm_davinci.core.checkpoint.issues import Examination
-from vllm_davinci.core.checkpoint.model_shapes import expected_shape
+from vllm_davinci.core.checkpoint.issues import CheckReport
+from vllm_davinci.core.checkpoint.weight_shapes import weight_shape
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.quantization.description import shortened
 
@@ -23,8 +23,8 @@ _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.")
 _PAIRS = (("gate_proj", "up_proj"), ("gate_proj", "down_proj"), ("k_proj", "q_proj"))
 
 
-def check_structure(
-    config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], found: Examination
+def check_against_config(
+    config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     """As many layers and experts as config.json says, each with all of its matrices, of its sizes.
 
@@ -36,13 +36,13 @@ def check_structure(
         for name, tensor in tensors.items()
         if name.endswith(".weight")
     }
-    _check_layer_count(text, tensors, found)
-    _check_experts(text, weights, found)
-    _check_layers_alike(text, weights, found)
-    _check_pairs(weights, found)
-    _check_head(config, text, weights, found)
+    _check_layer_count(text, tensors, report)
+    _check_experts(text, weights, report)
+    _check_layers_alike(text, weights, report)
+    _check_pairs(weights, report)
+    _check_head(config, text, weights, report)
     for prefix, weight in weights.items():
-        shape = expected_shape(text, prefix)
+        shape = weight_shape(text, prefix)
         if shape is None or len(weight.shape) != len(shape):
             continue
         if any(size not in (None, seen) for size, seen in zip(shape, weight.shape, strict=True)):
@@ -50,29 +50,29 @@ def check_structure(
                 seen if size is None else size
                 for size, seen in zip(shape, weight.shape, strict=True)
             ]
-            found.problem(
+            report.problem(
                 f"{prefix}.weight", f"has shape {list(weight.shape)}; config.json says {told}"
             )
-    _check_attention(text, found)
+    _check_attention(text, report)
 
 
 def _check_layer_count(
-    text: Mapping[str, Any], tensors: Mapping[str, StoredTensor], found: Examination
+    text: Mapping[str, Any], tensors: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     num_layers = text.get("num_hidden_layers")
     present = {int(match["number"]) for name in tensors if (match := _LAYER.match(name))}
     if not isinstance(num_layers, int) or not present:
         return
     if absent := sorted(set(range(num_layers)) - present):
-        found.problem(
+        report.problem(
             "layers", f"config.json says {num_layers}, and {_listed(absent)} have no tensors"
         )
     if extra := sorted(number for number in present if number >= num_layers):
-        found.note("layers", f"{_listed(extra)} lie beyond config.json's {num_layers}")
+        report.note("layers", f"{_listed(extra)} lie beyond config.json's {num_layers}")
 
 
 def _check_experts(
-    text: Mapping[str, Any], weights: Mapping[str, StoredTensor], found: Examination
+    text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     keys = ("n_routed_experts", "num_experts", "num_local_experts")
     num_experts = next((text[key] for key in keys if text.get(key)), None)
@@ -85,7 +85,7 @@ def _check_experts(
         if num_experts and set(seen) != set(range(num_experts)):
             absent = sorted(set(range(num_experts)) - set(seen))
             missing = f"; missing: {_listed(absent)}" if absent else ""
-            found.problem(
+            report.problem(
                 experts, f"config.json says {num_experts} experts, {len(seen)} are there{missing}"
             )
         union = set().union(*seen.values())
@@ -95,11 +95,11 @@ def _check_experts(
             for part in sorted(union - own)
         ]
         if lacking:
-            found.problem(shortened(lacking, 6), "is missing; other experts of the layer have it")
+            report.problem(shortened(lacking, 6), "is missing; other experts of the layer have it")
 
 
 def _check_layers_alike(
-    text: Mapping[str, Any], weights: Mapping[str, StoredTensor], found: Examination
+    text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     """A layer that has some of the weights of more frequent ones, and none of its own, lacks the
     rest."""
@@ -121,25 +121,25 @@ def _check_layers_alike(
         if whole:
             count, kind = max(whole, key=lambda each: each[0])
             lacking = [f"{stack}layers.{number}.{part}.weight" for part in sorted(kind - parts)]
-            found.problem(
+            report.problem(
                 shortened(lacking, 6),
                 f"is missing; {count} other layer{'s have' if count > 1 else ' has'} it",
             )
 
 
-def _check_pairs(weights: Mapping[str, StoredTensor], found: Examination) -> None:
+def _check_pairs(weights: Mapping[str, StoredTensor], report: CheckReport) -> None:
     for prefix in sorted(weights):
         parent, _, name = prefix.rpartition(".")
         for one, other in _PAIRS:
             if name == one and f"{parent}.{other}" not in weights:
-                found.problem(f"{parent}.{other}.weight", f"is missing, and {one} is there")
+                report.problem(f"{parent}.{other}.weight", f"is missing, and {one} is there")
 
 
 def _check_head(
     config: Mapping[str, Any],
     text: Mapping[str, Any],
     weights: Mapping[str, StoredTensor],
-    found: Examination,
+    report: CheckReport,
 ) -> None:
     """Only where config.json says both that there is a head and that it is no other tensor."""
     architectures = config.get("architectures") or [""]
@@ -147,10 +147,12 @@ def _check_head(
     if is_tied is not False or not str(architectures[0]).endswith("ForCausalLM"):
         return
     if not any(_HEAD.search(f"{prefix}.") for prefix in weights):
-        found.problem("lm_head.weight", "is missing, and config.json has tie_word_embeddings false")
+        report.problem(
+            "lm_head.weight", "is missing, and config.json has tie_word_embeddings false"
+        )
 
 
-def _check_attention(text: Mapping[str, Any], found: Examination) -> None:
+def _check_attention(text: Mapping[str, Any], report: CheckReport) -> None:
     sizes = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     known = {name: text[name] for name in sizes if isinstance(text.get(name), int)}
     if len(known) < len(sizes):
@@ -159,7 +161,7 @@ def _check_attention(text: Mapping[str, Any], found: Examination) -> None:
         # Heads are divided by the server's options; a rank with one of them is always possible.
         check_sizes(num_heads=1, **known, layer_name="MLA")
     except UnsupportedFeatureError as error:
-        found.problem("config.json", str(error))
+        report.problem("config.json", str(error))
 
 
 def _listed(numbers: list[int]) -> str:
