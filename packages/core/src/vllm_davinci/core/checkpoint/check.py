@@ -118,7 +118,7 @@ def _types(
     description: QuantDescription | None,
     report: CheckReport,
 ) -> dict[str, str]:
-    """How each layer would be loaded; what its tensors lack goes into the issues."""
+    """The type that each layer would be loaded as; tensors that it lacks become issues."""
     types: dict[str, str] = {}
     without_entry: list[str] = []
     for prefix, weight in layers.items():

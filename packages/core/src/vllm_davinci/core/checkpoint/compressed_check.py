@@ -1,4 +1,4 @@
-"""Whether the layers of a compressed-tensors checkpoint can be computed and are complete."""
+"""The check of a compressed-tensors checkpoint: schemes that can be computed, complete layers."""
 
 from __future__ import annotations
 

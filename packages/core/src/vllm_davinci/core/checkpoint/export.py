@@ -42,7 +42,7 @@ _ROUTED = re.compile(r"\.experts\.\d+\.")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of one export."""
 
     directory: Path
     counts: dict[str, int]  # layers per type
@@ -56,7 +56,7 @@ class Exporter:
 
     kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
             reach each, and a range from a short text would cut off the rest. So do the layers
-            behind config.json's `num_hidden_layers`
+            after config.json's `num_hidden_layers`
     dtype:  of the model: the tensors that stay floats, and the scales
     ranges: layer -> range of its input, for static layers
     """
@@ -142,7 +142,7 @@ class Exporter:
     def _results(
         self, name: str, tensor: torch.Tensor, kind: QuantType, stored: Mapping[str, StoredTensor]
     ) -> dict[str, torch.Tensor]:
-        """What stands in place of one of the model's tensors."""
+        """The tensors that take the place of one of the model's."""
         if kind is QuantType.FLOAT:
             # Routing biases and the like stay in fp32, where the source has them so.
             narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
@@ -157,11 +157,11 @@ class Exporter:
             return QuantType.FLOAT
         if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
             return QuantType.FLOAT
-        if _ROUTED.search(prefix) or self._is_behind_the_model(prefix):
+        if _ROUTED.search(prefix) or self._is_after_the_model(prefix):
             return QuantType.W8A8_DYNAMIC
         return self.kind
 
-    def _is_behind_the_model(self, prefix: str) -> bool:
+    def _is_after_the_model(self, prefix: str) -> bool:
         """Whether it is a layer that predicts further tokens, which calibration does not run."""
         number = _LAYER.match(prefix)
         return number is not None and int(number[1]) >= self._num_layers

@@ -39,7 +39,7 @@ class LayerKind:
 
 @dataclass
 class CheckReport:
-    """What the directory would be loaded as, and its issues."""
+    """The layers of a checkpoint directory as they would be loaded, and its issues."""
 
     directory: str
     quantization: str = "none"

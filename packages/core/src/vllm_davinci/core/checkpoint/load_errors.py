@@ -26,7 +26,7 @@ def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
 
 
 def describe_damage(model: str, cause: Exception) -> str:
-    """What to tell the user when `model`, a directory or a name, fails to load with `cause`."""
+    """The message when `model`, a directory or a name on the hub, fails to load with `cause`."""
     directory = Path(model)
     files = list(damaged_files(directory)) if directory.is_dir() else []
     if not files:
@@ -44,7 +44,7 @@ def describe_damage(model: str, cause: Exception) -> str:
 def describe_failure(
     model: str, description: QuantDescription, cause: KeyError | ValueError
 ) -> str | None:
-    """What is wrong with the checkpoint where a model's own loader had no place for a tensor.
+    """The message when a model's own loader had no place for a tensor of the checkpoint.
 
     model: a directory or a name on the hub
     Returns None when the checkpoint is not known to be the cause.

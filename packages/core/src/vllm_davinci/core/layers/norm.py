@@ -41,7 +41,7 @@ class NPURMSNorm(RMSNorm):
             set_weight_attrs(self.bias, {"weight_loader": self._load_bias})
 
     def _load_bias(self, parameter: torch.nn.Parameter, loaded: torch.Tensor) -> None:
-        """Which norms have one, only the checkpoint knows."""
+        """Loads the bias and remembers that this norm has one: only the checkpoint knows."""
         default_weight_loader(parameter, loaded)
         self._has_loaded_bias = True
 

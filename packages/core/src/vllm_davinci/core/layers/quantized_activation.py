@@ -1,7 +1,7 @@
 """Activations as integers with scales, on their way from the operator that quantized them.
 
 A norm or a projection whose readers all quantize their input does it for them, in its own launch.
-Which ones those are is found by one dummy run after loading (`quantization.resolve_outputs`), in
+Which ones do is found by one dummy run after loading (`quantization.resolve_outputs`), in
 which they return a TracedActivation; from then on each has one output kind.
 """
 
@@ -21,7 +21,7 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 
 @dataclass(frozen=True)
 class InputScale:
-    """How a layer with a scale of the checkpoint quantizes: round(x / scale + offset).
+    """The scale and offset of a checkpoint by which a layer quantizes: round(x / scale + offset).
 
     scale:  [1] fp32, on the device
     offset: [1] int32, on the device
@@ -97,7 +97,7 @@ class QuantizedActivation(torch.Tensor):
 
 
 class Readers:
-    """Who read an output during the dummy run; in the place of the output's kind until then."""
+    """The readers of an output, collected in the dummy run; until then in place of its kind."""
 
     def __init__(self) -> None:
         self._inputs: list[OutputKind | InputScale] = []  # the forms that readers compute with

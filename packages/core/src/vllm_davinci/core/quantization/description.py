@@ -1,4 +1,4 @@
-"""What a ModelSlim export says about itself: a type for every tensor of the checkpoint."""
+"""The description in a ModelSlim export: a quantization type for every tensor of the checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.(?P<part>[^.]+)\.w
 
 
 class QuantType(str, Enum):
-    """How one layer's weight and input are stored and multiplied."""
+    """The format of one layer's weight and of the input of its product."""
 
     FLOAT = "FLOAT"
     W8A8 = "W8A8"  # int8 weight; the input's scale and offset are in the checkpoint

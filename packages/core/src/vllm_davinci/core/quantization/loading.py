@@ -37,7 +37,7 @@ class TensorLoader:
     def _put(
         self, part: str, parameter: torch.Tensor, loaded: torch.Tensor, *place: Any, **options: Any
     ) -> Any:
-        """What vLLM's loader returns. Raises CheckpointError when the tensor does not fit.
+        """Calls vLLM's loader. Raises CheckpointError when the tensor does not fit.
 
         part: which part of the tensor this is, for that message
         """

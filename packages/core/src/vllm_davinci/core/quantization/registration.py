@@ -1,4 +1,4 @@
-"""How vLLM comes to our quantization: by name, by platform, by what a checkpoint carries."""
+"""Makes quantization known to vLLM, and chooses it for a checkpoint that carries a description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which norms and projections quantize for their readers: found once, after loading."""
+"""Finds, once after loading, the norms and projections that quantize for their readers."""
 
 from __future__ import annotations
 

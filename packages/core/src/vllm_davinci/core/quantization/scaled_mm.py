@@ -14,6 +14,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearLayerConfig,
 )
 
+from vllm_davinci.core.quantization.linear_method import plain_tensor
 from vllm_davinci.core.quantization.quant_matmul import per_token_quant_matmul
 from vllm_davinci.core.quantization.tensors import bits_from_float
 
@@ -31,7 +32,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         name, scale_name, input_scale_name, zero_point_name, _ = self.layer_param_names
-        weight, scale = _plain(layer, name), _plain(layer, scale_name)
+        weight, scale = plain_tensor(layer, name), plain_tensor(layer, scale_name)
         if not self.config.is_channelwise:  # one scale per part of a fused layer
             widths = torch.tensor(layer.logical_widths)
             scale = scale.cpu().flatten().repeat_interleave(widths).to(weight.device)
@@ -44,7 +45,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         self._weight_sums = self._weight_sums.to(weight.device, torch.float32)
 
     def _prepare_static(self, layer: torch.nn.Module, scale_name: str, zero_point: str) -> None:
-        self._input_scale = _plain(layer, scale_name).to(torch.float32)
+        self._input_scale = plain_tensor(layer, scale_name).to(torch.float32)
         device = self._weight.device
         deq_scale = self._weight_scale.cpu() * self._input_scale.cpu()
         if layer.params_dtype == torch.float16:
@@ -53,7 +54,7 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         self._quant_bias: torch.Tensor | None = None
         self._input_offset = torch.zeros(1, dtype=torch.int32, device=device)
         if not self.config.input_symmetric:
-            self._input_offset = _plain(layer, zero_point).to(torch.int32)
+            self._input_offset = plain_tensor(layer, zero_point).to(torch.int32)
             self._quant_bias = (-self._input_offset.cpu() * self._weight_sums).to(device)
 
     def floats(self) -> torch.Tensor:
@@ -91,7 +92,3 @@ class NPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):
         values = torch.addcmul(sums.float(), offsets.unsqueeze(1), self._weight_sums, value=-1)
         values = values.mul_(self._weight_scale).mul_(scales.unsqueeze(1))
         return (values if bias is None else values.add_(bias)).to(x.dtype)
-
-
-def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:
-    return layer.get_parameter(name).detach().as_subclass(torch.Tensor)

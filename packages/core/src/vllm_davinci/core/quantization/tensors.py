@@ -43,7 +43,7 @@ class TensorSpec:
         return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
 
     def accepted(self) -> str:
-        """What `accepts` takes, for messages."""
+        """The dtypes that `accepts` takes, for messages."""
         return " or ".join(map(dtype_name, self.dtypes)) or "a floating dtype"
 
 
