@@ -56,16 +56,16 @@ class Layer:
         self.a_weight = made(s.q_lora_rank + s.kv_lora_rank + s.rope, s.hidden).t()
         self.q_a_norm, self.kv_a_norm = made(s.q_lora_rank), made(s.kv_lora_rank)
         self.q_b_weight = made(s.heads * (s.nope + s.rope), s.q_lora_rank).t()
-        self.up_key = made(s.heads, s.nope, s.kv_lora_rank)
-        self.up_value = made(s.heads, s.kv_lora_rank, s.value)
+        self.W_UK = made(s.heads, s.nope, s.kv_lora_rank)
+        self.W_UV = made(s.heads, s.kv_lora_rank, s.value)
         self.o_weight = made(s.hidden, s.heads * s.value).t()
         self.cos, self.sin = (made(num_tokens, 1, 1, s.rope) for _ in range(2))
         self.slots = torch.arange(num_tokens).npu()
         num_blocks = num_tokens * (s.context // s.block_size)
-        self.latent_cache = made(num_blocks, s.block_size, 1, s.kv_lora_rank)
-        self.rotary_cache = made(num_blocks, s.block_size, 1, s.rope)
-        self.latent_flat, self.rotary_flat = (
-            cache.flatten(2) for cache in (self.latent_cache, self.rotary_cache)
+        self.kv_c_cache = made(num_blocks, s.block_size, 1, s.kv_lora_rank)
+        self.k_pe_cache = made(num_blocks, s.block_size, 1, s.rope)
+        self.kv_c_flat, self.k_pe_flat = (
+            cache.flatten(2) for cache in (self.kv_c_cache, self.k_pe_cache)
         )
         self.block_table = torch.arange(num_blocks).view(num_tokens, -1).int().npu()
         self.actual_seq_lengths_q = list(range(1, num_tokens + 1))
@@ -97,28 +97,28 @@ def prepare_attention(
         layer.cos,
         layer.sin,
         layer.slots,
-        layer.rotary_cache,
-        layer.latent_cache,
+        layer.k_pe_cache,
+        layer.kv_c_cache,
         epsilon=EPSILON,
         cache_mode="PA_BNSD",
         is_output_kv=False,
     )
     q_rope = torch_npu.npu_interleave_rope(q_rope.unsqueeze(2), layer.cos, layer.sin)
     absorbed = torch_npu.npu_transpose_batchmatmul(
-        q_nope, layer.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        q_nope, layer.W_UK, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
     )
     return absorbed, q_rope.squeeze(2)
 
 
 def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
-    """Attention over the latent cache and the values' up projection."""
+    """Attention over the cache of MLA and the values' up projection."""
     s = layer.sizes
-    latent, _ = torch_npu.npu_fused_infer_attention_score(
+    out, _ = torch_npu.npu_fused_infer_attention_score(
         absorbed,
-        layer.latent_flat,
-        layer.latent_flat,
+        layer.kv_c_flat,
+        layer.kv_c_flat,
         query_rope=q_rope,
-        key_rope=layer.rotary_flat,
+        key_rope=layer.k_pe_flat,
         sparse_mode=0,
         block_table=layer.block_table,
         actual_seq_lengths=layer.actual_seq_lengths_q,
@@ -130,7 +130,7 @@ def attend(layer: Layer, absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.
         block_size=s.block_size,
     )
     return torch_npu.npu_transpose_batchmatmul(
-        latent, layer.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        out, layer.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
     ).flatten(1)
 
 
@@ -206,13 +206,13 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
         return mla_decode_attention(
             absorbed,
             q_rope,
-            layer.latent_cache,
-            layer.rotary_cache,
+            layer.kv_c_cache,
+            layer.k_pe_cache,
             layer.block_table,
             layer.actual_seq_lengths_q,
             layer.seq_lens,
             None,
-            layer.up_value,
+            layer.W_UV,
             layer.scale,
         )
 
@@ -234,12 +234,12 @@ def ours(layer: Layer) -> Stages:
             layer.q_a_norm,
             layer.q_b_weight,
             layer.kv_a_norm,
-            layer.up_key,
+            layer.W_UK,
             layer.cos,
             layer.sin,
             layer.slots,
-            layer.latent_cache,
-            layer.rotary_cache,
+            layer.kv_c_cache,
+            layer.k_pe_cache,
             EPSILON,
             EPSILON,
             x.shape[0],

@@ -1,6 +1,6 @@
 """Host time to launch one decode layer of DeepSeek-V3: torch_npu calls against our stages.
 
-The layer is the norm before attention, MLA preprocess, attention over the latent cache with the
+The layer is the norm before attention, MLA preprocess, attention over its cache with the
 values' up projection, the output projection, the norm before the experts, the router, and routed
 experts, in the sizes of DeepSeek-V3 on one device; in bf16, and with W8A8_DYNAMIC projections and
 experts. Both sides launch the same operators of CANN in the same order. On the virtual NPU they do

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> Result:
             "seed": args.seed,
             "engine": {},
         }
-        latent = "kv_lora_rank" in configuration
-        baseline_options = {**options, "engine": CPU_ENGINE if latent else {}}
+        uses_mla = "kv_lora_rank" in configuration
+        baseline_options = {**options, "engine": CPU_ENGINE if uses_mla else {}}
         ours, baseline = [], []
         console = Console()
         for number in range(1, args.rounds + 1):

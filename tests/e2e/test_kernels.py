@@ -46,9 +46,9 @@ def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
     ]
 
 
-LATENT_ATTENTION = {"mla_decode_attention", "prefill_attention"}
-LATENT = LATENT_ATTENTION | {"mla_preprocess"}
-LATENT_INT8 = LATENT_ATTENTION | {"mla_preprocess_w8a8"}
+MLA_ATTENTION = {"mla_decode_attention", "prefill_attention"}
+MLA = MLA_ATTENTION | {"mla_preprocess"}
+MLA_INT8 = MLA_ATTENTION | {"mla_preprocess_w8a8"}
 EXPERTS = {"routed_experts"}
 DENSE = {"paged_attention", "rotary_embedding"}
 INTEGER = {"add_rms_norm_dynamic_quant"}
@@ -84,30 +84,30 @@ CASES = [
     ),
     case(
         "deepseek_r1_yarn_moe",
-        LATENT | EXPERTS,
+        MLA | EXPERTS,
         {**TENSOR2, **CHUNKED},
-        always="latent_experts_chunked_tensor2",
+        always="mla_experts_chunked_tensor2",
     ),
     case(
         "tiny_deepseek",
-        LATENT_INT8 | INTEGER | {"routed_experts_w8a8"},
+        MLA_INT8 | INTEGER | {"routed_experts_w8a8"},
         BF16,
         "W8A8_DYNAMIC",
         always="int8_experts",
     ),
     case("qwen3_norm_head128_gqa2", DENSE, BF16),
-    case("deepseek_v2_lite_dense", LATENT, CHUNKED),
-    case("deepseek_v2_lite_dense", LATENT, BF16),
-    case("deepseek_v3_dense", LATENT, {**BF16, **CHUNKED}),
-    case("deepseek_v2_moe", LATENT | EXPERTS, CHUNKED),
-    case("deepseek_v2_moe", LATENT | EXPERTS, {**BF16, **TENSOR2}),
-    case("deepseek_v3_moe", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+    case("deepseek_v2_lite_dense", MLA, CHUNKED),
+    case("deepseek_v2_lite_dense", MLA, BF16),
+    case("deepseek_v3_dense", MLA, {**BF16, **CHUNKED}),
+    case("deepseek_v2_moe", MLA | EXPERTS, CHUNKED),
+    case("deepseek_v2_moe", MLA | EXPERTS, {**BF16, **TENSOR2}),
+    case("deepseek_v3_moe", MLA | EXPERTS, {**BF16, **CHUNKED}),
     case("qwen3_moe_softmax_top2_of_8", DENSE | EXPERTS, CHUNKED),
     case("qwen3_moe_unnormalized_top3_of_16", DENSE | {"experts"}, BF16),
-    case("tiny_deepseek", LATENT | EXPERTS, {**BF16, **CHUNKED}),
+    case("tiny_deepseek", MLA | EXPERTS, {**BF16, **CHUNKED}),
     case(
         "tiny_deepseek",
-        LATENT_INT8 | STATIC | {"routed_experts_w8a8"},
+        MLA_INT8 | STATIC | {"routed_experts_w8a8"},
         {**BF16, **TENSOR2},
         "W8A8",
     ),
@@ -162,8 +162,8 @@ def test_results_are_equal_with_and_without_compiled_operators(
 @pytest.mark.parametrize(
     ("model", "is_enabled"),
     [
-        pytest.param("deepseek_v3_dense", True, id="latent_compiled"),
-        pytest.param("deepseek_v3_dense", False, id="latent", marks=pytest.mark.thorough),
+        pytest.param("deepseek_v3_dense", True, id="mla_compiled"),
+        pytest.param("deepseek_v3_dense", False, id="mla", marks=pytest.mark.thorough),
         pytest.param("llama_head64_gqa4", True, id="dense_compiled", marks=pytest.mark.thorough),
         pytest.param("llama_head64_gqa4", False, id="dense", marks=pytest.mark.thorough),
     ],

@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "tp2pp2_asynchronous": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-LATENT = "tiny_deepseek"
+MLA = "tiny_deepseek"
 DENSE = "llama_head64_gqa4"
 EXPERTS = "qwen3_moe_softmax_top2_of_8"
 WIDE = "qwen3_moe_hidden1024"  # which fused launches take, on this chip and in 16 bits
@@ -62,7 +62,7 @@ INT8 = {
     "int8_wide": WIDE,
 }
 IN_16_BITS = {*INT8, WIDE}
-LATENTS = (LATENT, "int8_deepseek")
+MLAS = (MLA, "int8_deepseek")
 
 
 def merged(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ ALONE_AND_IN_PAIRS = [
 ]
 
 DEFAULT = {
-    ("ep2", LATENT, "published"),
+    ("ep2", MLA, "published"),
     ("tp2", EXPERTS, "dual+sp"),
     ("tp2", "int8_static_llama", "sp"),
 }
@@ -110,21 +110,21 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 CASES = [
     # Sequence parallel (sp) are the ranks of one DP rank only: no effect under data parallelism.
     *(
-        case(layout, LATENT, "+".join(names), of(*names))
+        case(layout, MLA, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")
         for names in ALONE_AND_IN_PAIRS
         if "sp" not in names or not layout.startswith("dp")
     ),
     *(
-        case(layout, LATENT, name, scheduled(name))
+        case(layout, MLA, name, scheduled(name))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts")
         for name in SCHEDULES
     ),
     *(
-        case("tp2", LATENT, f"dual+{cut}", merged(of("dual"), {"dbo": options}))
+        case("tp2", MLA, f"dual+{cut}", merged(of("dual"), {"dbo": options}))
         for cut, options in {"requests": {"split": "request"}, "thirds": THIRDS}.items()
     ),
-    case("tp2pp2_asynchronous", LATENT, "dual", of("dual")),
+    case("tp2pp2_asynchronous", MLA, "dual", of("dual")),
     *(case(layout, DENSE, "dual", of("dual")) for layout in ("tp2", "tp4", "tp2pp2")),
     *(case("tp2", DENSE, name, scheduled(name)) for name in SCHEDULES),
     *(
@@ -301,7 +301,7 @@ def test_answers_are_those_without_overlap(
     request: pytest.FixtureRequest,
 ):
     # Apart from MLA, whose products are of other rows then, sp changes no bit.
-    is_sequence_parallel = model not in LATENTS and "sp" in name
+    is_sequence_parallel = model not in MLAS and "sp" in name
     features = [each for each in name.split("+") if each != "sp"] if is_sequence_parallel else []
     expected = without_overlap(layout, model, *features)
     seed = CASES_SEEDS[request.node.callspec.id]
@@ -335,13 +335,13 @@ def runs_sequence_parallel(layout: str, name: str) -> bool:
 
 def side_streams(layout: str, model: str, name: str, is_split: bool) -> set[str]:
     """Roles of the streams that an engine must have used beside the main one."""
-    is_latent = model in LATENTS
+    is_mla = model in MLAS
     # Every step here, and each rank's shard leaves attention nothing to run beside.
     is_sequence_parallel = runs_sequence_parallel(layout, name)
     roles = {"communication"} if is_split else set()
-    if is_latent and ("attention" in name or name in SCHEDULES) and not is_sequence_parallel:
+    if is_mla and ("attention" in name or name in SCHEDULES) and not is_sequence_parallel:
         roles.add("vector")
-    if is_latent and ("experts" in name or name in SCHEDULES):
+    if is_mla and ("experts" in name or name in SCHEDULES):
         roles.add("shared expert")
     if is_split and is_sequence_parallel:  # whole steps exchange their shards on the main stream
         roles.add("exchange")
@@ -356,6 +356,6 @@ CASES_SEEDS = {each.id: number for number, each in enumerate(CASES)}
 def test_any_order_gives_the_same_answers(seed: int, start: Start, without_overlap: Expected):
     layout = ("tp2", "ep2", "dp2")[seed % 3]
     config = of("dual", "attention", "experts")
-    with start(layout, LATENT, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
+    with start(layout, MLA, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
         answers = workload(engine)
-    assert tokens(answers) == tokens(without_overlap(layout, LATENT))
+    assert tokens(answers) == tokens(without_overlap(layout, MLA))

@@ -9,11 +9,11 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_davinci.core.attention.mla.cache import LatentCache
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.impl import MLACache
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
 
-BLOCK, LATENT, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
+BLOCK, KV_LORA, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
 
 # A step is a list of (request, number of new tokens); requests keep their order of first use.
 Step = list[tuple[str, int]]
@@ -33,7 +33,7 @@ STEPS = {"whole": WHOLE, "decodes": DECODES, "chunked": CHUNKED, "mixed": MIXED}
 
 
 # Options that say how large the biases of norms are.
-BIAS_SIZES = {"kv_a_layernorm": "latent_bias", "q_a_layernorm": "query_bias"}
+BIAS_SIZES = {"kv_a_layernorm": "kv_bias", "q_a_layernorm": "q_bias"}
 
 
 class Block:
@@ -48,7 +48,7 @@ class Block:
         self.config = DeepseekV3Config(
             hidden_size=HIDDEN,
             num_attention_heads=HEADS,
-            kv_lora_rank=LATENT,
+            kv_lora_rank=KV_LORA,
             qk_rope_head_dim=ROPE,
             rope_parameters=values["rope"] or {"rope_type": "default", "rope_theta": 10000.0},
             **{name: value for name, value in values.items() if name != "rope"},
@@ -67,7 +67,7 @@ class Block:
                 ROPE,
                 self.config.v_head_dim,
                 self.config.q_lora_rank,
-                LATENT,
+                KV_LORA,
                 max_position_embeddings=1024,
                 cache_config=vllm_config.cache_config,
                 quant_config=quant_config,
@@ -84,15 +84,15 @@ class Block:
                     random = torch.randn(norm.bias.shape, generator=self.generator) * size
                     norm.bias.weight_loader(norm.bias, random)
         self.module.to(device)
-        self.wrapper: NPUMultiHeadLatentAttention = self.module.mla_attn
+        self.wrapper: NPUMultiHeadLatentAttentionWrapper = self.module.mla_attn
         for layer in self.module.modules():
             if hasattr(layer, "quant_method"):
                 layer.quant_method.process_weights_after_loading(layer)
         self.wrapper.mla_attn.process_weights_after_loading(dtype)
         self.ids = (torch.randperm(31, generator=self.generator) + 1).tolist()
-        self.cache = LatentCache.in_region(
-            torch.zeros(32 * BLOCK * (LATENT + ROPE), dtype=dtype, device=device),
-            BLOCK, LATENT, ROPE,
+        self.cache = MLACache.in_region(
+            torch.zeros(32 * BLOCK * (KV_LORA + ROPE), dtype=dtype, device=device),
+            BLOCK, KV_LORA, ROPE,
         )  # fmt: skip
         self.wrapper.mla_attn.bind_kv_cache(self.cache)
         spec = self.wrapper.mla_attn.get_kv_cache_spec(vllm_config)
@@ -172,22 +172,22 @@ class Block:
             mean = rows.pow(2).mean(-1, keepdim=True)
             return rows * (mean + config.rms_norm_eps).rsqrt() * weight
 
-        def latent_bias() -> torch.Tensor:
-            return weights.get("kv_a_layernorm.bias", torch.zeros(LATENT))
+        def kv_bias() -> torch.Tensor:
+            return weights.get("kv_a_layernorm.bias", torch.zeros(KV_LORA))
 
         def linear(rows: torch.Tensor, layer: str) -> torch.Tensor:
             return rows @ weights[f"{layer}.weight"].T
 
         if config.q_lora_rank is not None:
             joint = linear(x, "fused_qkv_a_proj")
-            q_c, kv = joint.split([config.q_lora_rank, LATENT + ROPE], -1)
+            q_c, kv = joint.split([config.q_lora_rank, KV_LORA + ROPE], -1)
             q = linear(norm(q_c, weights["q_a_layernorm.weight"]), "q_b_proj")
         else:
             q, kv = linear(x, "q_proj"), linear(x, "kv_a_proj_with_mqa")
         nope, value_size = config.qk_nope_head_dim, config.v_head_dim
-        q_nope, q_rope = q.unflatten(-1, (HEADS, -1)).split([nope, ROPE], -1)
-        latent, k_rope = kv.split([LATENT, ROPE], -1)
-        up = linear(norm(latent, weights["kv_a_layernorm.weight"]) + latent_bias(), "kv_b_proj")
+        q_nope, q_pe = q.unflatten(-1, (HEADS, -1)).split([nope, ROPE], -1)
+        kv_c, k_pe = kv.split([KV_LORA, ROPE], -1)
+        up = linear(norm(kv_c, weights["kv_a_layernorm.weight"]) + kv_bias(), "kv_b_proj")
         k_nope, value = up.unflatten(-1, (HEADS, -1)).split([nope, value_size], -1)
         table = self.module.rotary_emb.cos_sin_cache.cpu().double()[: len(x)]
 
@@ -197,7 +197,7 @@ class Block:
             return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
         scores = torch.einsum("qhd,khd->hqk", q_nope, k_nope)
-        scores += torch.einsum("qhd,kd->hqk", rotate(q_rope), rotate(k_rope[:, None])[:, 0])
+        scores += torch.einsum("qhd,kd->hqk", rotate(q_pe), rotate(k_pe[:, None])[:, 0])
         scores *= scale_correction / math.sqrt(nope + ROPE)
         hidden_keys = torch.ones(len(x), len(x)).triu(1).bool()
         weights_of_keys = scores.masked_fill(hidden_keys, -math.inf).softmax(-1)

@@ -25,7 +25,7 @@ LLAMA = {
     "vocab_size": VOCABULARY,
     "tie_word_embeddings": False,
 }
-CONTENT, ROTARY, VALUE, LATENT, QUERIES, EXPERTS, MOE_INTER = 16, 64, 32, 512, 24, 3, 10
+CONTENT, ROTARY, VALUE, KV_LORA, QUERIES, EXPERTS, MOE_INTER = 16, 64, 32, 512, 24, 3, 10
 DEEPSEEK = {
     **LLAMA,
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -33,7 +33,7 @@ DEEPSEEK = {
     "qk_nope_head_dim": CONTENT,
     "qk_rope_head_dim": ROTARY,
     "v_head_dim": VALUE,
-    "kv_lora_rank": LATENT,
+    "kv_lora_rank": KV_LORA,
     "q_lora_rank": QUERIES,
     "n_routed_experts": EXPERTS,
     "n_shared_experts": 2,
@@ -86,8 +86,8 @@ def deepseek() -> Shapes:
         shapes |= {
             f"{attention}.q_a_proj": (QUERIES, HIDDEN),
             f"{attention}.q_b_proj": (HEADS * (CONTENT + ROTARY), QUERIES),
-            f"{attention}.kv_a_proj_with_mqa": (LATENT + ROTARY, HIDDEN),
-            f"{attention}.kv_b_proj": (HEADS * (CONTENT + VALUE), LATENT),
+            f"{attention}.kv_a_proj_with_mqa": (KV_LORA + ROTARY, HIDDEN),
+            f"{attention}.kv_b_proj": (HEADS * (CONTENT + VALUE), KV_LORA),
             f"{attention}.o_proj": (HIDDEN, HEADS * VALUE),
         }
         if number == 0:

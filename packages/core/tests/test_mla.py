@@ -13,7 +13,7 @@ from mla_block import (
     DECODES,
     HEADS,
     HIDDEN,
-    LATENT,
+    KV_LORA,
     MIXED,
     ROPE,
     STEPS,
@@ -28,7 +28,7 @@ from vllm_davinci.core.attention.mla.metadata import (
     CONTEXT_CHUNK_ROWS,
     NPUMLAMetadataBuilder,
 )
-from vllm_davinci.core.attention.mla.preprocess import projections_of
+from vllm_davinci.core.attention.mla.projections import fusible_projections
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
@@ -85,13 +85,13 @@ def test_head_sizes_of_keys_and_values_may_differ(
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("on_two_streams", [False, True], ids=["one_stream", "two_streams"])
-def test_a_bias_of_the_latent_norm_reaches_the_values(
+def test_a_bias_of_the_norm_of_kv_c_reaches_the_values(
     steps: list[Step], on_two_streams: bool, vllm_config: VllmConfig, device: torch.device
 ):
     description = QuantDescription.parse({"layers.0.attention.kv_a_layernorm.bias": "W8A8"})
     vllm_config.quant_config = AscendQuantizationConfig(description)
     make = with_streams if on_two_streams else Block
-    make(vllm_config, device, latent_bias=1.0).check(steps)
+    make(vllm_config, device, kv_bias=1.0).check(steps)
 
 
 def test_yarn_stretches_positions_and_sharpens_the_softmax(
@@ -263,15 +263,15 @@ def test_launches_per_block_stay_in_the_budget(
 
 
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
-def test_a_compiled_preprocess_finds_the_projections(
+def test_a_fused_preprocess_finds_the_projections(
     q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
 ):
     """vLLM's model projects down with a layer class of its own when queries are compressed."""
     block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
-    weights = projections_of(block.wrapper)
+    weights = fusible_projections(block.wrapper.mla_attn.preprocess.modules)
     assert weights is not None
     rank = q_lora_rank or 0
-    assert weights.down.shape == (HIDDEN, rank + LATENT + ROPE)
+    assert weights.down.shape == (HIDDEN, rank + KV_LORA + ROPE)
     assert weights.up.shape == (q_lora_rank or HIDDEN, HEADS * (32 + ROPE))
     assert (weights.norm is None) == (q_lora_rank is None)
     layer = block.wrapper.fused_qkv_a_proj or block.wrapper.kv_a_proj_with_mqa

@@ -96,7 +96,7 @@ class QuantizedBlock(Block):
         rows = torch.ones(1, HIDDEN, dtype=self.dtype, device=self.device)
         resolve_outputs(
             torch.nn.ModuleList([self.norm, self.module]),
-            lambda: self.wrapper.project(self.norm(rows, rows)[0]),
+            lambda: self.wrapper.mla_attn.preprocess.project(self.norm(rows, rows)[0]),
         )
 
         def normalize(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -195,7 +195,7 @@ def test_biases_of_both_norms_are_in_the_one_call(
     kinds = projections(48, kind, kind)
 
     def make() -> QuantizedBlock:
-        return QuantizedBlock(vllm_config, device, kinds, query_bias=0.7, latent_bias=0.7)
+        return QuantizedBlock(vllm_config, device, kinds, q_bias=0.7, kv_bias=0.7)
 
     calls, block = check_equal(make)
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
@@ -261,13 +261,13 @@ def test_queries_without_a_rank_share_rows_of_an_equal_input_scale(
     assert calls["mla_preprocess_w8a8"] == len(STEPS)
 
 
-def test_a_float_block_with_a_bias_of_its_latent_norm_is_prepared_in_one_call(
+def test_a_float_block_with_a_bias_of_its_norm_of_kv_c_is_prepared_in_one_call(
     vllm_config: VllmConfig, device: torch.device
 ):
     kinds = projections(None, "FLOAT", "FLOAT")
 
     def make() -> QuantizedBlock:
-        return QuantizedBlock(vllm_config, device, kinds, q_lora_rank=None, latent_bias=1.0)
+        return QuantizedBlock(vllm_config, device, kinds, q_lora_rank=None, kv_bias=1.0)
 
     calls, block = check_equal(make)
     assert calls["mla_preprocess"] == len(STEPS)

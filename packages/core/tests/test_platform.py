@@ -159,16 +159,14 @@ def test_more_ranks_than_devices_is_an_error_that_counts_them(monkeypatch: pytes
     assert "--tensor-parallel-size" in message
 
 
-def test_attention_has_one_backend_and_latent_attention_another():
+def test_attention_has_one_backend_and_mla_another():
     attention = "vllm_davinci.core.attention"
-    latent = selector(use_mla=True, head_size=576)
+    mla = selector(use_mla=True, head_size=576)
     assert (
         NPUPlatform.get_attn_backend_cls(None, selector())
         == f"{attention}.backend.NPUAttentionBackend"
     )
-    assert (
-        NPUPlatform.get_attn_backend_cls(None, latent) == f"{attention}.mla.backend.NPUMLABackend"
-    )
+    assert NPUPlatform.get_attn_backend_cls(None, mla) == f"{attention}.mla.backend.NPUMLABackend"
 
 
 def test_a_backend_for_another_device_is_refused():

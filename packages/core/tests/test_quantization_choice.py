@@ -240,7 +240,7 @@ def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
-def test_the_projection_behind_latent_attention_becomes_floats_in_this_format_too(
+def test_the_projection_after_mla_becomes_floats_in_this_format_too(
     dynamic: bool, symmetric: bool, one_rank: None
 ):
     strategy = "token" if dynamic else "tensor"

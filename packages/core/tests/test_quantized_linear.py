@@ -630,7 +630,7 @@ def test_layers_without_an_entry_are_floats_and_named_once(monkeypatch: pytest.M
 
 
 @TYPES
-def test_the_projection_behind_latent_attention_becomes_floats(kind: str):
+def test_the_projection_after_mla_becomes_floats(kind: str):
     dtype = torch.bfloat16
     made = build(
         ColumnParallelLinear, IN, OUT, kinds={"attn.kv_b_proj": kind}, prefix="attn.kv_b_proj",

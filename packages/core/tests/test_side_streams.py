@@ -36,7 +36,7 @@ def test_a_model_without_shared_experts_is_refused(vllm_config: VllmConfig):
         check_streams(vllm_config)
 
 
-def test_a_model_without_latent_attention_is_refused(vllm_config: VllmConfig):
+def test_a_model_without_mla_is_refused(vllm_config: VllmConfig):
     vllm_config.additional_config = OPTION
     vllm_config.model_config = DenseModel()
     with pytest.raises(ConfigurationError, match=r"some/dense-model has none\. Remove the key"):

@@ -103,7 +103,7 @@ def paged_rows(metadata: NPUAttentionMetadata) -> list[Row]:
     return rows_of_requests(contexts, metadata.actual_seq_lengths_q, metadata.block_table, slots)
 
 
-def latent_rows(metadata: NPUMLAMetadata) -> list[Row]:
+def mla_rows(metadata: NPUMLAMetadata) -> list[Row]:
     slots = metadata.slot_mapping.tolist()
     assert len(slots) == metadata.num_actual_tokens
     rows = []
@@ -136,7 +136,7 @@ def paged(vllm_config: VllmConfig) -> NPUAttentionMetadataBuilder:
 
 
 @pytest.fixture
-def latent(vllm_config: VllmConfig) -> NPUMLAMetadataBuilder:
+def mla(vllm_config: VllmConfig) -> NPUMLAMetadataBuilder:
     builder = NPUMLAMetadataBuilder(MLAAttentionSpec(**KEYS), ["layer"], vllm_config, CPU)
     builder.context_chunk_rows = CHUNK_ROWS
     return builder
@@ -171,10 +171,10 @@ def test_paged_attention_sees_the_same(step: Step, paged: NPUAttentionMetadataBu
 
 @with_examples
 @given(step=steps())
-def test_latent_attention_sees_the_same(step: Step, latent: NPUMLAMetadataBuilder):
+def test_mla_sees_the_same(step: Step, mla: NPUMLAMetadataBuilder):
     paged_view = {row.slot: row.blocks for row in rows_of_whole(step)}
-    whole = latent_rows(latent.build(0, batch(step.requests)))
-    cut = [row for part in parts(step) for row in latent_rows(latent.build(0, part))]
+    whole = mla_rows(mla.build(0, batch(step.requests)))
+    cut = [row for part in parts(step) for row in mla_rows(mla.build(0, part))]
     assert [row[::2] for row in cut] == [row[::2] for row in whole]
     for row in (*cut, *whole):  # without cached tokens a prefill looks into no block
         assert row.blocks in ([], paged_view[row.slot])

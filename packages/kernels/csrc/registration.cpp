@@ -1,4 +1,4 @@
-// Expands op_table.inc: schemas, functions for the NPU, functions for meta tensors, and names.
+// Expands op_table.inc: schemas, functions for the NPU and for meta tensors, and names.
 
 #include "registration.h"
 
@@ -11,41 +11,72 @@
 #include "operators/operators.h"
 
 namespace davinci {
+namespace {
+
+// What torch's dispatcher calls, which hands arguments over one by one.
+template <auto function, class Arguments, class... Types>
+struct Unpacked {
+  static auto call(Types... values) { return function(Arguments{values...}); }
+};
+
+// A schema's result.
+template <class Returns>
+std::string result() {
+  if constexpr (std::is_void_v<Returns>) {
+    return "()";
+  } else if constexpr (std::is_same_v<Returns, Tensor>) {
+    return "Tensor";
+  } else {
+    std::string text = "(Tensor";
+    for (size_t i = 1; i < std::tuple_size_v<Returns>; ++i) text += ", Tensor";
+    return text + ")";
+  }
+}
+
+// arguments: every one after a comma and a space.
+template <class Returns>
+c10::FunctionSchema schema(const std::string& name, const std::string& arguments) {
+  return torch::schema((name + "(" + arguments.substr(2) + ") -> " + result<Returns>()).c_str());
+}
+
+}  // namespace
 
 std::vector<std::string> operator_names() {
   return {
-#define OP(NAME, LAUNCHES, RETURNS, ...) #NAME,
+#define ARGUMENT(TYPE, NAME, SCHEMA)
+#define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) #NAME,
 #include "op_table.inc"
-#undef OP
   };
 }
 
 std::vector<std::string> launches(const std::string& name) {
   static const std::map<std::string, std::string> all = {
-#define OP(NAME, LAUNCHES, RETURNS, ...) {#NAME, LAUNCHES},
+#define ARGUMENT(TYPE, NAME, SCHEMA)
+#define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) {#NAME, LAUNCHES},
 #include "op_table.inc"
-#undef OP
   };
   std::istringstream names(all.at(name));
   return {std::istream_iterator<std::string>(names), {}};
 }
 
-}  // namespace davinci
-
 TORCH_LIBRARY(vllm_davinci, library) {
-#define OP(NAME, LAUNCHES, RETURNS, ...) library.def(#NAME "(" __VA_ARGS__ ") -> " RETURNS);
+#define ARGUMENT(TYPE, NAME, SCHEMA) ", " SCHEMA
+#define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) library.def(schema<RETURNS>(#NAME, ARGUMENTS));
 #include "op_table.inc"
-#undef OP
 }
 
-TORCH_LIBRARY_IMPL(vllm_davinci, PrivateUse1, library) {
-#define OP(NAME, LAUNCHES, RETURNS, ...) library.impl(#NAME, TORCH_FN(davinci::npu::NAME));
+namespace {
+
+void implement(torch::Library& library) {
+#define ARGUMENT(TYPE, NAME, SCHEMA) , TYPE
+#define OPERATOR(NAME, LAUNCHES, RETURNS, ARGUMENTS) \
+  library.impl(#NAME, TORCH_FN((Unpacked<&NAME, arguments::NAME ARGUMENTS>::call)));
 #include "op_table.inc"
-#undef OP
 }
 
-TORCH_LIBRARY_IMPL(vllm_davinci, Meta, library) {
-#define OP(NAME, LAUNCHES, RETURNS, ...) library.impl(#NAME, TORCH_FN(davinci::meta::NAME));
-#include "op_table.inc"
-#undef OP
-}
+}  // namespace
+
+TORCH_LIBRARY_IMPL(vllm_davinci, PrivateUse1, library) { implement(library); }
+TORCH_LIBRARY_IMPL(vllm_davinci, Meta, library) { implement(library); }
+
+}  // namespace davinci

@@ -15,7 +15,7 @@ namespace davinci {
 inline constexpr int kMaxDims = 8;
 
 struct View {
-  void* storage = nullptr;       // base of the memory; element 0 is `offset` elements behind it
+  void* storage = nullptr;       // base of the memory; element 0 is `offset` elements after it
   int64_t storage_elements = 0;  // that the memory holds
   int64_t offset = 0;
   at::ScalarType dtype = at::kFloat;

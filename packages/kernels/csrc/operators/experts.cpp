@@ -94,6 +94,18 @@ struct Assignments {
   int64_t first_expert, num_experts;
 };
 
+// Of an operator that gets them.
+template <class A>
+Assignments given(const A& a) {
+  return {a.x, View::of(a.topk_weights), View::of(a.topk_ids), a.first_expert, a.num_experts};
+}
+
+// Of an operator that chooses them.
+template <class A>
+Assignments chosen(const A& a, const Choice& choice) {
+  return {a.x, choice.weights(), choice.ids(), a.first_expert, a.num_experts};
+}
+
 // Copies of the tokens in the order of their experts, quantized row by row when rows are int8.
 void sort_by_expert(Stage& stage, const ExpertSizes& s, const Assignments& a, const View& rows,
                     const View& row_of_assignment, const View& counts, const View& scales) {
@@ -166,113 +178,56 @@ void compute(Stage& stage, const ExpertSizes& s, const Assignments& a, const Int
 
 }  // namespace
 
-Tensor npu::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
-                    const Tensor& gate_up, const Tensor& down, int64_t first_expert,
-                    int64_t num_experts) {
-  check_assignments(x, topk_weights, topk_ids);
-  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  Stage stage("experts", x);
-  Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  compute(stage, s, {x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts},
-          gate_up, down, out);
+Tensor experts(const arguments::experts& a) {
+  check_assignments(a.x, a.topk_weights, a.topk_ids);
+  const ExpertSizes s(a.x, a.topk_ids.size(1), a.gate_up, a.down, a.first_expert, a.num_experts);
+  Tensor out = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return out;
+  Stage stage("experts", a.x);
+  compute(stage, s, given(a), a.gate_up, a.down, out);
   stage.submit();
   return out;
 }
 
-Tensor meta::experts(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
-                     const Tensor& gate_up, const Tensor& down, int64_t first_expert,
-                     int64_t num_experts) {
-  check_assignments(x, topk_weights, topk_ids);
-  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  return empty(x.sizes(), x.scalar_type(), x);
-}
-
-Tensor npu::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
-                         const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,
-                         const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
-  check_assignments(x, topk_weights, topk_ids);
-  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  const IntegerWeights weights{gate_up, gate_up_scale, down, down_scale};
+Tensor experts_w8a8(const arguments::experts_w8a8& a) {
+  check_assignments(a.x, a.topk_weights, a.topk_ids);
+  const ExpertSizes s(a.x, a.topk_ids.size(1), a.gate_up, a.down, a.first_expert, a.num_experts);
+  const IntegerWeights weights{a.gate_up, a.gate_up_scale, a.down, a.down_scale};
   weights.check(s);
-  Stage stage("experts_w8a8", x);
-  Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  compute(stage, s, {x, View::of(topk_weights), View::of(topk_ids), first_expert, num_experts},
-          weights, out);
+  Tensor out = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return out;
+  Stage stage("experts_w8a8", a.x);
+  compute(stage, s, given(a), weights, out);
   stage.submit();
   return out;
 }
 
-Tensor meta::experts_w8a8(const Tensor& x, const Tensor& topk_weights, const Tensor& topk_ids,
-                          const Tensor& gate_up, const Tensor& gate_up_scale, const Tensor& down,
-                          const Tensor& down_scale, int64_t first_expert, int64_t num_experts) {
-  check_assignments(x, topk_weights, topk_ids);
-  const ExpertSizes s(x, topk_ids.size(1), gate_up, down, first_expert, num_experts);
-  IntegerWeights{gate_up, gate_up_scale, down, down_scale}.check(s);
-  return empty(x.sizes(), x.scalar_type(), x);
-}
-
-Tensor npu::routed_experts(const Tensor& x, const Tensor& router_logits,
-                           const OptionalTensor& correction_bias, const Tensor& gate_up,
-                           const Tensor& down, int64_t top_k, int64_t num_groups,
-                           int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
-                           int64_t first_expert, int64_t num_experts) {
-  const RoutingRule rule{correction_bias, top_k,          num_groups, num_chosen_groups,
-                         is_sigmoid,      scaling_factor, num_experts};
-  rule.check(x, router_logits);
-  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  Stage stage("routed_experts", x);
-  Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  const Choice choice(stage, x, router_logits, rule);
-  compute(stage, s, {x, choice.weights(), choice.ids(), first_expert, num_experts}, gate_up, down,
-          out);
+Tensor routed_experts(const arguments::routed_experts& a) {
+  const RoutingRule rule = RoutingRule::of(a);
+  rule.check(a.x, a.router_logits);
+  const ExpertSizes s(a.x, a.top_k, a.gate_up, a.down, a.first_expert, a.num_experts);
+  Tensor out = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return out;
+  Stage stage("routed_experts", a.x);
+  const Choice choice(stage, a.x, a.router_logits, rule);
+  compute(stage, s, chosen(a, choice), a.gate_up, a.down, out);
   stage.submit();
   return out;
 }
 
-Tensor meta::routed_experts(const Tensor& x, const Tensor& router_logits,
-                            const OptionalTensor& correction_bias, const Tensor& gate_up,
-                            const Tensor& down, int64_t top_k, int64_t num_groups,
-                            int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
-                            int64_t first_expert, int64_t num_experts) {
-  RoutingRule{correction_bias, top_k,          num_groups, num_chosen_groups,
-              is_sigmoid,      scaling_factor, num_experts}
-      .check(x, router_logits);
-  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  return empty(x.sizes(), x.scalar_type(), x);
-}
-
-Tensor npu::routed_experts_w8a8(const Tensor& x, const Tensor& router_logits,
-                                const OptionalTensor& correction_bias, const Tensor& gate_up,
-                                const Tensor& gate_up_scale, const Tensor& down,
-                                const Tensor& down_scale, int64_t top_k, int64_t num_groups,
-                                int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
-                                int64_t first_expert, int64_t num_experts) {
-  const RoutingRule rule{correction_bias, top_k,          num_groups, num_chosen_groups,
-                         is_sigmoid,      scaling_factor, num_experts};
-  rule.check(x, router_logits);
-  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  const IntegerWeights weights{gate_up, gate_up_scale, down, down_scale};
+Tensor routed_experts_w8a8(const arguments::routed_experts_w8a8& a) {
+  const RoutingRule rule = RoutingRule::of(a);
+  rule.check(a.x, a.router_logits);
+  const ExpertSizes s(a.x, a.top_k, a.gate_up, a.down, a.first_expert, a.num_experts);
+  const IntegerWeights weights{a.gate_up, a.gate_up_scale, a.down, a.down_scale};
   weights.check(s);
-  Stage stage("routed_experts_w8a8", x);
-  Tensor out = empty(x.sizes(), x.scalar_type(), x);
-  const Choice choice(stage, x, router_logits, rule);
-  compute(stage, s, {x, choice.weights(), choice.ids(), first_expert, num_experts}, weights, out);
+  Tensor out = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return out;
+  Stage stage("routed_experts_w8a8", a.x);
+  const Choice choice(stage, a.x, a.router_logits, rule);
+  compute(stage, s, chosen(a, choice), weights, out);
   stage.submit();
   return out;
-}
-
-Tensor meta::routed_experts_w8a8(const Tensor& x, const Tensor& router_logits,
-                                 const OptionalTensor& correction_bias, const Tensor& gate_up,
-                                 const Tensor& gate_up_scale, const Tensor& down,
-                                 const Tensor& down_scale, int64_t top_k, int64_t num_groups,
-                                 int64_t num_chosen_groups, bool is_sigmoid, double scaling_factor,
-                                 int64_t first_expert, int64_t num_experts) {
-  RoutingRule{correction_bias, top_k,          num_groups, num_chosen_groups,
-              is_sigmoid,      scaling_factor, num_experts}
-      .check(x, router_logits);
-  const ExpertSizes s(x, top_k, gate_up, down, first_expert, num_experts);
-  IntegerWeights{gate_up, gate_up_scale, down, down_scale}.check(s);
-  return empty(x.sizes(), x.scalar_type(), x);
 }
 
 }  // namespace davinci

@@ -20,8 +20,8 @@ struct FusedAttention {
   std::optional<View> key_rope;
   std::optional<at::Tensor> mask;
   std::optional<at::Tensor> block_table;
-  at::IntArrayRef query_ends;   // cumulative
-  at::IntArrayRef key_lengths;  // per request over a cache, else cumulative
+  at::IntArrayRef actual_seq_lengths_q;   // cumulative
+  at::IntArrayRef actual_seq_lengths_kv;  // per request over a cache, else cumulative
   int64_t heads;
   int64_t key_value_heads;
   double scale;

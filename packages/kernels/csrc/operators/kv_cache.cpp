@@ -7,7 +7,6 @@ namespace davinci {
 namespace {
 
 void check(at::TensorList kv_caches, const Tensor& block_pairs) {
-  TORCH_CHECK_VALUE(!kv_caches.empty(), "copy_kv_blocks got no cache: give at least one");
   TORCH_CHECK_VALUE(
       block_pairs.device().is_cpu() && block_pairs.scalar_type() == at::kLong &&
           block_pairs.dim() == 2 && block_pairs.size(1) == 2 && block_pairs.is_contiguous(),
@@ -29,13 +28,19 @@ void check(at::TensorList kv_caches, const Tensor& block_pairs) {
 
 }  // namespace
 
-void npu::copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs) {
-  check(kv_caches, block_pairs);
-  const int64_t num_pairs = block_pairs.size(0);
-  if (num_pairs == 0 || kv_caches[0].numel() == 0) return;
-  Stage stage("copy_kv_blocks", kv_caches[0]);
-  const int64_t* const pairs = block_pairs.const_data_ptr<int64_t>();
-  for (const Tensor& cache : kv_caches) {
+void copy_kv_blocks(const arguments::copy_kv_blocks& a) {
+  TORCH_CHECK_VALUE(!a.kv_caches.empty(), "copy_kv_blocks got no cache: give at least one");
+  if (a.kv_caches[0].is_meta()) {  // where pairs have no values to check
+    TORCH_CHECK_VALUE(a.block_pairs.dim() == 2 && a.block_pairs.size(1) == 2,
+                      "block pairs of sizes ", a.block_pairs.sizes(), ": give [num_pairs, 2]");
+    return;
+  }
+  check(a.kv_caches, a.block_pairs);
+  const int64_t num_pairs = a.block_pairs.size(0);
+  if (num_pairs == 0 || a.kv_caches[0].numel() == 0) return;
+  Stage stage("copy_kv_blocks", a.kv_caches[0]);
+  const int64_t* const pairs = a.block_pairs.const_data_ptr<int64_t>();
+  for (const Tensor& cache : a.kv_caches) {
     const size_t block_bytes = cache.nbytes() / static_cast<size_t>(cache.size(0));
     char* const base = static_cast<char*>(cache.mutable_data_ptr());
     for (int64_t first = 0; first < num_pairs;) {
@@ -56,12 +61,6 @@ void npu::copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs) {
     }
   }
   stage.submit();
-}
-
-void meta::copy_kv_blocks(at::TensorList kv_caches, const Tensor& block_pairs) {
-  TORCH_CHECK_VALUE(!kv_caches.empty(), "copy_kv_blocks got no cache: give at least one");
-  TORCH_CHECK_VALUE(block_pairs.dim() == 2 && block_pairs.size(1) == 2, "block pairs of sizes ",
-                    block_pairs.sizes(), ": give [num_pairs, 2]");
 }
 
 }  // namespace davinci

@@ -39,96 +39,60 @@ void check_quantization(const Tensor& weight, const OptionalTensor& bias, const 
 
 }  // namespace
 
-namespace npu {
-
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double epsilon) {
-  check(x, nullptr, weight);
-  Stage stage("rms_norm", x);
-  Tensor normalized = empty(x.sizes(), x.scalar_type(), x);
-  const Scratch scratch(x, {{at::kFloat, with_last(x, 1)}});
-  stage.run(kRmsNorm, x, weight, epsilon, normalized, scratch[0]);
+Tensor rms_norm(const arguments::rms_norm& a) {
+  check(a.x, nullptr, a.weight);
+  Tensor normalized = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return normalized;
+  Stage stage("rms_norm", a.x);
+  const Scratch scratch(a.x, {{at::kFloat, with_last(a.x, 1)}});
+  stage.run(kRmsNorm, a.x, a.weight, a.epsilon, normalized, scratch[0]);
   stage.submit();
   return normalized;
 }
 
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
-                                        const Tensor& weight, double epsilon) {
-  check(x, &residual, weight);
-  Stage stage("add_rms_norm", x);
-  Tensor normalized = empty(x.sizes(), x.scalar_type(), x);
-  Tensor sum = empty(x.sizes(), x.scalar_type(), x);
-  const Scratch scratch(x, {{at::kFloat, with_last(x, 1)}});
-  stage.run(kAddRmsNorm, x, residual, weight, epsilon, normalized, scratch[0], sum);
+Tensors<2> add_rms_norm(const arguments::add_rms_norm& a) {
+  check(a.x, &a.residual, a.weight);
+  Tensor normalized = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return {normalized, sum};
+  Stage stage("add_rms_norm", a.x);
+  const Scratch scratch(a.x, {{at::kFloat, with_last(a.x, 1)}});
+  stage.run(kAddRmsNorm, a.x, a.residual, a.weight, a.epsilon, normalized, scratch[0], sum);
   stage.submit();
   return {normalized, sum};
 }
 
-std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,
-                                                              const Tensor& residual,
-                                                              const Tensor& weight,
-                                                              double epsilon) {
-  check(x, &residual, weight);
-  Stage stage("add_rms_norm_dynamic_quant", x);
-  Tensor quantized = empty(x.sizes(), at::kChar, x);
-  Tensor scale = empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), at::kFloat, x);
-  Tensor sum = empty(x.sizes(), x.scalar_type(), x);
-  const Scratch scratch(x, {{at::kFloat, with_last(x, 1)}, {x.scalar_type(), x.sizes().vec()}});
-  stage.run(kAddRmsNorm, x, residual, weight, epsilon, scratch[1], scratch[0], sum);
+Tensors<3> add_rms_norm_dynamic_quant(const arguments::add_rms_norm_dynamic_quant& a) {
+  check(a.x, &a.residual, a.weight);
+  Tensor quantized = empty(a.x.sizes(), at::kChar, a.x);
+  Tensor scale = empty(a.x.sizes().slice(0, static_cast<size_t>(a.x.dim() - 1)), at::kFloat, a.x);
+  Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return {quantized, scale, sum};
+  Stage stage("add_rms_norm_dynamic_quant", a.x);
+  const Scratch scratch(a.x,
+                        {{at::kFloat, with_last(a.x, 1)}, {a.x.scalar_type(), a.x.sizes().vec()}});
+  stage.run(kAddRmsNorm, a.x, a.residual, a.weight, a.epsilon, scratch[1], scratch[0], sum);
   stage.run(kDynamicQuant, scratch[1], nullptr, quantized, scale);
   stage.submit();
   return {quantized, scale, sum};
 }
 
-std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
-                                              const Tensor& weight, const OptionalTensor& bias,
-                                              const Tensor& scale, const Tensor& offset,
-                                              double epsilon) {
-  check(x, &residual, weight);
-  check_quantization(weight, bias, scale, offset);
-  Stage stage("add_rms_norm_quant", x);
-  Tensor quantized = empty(x.sizes(), at::kChar, x);
-  Tensor sum = empty(x.sizes(), x.scalar_type(), x);
-  const Scratch scratch(x, {{at::kFloat, with_last(x, 1)}, {x.scalar_type(), x.sizes().vec()}});
-  stage.run(kAddRmsNorm, x, residual, weight, epsilon, scratch[1], scratch[0], sum);
-  if (bias.has_value()) stage.run(kInplaceAdd, scratch[1], bias, Number<int64_t>{1});
+Tensors<2> add_rms_norm_quant(const arguments::add_rms_norm_quant& a) {
+  check(a.x, &a.residual, a.weight);
+  check_quantization(a.weight, a.bias, a.scale, a.offset);
+  Tensor quantized = empty(a.x.sizes(), at::kChar, a.x);
+  Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
+  if (a.x.is_meta()) return {quantized, sum};
+  Stage stage("add_rms_norm_quant", a.x);
+  const Scratch scratch(a.x,
+                        {{at::kFloat, with_last(a.x, 1)}, {a.x.scalar_type(), a.x.sizes().vec()}});
+  stage.run(kAddRmsNorm, a.x, a.residual, a.weight, a.epsilon, scratch[1], scratch[0], sum);
+  if (a.bias.has_value()) stage.run(kInplaceAdd, scratch[1], a.bias, Number<int64_t>{1});
   constexpr int32_t kLastAxis = -1;
   // aclnnAddRmsNormQuant is not used: it need not round the norm to x's dtype in between.
-  stage.run(kQuantize, scratch[1], scale, offset, AclType{at::kChar}, kLastAxis, quantized);
+  stage.run(kQuantize, scratch[1], a.scale, a.offset, AclType{at::kChar}, kLastAxis, quantized);
   stage.submit();
   return {quantized, sum};
 }
 
-}  // namespace npu
-
-namespace meta {
-
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double) {
-  check(x, nullptr, weight);
-  return empty(x.sizes(), x.scalar_type(), x);
-}
-
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
-                                        const Tensor& weight, double) {
-  check(x, &residual, weight);
-  return {empty(x.sizes(), x.scalar_type(), x), empty(x.sizes(), x.scalar_type(), x)};
-}
-
-std::tuple<Tensor, Tensor, Tensor> add_rms_norm_dynamic_quant(const Tensor& x,
-                                                              const Tensor& residual,
-                                                              const Tensor& weight, double) {
-  check(x, &residual, weight);
-  return {empty(x.sizes(), at::kChar, x),
-          empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), at::kFloat, x),
-          empty(x.sizes(), x.scalar_type(), x)};
-}
-
-std::tuple<Tensor, Tensor> add_rms_norm_quant(const Tensor& x, const Tensor& residual,
-                                              const Tensor& weight, const OptionalTensor& bias,
-                                              const Tensor& scale, const Tensor& offset, double) {
-  check(x, &residual, weight);
-  check_quantization(weight, bias, scale, offset);
-  return {empty(x.sizes(), at::kChar, x), empty(x.sizes(), x.scalar_type(), x)};
-}
-
-}  // namespace meta
 }  // namespace davinci

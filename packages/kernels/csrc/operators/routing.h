@@ -15,6 +15,12 @@ struct RoutingRule {
   double scaling_factor;
   int64_t num_experts;
 
+  // a: arguments of an operator that chooses.
+  template <class A>
+  static RoutingRule of(const A& a) {
+    return {a.correction_bias, a.top_k,          a.num_groups, a.num_chosen_groups,
+            a.is_sigmoid,      a.scaling_factor, a.num_experts};
+  }
   void check(const Tensor& x, const Tensor& router_logits) const;
 };
 

@@ -28,43 +28,30 @@ void check(const Tensor& token_ids, const Tensor& weight, int64_t num_rows) {
 
 // rows[t] = token - first_row, or 0 where the token is foreign.
 void mask(Stage& stage, const Tensor& token_ids, int64_t first_row, int64_t num_rows,
-          const View& rows, const View& is_foreign, const View& is_behind) {
+          const View& rows, const View& is_foreign, const View& is_after) {
   stage.run(kSubs, token_ids, Integer{first_row}, Integer{1}, rows);
   stage.run(kLtScalar, rows, Integer{0}, is_foreign);
-  stage.run(kGeScalar, rows, Integer{num_rows}, is_behind);
-  stage.run(kInplaceLogicalOr, is_foreign, is_behind);
+  stage.run(kGeScalar, rows, Integer{num_rows}, is_after);
+  stage.run(kInplaceLogicalOr, is_foreign, is_after);
   stage.run(kInplaceMaskedFill, rows, is_foreign, Integer{0});
 }
 
 }  // namespace
 
-namespace npu {
-
-Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight, int64_t first_row,
-                                int64_t num_rows) {
-  check(token_ids, weight, num_rows);
-  Stage stage("vocab_parallel_embedding", weight);
-  const int64_t num_tokens = token_ids.size(0);
-  Tensor partial = empty({num_tokens, weight.size(1)}, weight.scalar_type(), weight);
-  const Scratch scratch(weight, {{token_ids.scalar_type(), {num_tokens}},
-                                 {at::kBool, {num_tokens}},
-                                 {at::kBool, {num_tokens}}});
-  mask(stage, token_ids, first_row, num_rows, scratch[0], scratch[1], scratch[2]);
-  stage.run(kEmbedding, weight, scratch[0], partial);
+Tensor vocab_parallel_embedding(const arguments::vocab_parallel_embedding& a) {
+  check(a.token_ids, a.weight, a.num_rows);
+  const int64_t num_tokens = a.token_ids.size(0);
+  Tensor partial = empty({num_tokens, a.weight.size(1)}, a.weight.scalar_type(), a.weight);
+  if (a.weight.is_meta()) return partial;
+  Stage stage("vocab_parallel_embedding", a.weight);
+  const Scratch scratch(a.weight, {{a.token_ids.scalar_type(), {num_tokens}},
+                                   {at::kBool, {num_tokens}},
+                                   {at::kBool, {num_tokens}}});
+  mask(stage, a.token_ids, a.first_row, a.num_rows, scratch[0], scratch[1], scratch[2]);
+  stage.run(kEmbedding, a.weight, scratch[0], partial);
   stage.run(kInplaceMaskedFill, partial, scratch[1].unsqueezed(-1), Integer{0});
   stage.submit();
   return partial;
 }
 
-}  // namespace npu
-
-namespace meta {
-
-Tensor vocab_parallel_embedding(const Tensor& token_ids, const Tensor& weight, int64_t,
-                                int64_t num_rows) {
-  check(token_ids, weight, num_rows);
-  return empty({token_ids.size(0), weight.size(1)}, weight.scalar_type(), weight);
-}
-
-}  // namespace meta
 }  // namespace davinci

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
-from vllm_davinci.core.attention.mla.cache import LatentCache
+from vllm_davinci.core.attention.mla.impl import MLACache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.checkpoint.load_errors import (
     describe_damage,
@@ -153,15 +153,15 @@ class NPUModelRunner(UBatchRunner):
 
         vLLM plans one allocation in which every layer has a contiguous region of
         num_blocks pages. The first part of a region holds the keys of all blocks, the second
-        the values (with MLA: the latent rows, then the rotary rows), so a block's
+        the values (with MLA: the kv_c rows, then the k_pe rows), so a block's
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart.
 
-        Binds a PagedCache or a LatentCache to every attention layer. Returns its first part per
+        Binds a PagedCache or a MLACache to every attention layer. Returns its first part per
         layer.
         """
         layers = self.compilation_config.static_forward_context
-        caches: dict[str, PagedCache | LatentCache] = {}
+        caches: dict[str, PagedCache | MLACache] = {}
         if kv_cache_config.kv_cache_tensors:
             with kv_cache_allocation_context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
@@ -172,7 +172,7 @@ class NPUModelRunner(UBatchRunner):
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
                     if isinstance(spec, MLAAttentionSpec):
                         layer = layers[layer_name]
-                        caches[layer_name] = LatentCache.in_region(
+                        caches[layer_name] = MLACache.in_region(
                             region.view(spec.dtype),
                             block_size,
                             layer.kv_lora_rank,

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models import ModelRegistry
 
 from vllm_davinci.core import components
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.layers.activation import NPUSiluAndMul
@@ -49,7 +49,7 @@ LAYERS: dict[str, type] = {
     MergedColumnParallelLinear.__name__: NPUMergedColumnParallelLinear,
     QKVParallelLinear.__name__: NPUQKVParallelLinear,
     RowParallelLinear.__name__: NPURowParallelLinear,
-    MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttention,
+    MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     RoutedExperts.__name__: NPURoutedExperts,
     UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,
 }

@@ -146,7 +146,7 @@ def paged_attention(
     value_cache: Tensor,
     slot_mapping: Tensor | None,
     block_table: Tensor,
-    query_ends: list[int],
+    actual_seq_lengths_q: list[int],
     seq_lens: list[int],
     mask: Tensor | None,
     scale: float,
@@ -162,7 +162,7 @@ def paged_attention(
     caches:       [num_blocks, block_size, num_kv_heads, head_size], contiguous, written in place
     slot_mapping: [num_tokens], block * block_size + offset; negative writes nothing
     block_table:  [num_reqs, max_blocks], int32
-    query_ends:   cumulative query lengths; seq_lens: all tokens of each request
+    actual_seq_lengths_q: cumulative query lengths; seq_lens: all tokens of each request
     mask:         [2048, 2048] bool or int8 with ones above the diagonal, in modes 3 and 4
     sparse_mode:  0 every key, 3 causal from the last query back, 4 the band from pre_tokens
                   before a query to next_tokens after it
@@ -174,7 +174,7 @@ def paged_attention(
         for cache, rows in ((key_cache, key), (value_cache, value)):
             cache.view(-1, *cache.shape[2:])[slots[written]] = rows[written].to(cache.dtype)
     begin = 0
-    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
+    for blocks, end, length in zip(block_table.long(), actual_seq_lengths_q, seq_lens, strict=True):
         keys, values = (cache[blocks].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
         visible = _visible(end - begin, length, sparse_mode, pre_tokens, next_tokens, out.device)
         out[begin:end] = _attend(query[begin:end], keys, values, visible, scale)[0].to(out.dtype)
@@ -187,8 +187,8 @@ def prefill_attention(
     value: Tensor,
     query_rope: Tensor | None,
     key_rope: Tensor | None,
-    query_ends: list[int],
-    key_ends: list[int],
+    actual_seq_lengths_q: list[int],
+    actual_seq_lengths_kv: list[int],
     mask: Tensor | None,
     scale: float,
     sparse_mode: int,
@@ -201,7 +201,8 @@ def prefill_attention(
     query:      [num_queries, num_heads, head_size]
     key, value: [num_keys, num_kv_heads, head_size]
     query_rope, key_rope: further entries of each head, beside those of query and key, or None
-    query_ends, key_ends: cumulative lengths. The other arguments are those of paged_attention.
+    actual_seq_lengths_q, actual_seq_lengths_kv: cumulative lengths
+    The other arguments are those of paged_attention.
     Returns [num_queries, num_heads, head_size of value] and the logarithm of the sum of
     exponentials, fp32 [num_queries, num_heads, 1], or None.
     """
@@ -209,7 +210,7 @@ def prefill_attention(
         query, key = torch.cat([query, query_rope], -1), torch.cat([key, key_rope], -1)
     results = []
     begin, key_begin = 0, 0
-    for end, key_end in zip(query_ends, key_ends, strict=True):
+    for end, key_end in zip(actual_seq_lengths_q, actual_seq_lengths_kv, strict=True):
         visible = _visible(
             end - begin, key_end - key_begin, sparse_mode, pre_tokens, next_tokens, query.device
         )
@@ -256,18 +257,18 @@ def mla_preprocess(
     q_a_norm: Tensor | None,
     q_b_weight: Tensor,
     kv_a_norm: Tensor,
-    up_key: Tensor,
+    W_UK: Tensor,
     cos: Tensor,
     sin: Tensor,
     slot_mapping: Tensor,
-    latent_cache: Tensor,
-    rotary_cache: Tensor,
+    kv_c_cache: Tensor,
+    k_pe_cache: Tensor,
     q_epsilon: float,
     kv_epsilon: float,
     num_decode_tokens: int,
     side_stream: torch.Stream | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Query and key-value paths of latent attention, up to attention itself.
+    """Query and key-value paths of MLA, up to attention itself.
 
     hidden_states: [num_tokens, hidden_size]; the first num_decode_tokens rows are decodes
     a_weight:      [hidden_size, q_lora_rank + kv_lora_rank + rope]: both down projections, or
@@ -275,19 +276,20 @@ def mla_preprocess(
     q_a_norm:      [q_lora_rank], or None when queries have no down projection
     q_b_weight:    [q_lora_rank or hidden_size, num_heads * (nope + rope)]
     kv_a_norm:     [kv_lora_rank]
-    up_key:        W_UK, [num_heads, nope, kv_lora_rank]
+    W_UK:          [num_heads, nope, kv_lora_rank]
     cos, sin:      [num_tokens, 1, 1, rope], each value for both entries of a pair
     slot_mapping:  [num_tokens], int64; negative writes nothing
-    latent_cache:  [num_blocks, block_size, 1, kv_lora_rank], written in place
-    rotary_cache:  [num_blocks, block_size, 1, rope], written in place
+    kv_c_cache:    [num_blocks, block_size, 1, kv_lora_rank], written in place
+    k_pe_cache:    [num_blocks, block_size, 1, rope], written in place
     side_stream:   where the key-value path and the rotation of queries run, beside the rest; the
                    down projections are two products then
     Returns
-      absorbed: [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
-      q_rope:   [num_tokens, num_heads, rope], rotated; pairs (2 i, 2 i + 1) end as halves
-      q:        [num_tokens, num_heads, nope + rope], not rotated, or None without prefills
-      latent:   [num_tokens, kv_lora_rank], normalized, or None without prefills
-      k_rope:   [num_tokens, rope], rotated, or None without prefills
+      ql_nope:     [num_decode_tokens, num_heads, kv_lora_rank], queries times W_UK, or None
+                   without decodes
+      q_pe:        [num_tokens, num_heads, rope], rotated; pairs (2 i, 2 i + 1) end as halves
+      q:           [num_tokens, num_heads, nope + rope], not rotated, or None without prefills
+      kv_c_normed: [num_tokens, kv_lora_rank], or None without prefills
+      k_pe:        [num_tokens, rope], rotated, or None without prefills
     Source: DeepSeek-V2 technical report, section 2.1.
     """
     joint = _product(hidden_states, a_weight)
@@ -296,16 +298,16 @@ def mla_preprocess(
     else:
         queries, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
         queries = rms_norm(queries, q_a_norm, q_epsilon)
-    return _behind_projections(
+    return _after_projections(
         _product(queries, q_b_weight),
         kv,
         kv_a_norm,
-        up_key,
+        W_UK,
         cos,
         sin,
         slot_mapping,
-        latent_cache,
-        rotary_cache,
+        kv_c_cache,
+        k_pe_cache,
         kv_epsilon,
         num_decode_tokens,
     )
@@ -325,12 +327,12 @@ def mla_preprocess_w8a8(
     q_b_scale: Tensor,
     q_b_bias: Tensor | None,
     kv_a_norm: Tensor,
-    up_key: Tensor,
+    W_UK: Tensor,
     cos: Tensor,
     sin: Tensor,
     slot_mapping: Tensor,
-    latent_cache: Tensor,
-    rotary_cache: Tensor,
+    kv_c_cache: Tensor,
+    k_pe_cache: Tensor,
     q_epsilon: float,
     kv_epsilon: float,
     num_decode_tokens: int,
@@ -339,7 +341,7 @@ def mla_preprocess_w8a8(
     """`mla_preprocess` of quantized rows, with int8 projections.
 
     A projection's result is (rows @ weight + bias) * scale, times the rows' scales where they have
-    some, rounded once to up_key's dtype.
+    some, rounded once to W_UK's dtype.
 
     hidden_states:  [num_tokens, hidden_size] int8, as the norm before the block gives them
     hidden_scale:   [num_tokens] fp32; or None: rows have one scale, which is in a_scale and
@@ -356,8 +358,8 @@ def mla_preprocess_w8a8(
     Results and the other arguments are those of mla_preprocess; with side_stream and a weight in
     the NZ layout the down projections stay one product.
     """
-    dtype = up_key.dtype
-    joint = _integer_product(hidden_states, hidden_scale, a_weight, a_scale, a_bias, dtype)
+    dtype = W_UK.dtype
+    joint = _quant_matmul(hidden_states, hidden_scale, a_weight, a_scale, a_bias, dtype)
     queries, query_scale, kv = hidden_states, hidden_scale, joint
     if q_a_norm is not None:
         compressed, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
@@ -368,31 +370,31 @@ def mla_preprocess_w8a8(
             queries, query_scale = dynamic_quant(normed)
         else:
             queries = static_quant(normed, q_input_scale, q_input_offset)
-    return _behind_projections(
-        _integer_product(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
+    return _after_projections(
+        _quant_matmul(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
         kv,
         kv_a_norm,
-        up_key,
+        W_UK,
         cos,
         sin,
         slot_mapping,
-        latent_cache,
-        rotary_cache,
+        kv_c_cache,
+        k_pe_cache,
         kv_epsilon,
         num_decode_tokens,
     )
 
 
-def _behind_projections(
+def _after_projections(
     q: Tensor,
     kv: Tensor,
     kv_a_norm: Tensor,
-    up_key: Tensor,
+    W_UK: Tensor,
     cos: Tensor,
     sin: Tensor,
     slot_mapping: Tensor,
-    latent_cache: Tensor,
-    rotary_cache: Tensor,
+    kv_c_cache: Tensor,
+    k_pe_cache: Tensor,
     kv_epsilon: float,
     num_decode_tokens: int,
 ) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -401,32 +403,32 @@ def _behind_projections(
     q:  [num_tokens, num_heads * (nope + rope)]
     kv: [num_tokens, kv_lora_rank + rope]
     """
-    num_heads, nope, rank = up_key.shape
-    num_tokens, rope = q.shape[0], rotary_cache.shape[-1]
+    num_heads, nope, rank = W_UK.shape
+    num_tokens, rope = q.shape[0], k_pe_cache.shape[-1]
     q = q.view(num_tokens, num_heads, nope + rope)
-    latent = rms_norm(kv[:, :rank], kv_a_norm, kv_epsilon)
-    k_rope = _rotated_pairs(kv[:, rank:], cos.view(num_tokens, rope), sin.view(num_tokens, rope))
-    q_rope = _rotated_pairs(
+    kv_c_normed = rms_norm(kv[:, :rank], kv_a_norm, kv_epsilon)
+    k_pe = _rotated_pairs(kv[:, rank:], cos.view(num_tokens, rope), sin.view(num_tokens, rope))
+    q_pe = _rotated_pairs(
         q[..., nope:], cos.view(num_tokens, 1, rope), sin.view(num_tokens, 1, rope)
     )
     slots = slot_mapping.long()
     written = slots >= 0
-    latent_cache.view(-1, rank)[slots[written]] = latent[written]
-    rotary_cache.view(-1, rope)[slots[written]] = k_rope[written]
-    absorbed = None
+    kv_c_cache.view(-1, rank)[slots[written]] = kv_c_normed[written]
+    k_pe_cache.view(-1, rope)[slots[written]] = k_pe[written]
+    ql_nope = None
     if num_decode_tokens:
         q_nope = q[:num_decode_tokens, :, :nope]
-        absorbed = torch.einsum("thp,hpl->thl", q_nope.float(), up_key.float()).to(q.dtype)
+        ql_nope = torch.einsum("thp,hpl->thl", q_nope.float(), W_UK.float()).to(q.dtype)
     if num_decode_tokens == num_tokens:
-        return absorbed, q_rope, None, None, None
-    return absorbed, q_rope, q, latent, k_rope
+        return ql_nope, q_pe, None, None, None
+    return ql_nope, q_pe, q, kv_c_normed, k_pe
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     return (x.float() @ weight.float()).to(x.dtype)
 
 
-def _integer_product(
+def _quant_matmul(
     rows: Tensor,
     row_scale: Tensor | None,
     weight: Tensor,
@@ -456,39 +458,37 @@ def _rotated_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def mla_decode_attention(
-    absorbed: Tensor,
-    q_rope: Tensor,
-    latent_cache: Tensor,
-    rotary_cache: Tensor,
+    ql_nope: Tensor,
+    q_pe: Tensor,
+    kv_c_cache: Tensor,
+    k_pe_cache: Tensor,
     block_table: Tensor,
-    query_ends: list[int],
+    actual_seq_lengths_q: list[int],
     seq_lens: list[int],
     mask: Tensor | None,
-    up_value: Tensor,
+    W_UV: Tensor,
     scale: float,
 ) -> Tensor:
-    """Attention of absorbed queries over the latent cache, and the values' up projection.
+    """MLA of decodes over the cache itself, and the values' up projection.
 
-    absorbed:  [num_tokens, num_heads, kv_lora_rank]
-    q_rope:    [num_tokens, num_heads, rope]
+    ql_nope:   [num_tokens, num_heads, kv_lora_rank], as mla_preprocess gives them
+    q_pe:      [num_tokens, num_heads, rope]
     caches:    as in mla_preprocess; they hold this step's tokens
     mask:      as in paged_attention, when a request has several queries; they are causal then
-    up_value:  W_UV, [num_heads, kv_lora_rank, v_head_dim]
+    W_UV:      [num_heads, kv_lora_rank, v_head_dim]
     Returns [num_tokens, num_heads * v_head_dim].
     """
-    query = torch.cat([absorbed, q_rope], -1)
-    out = torch.empty_like(absorbed, dtype=torch.float32)
+    query = torch.cat([ql_nope, q_pe], -1)
+    out = torch.empty_like(ql_nope, dtype=torch.float32)
     begin = 0
-    for blocks, end, length in zip(block_table.long(), query_ends, seq_lens, strict=True):
-        latent, rotary = (
-            cache[blocks].flatten(0, 1)[:length] for cache in (latent_cache, rotary_cache)
-        )
+    for blocks, end, length in zip(block_table.long(), actual_seq_lengths_q, seq_lens, strict=True):
+        kv_c, k_pe = (cache[blocks].flatten(0, 1)[:length] for cache in (kv_c_cache, k_pe_cache))
         visible = _visible(end - begin, length, 0 if mask is None else 3, 0, 0, out.device)
-        key = torch.cat([latent, rotary], -1)
-        out[begin:end] = _attend(query[begin:end], key, latent, visible, scale)[0]
+        key = torch.cat([kv_c, k_pe], -1)
+        out[begin:end] = _attend(query[begin:end], key, kv_c, visible, scale)[0]
         begin = end
-    rounded = out.to(absorbed.dtype).float()
-    return torch.einsum("thl,hlv->thv", rounded, up_value.float()).to(absorbed.dtype).flatten(1)
+    rounded = out.to(ql_nope.dtype).float()
+    return torch.einsum("thl,hlv->thv", rounded, W_UV.float()).to(ql_nope.dtype).flatten(1)
 
 
 def experts(

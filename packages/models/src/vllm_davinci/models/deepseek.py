@@ -12,7 +12,7 @@ from vllm.model_executor.models.deepseek_v2 import (
     DeepseekV3ForCausalLM,
 )
 
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
+from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer
 from vllm_davinci.models.sequence_parallel import SequenceParallel
 
@@ -29,12 +29,14 @@ class NPUDeepseekV2DecoderLayer(NPUDecoderLayer):
     @staticmethod
     def fits(layer: nn.Module) -> bool:
         attention = getattr(layer.self_attn, "mla_attn", None)
-        return NPUDecoderLayer.fits(layer) and isinstance(attention, NPUMultiHeadLatentAttention)
+        return NPUDecoderLayer.fits(layer) and isinstance(
+            attention, NPUMultiHeadLatentAttentionWrapper
+        )
 
     @property
-    def attention(self) -> NPUMultiHeadLatentAttention:
+    def attention(self) -> NPUMultiHeadLatentAttentionWrapper:
         attention = self.self_attn.mla_attn
-        assert isinstance(attention, NPUMultiHeadLatentAttention)
+        assert isinstance(attention, NPUMultiHeadLatentAttentionWrapper)
         return attention
 
     def output_projection(self) -> nn.Module:

@@ -18,8 +18,8 @@ class Fork:
     """Work of one layer on two streams.
 
     with Fork(pool, events, Role.VECTOR) as fork:
-        latent = down_projection(x)
-        key = fork.run(norm_and_rotate, latent)     # on the side stream, after what main launched
+        kv = down_projection(x)
+        key = fork.run(norm_and_rotate, kv)     # on the side stream, after what main launched
         query = up_projection(x)                    # on the main stream, beside it
         fork.join()                                 # main waits for the side stream
         attend(query, key)

@@ -54,7 +54,7 @@ def _gated(part: str, hidden: int | None, width: int | None) -> Shape | None:
 
 def _attention(config: Mapping[str, Any], part: str, hidden: int | None) -> Shape | None:
     model_type, heads = config.get("model_type"), _size(config, "num_attention_heads")
-    if model_type in _MLA and (latent := _size(config, "kv_lora_rank")):
+    if model_type in _MLA and (kv_lora_rank := _size(config, "kv_lora_rank")):
         content, rotary, value = (
             _size(config, name) or 0
             for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -64,8 +64,8 @@ def _attention(config: Mapping[str, Any], part: str, hidden: int | None) -> Shap
             "q_proj": (count * (content + rotary), hidden),
             "q_a_proj": (queries, hidden),
             "q_b_proj": (count * (content + rotary), queries),
-            "kv_a_proj_with_mqa": (latent + rotary, hidden),
-            "kv_b_proj": (count * (content + value), latent),
+            "kv_a_proj_with_mqa": (kv_lora_rank + rotary, hidden),
+            "kv_b_proj": (count * (content + value), kv_lora_rank),
             "o_proj": (hidden, count * value),
         }
         return shapes.get(part)

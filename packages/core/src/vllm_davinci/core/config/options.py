@@ -36,7 +36,7 @@ class GraphConfig(_Options):
     enable_view_optimize: bool = True
     """Fold views when compiling."""
     enable_kv_nz: bool = False
-    """Blocked (NZ) layout of the latent KV cache."""
+    """Blocked (NZ) layout of the KV cache of MLA."""
     enable_super_kernel: bool = False
     """Fuse consecutive kernels. Needs enabled and enable_multistream_moe."""
 

@@ -1,27 +1,21 @@
-"""The attention backend of layers with a latent cache."""
+"""The attention backend of MLA layers."""
 
 from typing import Any
 
 from vllm.v1.attention.backend import AttentionImplBase, AttentionMetadataBuilder, AttentionType
 
 from vllm_davinci.core.attention.backend import NPUAttentionBackend
-
-# What the fused attention operator takes for the compressed keys, and so what a row of the cache
-# holds. Source: the operator's documentation, constraints of query_rope and key_rope.
-LATENT_SIZE = 512
-ROTARY_SIZE = 64
+from vllm_davinci.core.attention.mla.sizes import KV_LORA_RANK, QK_ROPE_HEAD_DIM
 
 
 class NPUMLABackend(NPUAttentionBackend):
-    """Multi-head MLA over a paged cache of latent and rotary rows."""
+    """MLA over a paged cache of kv_c and k_pe rows."""
 
     @staticmethod
     def get_impl_cls() -> type[AttentionImplBase[Any]]:
-        from vllm_davinci.core.attention.mla.attention import (
-            LatentAttention,  # torch_npu: worker only
-        )
+        from vllm_davinci.core.attention.mla.impl import NPUMLAImpl  # torch_npu: worker only
 
-        return LatentAttention
+        return NPUMLAImpl
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
@@ -35,7 +29,7 @@ class NPUMLABackend(NPUAttentionBackend):
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        return [LATENT_SIZE + ROTARY_SIZE]
+        return [KV_LORA_RANK + QK_ROPE_HEAD_DIM]
 
     @classmethod
     def supports_sliding_window(cls) -> bool:

@@ -1,20 +1,27 @@
-"""The multi-head MLA block: preprocess, attention, output projection."""
+"""MLA in a model: vLLM's attention block, and the layer that vLLM's runner sees."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch_npu
 from torch import nn
-from vllm.config import CacheConfig, get_current_vllm_config
+from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.mla import MLAModules, MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.layers.quantization.utils.quant_utils import (
+    get_and_maybe_dequant_weights,
+)
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.selector import get_attn_backend
+from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
-from vllm_davinci.core.attention.mla.cache_layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.impl import MLACache, NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
-from vllm_davinci.core.attention.mla.preprocess import Preprocessed, preprocess_at_once
-from vllm_davinci.core.attention.mla.streams import PreprocessOnTwoStreams
+from vllm_davinci.core.attention.mla.preprocess import MLAPreprocess, Preprocessed
+from vllm_davinci.core.attention.mla.sizes import check_sizes
 from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import prepare_weight
@@ -22,12 +29,111 @@ from vllm_davinci.core.layers.prefetch import prefetch
 from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
-class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
-    """The block of vLLM's DeepSeek models, on torch_npu's fused operators.
+class NPUMLAAttention(nn.Module, AttentionLayerBase):
+    """One layer's MLA: its cache, and the two stages `preprocess` and `attend`.
 
-    `preprocess` and `attend` are its two stages. All that a step changes is in the step's
-    metadata and in the cache.
+    kv_cache: None until the runner has allocated it, as in vLLM's profile run.
+    All that a step changes is in the step's metadata and in the cache.
     """
+
+    def __init__(
+        self,
+        num_heads: int,
+        scale: float,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        q_lora_rank: int | None,
+        kv_lora_rank: int,
+        modules: MLAModules,
+        cache_config: CacheConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, prefix)
+        self.layer_name = prefix
+        self.kv_lora_rank = kv_lora_rank
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.kv_cache: MLACache | None = None
+        self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
+        self._backend = get_attn_backend(
+            kv_lora_rank + qk_rope_head_dim,
+            torch.get_default_dtype(),
+            self.kv_cache_dtype,
+            use_mla=True,
+            num_heads=num_heads,
+        )
+        self.impl: Any = NPUMLAImpl(
+            num_heads,
+            scale,
+            qk_nope_head_dim,
+            v_head_dim,
+            modules.kv_a_layernorm,
+            modules.kv_b_proj,
+        )
+        vllm_config = get_current_vllm_config()
+        self.preprocess = MLAPreprocess(
+            self.impl, modules, q_lora_rank, qk_rope_head_dim, attention_scheduler(vllm_config)
+        )
+        layers = vllm_config.compilation_config.static_forward_context
+        if prefix in layers:
+            raise ValueError(f"Two layers are named {prefix}.")
+        layers[prefix] = self
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """vLLM calls it when those of all other layers are processed."""
+        weight = get_and_maybe_dequant_weights(self.impl.kv_b_proj, out_dtype=act_dtype)
+        self.impl.process_weights_after_loading(weight.detach().as_subclass(torch.Tensor))
+        self.preprocess.process_weights_after_loading()
+
+    def attend(self, stage: Preprocessed, metadata: NPUMLAMetadata) -> torch.Tensor:
+        """Attention of all tokens. Returns [num_actual_tokens, num_heads * v_head_dim]."""
+        impl, cache = self.impl, self.bound_cache
+        parts = []
+        num_decode_tokens = metadata.num_decode_tokens
+        if metadata.decode is not None:
+            q_pe = stage.q_pe[:num_decode_tokens]
+            parts.append(impl.decode(stage.ql_nope, q_pe, cache, metadata.decode))
+        if metadata.prefill is not None:
+            q_pe = stage.q_pe[num_decode_tokens:]
+            parts.append(
+                impl.prefill(
+                    stage.q_nope, q_pe, stage.kv_c_normed, stage.k_pe, cache, metadata.prefill
+                )
+            )
+        out: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out if impl.value_bias is None else out.add_(impl.value_bias)
+
+    @property
+    def step_metadata(self) -> NPUMLAMetadata | None:
+        """That of the running step; None in a profile run and in an idle step."""
+        metadata = get_forward_context().attn_metadata
+        return metadata[self.layer_name] if isinstance(metadata, dict) else metadata
+
+    @property
+    def bound_cache(self) -> MLACache:
+        """The cache, in a step that has attention metadata."""
+        assert self.kv_cache is not None, f"The runner has bound no cache to {self.layer_name}."
+        return self.kv_cache
+
+    def bind_kv_cache(self, kv_cache: MLACache) -> None:
+        self.kv_cache = kv_cache
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return self._backend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        return MLAAttentionSpec(
+            block_size=vllm_config.cache_config.block_size,
+            num_kv_heads=1,
+            head_size=self.kv_lora_rank + self.qk_rope_head_dim,
+            dtype=kv_cache_dtype_str_to_dtype(self.kv_cache_dtype, vllm_config.model_config),
+            cache_dtype_str=self.kv_cache_dtype,
+        )
+
+
+class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
+    """The attention block of vLLM's DeepSeek models: NPUMLAAttention and the output projection."""
 
     def __init__(
         self,
@@ -84,18 +190,16 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         self.kv_b_proj = mla_modules.kv_b_proj
         self.rotary_emb = rotary_emb
         self.o_proj = mla_modules.o_proj
-        scheduler = attention_scheduler(get_current_vllm_config())
-        self._on_two_streams = None if scheduler is None else PreprocessOnTwoStreams(scheduler)
         self.mla_attn = NPUMLAAttention(
-            num_heads=num_heads,
-            scale=scale,
-            kv_lora_rank=kv_lora_rank,
-            qk_nope_head_dim=qk_nope_head_dim,
-            qk_rope_head_dim=qk_rope_head_dim,
-            v_head_dim=v_head_dim,
-            kv_a_layernorm=mla_modules.kv_a_layernorm,
-            kv_b_proj=mla_modules.kv_b_proj,
-            cache_config=cache_config,
+            num_heads,
+            scale,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            q_lora_rank,
+            kv_lora_rank,
+            mla_modules,
+            cache_config,
             prefix=f"{prefix}.attn",
         )
 
@@ -114,87 +218,15 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
                 f"{self.prefix} scales its queries by position (llama_4_scaling), which "
                 f"{RELEASE} cannot compute. Choose another model."
             )
-        metadata = self._step_metadata()
+        metadata = self.mla_attn.step_metadata
+        preprocess = self.mla_attn.preprocess
         if metadata is None:
-            return self._without_batch(hidden_states, self.project)
+            return self._without_batch(hidden_states, preprocess.project)
         num_tokens = metadata.num_actual_tokens
         tokens = _without_padding(hidden_states, num_tokens)
-        stage = self.preprocess(positions[:num_tokens], tokens, metadata)
+        cache = self.mla_attn.bound_cache
+        stage = preprocess(positions[:num_tokens], tokens, cache, metadata)
         return self._output(stage, metadata, hidden_states.shape[0])
-
-    def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
-        """`forward` of hidden states that `compress` has reduced already, on any rank.
-
-        positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
-        qk_rope_head_dim]. Returns [num_tokens, hidden_size].
-        """
-        metadata = self._step_metadata()
-        if metadata is None:
-            return self._without_batch(compressed, self.decompress)
-        num_tokens = metadata.num_actual_tokens
-        q, kv = self.decompress(compressed[:num_tokens])
-        stage = self.prepare_attention(positions[:num_tokens], q, kv, metadata)
-        return self._output(stage, metadata, compressed.shape[0])
-
-    def _step_metadata(self) -> NPUMLAMetadata | None:
-        metadata = get_forward_context().attn_metadata
-        return metadata[self.mla_attn.layer_name] if isinstance(metadata, dict) else metadata
-
-    def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
-        """Attention and output projection of `num_rows` rows, the last of which may be padding."""
-        out = self.attend(stage, metadata)
-        if self._on_two_streams is not None and metadata.is_decode_everywhere:
-            prefetch(self.o_proj.weight)
-        if num_padding := num_rows - metadata.num_actual_tokens:
-            out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
-        return self.o_proj(out)[0]
-
-    def preprocess(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: NPUMLAMetadata
-    ) -> Preprocessed:
-        """Query and key-value paths up to attention; writes the tokens' rows to the cache.
-
-        positions:     [num_actual_tokens], int64
-        hidden_states: [num_actual_tokens, hidden_size]
-        """
-        if self._on_two_streams is not None and metadata.is_decode_everywhere:
-            return self._on_two_streams(self, positions, hidden_states, metadata)
-        at_once = preprocess_at_once(self, positions, hidden_states, metadata)
-        if at_once is not None:
-            return at_once
-        return self.prepare_attention(positions, *self.project(hidden_states), metadata)
-
-    def prepare_attention(
-        self, positions: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, metadata: NPUMLAMetadata
-    ) -> Preprocessed:
-        """Rotation, key-value norm, cache write and absorption of what `project` returns."""
-        q_nope, q_rope = q.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
-        table = self.rotary_emb._match_cos_sin_cache_dtype(q)
-        cos, sin = metadata.rotary_rows(table, positions)
-        latent, k_rope = self.write_cache(kv, cos, sin, metadata)
-        q_rope = torch_npu.npu_interleave_rope(q_rope.unsqueeze(2), cos, sin).squeeze(2)
-        num_decode_tokens = metadata.num_decode_tokens
-        return Preprocessed(
-            absorbed=self.mla_attn.impl.absorb(q_nope[:num_decode_tokens])
-            if num_decode_tokens
-            else None,
-            q_rope=q_rope,
-            q_nope=q_nope[num_decode_tokens:],
-            latent=latent[num_decode_tokens:],
-            k_rope=k_rope[num_decode_tokens:],
-        )
-
-    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and compressed keys and values, before rotation and key-value norm.
-
-        Returns [num_tokens, num_heads, qk_head_dim] and [num_tokens, kv_lora_rank +
-        qk_rope_head_dim], the latter perhaps strided.
-        """
-        if self.q_lora_rank is not None:
-            return self.decompress(self.compress(hidden_states))
-        q = self.q_proj(hidden_states)[0]
-        kv = self.kv_a_proj_with_mqa(hidden_states)[0]
-        return q.view(-1, self.num_heads, self.qk_head_dim), kv
 
     def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Both down-projections, W_DQ and W_DKV, which every rank has whole.
@@ -202,60 +234,33 @@ class NPUMultiHeadLatentAttention(MultiHeadLatentAttentionWrapper):
         hidden_states: [num_tokens, hidden_size]
         Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
         """
-        return self.fused_qkv_a_proj(hidden_states)[0]
+        return self.mla_attn.preprocess.compress(hidden_states)
 
-    def decompress(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `project` returns, of what `compress` returns."""
-        q = self.q_b_proj(self.q_a_layernorm(compressed[:, : self.q_lora_rank]))[0]
-        return q.view(-1, self.num_heads, self.qk_head_dim), compressed[:, self.q_lora_rank :]
+    def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
+        """`forward` of hidden states that `compress` has reduced already, on any rank.
 
-    def write_cache(
-        self,
-        kv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        metadata: NPUMLAMetadata,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Norm of the latent part, rotation of the other, both into the cache: one launch.
-
-        The norm's bias is left out: attention adds what it is to values (LatentAttention).
-
-        kv:       [num_tokens, kv_lora_rank + qk_rope_head_dim]
-        cos, sin: [num_tokens, 1, 1, qk_rope_head_dim]
-        Returns the written rows, latent and rotary, which are filled when the step has prefills.
+        positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
+        qk_rope_head_dim]. Returns [num_tokens, hidden_size].
         """
-        cache = self.mla_attn.bound_cache
-        _, _, k_rope, latent = torch_npu.npu_kv_rmsnorm_rope_cache(
-            kv[:, None, None, :],
-            self.kv_a_layernorm.weight,
-            cos,
-            sin,
-            metadata.slot_mapping,
-            cache.rotary,
-            cache.latent,
-            epsilon=self.kv_a_layernorm.variance_epsilon,
-            cache_mode="PA_BNSD",
-            is_output_kv=metadata.prefill is not None,
+        metadata = self.mla_attn.step_metadata
+        preprocess = self.mla_attn.preprocess
+        if metadata is None:
+            return self._without_batch(compressed, preprocess.decompress)
+        num_tokens = metadata.num_actual_tokens
+        q, kv = preprocess.decompress(compressed[:num_tokens])
+        stage = preprocess.after_projections(
+            positions[:num_tokens], q, kv, self.mla_attn.bound_cache, metadata
         )
-        return latent.flatten(1), k_rope.flatten(1)
+        return self._output(stage, metadata, compressed.shape[0])
 
-    def attend(self, stage: Preprocessed, metadata: NPUMLAMetadata) -> torch.Tensor:
-        """Attention of all tokens. Returns [num_actual_tokens, num_heads * v_head_dim]."""
-        attention, cache = self.mla_attn.impl, self.mla_attn.bound_cache
-        parts = []
-        num_decode_tokens = metadata.num_decode_tokens
-        if metadata.decode is not None:
-            q_rope = stage.q_rope[:num_decode_tokens]
-            parts.append(attention.decode(stage.absorbed, q_rope, cache, metadata.decode))
-        if metadata.prefill is not None:
-            q_rope = stage.q_rope[num_decode_tokens:]
-            parts.append(
-                attention.prefill(
-                    stage.q_nope, q_rope, stage.latent, stage.k_rope, cache, metadata.prefill
-                )
-            )
-        out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return out if attention.value_bias is None else out.add_(attention.value_bias)
+    def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
+        """Attention and output projection of `num_rows` rows, the last of which may be padding."""
+        out = self.mla_attn.attend(stage, metadata)
+        if self.mla_attn.preprocess.scheduler_of(metadata) is not None:
+            prefetch(self.o_proj.weight)
+        if num_padding := num_rows - metadata.num_actual_tokens:
+            out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
+        return self.o_proj(out)[0]
 
     def _without_batch(
         self, rows: torch.Tensor, project: Callable[[torch.Tensor], Any]

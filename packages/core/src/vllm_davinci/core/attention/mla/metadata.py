@@ -6,7 +6,7 @@ turns, each with its own metadata.
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import VllmConfig
@@ -21,11 +21,10 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.attention.metadata import host_seq_lens
-from vllm_davinci.core.attention.mla.context import ContextChunk, ContextPart, plan_context
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
-# Queries per request that attention over the latent cache takes. Source: the documentation of
+# Queries per request that attention over the cache takes. Source: the documentation of
 # npu_fused_infer_attention_score, constraints of query_rope with heads of 512.
 MAX_DECODE_QUERY_LEN = 16
 
@@ -35,13 +34,13 @@ CONTEXT_CHUNK_ROWS = 8192
 
 
 @dataclass
-class LatentDecode:
-    """Requests whose few queries attend over the latent cache itself.
+class MLADecodeMetadata:
+    """Requests whose few queries attend over the cache itself.
 
-    actual_seq_lengths_q:    cumulative query lengths. Host list.
-    seq_lens:      all tokens up to and including this step's. Host list.
-    block_table:   [num_decodes, max_blocks], int32, on the device.
-    max_query_len: longest query.
+    actual_seq_lengths_q: cumulative query lengths. Host list.
+    seq_lens:             all tokens up to and including this step's. Host list.
+    block_table:          [num_decodes, max_blocks], int32, on the device.
+    max_query_len:        longest query.
     """
 
     actual_seq_lengths_q: list[int]
@@ -50,12 +49,40 @@ class LatentDecode:
     max_query_len: int
 
 
+class ContextPart(NamedTuple):
+    """Tokens `start` to `start + length` of a request; `start` is a multiple of the block size."""
+
+    request: int
+    start: int
+    length: int
+
+
 @dataclass
-class LatentPrefill:
+class ContextChunk:
+    """Neighbouring prefill requests, and a part of the cached context of each.
+
+    query_rows:            the requests' rows among those of all prefills
+    actual_seq_lengths_q:  cumulative query lengths, from 0 at the chunk's first request. Host list.
+    actual_seq_lengths_kv: cumulative lengths of the parts. Host list.
+    block_table:           [num_requests, max_blocks], int32, on the device
+    lengths:               [num_requests], int32, on the device: tokens of each part
+    starts:                [num_requests], int32, on the device: first token of each part
+    """
+
+    query_rows: slice
+    actual_seq_lengths_q: list[int]
+    actual_seq_lengths_kv: list[int]
+    block_table: torch.Tensor
+    lengths: torch.Tensor
+    starts: torch.Tensor
+
+
+@dataclass
+class MLAPrefillMetadata:
     """Requests whose keys and values are expanded per head.
 
     actual_seq_lengths_q: cumulative query lengths, from 0 at the first prefill. Host list.
-    context:    the cached tokens before the new ones, in chunks that are attended in turn.
+    context:              cached tokens before the new ones, in chunks that are attended in turn.
     """
 
     actual_seq_lengths_q: list[int]
@@ -78,17 +105,17 @@ class NPUMLAMetadata(AttentionMetadata):
     num_decode_tokens: int
     num_prefills: int
     slot_mapping: torch.Tensor
-    decode: LatentDecode | None
-    prefill: LatentPrefill | None
+    decode: MLADecodeMetadata | None
+    prefill: MLAPrefillMetadata | None
     others_prefill: bool = False
-    _rotary_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     @property
     def is_decode_everywhere(self) -> bool:
         """Whether this step decodes here, and no DP rank prefills."""
         return self.decode is not None and self.prefill is None and not self.others_prefill
 
-    def rotary_rows(
+    def cos_sin(
         self, table: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of this step's positions; the layers that share a table share them.
@@ -97,12 +124,12 @@ class NPUMLAMetadata(AttentionMetadata):
         positions: [num_actual_tokens], int64, the same at every call of a step
         Returns two tensors [num_actual_tokens, 1, 1, rotary_dim].
         """
-        rows = self._rotary_rows.get(table.data_ptr())
+        rows = self._cos_sin.get(table.data_ptr())
         if rows is None:
             cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
             shape = (positions.shape[0], 1, 1, table.shape[1])
             rows = cos.repeat(1, 2).view(shape), sin.repeat(1, 2).view(shape)
-            self._rotary_rows[table.data_ptr()] = rows
+            self._cos_sin[table.data_ptr()] = rows
         return rows
 
 
@@ -124,8 +151,8 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         threshold = self.reorder_batch_threshold or 1
         if threshold > MAX_DECODE_QUERY_LEN:
             raise ConfigurationError(
-                f"{threshold} queries per request and decode step are asked for, and latent "
-                f"attention takes {MAX_DECODE_QUERY_LEN}: lower num_speculative_tokens to "
+                f"{threshold} queries per request and decode step are asked for, and MLA "
+                f"takes {MAX_DECODE_QUERY_LEN}: lower num_speculative_tokens to "
                 f"{MAX_DECODE_QUERY_LEN - 1}."
             )
 
@@ -138,7 +165,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         common = common_attn_metadata
         if common.causal is not True:
             raise UnsupportedFeatureError(
-                "This model wants bidirectional attention over a latent cache, which "
+                "This model wants bidirectional MLA, which "
                 f"{RELEASE} cannot compute. Choose another model."
             )
         num_decodes, num_prefills, num_decode_tokens, _ = split_decodes_and_prefills(
@@ -153,7 +180,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             num_decode_tokens=num_decode_tokens,
             num_prefills=num_prefills,
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
-            decode=LatentDecode(
+            decode=MLADecodeMetadata(
                 actual_seq_lengths_q=ends[:num_decodes],
                 seq_lens=seq_lens[:num_decodes],
                 block_table=block_table[:num_decodes],
@@ -172,14 +199,14 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
 
     def _prefill(
         self, actual_seq_lengths_q: list[int], seq_lens: list[int], block_table: torch.Tensor
-    ) -> LatentPrefill:
+    ) -> MLAPrefillMetadata:
         query_lens = _lengths(actual_seq_lengths_q)
         plan = plan_context(
             [seq_len - length for seq_len, length in zip(seq_lens, query_lens, strict=True)],
             self.context_chunk_rows,
             BLOCK_SIZE_TOKENS,
         )
-        return LatentPrefill(
+        return MLAPrefillMetadata(
             actual_seq_lengths_q, [self._chunk(parts, query_lens, block_table) for parts in plan]
         )
 
@@ -209,3 +236,36 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
 
 def _lengths(ends: list[int]) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def plan_context(
+    context_lens: list[int], max_rows: int, block_size: int
+) -> list[list[ContextPart]]:
+    """Chunks of at most `max_rows` tokens which together cover every context once, in order.
+
+    Each chunk holds at least one part, each request at most once, and no request without context.
+    A part begins with a block. Raises ValueError when a chunk cannot hold a block.
+    """
+    if max_rows < block_size:
+        raise ValueError(f"A chunk of {max_rows} rows cannot hold a block of {block_size}.")
+    chunks: list[list[ContextPart]] = []
+    chunk: list[ContextPart] = []
+    room = max_rows
+    for request, context_len in enumerate(context_lens):
+        start = 0
+        if not context_len and chunk:
+            chunks.append(chunk)
+            chunk, room = [], max_rows
+        while start < context_len:
+            rest = context_len - start
+            length = rest if rest <= room else room // block_size * block_size
+            if length:
+                chunk.append(ContextPart(request, start, length))
+                start += length
+                room -= length
+            if start < context_len:
+                chunks.append(chunk)
+                chunk, room = [], max_rows
+    if chunk:
+        chunks.append(chunk)
+    return chunks

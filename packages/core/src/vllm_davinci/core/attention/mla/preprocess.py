@@ -1,183 +1,272 @@
-"""The stage before MLA: what it returns, and how one compiled operator does it."""
+"""The stage before MLA: from hidden states to queries, and to rows of the cache.
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+On two streams, in steps of decodes alone:
+
+    side:          | W_DKV           | kv-op      |        | q_pe |
+    main:  | W_DQ  | q-norm, cos/sin | W_UQ       | split  | W_UK | attention | W_UV | W_O
+
+The weights of W_DQ and W_O are fetched into the cache before their inputs are there.
+
+Matrix products run one at a time; norms, rotations and the cache write run beside them. Where a
+fused operator does the stage, it keeps this order between the two streams; without one, W_DQ and
+W_DKV of int8 stay one product, whose bits are the same.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
+import torch_npu
+from vllm.model_executor.layers.mla import MLAModules
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.attention.mla.impl import MLACache, NPUMLAImpl
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
+from vllm_davinci.core.attention.mla.projections import Projections, fusible_projections
+from vllm_davinci.core.components.protocols import Fork, StreamScheduler
 from vllm_davinci.core.layers.linear import plain_weight
-from vllm_davinci.core.layers.norm import NPURMSNorm
-from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
-from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
+from vllm_davinci.core.layers.prefetch import prefetch
 
-if TYPE_CHECKING:
-    from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttention
-    from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
+SIDE = "vector"
 
 
 class Preprocessed(NamedTuple):
-    """What attention needs of a step's tokens; the cache holds their latent and rotary rows.
+    """The inputs of a step's attention; the cache holds its tokens' kv_c and k_pe already.
 
-    absorbed: [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
-    q_rope:   [num_tokens, num_heads, qk_rope_head_dim], rotated
-    q_nope:   [num_prefill_tokens, num_heads, qk_nope_head_dim], strided
-    latent:   [num_prefill_tokens, kv_lora_rank], normalized
-    k_rope:   [num_prefill_tokens, qk_rope_head_dim], rotated
+    ql_nope:     [num_decode_tokens, num_heads, kv_lora_rank], or None without decodes
+    q_pe:        [num_tokens, num_heads, qk_rope_head_dim], rotated
+    q_nope:      [num_prefill_tokens, num_heads, qk_nope_head_dim], strided
+    kv_c_normed: [num_prefill_tokens, kv_lora_rank]
+    k_pe:        [num_prefill_tokens, qk_rope_head_dim], rotated
     Without prefills the last three are empty, or None.
     """
 
-    absorbed: torch.Tensor | None
-    q_rope: torch.Tensor
+    ql_nope: torch.Tensor | None
+    q_pe: torch.Tensor
     q_nope: torch.Tensor | None
-    latent: torch.Tensor | None
-    k_rope: torch.Tensor | None
+    kv_c_normed: torch.Tensor | None
+    k_pe: torch.Tensor | None
 
 
-class FloatProjections(NamedTuple):
-    """Weights as a product takes them, [in_features, out_features].
+class MLAPreprocess:
+    """The stage of one layer, as one fused operator or composed.
 
-    down: to the queries' and the keys' and values' compressed rows
-    norm: weight of the compressed queries' norm, or None when queries are not compressed
-    up:   to the queries
+    scheduler: runs the key-value path and the rotation of queries on a side stream; or None
     """
 
-    down: torch.Tensor
-    norm: torch.Tensor | None
-    up: torch.Tensor
+    def __init__(
+        self,
+        impl: NPUMLAImpl,
+        modules: MLAModules,
+        q_lora_rank: int | None,
+        qk_rope_head_dim: int,
+        scheduler: StreamScheduler | None,
+    ) -> None:
+        self.impl = impl
+        self.modules: Any = modules
+        self.q_lora_rank = q_lora_rank
+        self.head_dims = [impl.qk_nope_head_dim, qk_rope_head_dim]
+        self._scheduler = scheduler
+        self._fusible: Projections | None = None
+        self._down: tuple[torch.Tensor, ...] = ()  # W_DQ and W_DKV, where they are two products
 
-    @property
-    def operator(self) -> Callable[..., Any] | None:
-        return compiled("mla_preprocess")
+    def process_weights_after_loading(self) -> None:
+        """Finds the weights that a fused operator takes, and those of two streams: views."""
+        self._fusible = fusible_projections(self.modules)
+        if self.q_lora_rank is not None:
+            weight = plain_weight(self.modules.fused_qkv_a_proj)
+            # A quantized layer scales both parts together.
+            self._down = () if weight is None else weight.tensor_split([self.q_lora_rank], dim=1)
 
-    def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What the operator takes first."""
-        return hidden_states, self.down, self.norm, self.up
+    def scheduler_of(self, metadata: NPUMLAMetadata) -> StreamScheduler | None:
+        """For a step on two streams, which is one that decodes on every DP rank; else None."""
+        return self._scheduler if metadata.is_decode_everywhere else None
 
+    def __call__(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+    ) -> Preprocessed:
+        """Runs on the current stream, which ends after the work of both. Writes to the cache.
 
-class QuantizedProjections(NamedTuple):
-    """As FloatProjections, of int8. All rows have scales of their own, or none has.
+        positions:     [num_actual_tokens], int64
+        hidden_states: [num_actual_tokens, hidden_size]
+        """
+        scheduler = self.scheduler_of(metadata)
+        if scheduler is None:
+            fused = self._fused(positions, hidden_states, cache, metadata, None)
+            if fused is not None:
+                return fused
+            return self.after_projections(positions, *self.project(hidden_states), cache, metadata)
+        if self.q_lora_rank is not None:
+            prefetch(self.modules.fused_qkv_a_proj.weight)
+        with scheduler.fork(SIDE) as fork:
+            fused = self._fused(positions, hidden_states, cache, metadata, fork.stream)
+            if fused is not None:
+                return fused
+            return self._on_two_streams(positions, hidden_states, cache, metadata, fork)
 
-    norm_bias: of the compressed queries' norm, or None
-    """
-
-    down: QuantMatmul
-    norm: torch.Tensor | None
-    norm_bias: torch.Tensor | None
-    up: QuantMatmul
-
-    @property
-    def operator(self) -> Callable[..., Any] | None:
-        return compiled("mla_preprocess_w8a8")
-
-    def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What the operator takes first. Quantizes the rows where the norm before has not."""
-        down, up = self.down, self.up
-        scale = None if self.norm is None else up.input_scale
-        return (
-            *down.quantize(hidden_states),
-            down.weight,
-            down.scale,
-            down.bias,
-            self.norm,
-            self.norm_bias,
-            None if scale is None else scale.scale,
-            None if scale is None else scale.offset,
-            up.weight,
-            up.scale,
-            up.bias,
+    def _fused(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+        side_stream: torch.Stream | None,
+    ) -> Preprocessed | None:
+        """The stage in one call, or None when it is to be composed."""
+        projections = self._fusible
+        stage = None if projections is None else projections.fused_op
+        if projections is None or stage is None:
+            return None
+        cos, sin = self._cos_sin(positions, hidden_states, metadata)
+        norm = self.modules.kv_a_layernorm
+        num_decode_tokens = metadata.num_decode_tokens
+        ql_nope, q_pe, q, kv_c_normed, k_pe = stage(
+            *projections.arguments(hidden_states),
+            norm.weight,
+            self.impl.W_UK,
+            cos,
+            sin,
+            metadata.slot_mapping,
+            cache.kv_c,
+            cache.k_pe,
+            projections.q_epsilon,
+            norm.variance_epsilon,
+            num_decode_tokens,
+            side_stream,
+        )
+        if q is None:  # no prefills
+            return Preprocessed(ql_nope, q_pe, None, None, None)
+        return Preprocessed(
+            ql_nope,
+            q_pe,
+            q[num_decode_tokens:, :, : self.impl.qk_nope_head_dim],
+            kv_c_normed[num_decode_tokens:],
+            k_pe[num_decode_tokens:],
         )
 
+    def project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and compressed keys and values, before rotation and key-value norm.
 
-def projections_of(
-    block: "NPUMultiHeadLatentAttention",
-) -> FloatProjections | QuantizedProjections | None:
-    """None when no compiled operator can do them.
+        Returns [num_tokens, num_heads, qk_head_dim] and [num_tokens, kv_lora_rank +
+        qk_rope_head_dim], the latter perhaps strided.
+        """
+        if self.q_lora_rank is not None:
+            return self.decompress(self.compress(hidden_states))
+        q = self.modules.q_proj(hidden_states)[0]
+        return self._heads(q), self.modules.kv_a_proj_with_mqa(hidden_states)[0]
 
-    That is when a projection is more than a product, when they are of several kinds, and when a
-    norm is not one of whole rows.
-    """
-    if not _covers_rows(block.kv_a_layernorm):  # whose bias attention adds to values
-        return None
-    if block.q_lora_rank is None:
-        norm, layers = None, (block.kv_a_proj_with_mqa, block.q_proj)
-    else:
-        norm, layers = block.q_a_layernorm, (block.fused_qkv_a_proj, block.q_b_proj)
-        if not _covers_rows(norm):
-            return None
-    return _float_projections(norm, *layers) or _quantized_projections(norm, *layers)
+    def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Both down-projections, W_DQ and W_DKV, which every rank has whole.
 
+        hidden_states: [num_tokens, hidden_size]
+        Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
+        """
+        compressed: torch.Tensor = self.modules.fused_qkv_a_proj(hidden_states)[0]
+        return compressed
 
-def _float_projections(norm: Any, down: Any, up: Any) -> FloatProjections | None:
-    if norm is not None and not norm.is_plain:
-        return None
-    weights = plain_weight(down), plain_weight(up)
-    if weights[0] is None or weights[1] is None:
-        return None
-    return FloatProjections(weights[0], None if norm is None else norm.weight, weights[1])
+    def decompress(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same as `project`, of the result of `compress`."""
+        q = self.modules.q_a_layernorm(compressed[:, : self.q_lora_rank])
+        return self._heads(self.modules.q_b_proj(q)[0]), compressed[:, self.q_lora_rank :]
 
+    def after_projections(
+        self,
+        positions: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+    ) -> Preprocessed:
+        """Rotation, key-value norm, cache write and absorption of the results of `project`."""
+        q_nope, q_pe = q.split(self.head_dims, dim=-1)
+        cos, sin = self._cos_sin(positions, q, metadata)
+        kv_c_normed, k_pe = self._write_cache(kv, cos, sin, cache, metadata)
+        q_pe = torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2)
+        num_decode_tokens = metadata.num_decode_tokens
+        return Preprocessed(
+            self.impl.absorb(q_nope[:num_decode_tokens]) if num_decode_tokens else None,
+            q_pe,
+            q_nope[num_decode_tokens:],
+            kv_c_normed[num_decode_tokens:],
+            k_pe[num_decode_tokens:],
+        )
 
-def _quantized_projections(norm: Any, down: Any, up: Any) -> QuantizedProjections | None:
-    first, second = _quant_matmul(down), _quant_matmul(up)
-    if first is None or second is None:
-        return None
-    if norm is None:  # both multiply the same rows
-        is_uniform, weight, bias = first.quantizes_as(second), None, None
-    else:
-        is_uniform = (first.input_scale is None) == (second.input_scale is None)
-        weight, bias = norm.weight, norm.loaded_bias
-    return QuantizedProjections(first, weight, bias, second) if is_uniform else None
+    def _on_two_streams(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+        fork: Fork,
+    ) -> Preprocessed:
+        queries, kv = self._compress_on_two_streams(hidden_states, fork)
+        cos, sin = self._cos_sin(positions, hidden_states, metadata)
+        project = self.modules.q_proj
+        if self.q_lora_rank is not None:
+            queries, project = self.modules.q_a_layernorm(queries), self.modules.q_b_proj
+        fork.join()  # the queries' product waits for W_DKV: two products would contend
 
+        def write_cache(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+            self._write_cache(kv, cos, sin, cache, metadata)
 
-def _quant_matmul(layer: Any) -> QuantMatmul | None:
-    method = getattr(layer, "quant_method", None)
-    return method.quant_matmul if isinstance(method, QuantizedLinearMethodBase) else None
+        fork.run(write_cache, kv, cos, sin)
+        q_nope, q_pe = self._heads(project(queries)[0]).split(self.head_dims, dim=-1)
+        rotated = fork.run(torch_npu.npu_interleave_rope, q_pe.unsqueeze(2), cos, sin)
+        ql_nope = self.impl.absorb(q_nope)
+        return Preprocessed(ql_nope, rotated.squeeze(2), None, None, None)
 
+    def _compress_on_two_streams(
+        self, hidden_states: torch.Tensor, fork: Fork
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of the queries' up-projection, before its norm, and of the kv-op."""
+        if self.q_lora_rank is None:
+            project = self.modules.kv_a_proj_with_mqa
+            return hidden_states, fork.run(lambda x: project(x)[0], hidden_states)
+        if not self._down:
+            queries, kv = self.compress(hidden_states).tensor_split([self.q_lora_rank], dim=1)
+            return queries, kv
+        down_q, down_kv = self._down
+        queries = torch.mm(hidden_states, down_q)
+        return queries, fork.run(torch.mm, hidden_states, down_kv)
 
-def _covers_rows(norm: Any) -> bool:
-    return isinstance(norm, NPURMSNorm) and norm.covers_rows
+    def _heads(self, q: torch.Tensor) -> torch.Tensor:
+        return q.view(-1, self.impl.num_heads, sum(self.head_dims))
 
+    def _cos_sin(
+        self, positions: torch.Tensor, rows: torch.Tensor, metadata: NPUMLAMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        table = self.modules.rotary_emb._match_cos_sin_cache_dtype(rows)
+        return metadata.cos_sin(table, positions)
 
-def preprocess_at_once(
-    block: "NPUMultiHeadLatentAttention",
-    positions: torch.Tensor,
-    hidden_states: torch.Tensor,
-    metadata: "NPUMLAMetadata",
-    side_stream: torch.Stream | None = None,
-) -> Preprocessed | None:
-    """The block's `preprocess` in one call, or None when no compiled operator can do it.
+    def _write_cache(
+        self,
+        kv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: MLACache,
+        metadata: NPUMLAMetadata,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norm of kv_c, rotation of k_pe, both into the cache: one launch.
 
-    side_stream: where the key-value path and the rotation of queries run, beside the rest; the
-                 current stream ends behind them
-    """
-    projections = projections_of(block)
-    stage = None if projections is None else projections.operator
-    if projections is None or stage is None:
-        return None
-    table = block.rotary_emb._match_cos_sin_cache_dtype(hidden_states)
-    cos, sin = metadata.rotary_rows(table, positions)
-    cache = block.mla_attn.bound_cache
-    num_decode_tokens = metadata.num_decode_tokens
-    absorbed, q_rope, q, latent, k_rope = stage(
-        *projections.arguments(hidden_states),
-        block.kv_a_layernorm.weight,
-        block.mla_attn.impl.up_key,
-        cos,
-        sin,
-        metadata.slot_mapping,
-        cache.latent,
-        cache.rotary,
-        0.0 if projections.norm is None else block.q_a_layernorm.variance_epsilon,
-        block.kv_a_layernorm.variance_epsilon,
-        num_decode_tokens,
-        side_stream,
-    )
-    if q is None:  # no prefills
-        return Preprocessed(absorbed, q_rope, None, None, None)
-    return Preprocessed(
-        absorbed,
-        q_rope,
-        q[num_decode_tokens:, :, : block.qk_nope_head_dim],
-        latent[num_decode_tokens:],
-        k_rope[num_decode_tokens:],
-    )
+        The norm's bias is left out: attention adds what it is to values (NPUMLAImpl).
+
+        kv:       [num_tokens, kv_lora_rank + qk_rope_head_dim]
+        cos, sin: [num_tokens, 1, 1, qk_rope_head_dim]
+        Returns the written rows, kv_c and k_pe, which are filled when the step has prefills.
+        """
+        norm = self.modules.kv_a_layernorm
+        _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
+            kv[:, None, None, :],
+            norm.weight,
+            cos,
+            sin,
+            metadata.slot_mapping,
+            cache.k_pe,
+            cache.kv_c,
+            epsilon=norm.variance_epsilon,
+            cache_mode="PA_BNSD",
+            is_output_kv=metadata.prefill is not None,
+        )
+        return kv_c_normed.flatten(1), k_pe.flatten(1)

@@ -1,9 +1,12 @@
 """Sizes of MLA that the attention operator takes."""
 
-from vllm_davinci.core.attention.mla.backend import LATENT_SIZE, ROTARY_SIZE
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
-# Query heads per rank that attention over the latent cache takes. Source: the operator's
+# kv_lora_rank and qk_rope_head_dim: a row of the cache holds both. Source: the operator's
+# documentation, constraints of query_rope and key_rope.
+KV_LORA_RANK = 512
+QK_ROPE_HEAD_DIM = 64
+# Query heads per rank that attention over the cache takes. Source: the operator's
 # documentation, constraints of query_rope with heads of 512.
 HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Head sizes that attention over expanded keys and values takes, in elements.
@@ -20,9 +23,9 @@ def check_sizes(
 ) -> None:
     """Raises UnsupportedFeatureError, naming the layer, for sizes the operators do not take."""
     wrong = {
-        f"kv_lora_rank {kv_lora_rank} (must be {LATENT_SIZE})": kv_lora_rank != LATENT_SIZE,
-        f"qk_rope_head_dim {qk_rope_head_dim} (must be {ROTARY_SIZE})": (
-            qk_rope_head_dim != ROTARY_SIZE
+        f"kv_lora_rank {kv_lora_rank} (must be {KV_LORA_RANK})": kv_lora_rank != KV_LORA_RANK,
+        f"qk_rope_head_dim {qk_rope_head_dim} (must be {QK_ROPE_HEAD_DIM})": (
+            qk_rope_head_dim != QK_ROPE_HEAD_DIM
         ),
         f"qk_nope_head_dim {qk_nope_head_dim} (must be a multiple of {HEAD_SIZE_MULTIPLE})": (
             qk_nope_head_dim % HEAD_SIZE_MULTIPLE

@@ -1,4 +1,4 @@
-"""The stage before latent attention with int8 projections: torch_npu's launches, bit for bit."""
+"""The stage before MLA with int8 projections: torch_npu's launches, bit for bit."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch_npu
-from latent_block import EPSILON, HEADS, HIDDEN, LATENT, NOPE, ROPE, Block, near
+from mla_stage import EPSILON, HEADS, HIDDEN, KV_LORA, NOPE, ROPE, Block, near
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,7 +19,7 @@ ops = torch.ops.vllm_davinci
 FRACTAL_NZ = 29
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 KINDS = pytest.mark.parametrize("is_dynamic", [True, False], ids=["dynamic", "static"])
-RANKS = pytest.mark.parametrize("query_rank", [None, 48])
+RANKS = pytest.mark.parametrize("q_lora_rank", [None, 48])
 
 
 @dataclass
@@ -58,17 +58,17 @@ class IntegerBlock(Block):
     def __init__(
         self,
         dtype: torch.dtype,
-        query_rank: int | None,
+        q_lora_rank: int | None,
         num_tokens: int,
         is_dynamic: bool,
         has_norm_bias: bool = False,
     ) -> None:
-        super().__init__(dtype, query_rank, num_tokens)
+        super().__init__(dtype, q_lora_rank, num_tokens)
         self.dtype = dtype
-        columns = (query_rank or 0) + LATENT + ROPE
+        columns = (q_lora_rank or 0) + KV_LORA + ROPE
         kind = (dtype, is_dynamic)
         self.a = Projection.make(columns, HIDDEN, *kind)
-        self.b = Projection.make(HEADS * (NOPE + ROPE), query_rank or HIDDEN, *kind)
+        self.b = Projection.make(HEADS * (NOPE + ROPE), q_lora_rank or HIDDEN, *kind)
         generator = torch.Generator().manual_seed(num_tokens)
         self.rows = torch.randint(
             -128, 128, (num_tokens, HIDDEN), generator=generator, dtype=torch.int8
@@ -77,9 +77,9 @@ class IntegerBlock(Block):
         if is_dynamic:
             self.row_scale = (torch.rand(num_tokens, generator=generator) + 0.5).npu() / 40
         self.norm_bias = self.input_scale = self.input_offset = None
-        if query_rank is not None:
+        if q_lora_rank is not None:
             if has_norm_bias:
-                self.norm_bias = torch.randn(query_rank, generator=generator).to(dtype).npu()
+                self.norm_bias = torch.randn(q_lora_rank, generator=generator).to(dtype).npu()
             if not is_dynamic:
                 self.input_scale = torch.tensor([0.0123]).npu()
                 self.input_offset = torch.tensor([-7], dtype=torch.int32).npu()
@@ -99,7 +99,7 @@ class IntegerBlock(Block):
             self.b.scale,
             self.b.bias,
             self.kv_a_norm,
-            self.up_key,
+            self.W_UK,
             self.cos,
             self.sin,
             self.slots,
@@ -113,8 +113,8 @@ class IntegerBlock(Block):
         num_tokens = self.rows.shape[0]
         kv = joint = self.a.of(self.rows, self.row_scale, self.dtype)
         queries, query_scale = self.rows, self.row_scale
-        if self.query_rank is not None:
-            compressed, kv = joint[:, : self.query_rank], joint[:, self.query_rank :]
+        if self.q_lora_rank is not None:
+            compressed, kv = joint[:, : self.q_lora_rank], joint[:, self.q_lora_rank :]
             normed = torch_npu.npu_rms_norm(compressed, self.q_a_norm, EPSILON)[0]
             if self.norm_bias is not None:
                 normed += self.norm_bias
@@ -125,17 +125,17 @@ class IntegerBlock(Block):
             else:
                 queries, query_scale = torch_npu.npu_dynamic_quant(normed)
         q = self.b.of(queries, query_scale, self.dtype).view(num_tokens, HEADS, NOPE + ROPE)
-        _, _, k_rope, latent = torch_npu.npu_kv_rmsnorm_rope_cache(
+        _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
             kv[:, None, None, :], self.kv_a_norm, self.cos, self.sin, self.slots,
             self.caches[1], self.caches[0],
             epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
         )  # fmt: skip
-        q_rope = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), self.cos, self.sin)
-        absorbed = torch_npu.npu_transpose_batchmatmul(
-            q[:num_decode_tokens, :, :NOPE], self.up_key,
+        q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), self.cos, self.sin)
+        ql_nope = torch_npu.npu_transpose_batchmatmul(
+            q[:num_decode_tokens, :, :NOPE], self.W_UK,
             perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
         )  # fmt: skip
-        return absorbed, q_rope.squeeze(2), q, latent.flatten(1), k_rope.flatten(1)
+        return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
 
 
 def check_equal(found: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> None:
@@ -151,11 +151,11 @@ def check_equal(found: tuple[Tensor | None, ...], expected: tuple[Tensor | None,
 def test_it_equals_its_composition_and_its_definition(
     num_tokens: int,
     num_decode_tokens: int,
-    query_rank: int | None,
+    q_lora_rank: int | None,
     is_dynamic: bool,
     dtype: torch.dtype,
 ) -> None:
-    made = (dtype, query_rank, num_tokens, is_dynamic)
+    made = (dtype, q_lora_rank, num_tokens, is_dynamic)
     block, other, host = (IntegerBlock(*made) for _ in range(3))
     found = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
     on_host = [a.cpu() if isinstance(a, Tensor) else a for a in host.arguments()]
@@ -200,12 +200,12 @@ from itertools import product
 import torch
 import torch_npu
 import vllm_davinci.kernels
-from test_latent_preprocess_w8a8 import FRACTAL_NZ, IntegerBlock
+from test_mla_preprocess_w8a8 import FRACTAL_NZ, IntegerBlock
 
 torch.npu.config.allow_internal_format = True
 side = torch.npu.Stream()
-for is_dynamic, query_rank, stream in product((True, False), (None, 48), (None, side)):
-    made = (torch.bfloat16, query_rank, 7, is_dynamic)
+for is_dynamic, q_lora_rank, stream in product((True, False), (None, 48), (None, side)):
+    made = (torch.bfloat16, q_lora_rank, 7, is_dynamic)
     plain, tiles = IntegerBlock(*made), IntegerBlock(*made)
     for projection in (tiles.a, tiles.b):
         projection.weight = torch_npu.npu_format_cast(projection.weight.contiguous(), FRACTAL_NZ)
@@ -246,10 +246,10 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
 @RANKS
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
 def test_a_side_stream_changes_no_bit(
-    num_tokens: int, num_decode_tokens: int, query_rank: int | None, is_dynamic: bool
+    num_tokens: int, num_decode_tokens: int, q_lora_rank: int | None, is_dynamic: bool
 ) -> None:
     """Two products in place of one have the same sums of integers."""
-    made = (torch.bfloat16, query_rank, num_tokens, is_dynamic)
+    made = (torch.bfloat16, q_lora_rank, num_tokens, is_dynamic)
     block, other = (IntegerBlock(*made) for _ in range(2))
     alone = ops.mla_preprocess_w8a8(*block.arguments(), num_decode_tokens)
     beside = ops.mla_preprocess_w8a8(
@@ -261,7 +261,7 @@ def test_a_side_stream_changes_no_bit(
 BESIDE = """
 import torch
 import vllm_davinci.kernels
-from test_latent_preprocess_w8a8 import IntegerBlock
+from test_mla_preprocess_w8a8 import IntegerBlock
 
 side = torch.npu.Stream()
 for is_dynamic in (True, False):

@@ -1,4 +1,4 @@
-"""Latent attention's stages equal torch_npu's launches bit for bit, and their definitions."""
+"""MLA's stages equal torch_npu's launches bit for bit, and their definitions."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch_npu
-from latent_block import BLOCK, EPSILON, HEADS, LATENT, NOPE, ROPE, Block, near
+from mla_stage import BLOCK, EPSILON, HEADS, KV_LORA, NOPE, ROPE, Block, near
 
 from vllm_davinci.kernels import reference
 
@@ -23,31 +23,31 @@ def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
     if block.q_a_norm is None:
         q, kv = torch.mm(block.x, block.q_b_weight), joint
     else:
-        normed = torch_npu.npu_rms_norm(joint[:, : block.query_rank], block.q_a_norm, EPSILON)[0]
-        q, kv = torch.mm(normed, block.q_b_weight), joint[:, block.query_rank :]
+        normed = torch_npu.npu_rms_norm(joint[:, : block.q_lora_rank], block.q_a_norm, EPSILON)[0]
+        q, kv = torch.mm(normed, block.q_b_weight), joint[:, block.q_lora_rank :]
     q = q.view(num_tokens, HEADS, NOPE + ROPE)
-    _, _, k_rope, latent = torch_npu.npu_kv_rmsnorm_rope_cache(
+    _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
         kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
         block.caches[1], block.caches[0], epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
     )  # fmt: skip
-    q_rope = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
-    absorbed = torch_npu.npu_transpose_batchmatmul(
-        q[:num_decode_tokens, :, :NOPE], block.up_key,
+    q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
+    ql_nope = torch_npu.npu_transpose_batchmatmul(
+        q[:num_decode_tokens, :, :NOPE], block.W_UK,
         perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
     )  # fmt: skip
-    return absorbed, q_rope.squeeze(2), q, latent.flatten(1), k_rope.flatten(1)
+    return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("query_rank", [None, 48])
+@pytest.mark.parametrize("q_lora_rank", [None, 48])
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(1, 1), (5, 5), (7, 3), (6, 0)])
 def test_preprocess_equals_its_composition(
-    dtype: torch.dtype, query_rank: int | None, num_tokens: int, num_decode_tokens: int
+    dtype: torch.dtype, q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
 ) -> None:
-    block, other = (Block(dtype, query_rank, num_tokens) for _ in range(2))
+    block, other = (Block(dtype, q_lora_rank, num_tokens) for _ in range(2))
     found = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
     expected = composed(other, num_decode_tokens)
-    host = Block(dtype, query_rank, num_tokens)
+    host = Block(dtype, q_lora_rank, num_tokens)
     on_host = [a.cpu() if isinstance(a, torch.Tensor) else a for a in host.arguments()]
     defined = reference.mla_preprocess(*on_host, num_decode_tokens)
     for ours, launched, definition in zip(found, expected, defined, strict=True):
@@ -62,12 +62,12 @@ def test_preprocess_equals_its_composition(
         near(cache, definition)
 
 
-@pytest.mark.parametrize("query_rank", [None, 48])
+@pytest.mark.parametrize("q_lora_rank", [None, 48])
 @pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
 def test_a_side_stream_changes_nothing(
-    query_rank: int | None, num_tokens: int, num_decode_tokens: int
+    q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
 ) -> None:
-    block, other = (Block(torch.float32, query_rank, num_tokens) for _ in range(2))
+    block, other = (Block(torch.float32, q_lora_rank, num_tokens) for _ in range(2))
     alone = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
     beside = ops.mla_preprocess(
         *other.arguments(), num_decode_tokens, side_stream=torch.npu.Stream()
@@ -84,7 +84,7 @@ import sys
 import torch
 import vllm_davinci.kernels
 sys.path.insert(0, sys.argv[1])
-from latent_block import Block
+from mla_stage import Block
 
 expected = None
 side = torch.npu.Stream()
@@ -141,11 +141,11 @@ def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens:
     generator = torch.Generator().manual_seed(num_tokens)
     block = Block(dtype, None, num_tokens)
     caches = [
-        torch.randn(8, BLOCK, 1, n, generator=generator).to(dtype).npu() for n in (LATENT, ROPE)
+        torch.randn(8, BLOCK, 1, n, generator=generator).to(dtype).npu() for n in (KV_LORA, ROPE)
     ]
-    absorbed, q_rope = (
+    ql_nope, q_pe = (
         torch.randn(num_tokens, HEADS, n, generator=generator).to(dtype).npu()
-        for n in (LATENT, ROPE)
+        for n in (KV_LORA, ROPE)
     )
     table = torch.randperm(8, generator=generator)[: num_reqs * 2].view(num_reqs, 2).int().npu()
     ends = torch.tensor(query_lens).cumsum(0).tolist()
@@ -153,24 +153,24 @@ def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens:
     causal = max(query_lens) > 1
     mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu() if causal else None
     found = ops.mla_decode_attention(
-        absorbed, q_rope, *caches, table, ends, seq_lens, mask, block.up_value, 0.1
+        ql_nope, q_pe, *caches, table, ends, seq_lens, mask, block.W_UV, 0.1
     )
-    latent, _ = torch_npu.npu_fused_infer_attention_score(
-        absorbed, caches[0].flatten(2), caches[0].flatten(2), query_rope=q_rope,
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        ql_nope, caches[0].flatten(2), caches[0].flatten(2), query_rope=q_pe,
         key_rope=caches[1].flatten(2), atten_mask=mask, sparse_mode=3 if causal else 0,
         block_table=table, actual_seq_lengths=ends, actual_seq_lengths_kv=seq_lens,
         num_heads=HEADS, num_key_value_heads=1, scale=0.1, input_layout="TND_NTD",
         block_size=BLOCK,
     )  # fmt: skip
     expected = torch_npu.npu_transpose_batchmatmul(
-        latent, block.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        out, block.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
     ).flatten(1)
     assert torch.equal(found, expected)
-    arguments = (absorbed, q_rope, *caches, table)
+    arguments = (ql_nope, q_pe, *caches, table)
     near(
         found,
         reference.mla_decode_attention(
-            *(t.cpu() for t in arguments), ends, seq_lens, mask, block.up_value.cpu(), 0.1
+            *(t.cpu() for t in arguments), ends, seq_lens, mask, block.W_UV.cpu(), 0.1
         ),
     )
 

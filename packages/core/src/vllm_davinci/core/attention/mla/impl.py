@@ -1,36 +1,68 @@
-"""Multi-head MLA: absorbed over the cache for decodes, expanded for prefills."""
+"""MLA between queries and the cache: ql_nope for decodes, expanded for prefills."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch_npu
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
-from vllm_davinci.core.attention.mla.cache import LatentCache
-from vllm_davinci.core.attention.mla.context import ContextChunk
-from vllm_davinci.core.attention.mla.metadata import LatentDecode, LatentPrefill, NPUMLAMetadata
+from vllm_davinci.core.attention.mla.metadata import (
+    ContextChunk,
+    MLADecodeMetadata,
+    MLAPrefillMetadata,
+    NPUMLAMetadata,
+)
 from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.components.fused_ops import compiled
 
 
-class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
-    """Attention of one layer between queries and the latent cache. No state of a step is here.
+class MLACache(NamedTuple):
+    """Compressed keys and values of one layer's tokens, shared by all heads.
+
+    kv_c:                 [num_blocks, block_size, 1, kv_lora_rank], contiguous
+    k_pe:                 [num_blocks, block_size, 1, qk_rope_head_dim], contiguous
+    kv_c_flat, k_pe_flat: the same memory as [num_blocks, block_size, size]
+    """
+
+    kv_c: torch.Tensor
+    k_pe: torch.Tensor
+    kv_c_flat: torch.Tensor
+    k_pe_flat: torch.Tensor
+
+    @classmethod
+    def in_region(
+        cls, region: torch.Tensor, block_size: int, kv_lora_rank: int, qk_rope_head_dim: int
+    ) -> "MLACache":
+        """The kv_c rows of all blocks, then their k_pe rows.
+
+        region: [num_blocks * block_size * (kv_lora_rank + qk_rope_head_dim)], in the cache's dtype
+        """
+        num_rows = region.numel() // (kv_lora_rank + qk_rope_head_dim)
+        kv_c, k_pe = (
+            part.view(-1, block_size, 1, part.numel() // num_rows)
+            for part in region.split([num_rows * kv_lora_rank, num_rows * qk_rope_head_dim])
+        )
+        return cls(kv_c, k_pe, kv_c.flatten(2), k_pe.flatten(2))
+
+
+class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
+    """Attention of one layer. No state of a step is here.
 
     Decodes: the key up-projection W_UK is absorbed into the query, attention runs over the 512
-    wide latent rows as if they were one key-value head, and W_UV turns its result into values.
+    wide kv_c rows as if they were one key-value head, and W_UV turns its result into values.
     Prefills: `expand` makes keys and values per head, first of the new tokens, then of the
     cached context, chunk by chunk; the partial results are merged by their log-sum-exp.
 
-    up_key:     W_UK, [num_heads, qk_nope_head_dim, kv_lora_rank]
-    up_value:   W_UV, [num_heads, kv_lora_rank, v_head_dim]
-    value_bias: [num_heads * v_head_dim], or None where the norm of latent rows has no bias b. The
+    W_UK:       [num_heads, qk_nope_head_dim, kv_lora_rank]
+    W_UV:       [num_heads, kv_lora_rank, v_head_dim]
+    value_bias: [num_heads * v_head_dim], or None where the norm of kv_c has no bias b. The
                 cache holds rows without it. W_UK b adds the same to a query's score of every key,
                 which the softmax does not see, and W_UV b the same to every value.
     """
 
-    up_key: torch.Tensor
-    up_value: torch.Tensor
+    W_UK: torch.Tensor
+    W_UV: torch.Tensor
     value_bias: torch.Tensor | None
 
     def __init__(
@@ -49,64 +81,64 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         self.kv_a_layernorm = kv_a_layernorm
         self.kv_b_proj = kv_b_proj
 
-    def prepare(self, weight: torch.Tensor) -> None:
-        """Takes W_UK and W_UV from the joint up-projection.
+    def process_weights_after_loading(self, weight: torch.Tensor) -> None:
+        """Takes W_UK and W_UV from the joint up-projection, kv_b_proj.
 
         weight: [num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
         """
         sizes = [self.qk_nope_head_dim, self.v_head_dim]
-        up_key, up_value = weight.view(self.num_heads, sum(sizes), -1).split(sizes, dim=1)
-        self.up_key = up_key.contiguous()
-        self.up_value = up_value.transpose(1, 2).contiguous()
+        keys, values = weight.view(self.num_heads, sum(sizes), -1).split(sizes, dim=1)
+        self.W_UK = keys.contiguous()
+        self.W_UV = values.transpose(1, 2).contiguous()
         bias = self.kv_a_layernorm.loaded_bias
         self.value_bias = None
         if bias is not None:
-            self.value_bias = (bias.float() @ self.up_value.float()).flatten().to(weight.dtype)
+            self.value_bias = (bias.float() @ self.W_UV.float()).flatten().to(weight.dtype)
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
-        """Queries in the latent space.
+        """Queries times W_UK.
 
         q_nope: [num_tokens, num_heads, qk_nope_head_dim], heads may be strided
         Returns [num_tokens, num_heads, kv_lora_rank], contiguous.
         """
         return torch_npu.npu_transpose_batchmatmul(
-            q_nope, self.up_key, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+            q_nope, self.W_UK, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
         )
 
     def decode(
         self,
-        absorbed: torch.Tensor,
-        q_rope: torch.Tensor,
-        cache: LatentCache,
-        metadata: LatentDecode,
+        ql_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: MLACache,
+        metadata: MLADecodeMetadata,
     ) -> torch.Tensor:
         """Attends over the cache, which holds this step's tokens already.
 
-        absorbed: [num_decode_tokens, num_heads, kv_lora_rank]
-        q_rope:   [num_decode_tokens, num_heads, qk_rope_head_dim]
+        ql_nope: [num_decode_tokens, num_heads, kv_lora_rank]
+        q_pe:    [num_decode_tokens, num_heads, qk_rope_head_dim]
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
         is_single = metadata.max_query_len == 1
-        mask = None if is_single else compressed_causal_mask(absorbed.device)
+        mask = None if is_single else compressed_causal_mask(ql_nope.device)
         if attend := compiled("mla_decode_attention"):
             return attend(
-                absorbed,
-                q_rope,
-                cache.latent,
-                cache.rotary,
+                ql_nope,
+                q_pe,
+                cache.kv_c,
+                cache.k_pe,
                 metadata.block_table,
                 metadata.actual_seq_lengths_q,
                 metadata.seq_lens,
                 mask,
-                self.up_value,
+                self.W_UV,
                 self.scale,
             )
-        latent, _ = torch_npu.npu_fused_infer_attention_score(
-            absorbed,
-            cache.latent_flat,
-            cache.latent_flat,
-            query_rope=q_rope,
-            key_rope=cache.rotary_flat,
+        out, _ = torch_npu.npu_fused_infer_attention_score(
+            ql_nope,
+            cache.kv_c_flat,
+            cache.kv_c_flat,
+            query_rope=q_pe,
+            key_rope=cache.k_pe_flat,
             atten_mask=mask,
             sparse_mode=SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
             block_table=metadata.block_table,
@@ -116,35 +148,35 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
             num_key_value_heads=1,
             scale=self.scale,
             input_layout="TND_NTD",
-            block_size=cache.block_size,
+            block_size=cache.kv_c.shape[1],
         )
         return torch_npu.npu_transpose_batchmatmul(
-            latent, self.up_value, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+            out, self.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
         ).flatten(1)
 
     def prefill(
         self,
         q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
-        latent: torch.Tensor,
-        k_rope: torch.Tensor,
-        cache: LatentCache,
-        metadata: LatentPrefill,
+        q_pe: torch.Tensor,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: MLACache,
+        metadata: MLAPrefillMetadata,
     ) -> torch.Tensor:
         """Attends over the new tokens of each request and over its cached context.
 
-        q_nope: [num_prefill_tokens, num_heads, qk_nope_head_dim], heads may be strided
-        q_rope: [num_prefill_tokens, num_heads, qk_rope_head_dim]
-        latent: [num_prefill_tokens, kv_lora_rank], of the new tokens, normalized
-        k_rope: [num_prefill_tokens, qk_rope_head_dim], of the new tokens, rotated
+        q_nope:      [num_prefill_tokens, num_heads, qk_nope_head_dim], heads may be strided
+        q_pe:        [num_prefill_tokens, num_heads, qk_rope_head_dim], rotated
+        kv_c_normed: [num_prefill_tokens, kv_lora_rank], of the new tokens
+        k_pe:        [num_prefill_tokens, qk_rope_head_dim], of the new tokens, rotated
         Returns [num_prefill_tokens, num_heads * v_head_dim].
         """
         q_nope = q_nope.contiguous()
         ends = metadata.actual_seq_lengths_q
         out, lse = self._attend(
             q_nope,
-            q_rope,
-            *self.expand(latent, k_rope),
+            q_pe,
+            *self.expand(kv_c_normed, k_pe),
             actual_seq_lengths_q=ends,
             actual_seq_lengths_kv=ends,
             mask=compressed_causal_mask(q_nope.device),
@@ -154,7 +186,7 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
             rows = chunk.query_rows
             partial, partial_lse = self._attend(
                 q_nope[rows],
-                q_rope[rows],
+                q_pe[rows],
                 *self.expand(*_gather(cache, chunk)),
                 actual_seq_lengths_q=chunk.actual_seq_lengths_q,
                 actual_seq_lengths_kv=chunk.actual_seq_lengths_kv,
@@ -171,27 +203,27 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         return out.flatten(1)
 
     def expand(
-        self, latent: torch.Tensor, k_rope: torch.Tensor
+        self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys and values per head.
 
-        latent: [num_tokens, kv_lora_rank]
-        k_rope: [num_tokens, qk_rope_head_dim]
+        kv_c_normed: [num_tokens, kv_lora_rank]
+        k_pe:        [num_tokens, qk_rope_head_dim]
         Returns the keys' part without position [num_tokens, num_heads, qk_nope_head_dim], their
         rotary part [num_tokens, num_heads, qk_rope_head_dim] and the values [num_tokens,
         num_heads, v_head_dim], all contiguous.
         """
-        joint = self.kv_b_proj(latent)[0].unflatten(-1, (self.num_heads, -1))
+        joint = self.kv_b_proj(kv_c_normed)[0].unflatten(-1, (self.num_heads, -1))
         k_nope, value = joint.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
-        k_rope = k_rope.unsqueeze(1).expand(-1, self.num_heads, -1)
-        return k_nope.contiguous(), k_rope.contiguous(), value.contiguous()
+        k_pe = k_pe.unsqueeze(1).expand(-1, self.num_heads, -1)
+        return k_nope.contiguous(), k_pe.contiguous(), value.contiguous()
 
     def _attend(
         self,
         q_nope: torch.Tensor,
-        q_rope: torch.Tensor,
+        q_pe: torch.Tensor,
         k_nope: torch.Tensor,
-        k_rope: torch.Tensor,
+        k_pe: torch.Tensor,
         value: torch.Tensor,
         *,
         actual_seq_lengths_q: list[int],
@@ -205,11 +237,11 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         returns_lse: whether the log-sum-exp is computed; else it holds anything, or is None
         """
         query, key = q_nope, k_nope
-        query_rope: torch.Tensor | None = q_rope
-        key_rope: torch.Tensor | None = k_rope
+        query_rope: torch.Tensor | None = q_pe
+        key_rope: torch.Tensor | None = k_pe
         if self.qk_nope_head_dim != self.v_head_dim:
             # The operator takes separate rotary parts only beside heads of one size.
-            query, key = torch.cat([q_nope, q_rope], -1), torch.cat([k_nope, k_rope], -1)
+            query, key = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
             query_rope = key_rope = None
         sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
         if attend := compiled("prefill_attention"):
@@ -246,18 +278,18 @@ class LatentAttention(AttentionImplBase[NPUMLAMetadata]):
         )
 
 
-def _gather(cache: LatentCache, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunk's rows of the cache, one request after the other: latent and rotary parts."""
+def _gather(cache: MLACache, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chunk's rows of the cache, one request after the other: kv_c and k_pe."""
     num_rows = chunk.actual_seq_lengths_kv[-1]
-    latent = cache.latent.new_empty(num_rows, 1, cache.latent.shape[-1])
-    rotary = cache.rotary.new_empty(num_rows, 1, cache.rotary.shape[-1])
+    kv_c = cache.kv_c.new_empty(num_rows, 1, cache.kv_c.shape[-1])
+    k_pe = cache.k_pe.new_empty(num_rows, 1, cache.k_pe.shape[-1])
     torch_npu.npu_gather_pa_kv_cache(
-        cache.latent,
-        cache.rotary,
+        cache.kv_c,
+        cache.k_pe,
         chunk.block_table,
         chunk.lengths,
-        latent,
-        rotary,
+        kv_c,
+        k_pe,
         seq_offset=chunk.starts,
     )
-    return latent.squeeze(1), rotary.squeeze(1)
+    return kv_c.squeeze(1), k_pe.squeeze(1)

@@ -1,6 +1,6 @@
-// Everything before latent attention, with int8 projections of rows that are quantized already.
+// The stage before MLA, with int8 projections of rows that are quantized already.
 
-#include "operators/latent_stage.h"
+#include "operators/mla_stage.h"
 #include "operators/operators.h"
 
 namespace davinci {
@@ -14,7 +14,7 @@ Operator kDynamicQuant("aclnnDynamicQuant");
 Operator kQuantize("aclnnQuantize");
 
 // One projection: (rows times weight + bias) * scale, and times the rows' scales.
-struct IntegerProjection {
+struct QuantMatmul {
   const Tensor &weight, &scale;
   const OptionalTensor& bias;
 
@@ -75,28 +75,27 @@ struct QueryQuantization {
   }
 };
 
-class IntegerProjections : public Projections {
+class QuantizedProjections : public Projections {
  public:
-  IntegerProjections(const Tensor& hidden_states, const OptionalTensor& hidden_scale,
-                     const IntegerProjection& a, const QueryQuantization& queries,
-                     const IntegerProjection& b, at::ScalarType result)
-      : hidden_states_(hidden_states),
-        hidden_scale_(hidden_scale),
-        a_(a),
-        queries_(queries),
-        b_(b) {
-    TORCH_CHECK_TYPE(hidden_states.scalar_type() == at::kChar, "hidden states of ",
-                     hidden_states.scalar_type(),
+  explicit QuantizedProjections(const arguments::mla_preprocess_w8a8& a)
+      : hidden_states_(a.hidden_states),
+        hidden_scale_(a.hidden_scale),
+        a_{a.a_weight, a.a_scale, a.a_bias},
+        queries_{a.q_a_norm, a.q_a_norm_bias, a.q_input_scale, a.q_input_offset, a.q_epsilon},
+        b_{a.q_b_weight, a.q_b_scale, a.q_b_bias} {
+    TORCH_CHECK_TYPE(hidden_states_.scalar_type() == at::kChar, "hidden states of ",
+                     hidden_states_.scalar_type(),
                      ": give int8 rows, or use the operator without _w8a8");
-    TORCH_CHECK_VALUE(!hidden_scale.has_value() || (hidden_scale->dim() == 1 &&
-                                                    hidden_scale->size(0) == hidden_states.size(0)),
-                      "hidden_scale of sizes ",
-                      hidden_scale.has_value() ? hidden_scale->sizes() : at::IntArrayRef(),
-                      ": give one per row, [", hidden_states.size(0), "], or None");
-    const bool is_scaled_by_row = hidden_scale.has_value();
-    a.check("a", is_scaled_by_row, result);
-    b.check("q_b", is_scaled_by_row, result);
-    queries.check(is_scaled_by_row);
+    TORCH_CHECK_VALUE(
+        !hidden_scale_.has_value() ||
+            (hidden_scale_->dim() == 1 && hidden_scale_->size(0) == hidden_states_.size(0)),
+        "hidden_scale of sizes ",
+        hidden_scale_.has_value() ? hidden_scale_->sizes() : at::IntArrayRef(),
+        ": give one per row, [", hidden_states_.size(0), "], or None");
+    const bool is_scaled_by_row = hidden_scale_.has_value();
+    a_.check("a", is_scaled_by_row, a.W_UK.scalar_type());
+    b_.check("q_b", is_scaled_by_row, a.W_UK.scalar_type());
+    queries_.check(is_scaled_by_row);
   }
 
   bool is_int8() const override { return true; }
@@ -136,51 +135,17 @@ class IntegerProjections : public Projections {
 
   const Tensor& hidden_states_;
   const OptionalTensor& hidden_scale_;
-  const IntegerProjection a_;
+  const QuantMatmul a_;
   const QueryQuantization queries_;
-  const IntegerProjection b_;
+  const QuantMatmul b_;
 };
 
 }  // namespace
 
-LatentQueries npu::mla_preprocess_w8a8(
-    const Tensor& hidden_states, const OptionalTensor& hidden_scale, const Tensor& a_weight,
-    const Tensor& a_scale, const OptionalTensor& a_bias, const OptionalTensor& q_a_norm,
-    const OptionalTensor& q_a_norm_bias, const OptionalTensor& q_input_scale,
-    const OptionalTensor& q_input_offset, const Tensor& q_b_weight, const Tensor& q_b_scale,
-    const OptionalTensor& q_b_bias, const Tensor& kv_a_norm, const Tensor& up_key,
-    const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,
-    const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,
-    const std::optional<c10::Stream>& side_stream) {
-  const LatentInputs inputs{kv_a_norm,         up_key,       cos,          sin,
-                            slot_mapping,      latent_cache, rotary_cache, kv_epsilon,
-                            num_decode_tokens, side_stream};
-  const LatentSizes sizes(hidden_states, a_weight, q_a_norm, q_b_weight, inputs);
-  const IntegerProjections projections(
-      hidden_states, hidden_scale, {a_weight, a_scale, a_bias},
-      {q_a_norm, q_a_norm_bias, q_input_scale, q_input_offset, q_epsilon},
-      {q_b_weight, q_b_scale, q_b_bias}, up_key.scalar_type());
-  return preprocess("mla_preprocess_w8a8", hidden_states, sizes, inputs, projections);
-}
-
-LatentQueries meta::mla_preprocess_w8a8(
-    const Tensor& hidden_states, const OptionalTensor& hidden_scale, const Tensor& a_weight,
-    const Tensor& a_scale, const OptionalTensor& a_bias, const OptionalTensor& q_a_norm,
-    const OptionalTensor& q_a_norm_bias, const OptionalTensor& q_input_scale,
-    const OptionalTensor& q_input_offset, const Tensor& q_b_weight, const Tensor& q_b_scale,
-    const OptionalTensor& q_b_bias, const Tensor& kv_a_norm, const Tensor& up_key,
-    const Tensor& cos, const Tensor& sin, const Tensor& slot_mapping, const Tensor& latent_cache,
-    const Tensor& rotary_cache, double q_epsilon, double kv_epsilon, int64_t num_decode_tokens,
-    const std::optional<c10::Stream>& side_stream) {
-  const LatentInputs inputs{kv_a_norm,         up_key,       cos,          sin,
-                            slot_mapping,      latent_cache, rotary_cache, kv_epsilon,
-                            num_decode_tokens, side_stream};
-  const LatentSizes sizes(hidden_states, a_weight, q_a_norm, q_b_weight, inputs);
-  const IntegerProjections checked(
-      hidden_states, hidden_scale, {a_weight, a_scale, a_bias},
-      {q_a_norm, q_a_norm_bias, q_input_scale, q_input_offset, q_epsilon},
-      {q_b_weight, q_b_scale, q_b_bias}, up_key.scalar_type());
-  return meta_queries(hidden_states, sizes, inputs);
+Tensors<5> mla_preprocess_w8a8(const arguments::mla_preprocess_w8a8& a) {
+  const MlaInputs inputs = MlaInputs::of(a);
+  const MlaSizes sizes(a.hidden_states, a.a_weight, a.q_a_norm, a.q_b_weight, inputs);
+  return preprocess("mla_preprocess_w8a8", a.hidden_states, sizes, inputs, QuantizedProjections(a));
 }
 
 }  // namespace davinci
