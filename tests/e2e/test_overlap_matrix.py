@@ -108,7 +108,7 @@ def case(layout: str, model: str, name: str, config: dict[str, Any]) -> Any:
 
 
 CASES = [
-    # Sequence parallel (sp) are the ranks of one DP rank only: no effect under data parallelism.
+    # Sequence parallel (sp) are the TP ranks of one DP rank only: no effect under data parallelism.
     *(
         case(layout, MLA, "+".join(names), of(*names))
         for layout in ("tp2", "ep2", "dp2", "dp2tp2", "dp2tp2_dense_experts", "tp4", "tp2pp2")

@@ -64,7 +64,7 @@ SHARED = random(HIDDEN_SIZE, HIDDEN_SIZE, seed=4)
 
 
 class SharedExpert(torch.nn.Module):
-    """A projection, cut over the ranks of a DP rank by its input: they hold parts of a sum.
+    """A projection, cut over the TP ranks of a DP rank by its input: they hold parts of a sum.
 
     whole: every rank has all of it
     """

@@ -82,7 +82,7 @@ class CommunicationRule:
 
     forced:            what the user asked for, or None
     dp_size:           data-parallel size
-    tp_size:           ranks of a DP rank
+    tp_size:           TP ranks of a DP rank
     max_decode_tokens: most tokens of a DP rank's step that has no prefill
     unfused_reason:    for which no step can use the fused launches, or None
     overlapped:        whether steps may run as ubatches, which a wait of the host would stop
@@ -139,7 +139,7 @@ class CommunicationRule:
         if self.experts_span_dp_ranks:
             raise ConfigurationError(
                 f"{asked} needs the {self.layout.etp_size} ranks of an expert within the "
-                f"{self.tp_size} ranks of a DP rank. Lower 'expert_tensor_parallel_size' or "
+                f"{self.tp_size} TP ranks of a DP rank. Lower 'expert_tensor_parallel_size' or "
                 "remove the key."
             )
         if self.forced is CommunicationMethod.FUSED and self.unfused_reason is not None:

@@ -1,6 +1,6 @@
 """The dispatcher of a layer's step.
 
-A rank enters a layer with the tokens of its DP rank, which all ranks of the DP rank hold alike, or,
+A rank enters a layer with the tokens of its DP rank, which all its TP ranks hold alike, or,
 in a sequence-parallel layer, with tokens of its own. It leaves with a part of the sum for the
 tokens it came with, and vLLM's runner adds the parts up over the DP rank together with the shared
 experts': one reduction for both. In a sequence-parallel layer each rank leaves with the whole sum.
@@ -35,7 +35,7 @@ logger = init_logger(__name__)
 class DispatcherSelector:
     """Selects one layer's dispatcher for each step, where ranks communicate.
 
-    sequence_parallel: whether each rank of a DP rank enters with tokens of its own
+    sequence_parallel: whether each TP rank enters with tokens of its own
     tp_rank:           this rank's place in its DP rank
     counts_wait:       the host's, where the method has one
     """

@@ -1,4 +1,4 @@
-"""Dispatchers that send each token once, where several ranks of a DP rank hold it.
+"""Dispatchers that send each token once, where several TP ranks of a DP rank hold it.
 
 Each of those ranks sends a slice of the tokens. Its part of the layer's output is zeros for the
 others, and vLLM's runner adds the parts up over the DP rank together with the shared experts'.
