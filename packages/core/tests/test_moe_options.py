@@ -166,7 +166,7 @@ def test_a_method_that_is_asked_for_is_followed(forced: CommunicationMethod):
         ),
         (
             rule(1, 4, 2, CommunicationMethod.ALL_TO_ALL),
-            r"the 2 ranks of an expert within the 1 ranks",
+            r"the 2 ranks of an expert within the 1 TP ranks",
         ),
         (rule(2, 2, 4, CommunicationMethod.FUSED), r"'fused' .*Add --enable-expert-parallel"),
         (
