@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm_davinci.core.components.fused_ops import USED
+from vllm_davinci.core.components.fused_ops import FUSED_OPS
 from vllm_davinci.kernels._C import operator_names
 
 
 def test_every_compiled_operator_is_one_that_layers_use() -> None:
-    assert sorted(operator_names()) == sorted(USED)
+    assert sorted(operator_names()) == sorted(FUSED_OPS)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 
-from vllm_davinci.core.components import fused_ops as compiled
+from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.kernels._C import launch_count
 from vllm_davinci.vnpu import _C
@@ -54,8 +54,8 @@ class CallCountingWorker:
     def count_compiled_calls(self) -> None:
         """From now on, those of layers to compiled operators."""
         self.called: Counter[str] = Counter()
-        for name, operator in compiled._operators.items():
-            compiled._operators[name] = self._counting(name, operator)
+        for name, operator in fused_ops._fused_ops.items():
+            fused_ops._fused_ops[name] = self._counting(name, operator)
 
     def _counting(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any) -> Any:
@@ -91,7 +91,7 @@ class LaunchCountingWorker:
 
     def count_launches(self, with_compiled_operators: bool) -> None:
         """From now on, those of each layer, with the compiled operators or without."""
-        compiled.choose_operators(with_compiled_operators)
+        fused_ops.choose_fused_ops(with_compiled_operators)
         self.launched: dict[int, tuple[list[str], int]] = {}
         model = self.model_runner.get_model()
         for module in model.modules():

@@ -18,7 +18,7 @@ from e2e.engine_process import EngineProcess
 from e2e.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.components.fused_ops import USED, choose_operators
+from vllm_davinci.core.components.fused_ops import FUSED_OPS, choose_fused_ops
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.router import RoutingRule
@@ -196,14 +196,14 @@ def test_requests_go_on_from_copies_of_cached_blocks(
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
     called = EVERYWHERE.union(*(case.values[2] for case in CASES), {"copy_kv_blocks"})
-    assert called == set(USED)
+    assert called == set(FUSED_OPS)
 
 
 @pytest.fixture
 def without_operators() -> Iterator[None]:
     """Leaves the process as it was: without compiled operators."""
     yield
-    choose_operators(False)
+    choose_fused_ops(False)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_every_routing_rule_is_equal_with_and_without_compiled_operators(
             correction_bias=bias,
         )
         forward = FusedMoEForward(rule, experts)
-        choose_operators(False)
+        choose_fused_ops(False)
         composed = forward(x, logits)
-        choose_operators(True)
+        choose_fused_ops(True)
         assert experts.has_fused_op(dtype) and composed.any()
         num_fused += rule.is_one_launch
         assert torch.equal(forward(x, logits), composed), rule

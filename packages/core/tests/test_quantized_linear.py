@@ -24,7 +24,7 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from vllm_davinci.core.checkpoint.load_errors import describe_failure, require_norm_biases
-from vllm_davinci.core.components import fused_ops as compiled_operators
+from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.layers.norm import NPURMSNorm
@@ -413,7 +413,7 @@ class DynamicNorm:
 @pytest.fixture
 def dynamic_norm(monkeypatch: pytest.MonkeyPatch) -> DynamicNorm:
     operator = DynamicNorm()
-    monkeypatch.setitem(compiled_operators._operators, "add_rms_norm_dynamic_quant", operator)
+    monkeypatch.setitem(fused_ops._fused_ops, "add_rms_norm_dynamic_quant", operator)
     return operator
 
 
@@ -436,7 +436,7 @@ class StaticNorm:
 @pytest.fixture
 def static_norm(monkeypatch: pytest.MonkeyPatch) -> StaticNorm:
     operator = StaticNorm()
-    monkeypatch.setitem(compiled_operators._operators, "add_rms_norm_quant", operator)
+    monkeypatch.setitem(fused_ops._fused_ops, "add_rms_norm_quant", operator)
     return operator
 
 

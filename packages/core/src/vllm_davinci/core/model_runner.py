@@ -30,7 +30,7 @@ from vllm_davinci.core.checkpoint.load_errors import (
     describe_failure,
     require_norm_biases,
 )
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.errors import RELEASE, CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
@@ -205,7 +205,7 @@ class NPUModelRunner(UBatchRunner):
         New blocks are zeroed first: a copy's target is one of them.
         """
         copies = scheduler_output.kv_cache_block_copies
-        copy_blocks = compiled("copy_kv_blocks") if copies else None
+        copy_blocks = fused_op("copy_kv_blocks") if copies else None
         if copy_blocks is not None:
             self._zero_block_ids(scheduler_output.new_block_ids_to_zero or [])
             copy_blocks(self._caches_by_block(), torch.tensor(copies))

@@ -20,7 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core import components
-from vllm_davinci.core.components.fused_ops import choose_operators, names_in_use
+from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_use
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
@@ -62,7 +62,7 @@ class NPUWorker(Worker):
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
         config = get_config(self.vllm_config)
         init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
-        choose_operators(config.enable_compiled_operators)
+        choose_fused_ops(config.enable_compiled_operators)
         name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
         if self.rank == 0:

@@ -9,7 +9,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionTy
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 # Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
@@ -125,7 +125,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             out = output
         if self._is_encoder:
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif stage := compiled("paged_attention"):
+        elif stage := fused_op("paged_attention"):
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None:

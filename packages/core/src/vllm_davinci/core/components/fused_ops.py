@@ -1,6 +1,6 @@
-"""Compiled operators: one call for a whole stage, where an installed package has it.
+"""Fused operators: one call for a whole stage, where an installed package has it.
 
-A layer asks `compiled(name)` and composes torch_npu's operators when the answer is None. Both ways
+A layer asks `fused_op(name)` and composes torch_npu's operators when the answer is None. Both ways
 launch the same work in the same order, so results are equal bit for bit.
 """
 
@@ -12,8 +12,8 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
-# What layers know how to use; the arguments are those of vllm_davinci.kernels.reference.
-USED = (
+# Those that layers know how to use; the arguments are those of vllm_davinci.kernels.reference.
+FUSED_OPS = (
     "add_rms_norm",
     "add_rms_norm_dynamic_quant",
     "add_rms_norm_quant",
@@ -33,21 +33,21 @@ USED = (
 )
 
 # Name -> function. Empty until a worker has its device, and in processes without one.
-_operators: dict[str, Callable[..., Any]] = {}
+_fused_ops: dict[str, Callable[..., Any]] = {}
 
 
-def compiled(name: str) -> Callable[..., Any] | None:
-    """The compiled operator of that name, or None when torch_npu's are to be composed."""
-    return _operators.get(name)
+def fused_op(name: str) -> Callable[..., Any] | None:
+    """The fused operator of that name, or None when torch_npu's are to be composed."""
+    return _fused_ops.get(name)
 
 
-def choose_operators(is_enabled: bool) -> None:
+def choose_fused_ops(is_enabled: bool) -> None:
     """Takes the operators of the installed providers for this process, or none.
 
     Called when the process has its device: only then a provider can tell what the device has.
     Raises ComponentError for a provider that does not fit.
     """
-    _operators.clear()
+    _fused_ops.clear()
     providers = components.find(components.OPERATORS)
     if providers and not is_enabled:
         logger.info_once(
@@ -56,11 +56,11 @@ def choose_operators(is_enabled: bool) -> None:
         return
     for name, provider in providers.items():
         supported = provider.supported_ops()
-        taken = [used for used in USED if used in supported and used not in _operators]
-        _operators.update({used: provider.load(used) for used in taken})
+        taken = [used for used in FUSED_OPS if used in supported and used not in _fused_ops]
+        _fused_ops.update({used: provider.load(used) for used in taken})
         logger.info_once("Compiled operators of %r: %s", name, ", ".join(taken) or "none")
 
 
 def names_in_use() -> list[str]:
     """Names of the operators that layers of this process call, sorted."""
-    return sorted(_operators)
+    return sorted(_fused_ops)

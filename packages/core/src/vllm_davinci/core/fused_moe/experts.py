@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch_npu
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.fused_moe.router import RoutingRule
 
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
@@ -105,7 +105,7 @@ class Experts(ABC):
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
         """One of `fused_ops` for tokens of `dtype`, where an installed package has it."""
-        return None if self.fused_ops is None else compiled(self.fused_ops[number])
+        return None if self.fused_ops is None else fused_op(self.fused_ops[number])
 
     @property
     def _weights(self) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 
 
 class NPUVocabParallelEmbedding(VocabParallelEmbedding):
@@ -26,7 +26,7 @@ class NPUVocabParallelEmbedding(VocabParallelEmbedding):
         indices = self.shard_indices
         if indices.num_added_elements > 0:
             return super().forward(input_)
-        look_up = compiled("vocab_parallel_embedding")
+        look_up = fused_op("vocab_parallel_embedding")
         if look_up is not None and input_.dim() == 1:
             partial = look_up(
                 input_,

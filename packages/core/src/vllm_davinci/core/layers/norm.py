@@ -9,7 +9,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,
@@ -82,7 +82,7 @@ class NPURMSNorm(RMSNorm):
             if self.output is OutputKind.FLOAT:
                 return self._of_sum(x, residual)
             return self._of_sum_for_readers(x, residual)
-        if norm := compiled("rms_norm"):
+        if norm := fused_op("rms_norm"):
             normalized = norm(x, self.weight, self.variance_epsilon)
         else:
             normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
@@ -97,7 +97,7 @@ class NPURMSNorm(RMSNorm):
             normalized, total = self._of_sum(x, residual)
             return TracedActivation(normalized, output), total
         if x.dim() == 2 and isinstance(output, InputScale):
-            if by_scale := compiled("add_rms_norm_quant"):
+            if by_scale := fused_op("add_rms_norm_quant"):
                 integers, total = by_scale(
                     x,
                     residual,
@@ -108,14 +108,14 @@ class NPURMSNorm(RMSNorm):
                     self.variance_epsilon,
                 )
                 return QuantizedActivation(integers, None, x.dtype), total
-        elif x.dim() == 2 and (by_row := compiled("add_rms_norm_dynamic_quant")):
+        elif x.dim() == 2 and (by_row := fused_op("add_rms_norm_dynamic_quant")):
             integers, scales, total = by_row(x, residual, self.weight, self.variance_epsilon)
             return QuantizedActivation(integers, scales, x.dtype), total
         return self._of_sum(x, residual)
 
     def _of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual in floats, and that sum."""
-        if add_norm := compiled("add_rms_norm"):
+        if add_norm := fused_op("add_rms_norm"):
             normalized, total = add_norm(x, residual, self.weight, self.variance_epsilon)
         else:
             normalized, _, total = torch_npu.npu_add_rms_norm(

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import (
     YaRNScalingRotaryEmbedding,
 )
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 
 # What npu_mrope asks of the number of rotated entries per head, by bytes per element.
 # Source: the operator's documentation, constraints.
@@ -49,7 +49,7 @@ class NPURotaryEmbedding(RotaryEmbedding):
         ):
             return self.forward_native(positions, query, key)
         table = self._match_cos_sin_cache_dtype(query)
-        if rotate := compiled("rotary_embedding"):
+        if rotate := fused_op("rotary_embedding"):
             return rotate(positions, query, key, table, self.head_size, self.is_neox_style)
         return torch_npu.npu_mrope(
             positions,

@@ -14,7 +14,7 @@ from vllm_davinci.core.attention.mla.metadata import (
     NPUMLAMetadata,
 )
 from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 
 
 class MLACache(NamedTuple):
@@ -120,7 +120,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         """
         is_single = metadata.max_query_len == 1
         mask = None if is_single else compressed_causal_mask(ql_nope.device)
-        if attend := compiled("mla_decode_attention"):
+        if attend := fused_op("mla_decode_attention"):
             return attend(
                 ql_nope,
                 q_pe,
@@ -244,7 +244,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             query, key = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
             query_rope = key_rope = None
         sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
-        if attend := compiled("prefill_attention"):
+        if attend := fused_op("prefill_attention"):
             return attend(
                 query,
                 key,

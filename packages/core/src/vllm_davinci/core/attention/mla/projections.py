@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.model_executor.layers.mla import MLAModules
 
-from vllm_davinci.core.components.fused_ops import compiled
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.layers.linear import plain_weight
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
@@ -29,7 +29,7 @@ class FloatProjections(NamedTuple):
 
     @property
     def fused_op(self) -> Callable[..., Any] | None:
-        return compiled("mla_preprocess")
+        return fused_op("mla_preprocess")
 
     def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The first arguments of the operator."""
@@ -50,7 +50,7 @@ class QuantizedProjections(NamedTuple):
 
     @property
     def fused_op(self) -> Callable[..., Any] | None:
-        return compiled("mla_preprocess_w8a8")
+        return fused_op("mla_preprocess_w8a8")
 
     def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The first arguments of the operator. Quantizes the rows where the norm before has not."""

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from vllm_davinci.core import components
-from vllm_davinci.core.components import fused_ops as operators
-from vllm_davinci.core.components import providers
+from vllm_davinci.core.components import fused_ops, providers
 from vllm_davinci.core.errors import ComponentError
 
 
@@ -35,10 +34,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType(__name__)
     module.__dict__.update(globals())
     monkeypatch.setitem(sys.modules, __name__, module)
-    before = dict(operators._operators)
+    before = dict(fused_ops._fused_ops)
     yield
-    operators._operators.clear()
-    operators._operators.update(before)
+    fused_ops._fused_ops.clear()
+    fused_ops._fused_ops.update(before)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -49,38 +48,38 @@ def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def test_operators_that_layers_know_are_taken(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
-    operators.choose_operators(True)
-    assert operators.names_in_use() == ["experts", "rms_norm"]
-    experts = operators.compiled("experts")
+    fused_ops.choose_fused_ops(True)
+    assert fused_ops.names_in_use() == ["experts", "rms_norm"]
+    experts = fused_ops.fused_op("experts")
     assert experts is not None and experts(1, 2) == ("experts", (1, 2))
-    assert operators.compiled("add_rms_norm") is None
+    assert fused_ops.fused_op("add_rms_norm") is None
 
 
 def test_operators_are_left_alone_when_the_option_says_so(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "Kernels")
-    operators.choose_operators(True)
-    operators.choose_operators(False)
-    assert operators.names_in_use() == [] and operators.compiled("experts") is None
+    fused_ops.choose_fused_ops(True)
+    fused_ops.choose_fused_ops(False)
+    assert fused_ops.names_in_use() == [] and fused_ops.fused_op("experts") is None
 
 
 def test_without_a_provider_there_are_none(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch)
-    operators.choose_operators(True)
-    assert operators.names_in_use() == []
+    fused_ops.choose_fused_ops(True)
+    assert fused_ops.names_in_use() == []
 
 
 def test_a_provider_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch):
     install(monkeypatch, "OldKernels")
     with pytest.raises(ComponentError, match="written for component API"):
-        operators.choose_operators(True)
+        fused_ops.choose_fused_ops(True)
 
 
 def test_every_operator_that_is_taken_is_one_that_a_layer_names():
     named = {
         node.value
-        for source in Path(operators.__file__).parents[1].rglob("*.py")
-        if source != Path(operators.__file__)
+        for source in Path(fused_ops.__file__).parents[1].rglob("*.py")
+        if source != Path(fused_ops.__file__)
         for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    assert set(operators.USED) <= named
+    assert set(fused_ops.FUSED_OPS) <= named

@@ -13,7 +13,7 @@ from mla_block import BIAS_SIZES, DECODES, HIDDEN, MIXED, Block
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 
-from vllm_davinci.core.components import fused_ops as compiled_operators
+from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
@@ -31,7 +31,7 @@ def registered(one_rank: None) -> Iterator[None]:
     """Leaves the process as it was: without compiled operators."""
     register()
     yield
-    compiled_operators.choose_operators(False)
+    fused_ops.choose_fused_ops(False)
 
 
 class QuantizedBlock(Block):
@@ -113,10 +113,10 @@ Make = Callable[[], QuantizedBlock]
 
 def check_equal(make: Make) -> tuple[Counter[str], QuantizedBlock]:
     """Runs all steps with and without compiled operators; which were called, and the block."""
-    compiled_operators.choose_operators(False)
+    fused_ops.choose_fused_ops(False)
     composed = make()
     expected = [composed.run(step) for step in STEPS]
-    compiled_operators.choose_operators(True)
+    fused_ops.choose_fused_ops(True)
     calls: Counter[str] = Counter()
 
     def counting(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,8 +127,8 @@ def check_equal(make: Make) -> tuple[Counter[str], QuantizedBlock]:
 
         return call
 
-    for name, operator in compiled_operators._operators.items():
-        compiled_operators._operators[name] = counting(name, operator)
+    for name, operator in fused_ops._fused_ops.items():
+        fused_ops._fused_ops[name] = counting(name, operator)
     block = make()
     for step, outputs in zip(STEPS, expected, strict=True):
         for ours, theirs in zip(block.run(step), outputs, strict=True):
