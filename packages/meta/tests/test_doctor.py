@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vllm_davinci.meta.report import Finding, Report, Status
+from vllm_davinci.meta.report import Check, Report, Status
 from vllm_davinci.meta.report_table import print_report
 
 DOCTOR = ("-m", "vllm_davinci.meta", "doctor")
 
 
-def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
     report = json.loads(done.stdout)
-    return {finding["subject"]: finding for finding in report["findings"]}
+    return {check["subject"]: check for check in report["checks"]}
 
 
 def test_without_a_device_it_exits_non_zero_and_says_how_to_get_one(run_without_device):
     done = run_without_device(*DOCTOR, "--json")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["can_run"] is False
-    found = findings(done)
+    found = checks(done)
     assert found["libascendcl.so"]["status"] == "problem"
     assert "vnpu run -- vllm-davinci doctor" in found["libascendcl.so"]["remedy"]
     assert found["virtual NPU"]["seen"].endswith("installed, not active")
@@ -33,7 +33,7 @@ def test_without_a_device_it_exits_non_zero_and_says_how_to_get_one(run_without_
 @pytest.mark.vnpu
 def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_on_vnpu):
     done = run_on_vnpu(*DOCTOR, "--json")
-    found = findings(done)
+    found = checks(done)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["libopapi.so"]["seen"].startswith("vnpu: ")
     assert found["one operator"]["seen"] == "equal to the CPU's result"
@@ -51,7 +51,7 @@ def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
         "import os; os.environ['ASCEND_HOME_PATH'] = os.environ['FOUND_CANN']\n"
         "from vllm_davinci.meta.__main__ import main; main(['doctor', '--json'])"
     )
-    found = findings(run_on_vnpu("-c", program, FOUND_CANN=str(tmp_path)))
+    found = checks(run_on_vnpu("-c", program, FOUND_CANN=str(tmp_path)))
     assert found["CANN"]["seen"] == str(tmp_path)
     assert found["both present"]["seen"].startswith("the virtual NPU wins")
 
@@ -63,10 +63,10 @@ def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
 ):
     done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=pretend_version(distribution, "0.1.2"))
     assert done.returncode == 1
-    finding = findings(done)[distribution]
-    assert finding["status"] == "problem"
-    assert finding["seen"] == "0.1.2"
-    assert "pip install" in finding["remedy"]
+    check = checks(done)[distribution]
+    assert check["status"] == "problem"
+    assert check["seen"] == "0.1.2"
+    assert "pip install" in check["remedy"]
 
 
 @pytest.mark.vnpu
@@ -75,8 +75,8 @@ def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, prete
     done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path)
     assert done.returncode == 1
     report = json.loads(done.stdout)
-    wrong = [finding for finding in report["findings"] if finding["status"] == "problem"]
-    assert [finding["subject"] for finding in wrong] == ["vllm-davinci-multistream"]
+    wrong = [check for check in report["checks"] if check["status"] == "problem"]
+    assert [check["subject"] for check in wrong] == ["vllm-davinci-multistream"]
     assert "==0.1.*" in wrong[0]["remedy"]
 
 
@@ -84,15 +84,15 @@ def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, prete
 def test_plugins_that_leave_ours_out_are_a_problem(run_on_vnpu):
     done = run_on_vnpu(*DOCTOR, "--json", VLLM_PLUGINS="other")
     assert done.returncode == 1
-    assert findings(done)["VLLM_PLUGINS"]["remedy"] == "export VLLM_PLUGINS=other,davinci"
+    assert checks(done)["VLLM_PLUGINS"]["remedy"] == "export VLLM_PLUGINS=other,davinci"
 
 
 def test_the_table_shows_each_remedy_once_and_the_verdict():
     report = Report(
         [
-            Finding("libraries", "libone.so", Status.PROBLEM, "not found", "source set_env.sh"),
-            Finding("libraries", "libtwo.so", Status.PROBLEM, "not found", "source set_env.sh"),
-            Finding("packages", "torch", Status.OK, "2.13.0"),
+            Check("libraries", "libone.so", Status.PROBLEM, "not found", "source set_env.sh"),
+            Check("libraries", "libtwo.so", Status.PROBLEM, "not found", "source set_env.sh"),
+            Check("packages", "torch", Status.OK, "2.13.0"),
         ]
     )
     console = Console(record=True, width=120)

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         return quantize.run(options)
     if options.command == "explain":
         return explain.run(options, engine_arguments)
-    report = doctor.examine()
+    report = doctor.run_checks()
     if options.json:
         print(report.to_json())
     else:

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from vllm_davinci.meta import device_library, supported_versions
 from vllm_davinci.meta.device_probe import REQUIRED_LIBRARIES
 from vllm_davinci.meta.registration import PLATFORM_CLASS
-from vllm_davinci.meta.report import Finding, Report, Status
+from vllm_davinci.meta.report import Check, Report, Status
 
 # Importing torch and vLLM takes about 15 s on two busy cores; a device that does not answer
 # within this does not answer.
@@ -55,28 +55,28 @@ PLUGIN_GROUPS = {
 }
 
 
-def examine() -> Report:
+def run_checks() -> Report:
     """Look at everything, in the order in which one thing needs the other."""
-    findings = [*_packages(), *_components(), *_entry_points(), *_installations()]
+    checks = [*_packages(), *_components(), *_entry_points(), *_installations()]
     libraries = _probe("libraries")
-    findings += _libraries(libraries)
+    checks += _libraries(libraries)
     if all("path" in found for found in libraries.answers.get("libraries", {"": {}}).values()):
-        findings += _device(_probe("device", "platform"))
-    return Report(findings)
+        checks += _device(_probe("device", "platform"))
+    return Report(checks)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[Check]:
     area = "packages"
     python = ".".join(map(str, sys.version_info[:3]))
     problem = supported_versions.problem_with_python()
-    yield Finding(area, "python", _status(problem), python, problem or "")
+    yield Check(area, "python", _status(problem), python, problem or "")
     for requirement in supported_versions.REQUIREMENTS:
         problem = supported_versions.problem_with(requirement)
         seen = supported_versions.installed_version(requirement.distribution) or "not installed"
-        yield Finding(area, requirement.distribution, _status(problem), seen, problem or "")
+        yield Check(area, requirement.distribution, _status(problem), seen, problem or "")
 
 
-def _components() -> Iterator[Finding]:
+def _components() -> Iterator[Check]:
     """Our other packages: installed, of the pinned version, and found by core."""
     area = "components"
     required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
@@ -85,28 +85,28 @@ def _components() -> Iterator[Finding]:
         seen = supported_versions.installed_version(distribution)
         is_right = seen is not None and pin.specifier.contains(seen, prereleases=True)
         if is_right and distribution not in OPTIONAL_COMPONENTS:
-            yield Finding(area, distribution, Status.OK, str(seen))
+            yield Check(area, distribution, Status.OK, str(seen))
         elif not is_right and (
             seen or (not pin.marker and distribution not in OPTIONAL_COMPONENTS)
         ):
             remedy = f'pip install "{distribution}{pin.specifier}"'
-            yield Finding(area, distribution, Status.PROBLEM, seen or "not installed", remedy)
+            yield Check(area, distribution, Status.PROBLEM, seen or "not installed", remedy)
     for distribution, (group, without) in OPTIONAL_COMPONENTS.items():
         seen = supported_versions.installed_version(distribution)
         providers = sorted(entry.name for entry in importlib.metadata.entry_points(group=group))
         if providers:
             shown = f"{seen or 'another package'} ({', '.join(providers)})"
-            yield Finding(area, distribution, Status.OK, shown)
+            yield Check(area, distribution, Status.OK, shown)
             continue
         reason = f"without it {without}"
         if seen is None:
             remedy = f"optional: pip install {distribution}; {reason}"
         else:
             remedy = f"names no provider: pip install --force-reinstall {distribution}; {reason}"
-        yield Finding(area, distribution, Status.NOTE, seen or "not installed", remedy)
+        yield Check(area, distribution, Status.NOTE, seen or "not installed", remedy)
 
 
-def _entry_points() -> Iterator[Finding]:
+def _entry_points() -> Iterator[Check]:
     area = "vLLM plugins"
     for group, without_ours in PLUGIN_GROUPS.items():
         found = {
@@ -117,16 +117,16 @@ def _entry_points() -> Iterator[Finding]:
         ours = found.pop("davinci", None)
         if ours is None:
             remedy = f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
-            yield Finding(area, group, without_ours, "no entry `davinci`", remedy)
+            yield Check(area, group, without_ours, "no entry `davinci`", remedy)
         else:
-            yield Finding(area, group, Status.OK, f"davinci = {ours}")
+            yield Check(area, group, Status.OK, f"davinci = {ours}")
         for name, value in sorted(found.items()):
             remedy = (
                 f"vLLM takes one platform: uninstall the package of `{name}` if it claims too"
                 if group == "vllm.platform_plugins"
                 else ""
             )
-            yield Finding(area, group, Status.NOTE, f"{name} = {value}", remedy)
+            yield Check(area, group, Status.NOTE, f"{name} = {value}", remedy)
     if (chosen := os.environ.get("VLLM_PLUGINS")) is not None:
         names = chosen.split(",")
         status = Status.OK if "davinci" in names else Status.PROBLEM
@@ -135,17 +135,17 @@ def _entry_points() -> Iterator[Finding]:
             if status is Status.OK
             else f"export VLLM_PLUGINS={chosen + ',' if chosen else ''}davinci"
         )
-        yield Finding(area, "VLLM_PLUGINS", status, chosen or "(empty)", remedy)
+        yield Check(area, "VLLM_PLUGINS", status, chosen or "(empty)", remedy)
 
 
-def _installations() -> Iterator[Finding]:
+def _installations() -> Iterator[Check]:
     """Which CANN installations and which virtual NPU this machine has, active or not."""
     area = "device"
     cann = _cann_directories()
     chips = sorted(Path("/dev").glob("davinci[0-9]*"))
     vnpu_version = supported_versions.installed_version(f"{DISTRIBUTION}-vnpu")
-    yield Finding(area, "chips in /dev", Status.NOTE if not chips else Status.OK, str(len(chips)))
-    yield Finding(
+    yield Check(area, "chips in /dev", Status.NOTE if not chips else Status.OK, str(len(chips)))
+    yield Check(
         area,
         "CANN",
         Status.OK if cann else Status.NOTE,
@@ -153,15 +153,15 @@ def _installations() -> Iterator[Finding]:
     )
     if vnpu_version is None:
         remedy = "" if cann else f"no NPU here? pip install {DISTRIBUTION}-vnpu"
-        yield Finding(area, "virtual NPU", Status.NOTE, "not installed", remedy)
+        yield Check(area, "virtual NPU", Status.NOTE, "not installed", remedy)
     else:
         active = os.environ.get("VNPU_ACTIVE") == "1"
         state = "active" if active else "installed, not active"
         remedy = "" if active or cann else "start commands with: vnpu run -- COMMAND"
-        yield Finding(area, "virtual NPU", Status.OK, f"{vnpu_version}, {state}", remedy)
+        yield Check(area, "virtual NPU", Status.OK, f"{vnpu_version}, {state}", remedy)
     if cann and vnpu_version is not None:
         wins = "the virtual NPU" if os.environ.get("VNPU_ACTIVE") == "1" else "CANN"
-        yield Finding(
+        yield Check(
             area,
             "both present",
             Status.NOTE,
@@ -170,11 +170,11 @@ def _installations() -> Iterator[Finding]:
         )
 
 
-def _libraries(probe: _Probe) -> Iterator[Finding]:
+def _libraries(probe: _Probe) -> Iterator[Check]:
     area = "libraries"
     found = probe.answers.get("libraries")
     if found is None:
-        yield Finding(area, "dynamic loader", Status.PROBLEM, "failed", probe.failure)
+        yield Check(area, "dynamic loader", Status.PROBLEM, "failed", probe.failure)
         return
     virtual = _vnpu_library_directory()
     for library in REQUIRED_LIBRARIES:
@@ -182,27 +182,27 @@ def _libraries(probe: _Probe) -> Iterator[Finding]:
         if "path" in where:
             path = Path(where["path"])
             origin = "vnpu" if virtual and path.is_relative_to(virtual) else "CANN"
-            yield Finding(area, library, Status.OK, f"{origin}: {path}")
+            yield Check(area, library, Status.OK, f"{origin}: {path}")
         else:
             is_missing = where["error"].startswith(library)
             seen = "not on the loader path" if is_missing else where["error"]
-            yield Finding(area, library, Status.PROBLEM, seen, _library_remedy())
+            yield Check(area, library, Status.PROBLEM, seen, _library_remedy())
 
 
-def _device(probe: _Probe) -> Iterator[Finding]:
+def _device(probe: _Probe) -> Iterator[Check]:
     area = "run"
     device = probe.answers.get("device")
     if device is None:
-        yield Finding(area, "one operator", Status.PROBLEM, "failed", probe.failure)
+        yield Check(area, "one operator", Status.PROBLEM, "failed", probe.failure)
         return
     gib = device["total_bytes"] / 2**30
-    yield Finding(
+    yield Check(
         area,
         "device",
         Status.OK if device["devices"] else Status.PROBLEM,
         f"{device['devices']} x {device['name']}, {gib:.0f} GiB",
     )
-    yield Finding(
+    yield Check(
         area,
         "one operator",
         Status.OK if device["equal"] else Status.PROBLEM,
@@ -211,9 +211,9 @@ def _device(probe: _Probe) -> Iterator[Finding]:
     )
     platform = probe.answers.get("platform")
     if platform is None:
-        yield Finding(area, "vLLM's platform", Status.PROBLEM, "failed", probe.failure)
+        yield Check(area, "vLLM's platform", Status.PROBLEM, "failed", probe.failure)
     elif platform["class"] != PLATFORM_CLASS:
-        yield Finding(
+        yield Check(
             area,
             "vLLM's platform",
             Status.PROBLEM,
@@ -221,7 +221,7 @@ def _device(probe: _Probe) -> Iterator[Finding]:
             "vLLM chose another platform; see `vLLM plugins` above and VLLM_TARGET_DEVICE",
         )
     else:
-        yield Finding(area, "vLLM's platform", Status.OK, platform["class"])
+        yield Check(area, "vLLM's platform", Status.OK, platform["class"])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the doctor found, for the table and for programs."""
+"""The doctor's report, for the table and for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """One line of the report. A `problem` means that no model can run."""
 
     area: str
@@ -26,14 +26,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    findings: list[Finding]
+    checks: list[Check]
 
     @property
     def can_run(self) -> bool:
-        return all(finding.status is not Status.PROBLEM for finding in self.findings)
+        return all(check.status is not Status.PROBLEM for check in self.checks)
 
     def to_json(self) -> str:
-        findings = [
-            {**asdict(finding), "status": finding.status.value} for finding in self.findings
-        ]
-        return json.dumps({"can_run": self.can_run, "findings": findings}, indent=2)
+        checks = [{**asdict(check), "status": check.status.value} for check in self.checks]
+        return json.dumps({"can_run": self.can_run, "checks": checks}, indent=2)

@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vllm_davinci.meta.report import Finding, Report, Status
+from vllm_davinci.meta.report import Check, Report, Status
 
 _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"}
 
 
 def print_report(report: Report, console: Console) -> None:
-    """One row per finding, grouped by area, then the verdict and what to do."""
+    """One row per check, grouped by area, then the verdict and what to do."""
     table = Table(title="vllm-davinci doctor", title_justify="left")
     for column in ("area", "subject", "status", "seen"):
         table.add_column(column, overflow="fold")
-    for area, group in groupby(report.findings, key=lambda finding: finding.area):
+    for area, group in groupby(report.checks, key=lambda check: check.area):
         table.add_section()
-        findings = list(group)
-        rows = _libraries_by_directory(findings) if area == "libraries" else findings
+        checks = list(group)
+        rows = _libraries_by_directory(checks) if area == "libraries" else checks
         for number, row in enumerate(rows):
             status = Text(row.status.value, style=_STYLES[row.status])
             table.add_row("" if number else area, row.subject, status, Text(row.seen))
@@ -38,23 +38,23 @@ def print_report(report: Report, console: Console) -> None:
         console.print("No model can run here until the problems are solved.", style="bold red")
 
 
-def _libraries_by_directory(findings: Iterable[Finding]) -> Iterator[Finding]:
+def _libraries_by_directory(checks: Iterable[Check]) -> Iterator[Check]:
     """The libraries that the loader takes from one directory, or does not find, as one row."""
 
-    def place(finding: Finding) -> tuple[Status, str]:
-        is_found = finding.status is Status.OK
-        return finding.status, str(PurePath(finding.seen).parent) if is_found else finding.seen
+    def place(check: Check) -> tuple[Status, str]:
+        is_found = check.status is Status.OK
+        return check.status, str(PurePath(check.seen).parent) if is_found else check.seen
 
-    for (status, seen), group in groupby(sorted(findings, key=place), key=place):
-        names = "\n".join(finding.subject for finding in group)
-        yield Finding("libraries", names, status, seen)
+    for (status, seen), group in groupby(sorted(checks, key=place), key=place):
+        names = "\n".join(check.subject for check in group)
+        yield Check("libraries", names, status, seen)
 
 
 def _remedies(report: Report, kind: Status) -> Iterator[tuple[str, str]]:
     """Each thing to do once, with the subjects it helps."""
     subjects: dict[str, list[str]] = {}
-    for finding in report.findings:
-        if finding.status is kind and finding.remedy:
-            subjects.setdefault(finding.remedy, []).append(finding.subject)
+    for check in report.checks:
+        if check.status is kind and check.remedy:
+            subjects.setdefault(check.remedy, []).append(check.subject)
     for remedy, names in subjects.items():
         yield ", ".join(names), remedy
