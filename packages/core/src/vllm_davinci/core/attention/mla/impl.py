@@ -81,7 +81,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         self.kv_a_layernorm = kv_a_layernorm
         self.kv_b_proj = kv_b_proj
 
-    def process_weights_after_loading(self, weight: torch.Tensor) -> None:
+    def absorb_up_projection(self, weight: torch.Tensor) -> None:
         """Takes W_UK and W_UV from the joint up-projection, kv_b_proj.
 
         weight: [num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank]

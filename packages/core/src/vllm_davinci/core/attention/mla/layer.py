@@ -83,7 +83,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """vLLM calls it when those of all other layers are processed."""
         weight = get_and_maybe_dequant_weights(self.impl.kv_b_proj, out_dtype=act_dtype)
-        self.impl.process_weights_after_loading(weight.detach().as_subclass(torch.Tensor))
+        self.impl.absorb_up_projection(weight.detach().as_subclass(torch.Tensor))
         self.preprocess.process_weights_after_loading()
 
     def attend(self, stage: Preprocessed, metadata: NPUMLAMetadata) -> torch.Tensor:
