@@ -182,7 +182,7 @@ def test_a_bias_of_the_query_norm_is_added_before_quantization(is_dynamic: bool)
 
 
 def run(program: str, **environment: str) -> str:
-    """What a program printed that runs in a process of its own, in this folder."""
+    """The output of a program that runs in a process of its own, in this folder."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},

@@ -1,4 +1,4 @@
-"""What holds of every operator: a definition, meta functions, streams, errors that name symbols."""
+"""Properties of every operator: a definition, meta functions, streams, errors that name symbols."""
 
 import inspect
 import os

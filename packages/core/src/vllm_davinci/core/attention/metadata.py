@@ -1,4 +1,4 @@
-"""What one step's attention needs, built once per step from host copies of the lengths."""
+"""The inputs of one step's attention, built once per step from host copies of the lengths."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one step's MLA needs: decodes first, then prefills with their context.
+"""The inputs of one step's MLA: decodes first, then prefills with their context.
 
 Everything a step needs is here and nothing on the layers, so that two parts of a step can run in
 turns, each with its own metadata.
