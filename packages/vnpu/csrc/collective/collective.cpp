@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "device/configuration.h"
-#include "race/detector.h"
+#include "device/observer.h"
 
 namespace vnpu {
 namespace {
@@ -51,10 +51,10 @@ const char* name_of(Operation operation) {
 Collective::Collective(GroupPtr group, const Announcement& announcement)
     : Task(name_of(static_cast<Operation>(announcement.operation))),
       group_(std::move(group)),
-      call_site_(race::launch_site()),
+      call_site_(Observers::instance().call_site()),
       announcement_(announcement),
       slots_(group_->ranks()) {
-  if (race::Detector::instance() == nullptr) return;
+  if (!Observers::instance().needs().deadlocks) return;
   deadlock_watch_ = std::make_unique<DeadlockWatch>();
   group_->made.fetch_add(1);
   group_->maker.store(std::this_thread::get_id());

@@ -74,8 +74,8 @@ class Collective : public Task {
   void finish();
 
   const GroupPtr group_;
-  const std::string call_site_;                    // empty unless races are looked for
-  std::unique_ptr<DeadlockWatch> deadlock_watch_;  // likewise
+  const std::string call_site_;                    // empty unless an observer needs it
+  std::unique_ptr<DeadlockWatch> deadlock_watch_;  // null unless an observer needs deadlocks
   Announcement announcement_;
   std::atomic<bool> begun_{false};  // atomic where reports read it from other threads
   bool put_ = false;

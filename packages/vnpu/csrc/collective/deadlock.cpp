@@ -7,7 +7,6 @@
 
 #include "collective/collective.h"
 #include "device/system.h"
-#include "race/detector.h"
 
 namespace vnpu {
 namespace {
@@ -100,10 +99,7 @@ void DeadlockWatch::look(const Collective& waiting, std::chrono::steady_clock::t
           "\n  Let all ranks launch the collectives of both groups in the same order, or on "
           "streams "
           "that do not wait for each other.";
-      {
-        const std::lock_guard lock(System::instance().executor().mutex());
-        race::Detector::instance()->on_deadlock(text);
-      }
+      System::instance().executor().tell(&Observer::on_deadlock, text);
       each.group->set_failure(FailureKind::kRemoteTimeout, text);
       group.fail(FailureKind::kRemoteTimeout, text);
     }

@@ -8,7 +8,7 @@
 
 #include "device/configuration.h"
 #include "device/memory.h"
-#include "race/detector.h"
+#include "device/observer.h"
 
 namespace vnpu {
 namespace {
@@ -27,7 +27,7 @@ std::string describe(uint64_t bytes, ElementType type) {
 }  // namespace
 
 Transfers::Transfers(GroupPtr group, const char* name, const std::vector<Transfer>& transfers)
-    : Task(name), group_(std::move(group)), call_site_(race::launch_site()) {
+    : Task(name), group_(std::move(group)), call_site_(Observers::instance().call_site()) {
   const Memory& memory = Memory::instance();
   for (const Transfer& each : transfers) {
     if (each.peer >= group_->ranks()) {
@@ -100,7 +100,7 @@ void Transfers::send(Message& message) {
     Mailbox::Label& label = box.labels[sent % Mailbox::kDepth];
     label.message_bytes = message.bytes;
     label.type = static_cast<uint32_t>(message.transfer.type);
-    if (race::Detector::instance() != nullptr) {
+    if (Observers::instance().needs().call_sites) {
       std::snprintf(label.call_site, kCallSite, "%s", call_site_.c_str());
     }
     if (Configuration::instance().compute) {

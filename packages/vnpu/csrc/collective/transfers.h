@@ -49,7 +49,7 @@ class Transfers final : public Task {
   void release_turns();
 
   const GroupPtr group_;
-  const std::string call_site_;  // empty unless races are looked for
+  const std::string call_site_;  // empty unless an observer needs it
   std::vector<Message> messages_;
   uint32_t seen_ = 0;  // rings of the bell before the last look at the mailboxes
   std::atomic<bool> outside_{false};

@@ -1,34 +1,28 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <random>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "device/configuration.h"
+#include "device/observer.h"
+#include "device/schedule/schedule.h"
 #include "device/stream.h"
+#include "device/task_queues.h"
 
 namespace vnpu {
 
-class Pace;
-namespace trace {
-class Recorder;
-}
-
-// Decides which stream's next task runs, where and when. Streams are in order; between streams
-// any order that events allow is correct, and the policies differ only in which one they take:
-//   eager    runs a task at once, on the launching thread, when nothing is before it; what cannot
-//            run at once (another rank is late, say) is finished by a background thread
-//   threads  one worker thread per stream
-//   fuzz     runs tasks as late as the program allows, in an order drawn from a seed, so that a
-//            missing wait shows as a wrong result
+// What a program asks of its streams: work, events, graphs, waits. When and where a task runs is
+// for the schedule to decide.
 class Executor {
  public:
-  explicit Executor(const Configuration& configuration);
+  // observers: complete, and as long-lived as this
+  Executor(const Configuration& configuration, const Observers& observers);
   ~Executor() = delete;  // lives as long as the process
 
   StreamPtr create_stream(int device, uint32_t priority);
@@ -66,70 +60,47 @@ class Executor {
 
   // A host thread that waits for a stream, an event or all of a device.
   struct HostWait {
-    std::thread::id thread;
     std::string call_site;
     const Stream* stream = nullptr;
     const Event* event = nullptr;
     uint64_t version = 0;  // of the event
     int device = -1;
+    std::thread::id thread = std::this_thread::get_id();
   };
   // What cannot come about before `head`, a stream's first task, has ended: tasks behind it on its
   // stream and, through events, on others; host threads that wait for one of them. Host threads are
-  // known only where races are looked for.
+  // known only if an observer needs deadlocks.
   struct Held {
     std::vector<TaskPtr> tasks;
     std::vector<HostWait> hosts;
   };
   Held held_by(const Task& head);
 
-  std::mutex& mutex() { return mutex_; }  // guards Stream members
+  // Tells the observers of something that no call above brings about; see Observers::tell.
+  template <class... P, class... A>
+  void tell(void (Observer::*event)(P...), const A&... arguments) {
+    const Lock lock(queues_.mutex);
+    observers_.tell(event, arguments...);
+  }
+
+  std::mutex& mutex() { return queues_.mutex; }  // guards Stream members, orders what observers see
 
  private:
   class AnnouncedWait;
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = TaskQueues::Lock;
 
-  void submit_eager(const StreamPtr& stream, TaskPtr task, Lock& lock);
-  // One call of a task, with the time it takes. Not under the lock.
-  Progress advance(const Stream& stream, Task& task) const;
-  void enqueue(const StreamPtr& stream, TaskPtr task, Lock& lock);
-  // Runs the head of a stream until it is done or blocked. Unlocks while it runs.
-  void run_head(Stream& stream, Lock& lock);
-  // Runs what can run; returns whether anything got done.
-  bool pump(Lock& lock);
-  bool pump_fuzz(Lock& lock, size_t most);
-  // Sleeps inside one head that waits for something outside; false if there is none that another
-  // thread is not already in.
-  bool wait_outside(Lock& lock);
-  void wait_inside(Stream& stream, std::chrono::microseconds limit, Lock& lock);
-  // Tells the threads that sleep until something changes.
-  void announce_progress();
-  void wait_for_progress(std::chrono::steady_clock::time_point until, Lock& lock);
   void wait_until(const std::function<bool()>& done, Limit limit, const char* what, Lock& lock);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
-  // Tells the race detector that the host has waited for all streams of the device.
+  // Tells the observers that the host has waited for all streams of the device.
   void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
-  void background();
-  void stream_worker(StreamPtr stream);
-  void start_background();
 
-  trace::Recorder* const recorder_;  // null: nobody wants to know
-  const Pace& pace_;
-  const SchedulePolicy policy_;
+  const Observers& observers_;
   const std::chrono::milliseconds wait_limit_;
-  std::mt19937_64 random_;  // of fuzz
-  std::mutex mutex_;
-  std::condition_variable changed_;  // a task finished
-  size_t sleepers_ = 0;              // threads that wait for changed_
-  std::condition_variable work_;     // for the background thread: take over
+  TaskQueues queues_;
+  const std::unique_ptr<Schedule> schedule_;
   std::vector<const HostWait*> host_waits_;
-  size_t hosts_ = 0;         // host threads that drive the streams while they wait
-  size_t next_outside_ = 0;  // where the search for a head to wait in begins
-  std::vector<StreamPtr> streams_;
-  size_t pending_ = 0;  // tasks in queues
-  std::chrono::steady_clock::time_point last_host_call_;
-  bool background_started_ = false;
   int next_stream_id_ = 0;
 };
 

@@ -3,36 +3,35 @@
 #include <utility>
 
 #include "device/executor.h"
-#include "race/detector.h"
 
 namespace vnpu {
 
 GraphPtr Executor::begin_capture(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->capture != nullptr) {
     throw Failure(FailureKind::kCaptureConflict, "vnpu: this stream captures already.");
   }
   stream->capture = std::make_shared<Graph>();
   stream->capture_origin = true;
-  if (auto* detector = race::Detector::instance()) detector->on_capture_begin(stream->capture);
+  observers_.tell(&Observer::on_capture_begin, *stream->capture);
   return stream->capture;
 }
 
 GraphPtr Executor::capture_of(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   return stream->capture;
 }
 
 GraphPtr Executor::end_capture(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->capture == nullptr || !stream->capture_origin) {
     throw Failure(FailureKind::kCaptureConflict,
                   "vnpu: a capture must end on the stream on which it began.");
   }
   const GraphPtr graph = stream->capture;
   graph->state = CaptureState::kReady;
-  if (auto* detector = race::Detector::instance()) detector->on_capture_end(graph);
-  for (const StreamPtr& each : streams_) {
+  observers_.tell(&Observer::on_capture_end, *graph);
+  for (const StreamPtr& each : queues_.streams()) {
     if (each->capture == graph) {
       each->capture = nullptr;
       each->capture_origin = false;
@@ -42,7 +41,7 @@ GraphPtr Executor::end_capture(const StreamPtr& stream) {
 }
 
 void Executor::begin_group(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->capture == nullptr) {
     throw Failure(FailureKind::kCaptureConflict, "vnpu: a task group needs a capturing stream.");
   }
@@ -50,7 +49,7 @@ void Executor::begin_group(const StreamPtr& stream) {
 }
 
 std::shared_ptr<Graph::TaskGroup> Executor::end_group(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->capture == nullptr) {
     throw Failure(FailureKind::kCaptureConflict, "vnpu: a task group needs a capturing stream.");
   }
@@ -60,7 +59,7 @@ std::shared_ptr<Graph::TaskGroup> Executor::end_group(const StreamPtr& stream) {
 }
 
 void Executor::begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->update != nullptr || stream->capture != nullptr) {
     throw Failure(FailureKind::kCaptureConflict,
                   "vnpu: this stream captures or updates a task group already.");
@@ -70,7 +69,7 @@ void Executor::begin_update(const StreamPtr& stream, std::shared_ptr<Graph::Task
 }
 
 void Executor::end_update(const StreamPtr& stream) {
-  Lock lock(mutex_);
+  const Lock lock(queues_.mutex);
   if (stream->update == nullptr) {
     throw Failure(FailureKind::kCaptureConflict, "vnpu: this stream updates no task group.");
   }

@@ -50,7 +50,7 @@ uint32_t System::device_count() {
 
 System::System() : visible_(visible_devices(Configuration::instance())) {
   // Never destroyed either: its threads run until the process ends.
-  executor_ = new Executor(Configuration::instance());
+  executor_ = new Executor(Configuration::instance(), Observers::instance());
   default_streams_.resize(visible_.size());
   exists = true;
 }

@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "device/call_site.h"
 #include "device/configuration.h"
 #include "device/failure.h"
 #include "device/memory.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
-#include "race/call_site.h"
 #include "race/overlap.h"
 
 namespace vnpu::race {
@@ -34,7 +34,6 @@ Detector* Detector::instance() {
   static const bool made = [] {
     const RaceMode mode = Configuration::instance().races;
     if (mode == RaceMode::kOff) return false;
-    Task::collects_accesses = true;
     detector = new Detector(mode == RaceMode::kRaise);  // reports until the process ends
     std::atexit([] { detector->at_exit(); });
     return true;
@@ -64,7 +63,7 @@ Detector::Scope& Detector::scope_of(const Stream& stream) {
   return stream.capture == nullptr ? process_ : captures_[stream.capture.get()];
 }
 
-void Detector::on_submit(const Stream& stream, const Task& task, const std::string& call_site) {
+void Detector::on_launch(const Stream& stream, const Task& task, const std::string& call_site) {
   Scope& scope = scope_of(stream);
   VectorClock& now = scope.streams[stream.id];
   now.join(scope.host);
@@ -142,13 +141,15 @@ void Detector::on_wait(const Stream& stream, const Event& event, const std::stri
           "\n  Record the event on the producing stream before this wait.");
 }
 
-void Detector::on_host_wait(const Stream& stream, const std::string& call_site) {
+void Detector::on_stream_synchronized(const Stream& stream, const std::string& call_site) {
+  if (!is_program_thread()) return;
   Scope& scope = scope_of(stream);
   scope.host.join(scope.streams[stream.id]);
   report(host_memory_.take_finished(process_.host), kWritten, call_site);
 }
 
-void Detector::on_host_wait(const Event& event, const std::string& call_site) {
+void Detector::on_event_synchronized(const Event& event, const std::string& call_site) {
+  if (!is_program_thread()) return;
   const auto recorded = process_.events.find(event.id);
   if (recorded == process_.events.end()) return;
   process_.host.join(recorded->second);
@@ -165,9 +166,9 @@ void Detector::on_deadlock(const std::string& text) {
   std::fprintf(stderr, "%s\n", text.c_str());
 }
 
-void Detector::on_capture_begin(const GraphPtr& graph) { captures_[graph.get()]; }
+void Detector::on_capture_begin(const Graph& graph) { captures_[&graph]; }
 
-void Detector::on_capture_end(const GraphPtr& graph) { captures_.erase(graph.get()); }
+void Detector::on_capture_end(const Graph& graph) { captures_.erase(&graph); }
 
 void Detector::report(const Use& earlier, const Use& later) {
   const auto side = [](const Use& use) {
@@ -206,10 +207,6 @@ void Detector::say(const std::string& key, const std::string& text) {
   ++found_;
   if (raises_) throw Failure(FailureKind::kRace, text);
   std::fprintf(stderr, "%s\n", text.c_str());
-}
-
-std::string launch_site() {
-  return Detector::instance() == nullptr ? std::string() : python_call_site();
 }
 
 }  // namespace vnpu::race

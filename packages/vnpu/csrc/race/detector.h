@@ -8,9 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "device/event.h"
-#include "device/stream.h"
-#include "device/task.h"
+#include "device/observer.h"
 #include "race/host_memory.h"
 #include "race/launch.h"
 #include "race/vector_clock.h"
@@ -24,28 +22,26 @@ namespace vnpu::race {
 // The host counts as one more stream: what it launches comes after everything it has waited for. It
 // must not change pinned memory that a copy may still read. What a library's own thread, a watchdog
 // say, waits for or asks about tells the program nothing. Inside a capture the same rules hold
-// among the captured launches; a replay is one launch that uses what they use. All calls come under
-// the executor's lock.
-class Detector {
+// among the captured launches; a replay is one launch that uses what they use.
+class Detector final : public Observer {
  public:
   // Null when VNPU_RACES is off.
   static Detector* instance();
 
   explicit Detector(bool raises);
-  ~Detector();
+  ~Detector() override;
 
-  void on_submit(const Stream& stream, const Task& task, const std::string& call_site);
-  void on_record(const Stream& stream, const Event& event);
-  void on_wait(const Stream& stream, const Event& event, const std::string& call_site);
-  void on_host_wait(const Stream& stream, const std::string& call_site);
-  void on_host_wait(const Event& event, const std::string& call_site);
-  // The host gives pinned memory back.
-  void on_host_free(const void* begin, size_t bytes, const std::string& call_site);
-  void on_capture_begin(const GraphPtr& graph);
-  void on_capture_end(const GraphPtr& graph);
-
+  Needs needs() const override { return {.accesses = true, .call_sites = true, .deadlocks = true}; }
+  void on_launch(const Stream& stream, const Task& task, const std::string& call_site) override;
+  void on_record(const Stream& stream, const Event& event) override;
+  void on_wait(const Stream& stream, const Event& event, const std::string& call_site) override;
+  void on_capture_begin(const Graph& graph) override;
+  void on_capture_end(const Graph& graph) override;
+  void on_stream_synchronized(const Stream& stream, const std::string& call_site) override;
+  void on_event_synchronized(const Event& event, const std::string& call_site) override;
+  void on_host_free(const void* begin, size_t bytes, const std::string& call_site) override;
   // Printed in every mode: not every error of a wait reaches the program with its text.
-  void on_deadlock(const std::string& text);
+  void on_deadlock(const std::string& text) override;
 
   uint64_t found() const { return found_; }
 
@@ -81,9 +77,5 @@ class Detector {
   std::set<std::string> said_;
   uint64_t found_ = 0;
 };
-
-// The innermost lines of Python of the calling thread, where races are looked for; else empty, at
-// no cost. Takes Python's lock: call it without any other.
-std::string launch_site();
 
 }  // namespace vnpu::race

@@ -37,7 +37,6 @@ Recorder* start(const char* directory) {
                                                      "' is not valid: " + std::strerror(errno) +
                                                      ". Expected a directory that can be written.");
   }
-  Task::collects_accesses = true;  // for the bytes
   static Timeline* const timeline = new Timeline(
       std::string(directory) + "/" + std::to_string(::getpid()) + ".trace.json", clock_name());
   std::atexit([] { timeline->close(); });
@@ -65,12 +64,15 @@ Recorder* Recorder::instance() {
   return recorder;
 }
 
-void Recorder::on_launch(const Task& task) {
+void Recorder::on_launch(const Stream& stream, const Task& task, const std::string&) {
+  if (stream.capture != nullptr) return;  // kept, not run
   std::lock_guard lock(mutex_);
-  courses_[&task] = Course{.launched = now_ns(), .label = label_};
+  Course& course = courses_[&task] = Course();
+  course.launched = now_ns();
+  course.label = label_;
 }
 
-void Recorder::on_advance(const Task& task) {
+void Recorder::on_advance(const Stream&, const Task& task) {
   const Time now = now_ns();
   std::lock_guard lock(mutex_);
   Course& course = courses_[&task];
@@ -79,14 +81,17 @@ void Recorder::on_advance(const Task& task) {
   course.blocked = 0;
 }
 
-void Recorder::on_blocked(const Task& task) {
+void Recorder::on_blocked(const Stream&, const Task& task) {
   const Time now = now_ns();
   std::lock_guard lock(mutex_);
   courses_[&task].blocked = now;
 }
 
 void Recorder::on_end(const Stream& stream, const Task& task, bool failed) {
-  Span span{.task = task.name, .category = category_of(task), .stream = stream.id};
+  Span span;
+  span.task = task.name;
+  span.category = category_of(task);
+  span.stream = stream.id;
   span.end = now_ns();
   const Traffic traffic = traffic_of(task);
   span.read_bytes = traffic.read;

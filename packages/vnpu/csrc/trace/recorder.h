@@ -5,8 +5,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "device/stream.h"
-#include "device/task.h"
+#include "device/observer.h"
 #include "trace/timeline.h"
 
 namespace vnpu::trace {
@@ -14,18 +13,18 @@ namespace vnpu::trace {
 // Follows every task of this process from launch to end by the host's steady clock, which all
 // processes of a host share, and hands it to a timeline [VNPU_TRACE: a directory, in which each
 // process writes a file named after its number].
-class Recorder {
+class Recorder final : public Observer {
  public:
   // Null when VNPU_TRACE is not set.
   static Recorder* instance();
 
   explicit Recorder(Timeline& timeline) : timeline_(timeline) {}
 
-  void on_launch(const Task& task);
-  // Before each advance(), and after it.
-  void on_advance(const Task& task);
-  void on_blocked(const Task& task);
-  void on_end(const Stream& stream, const Task& task, bool failed);
+  Needs needs() const override { return {.accesses = true}; }  // for the bytes
+  void on_launch(const Stream& stream, const Task& task, const std::string& call_site) override;
+  void on_advance(const Stream& stream, const Task& task) override;
+  void on_blocked(const Stream& stream, const Task& task) override;
+  void on_end(const Stream& stream, const Task& task, bool failed) override;
 
   void name_stream(const Stream& stream, const std::string& name);
   // What the program does from now on; "" for nothing in particular.

@@ -10,10 +10,9 @@
 #include "abi/ascendcl/declarations.h"
 #include "device/configuration.h"
 #include "device/host_counts.h"
+#include "device/observer.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
-#include "race/call_site.h"
-#include "race/detector.h"
 
 using namespace vnpu;
 using abi::guarded;
@@ -24,10 +23,9 @@ namespace {
 void give_back(void* address, bool owned, const char* function) {
   PinnedMemory& pinned = PinnedMemory::instance();
   const size_t bytes = pinned.bytes(address, owned, function);
-  if (auto* detector = race::Detector::instance()) {
-    const std::string site = race::python_call_site();
-    std::lock_guard lock(System::instance().executor().mutex());
-    detector->on_host_free(address, bytes, site);
+  if (const Observers& observers = Observers::instance(); observers.any()) {
+    const std::string site = observers.call_site();
+    System::instance().executor().tell(&Observer::on_host_free, address, bytes, site);
   }
   pinned.remove(address);
 }

@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace vnpu::race {
+namespace vnpu {
 
 // The innermost frames of the calling thread's Python stack, one "file:line function" each, without
 // those of torch itself. Empty when the process runs no Python. Costs microseconds
@@ -12,4 +12,4 @@ std::string python_call_site();
 // False on a thread of which Python knows nothing in a process that runs Python: a library's own.
 bool is_program_thread();
 
-}  // namespace vnpu::race
+}  // namespace vnpu

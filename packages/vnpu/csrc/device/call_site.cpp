@@ -1,11 +1,11 @@
-#include "race/call_site.h"
+#include "device/call_site.h"
 
 #include <dlfcn.h>
 
 #include <cstdint>
 #include <string_view>
 
-namespace vnpu::race {
+namespace vnpu {
 namespace {
 
 // The few functions of CPython's stable interface that are needed, found in the process: the device
@@ -100,4 +100,4 @@ bool is_program_thread() {
   return !python.runs() || python.knows_this_thread();
 }
 
-}  // namespace vnpu::race
+}  // namespace vnpu

@@ -1,0 +1,25 @@
+#include "device/observer.h"
+
+#include <memory>
+
+namespace vnpu {
+
+Observers& Observers::instance() {
+  static Observers* const observers = [] {
+    auto made = std::make_unique<Observers>();
+    add_observers(*made);
+    return made.release();
+  }();
+  return *observers;
+}
+
+void Observers::add(Observer& observer) {
+  all_.push_back(&observer);
+  const Observer::Needs needs = observer.needs();
+  needs_.accesses |= needs.accesses;
+  needs_.call_sites |= needs.call_sites;
+  needs_.deadlocks |= needs.deadlocks;
+  Task::collects_accesses |= needs.accesses;
+}
+
+}  // namespace vnpu

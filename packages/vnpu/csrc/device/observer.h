@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/call_site.h"
+#include "device/event.h"
+#include "device/graph.h"
+#include "device/stream.h"
+#include "device/task.h"
+
+namespace vnpu {
+
+// Follows what happens on the devices of this process: the race detector and the trace are such.
+// The device knows none of them by name.
+//
+// All calls but the three on the course of a task come under the executor's lock, so that they see
+// one order of what the program did; they must not call the executor. An exception reaches the
+// program's call. `call_site` names the innermost lines of Python, if the observer needs them.
+class Observer {
+ public:
+  // What costs time at each launch and is found out only if somebody asks for it.
+  struct Needs {
+    bool accesses = false;    // Task::accesses
+    bool call_sites = false;  // where in the program something was asked for; else empty
+    bool deadlocks = false;   // whether ranks wait for each other in a circle
+  };
+
+  virtual ~Observer() = default;
+  virtual Needs needs() const = 0;
+
+  // --- what the program asks for, in its order -------------------------------------------------
+  // A task is about to be queued, or kept if the stream captures (stream.capture).
+  virtual void on_launch(const Stream&, const Task&, const std::string& /*call_site*/) {}
+  virtual void on_record(const Stream&, const Event&) {}
+  virtual void on_wait(const Stream&, const Event&, const std::string& /*call_site*/) {}
+  virtual void on_capture_begin(const Graph&) {}
+  virtual void on_capture_end(const Graph&) {}
+  // A host thread has seen everything on the stream done, or the newest record of the event
+  // reached.
+  virtual void on_stream_synchronized(const Stream&, const std::string& /*call_site*/) {}
+  virtual void on_event_synchronized(const Event&, const std::string& /*call_site*/) {}
+  // The host gives pinned memory back.
+  virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
+                            const std::string& /*call_site*/) {}
+
+  // --- the course of a task, on the thread that runs it ----------------------------------------
+  // Before each advance(), and after it.
+  virtual void on_advance(const Stream&, const Task&) {}
+  virtual void on_blocked(const Stream&, const Task&) {}
+  virtual void on_end(const Stream&, const Task&, bool /*failed*/) {}
+
+  // Ranks wait for each other and will do so for ever; the text says who, for what and where.
+  virtual void on_deadlock(const std::string& /*text*/) {}
+};
+
+// Who observes. Complete before the first task; with nobody, an event costs a comparison.
+class Observers {
+ public:
+  // Those of this process, by its settings; never destroyed.
+  static Observers& instance();
+
+  void add(Observer& observer);  // lives as long as this
+  bool any() const { return !all_.empty(); }
+  // All that somebody needs.
+  const Observer::Needs& needs() const { return needs_; }
+
+  // The innermost lines of Python of the calling thread if somebody needs them, else empty at no
+  // cost. Takes Python's lock: call it without any other.
+  std::string call_site() const { return needs_.call_sites ? python_call_site() : std::string(); }
+
+  // Calls `event` of each in the order in which they were added: tell(&Observer::on_record, s, e).
+  template <class... P, class... A>
+  void tell(void (Observer::*event)(P...), const A&... arguments) const {
+    for (Observer* each : all_) (each->*event)(arguments...);
+  }
+
+ private:
+  std::vector<Observer*> all_;
+  Observer::Needs needs_;
+};
+
+// Adds the observers that the settings of this process ask for: observers.cpp, not the device's.
+void add_observers(Observers& observers);
+
+}  // namespace vnpu

@@ -1,0 +1,16 @@
+// Who observes the devices of this process: the place where the device, which knows no observer,
+// meets them.
+
+#include "device/observer.h"
+#include "race/detector.h"
+#include "trace/recorder.h"
+
+namespace vnpu {
+
+void add_observers(Observers& observers) {
+  // The detector first: a launch that it refuses has no trace.
+  if (auto* detector = race::Detector::instance()) observers.add(*detector);
+  if (auto* recorder = trace::Recorder::instance()) observers.add(*recorder);
+}
+
+}  // namespace vnpu
