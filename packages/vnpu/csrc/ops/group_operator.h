@@ -63,25 +63,23 @@ GroupPtr group_named(const Launch& launch, const std::string& name);
 // Phase one's end.
 void finish_group_prepare(TaskPtr task, uint64_t* workspace_bytes, aclOpExecutor** executor);
 
-template <auto kBody>
-struct ExportedGroup;
-template <class... P, TaskPtr (*kBody)(const Launch&, P...)>
-struct ExportedGroup<kBody> {
+template <auto kBody, Literal kName>
+struct GroupFirstPhase;
+template <class... P, TaskPtr (*kBody)(const Launch&, P...), Literal kName>
+struct GroupFirstPhase<kBody, kName> {
   template <class T>
   using A = Argument<std::remove_cvref_t<T>>;
 
-  inline static const char* name = nullptr;
-
   static int prepare(typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
     try {
-      Launch launch{name};
+      Launch launch{kName.text};
       // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
       std::tuple<typename A<P>::Kept...> kept{A<P>::keep(c, launch.next())...};
       const auto body = [&](const auto&... values) { return kBody(launch, values...); };
       finish_group_prepare(std::apply(body, kept), workspace_bytes, executor);
       return 0;
     } catch (...) {
-      return report_exception(name);
+      return report_exception(kName.text);
     }
   }
 };
@@ -89,15 +87,10 @@ struct ExportedGroup<kBody> {
 }  // namespace vnpu::ops
 
 #define VNPU_UNWRAP(...) __VA_ARGS__
-#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                            \
-  static ::vnpu::TaskPtr vnpu_body_##NAME(const ::vnpu::ops::Launch& launch,             \
-                                          VNPU_UNWRAP PARAMETERS);                       \
-  static const bool vnpu_row_##NAME = [] {                                               \
-    ::vnpu::ops::ExportedGroup<&vnpu_body_##NAME>::name = "aclnn" #NAME;                 \
-    ::vnpu::ops::register_row({#NAME, #PARAMETERS});                                     \
-    return true;                                                                         \
-  }();                                                                                   \
-  VNPU_EXPORT_AS(aclnn##NAME##GetWorkspaceSize, vnpu_resolve_prepare_##NAME,             \
-                 &::vnpu::ops::ExportedGroup<&vnpu_body_##NAME>::prepare)                \
-  VNPU_EXPORT_AS(aclnn##NAME, vnpu_resolve_launch_##NAME, &::vnpu::ops::launch_operator) \
-  static ::vnpu::TaskPtr vnpu_body_##NAME(const ::vnpu::ops::Launch& launch, VNPU_UNWRAP PARAMETERS)
+#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                      \
+  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);                   \
+  Address prepare_##NAME();                                                                        \
+  Address prepare_##NAME() {                                                                       \
+    return reinterpret_cast<Address>(&GroupFirstPhase<&vnpu_body_##NAME, "aclnn" #NAME>::prepare); \
+  }                                                                                                \
+  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS)

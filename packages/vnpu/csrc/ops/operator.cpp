@@ -6,18 +6,12 @@
 #include "abi/status.h"
 #include "device/configuration.h"
 #include "device/memory.h"
-#include "device/system.h"
 #include "ops/handles.h"
 
 namespace vnpu::ops {
 namespace {
 
 thread_local const char* running_operator = "aclnn";
-
-std::vector<Row>& mutable_rows() {
-  static std::vector<Row> all;
-  return all;
-}
 
 }  // namespace
 
@@ -172,26 +166,5 @@ void finish_prepare(std::shared_ptr<OperatorTask> task, uint64_t* workspace_byte
 }
 
 int report_exception(const char* name) { return abi::report_exception(name); }
-
-int launch_operator(void*, uint64_t, aclOpExecutor* executor, void* stream) {
-  if (executor == nullptr) {
-    return abi::report(FailureKind::kOperatorInvalid,
-                       "vnpu: an operator was launched without an executor.");
-  }
-  // One-shot executors end here; a repeatable one belongs to the caller.
-  const TaskPtr task = executor->task;
-  if (!executor->repeatable) delete executor;
-  try {
-    System& system = System::instance();
-    system.executor().submit(abi::stream_of(stream), task);
-    return 0;
-  } catch (...) {
-    return report_exception(task->name);
-  }
-}
-
-void register_row(const Row& row) { mutable_rows().push_back(row); }
-
-const std::vector<Row>& rows() { return mutable_rows(); }
 
 }  // namespace vnpu::ops

@@ -6,7 +6,8 @@
 //     store(out, at::add(self, other, alpha));
 //   }
 //
-// and exports aclnnAddGetWorkspaceSize and aclnnAdd with exactly these arguments, in this order.
+// With its line in abi/opapi/operators.inc it is aclnnAddGetWorkspaceSize, with exactly these
+// arguments in this order, and aclnnAdd.
 // The parameter types below say what crosses the C interface and whether memory is read or written;
 // checks of addresses, capture, streams and (in time) cost follow from them. The body runs when the
 // stream reaches it, possibly often (graph replay), on CPU tensors over the device's memory, in
@@ -14,6 +15,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -357,28 +359,25 @@ void finish_prepare(std::shared_ptr<OperatorTask> task, uint64_t* workspace_byte
                     aclOpExecutor** executor);
 // Turns the exception in flight into a status and the recent error text.
 int report_exception(const char* name);
-// Phase two of every operator.
-int launch_operator(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor,
-                    void* stream);
 
-// A row's entry in the table of operators, for coverage reports.
-struct Row {
-  const char* name;       // without "aclnn"
-  const char* arguments;  // as written
+// A literal as a template's argument.
+template <size_t kSize>
+struct Literal {
+  char text[kSize] = {};
+  consteval Literal(const char (&literal)[kSize]) { std::copy_n(literal, kSize, text); }
 };
-void register_row(const Row& row);
-const std::vector<Row>& rows();
 
-template <auto kBody>
-struct Exported;
-template <class... P, void (*kBody)(P...)>
-struct Exported<kBody> {
+// An operator's first phase: its C function, and the task that it makes of a body.
+template <auto kBody, Literal kName>
+struct FirstPhase;
+template <class... P, void (*kBody)(P...), Literal kName>
+struct FirstPhase<kBody, kName> {
   template <class T>
   using A = Argument<std::remove_cvref_t<T>>;
 
   class Bound final : public OperatorTask {
    public:
-    Bound(const char* name, typename A<P>::C... c) : Bound(Launch{name}, c...) {}
+    explicit Bound(typename A<P>::C... c) : Bound(Launch{kName.text}, c...) {}
 
    private:
     // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
@@ -398,44 +397,26 @@ struct Exported<kBody> {
     std::tuple<typename A<P>::Kept...> kept_;
   };
 
-  inline static const char* name = nullptr;
-
   static int prepare(typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
     try {
-      finish_prepare(std::make_shared<Bound>(name, c...), workspace_bytes, executor);
+      finish_prepare(std::make_shared<Bound>(c...), workspace_bytes, executor);
       return 0;
     } catch (...) {
-      return report_exception(name);
+      return report_exception(kName.text);
     }
   }
 };
 
+// The address of a C function whose signature follows from the body's parameters.
+using Address = void (*)();
+
 }  // namespace vnpu::ops
 
-// The exported symbols are indirect functions: the loader asks a resolver for the address, which
-// lets the C signature be derived from the body's parameters instead of being written a second
-// time.
-#define VNPU_EXPORT_AS(SYMBOL, RESOLVER, ADDRESS)                         \
-  extern "C" {                                                            \
-  __attribute__((used)) static void (*RESOLVER())() {                     \
-    return reinterpret_cast<void (*)()>(ADDRESS);                         \
-  }                                                                       \
-  __attribute__((visibility("default"), ifunc(#RESOLVER))) void SYMBOL(); \
-  }
-
-#define VNPU_OPERATOR(NAME, PARAMETERS)                                                  \
-  static void vnpu_body_##NAME PARAMETERS;                                               \
-  static const bool vnpu_row_##NAME = [] {                                               \
-    ::vnpu::ops::Exported<&vnpu_body_##NAME>::name = "aclnn" #NAME;                      \
-    ::vnpu::ops::register_row({#NAME, #PARAMETERS});                                     \
-    return true;                                                                         \
-  }();                                                                                   \
-  VNPU_EXPORT_AS(aclnn##NAME##GetWorkspaceSize, vnpu_resolve_prepare_##NAME,             \
-                 &::vnpu::ops::Exported<&vnpu_body_##NAME>::prepare)                     \
-  VNPU_EXPORT_AS(aclnn##NAME, vnpu_resolve_launch_##NAME, &::vnpu::ops::launch_operator) \
+// Inside namespace vnpu::ops. The symbols that a program finds are in abi/opapi/operators.inc.
+#define VNPU_OPERATOR(NAME, PARAMETERS)                                                       \
+  static void vnpu_body_##NAME PARAMETERS;                                                    \
+  Address prepare_##NAME();                                                                   \
+  Address prepare_##NAME() {                                                                  \
+    return reinterpret_cast<Address>(&FirstPhase<&vnpu_body_##NAME, "aclnn" #NAME>::prepare); \
+  }                                                                                           \
   static void vnpu_body_##NAME PARAMETERS
-
-// Some operators also have GetMaxWorkspaceSize, with the arguments of GetWorkspaceSize.
-#define VNPU_OPERATOR_MAX_WORKSPACE(NAME)                                   \
-  VNPU_EXPORT_AS(aclnn##NAME##GetMaxWorkspaceSize, vnpu_resolve_max_##NAME, \
-                 &::vnpu::ops::Exported<&vnpu_body_##NAME>::prepare)

@@ -70,7 +70,6 @@ VNPU_OPERATOR(FusedInferAttentionScoreV2,
               (VNPU_FUSED_INFER_INPUTS, VNPU_FUSED_INFER_ATTRIBUTES, Out out, Out lse)) {
   run(VNPU_FUSED_INFER_CALL);
 }
-VNPU_OPERATOR_MAX_WORKSPACE(FusedInferAttentionScoreV2)
 
 VNPU_OPERATOR(FusedInferAttentionScoreV3,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
@@ -81,7 +80,6 @@ VNPU_OPERATOR(FusedInferAttentionScoreV3,
   call.key_rope = key_rope;
   run(std::move(call));
 }
-VNPU_OPERATOR_MAX_WORKSPACE(FusedInferAttentionScoreV3)
 
 VNPU_OPERATOR(FusedInferAttentionScoreV4,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
@@ -95,7 +93,6 @@ VNPU_OPERATOR(FusedInferAttentionScoreV4,
   call.sink = sink;
   run(std::move(call));
 }
-VNPU_OPERATOR_MAX_WORKSPACE(FusedInferAttentionScoreV4)
 
 VNPU_OPERATOR(FusedInferAttentionScoreV5,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
@@ -110,7 +107,6 @@ VNPU_OPERATOR(FusedInferAttentionScoreV5,
   call.sink = sink;
   run(std::move(call));
 }
-VNPU_OPERATOR_MAX_WORKSPACE(FusedInferAttentionScoreV5)
 
 VNPU_OPERATOR(PromptFlashAttentionV3,
               (const Tensor& query, const Tensor& key, const Tensor& value,

@@ -121,30 +121,3 @@ VNPU_OPERATOR(NpuFormatCast, (const LaidOut& source, const LaidOutOut& target)) 
 }
 
 }  // namespace vnpu::ops
-
-// Not in two phases: says what the caller has to allocate. The caller frees the sizes with
-// delete[].
-extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculateSizeAndFormat(
-    const aclTensor* source, int format, int additional_type, int64_t** sizes, uint64_t* dims,
-    int* actual_format) {
-  using namespace vnpu;
-  try {
-    const ops::TensorView& view = source->view;
-    std::vector<int64_t> result(view.sizes, view.sizes + view.dims);
-    if (format == ops::kFormatFractalNz) {
-      const size_t item = at::elementSize(ops::read_dtype(additional_type));
-      result = ops::fractal_sizes(result, 32 / static_cast<int64_t>(item));
-    } else if (format != ops::kFormatNd) {
-      throw Failure(FailureKind::kOperatorInvalid,
-                    "aclnnNpuFormatCastCalculateSizeAndFormat: format " + std::to_string(format) +
-                        " is not known; ND (2) and FRACTAL_NZ (29) are.");
-    }
-    *sizes = new int64_t[result.size()];
-    std::copy(result.begin(), result.end(), *sizes);
-    *dims = result.size();
-    *actual_format = format;
-    return 0;
-  } catch (...) {
-    return ops::report_exception("aclnnNpuFormatCastCalculateSizeAndFormat");
-  }
-}

@@ -1,0 +1,74 @@
+// libopapi: the operators, each in two phases, and what torch_npu asks for beside them.
+//
+// The symbols are indirect functions: the loader asks a resolver for the address, which lets the C
+// signature of a first phase follow from its row in ops/ instead of being written a second time.
+
+#include "abi/status.h"
+#include "device/system.h"
+#include "ops/handles.h"
+#include "ops/matmul/fractal_layout.h"
+#include "ops/operator.h"
+
+using namespace vnpu;
+
+namespace {
+
+// Phase two of every operator.
+int launch(void* /*workspace*/, uint64_t /*workspace_bytes*/, aclOpExecutor* executor,
+           void* stream) {
+  if (executor == nullptr) {
+    return abi::report(FailureKind::kOperatorInvalid,
+                       "vnpu: an operator was launched without an executor.");
+  }
+  // One-shot executors end here; a repeatable one belongs to the caller.
+  const TaskPtr task = executor->task;
+  if (!executor->repeatable) delete executor;
+  return abi::guarded(task->name, [&] {
+    System& system = System::instance();
+    system.executor().submit(abi::stream_of(stream), task);
+  });
+}
+
+}  // namespace
+
+#define VNPU_INDIRECT(SYMBOL, ADDRESS)                                             \
+  extern "C" {                                                                     \
+  __attribute__((used)) static ops::Address resolve_##SYMBOL() { return ADDRESS; } \
+  __attribute__((visibility("default"), ifunc("resolve_" #SYMBOL))) void SYMBOL(); \
+  }
+#define VNPU_EXPORT(NAME)                                             \
+  namespace vnpu::ops {                                               \
+  Address prepare_##NAME();                                           \
+  }                                                                   \
+  VNPU_INDIRECT(aclnn##NAME##GetWorkspaceSize, ops::prepare_##NAME()) \
+  VNPU_INDIRECT(aclnn##NAME, reinterpret_cast<ops::Address>(&launch))
+#define VNPU_MAX_WORKSPACE(NAME) \
+  VNPU_INDIRECT(aclnn##NAME##GetMaxWorkspaceSize, ops::prepare_##NAME())
+
+#include "abi/opapi/operators.inc"
+
+// Not in two phases: says what the caller has to allocate. The caller frees the sizes with
+// delete[].
+extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculateSizeAndFormat(
+    const aclTensor* source, int format, int additional_type, int64_t** sizes, uint64_t* dims,
+    int* actual_format) {
+  try {
+    const ops::TensorView& view = source->view;
+    std::vector<int64_t> result(view.sizes, view.sizes + view.dims);
+    if (format == ops::kFormatFractalNz) {
+      const size_t item = at::elementSize(ops::read_dtype(additional_type));
+      result = ops::fractal_sizes(result, 32 / static_cast<int64_t>(item));
+    } else if (format != ops::kFormatNd) {
+      throw Failure(FailureKind::kOperatorInvalid,
+                    "aclnnNpuFormatCastCalculateSizeAndFormat: format " + std::to_string(format) +
+                        " is not known; ND (2) and FRACTAL_NZ (29) are.");
+    }
+    *sizes = new int64_t[result.size()];
+    std::copy(result.begin(), result.end(), *sizes);
+    *dims = result.size();
+    *actual_format = format;
+    return 0;
+  } catch (...) {
+    return abi::report_exception("aclnnNpuFormatCastCalculateSizeAndFormat");
+  }
+}
