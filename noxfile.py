@@ -14,7 +14,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "typecheck", "tests"]
+nox.options.sessions = ["lint", "typecheck", "cpp_tests", "tests"]
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 
@@ -98,6 +98,24 @@ def tests(session: nox.Session) -> None:
     # A file stays in one process, whose tests share engines.
     spread = () if session.posargs else (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile")
     run_on_vnpu(session, commands, "python", "-m", "pytest", *spread, *session.posargs)
+
+
+@nox.session
+def cpp_tests(session: nox.Session) -> None:
+    """Run the C++ tests of the virtual device. `-- GOOGLETEST OPTIONS` narrows them."""
+    session.install("-q", *DEPENDENCY_GROUPS["cpp_tests"])
+    build = ROOT / "build" / "cpp_tests"
+    options = ["-DVNPU_CPP_TESTS=ON"]
+    # Where its wheel puts GoogleTest's sources; elsewhere CMake looks for an installed one.
+    sources = Path(session.virtualenv.location) / "src" / "gtest_vendor"
+    if sources.is_dir():
+        options.append(f"-DVNPU_GTEST_SOURCE={sources}")
+    if ccache := shutil.which("ccache"):
+        options.append(f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}")
+    source = ROOT / "packages" / "vnpu"
+    session.run("cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *options, silent=True)
+    session.run("cmake", "--build", str(build))
+    session.run(str(build / "vnpu_tests"), "--gtest_brief=1", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -1,0 +1,161 @@
+#include "device/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device/failure.h"
+
+namespace vnpu {
+namespace {
+
+constexpr size_t kMegabyte = size_t{1} << 20;
+
+char* at(void* address) { return static_cast<char*>(address); }
+
+std::string message_of(const std::function<void()>& function) {
+  try {
+    function();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Memory, AllocationsAreAlignedAndApart) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1);
+  void* b = memory.allocate(0, 1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(a) % Memory::kAlignment, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(b) % Memory::kAlignment, 0u);
+  EXPECT_GE(at(b), at(a) + Memory::kAlignment);
+  memory.release(a);
+  memory.release(b);
+}
+
+TEST(Memory, DevicesHaveRangesOfTheirOwn) {
+  Memory& memory = Memory::instance();
+  void* first = memory.allocate(0, kMegabyte);
+  const size_t free_before = memory.free_bytes(1);
+  void* second = memory.allocate(1, kMegabyte);
+  EXPECT_EQ(memory.free_bytes(1), free_before - kMegabyte);
+  EXPECT_NE(memory.describe(first).find("device 0"), std::string::npos);
+  EXPECT_NE(memory.describe(second).find("device 1"), std::string::npos);
+  memory.release(first);
+  memory.release(second);
+  EXPECT_EQ(memory.free_bytes(1), free_before);
+}
+
+TEST(Memory, MoreThanThereIsIsRefusedWithWhatIsFree) {
+  Memory& memory = Memory::instance();
+  const std::string text = message_of([&] { memory.allocate(0, memory.total_bytes(0) + 1); });
+  EXPECT_NE(text.find("out of memory"), std::string::npos) << text;
+  EXPECT_NE(text.find("VNPU_MEMORY"), std::string::npos) << text;
+  EXPECT_THROW(memory.allocate(0, 0), Failure);
+}
+
+TEST(Memory, FreedRoomIsUsedAgainOnlyWhenTheRestIsUsedUp) {
+  Memory& memory = Memory::instance();
+  void* first = memory.allocate(1, kMegabyte);
+  memory.release(first);
+  void* second = memory.allocate(1, kMegabyte);
+  EXPECT_NE(first, second);
+  memory.release(second);
+  void* all = memory.allocate(1, memory.free_bytes(1));
+  EXPECT_NE(all, nullptr);
+  memory.release(all);
+}
+
+TEST(Memory, ARangeIsLiveWithinOneAllocationOnly) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1024);
+  void* b = memory.allocate(0, 1024);
+  EXPECT_TRUE(memory.is_live(at(a) + 1, 1023));
+  EXPECT_FALSE(memory.is_live(at(a) + 1, 1024));
+  EXPECT_FALSE(memory.is_live(at(a) - 1, 2));
+  memory.release(b);
+  EXPECT_FALSE(memory.is_live(b, 1));
+  EXPECT_TRUE(memory.is_live(a, 1024));
+  memory.release(a);
+}
+
+TEST(Memory, AnErrorTellsTheHistoryOfTheAddress) {
+  Memory& memory = Memory::instance();
+  void* freed = memory.allocate(0, 1024);
+  memory.release(freed);
+  const std::string text =
+      message_of([&] { memory.check(at(freed) + 8, 4, "aclnnAdd argument 2"); });
+  EXPECT_NE(text.find("aclnnAdd argument 2"), std::string::npos) << text;
+  EXPECT_NE(text.find("byte 8 of allocation #"), std::string::npos) << text;
+  EXPECT_NE(text.find("use after free"), std::string::npos) << text;
+  EXPECT_NE(message_of([&] { memory.check(nullptr, 1, "x"); }).find("null address"),
+            std::string::npos);
+  int on_host = 0;
+  EXPECT_NE(message_of([&] { memory.check(&on_host, 1, "x"); }).find("host memory"),
+            std::string::npos);
+}
+
+TEST(Memory, OnlyTheBeginOfAnAllocationIsFreed) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1024);
+  EXPECT_THROW(memory.release(at(a) + 512), Failure);
+  memory.release(a);
+  EXPECT_THROW(memory.release(a), Failure);
+}
+
+TEST(Memory, OperatorsReachTheBytesThroughTheBacking) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1024);
+  char* bytes = memory.backing(at(a));
+  EXPECT_NE(bytes, at(a));
+  EXPECT_EQ(memory.backing(at(a) + 100), bytes + 100);
+  bytes[0] = 7;
+  EXPECT_EQ(*memory.backing(at(a)), 7);
+  char on_host = 0;
+  EXPECT_EQ(memory.backing(&on_host), &on_host);
+  memory.release(a);
+}
+
+TEST(MemoryDeathTest, HostCodeThatTouchesADeviceAddressStopsWithAnExplanation) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1024);
+  EXPECT_DEATH(*static_cast<volatile char*>(a) = 1, "host code touched device memory");
+  memory.release(a);
+}
+
+TEST(Memory, ZeroFillsExactlyTheRange) {
+  Memory& memory = Memory::instance();
+  constexpr size_t kBytes = 3 * kMegabyte;
+  void* a = memory.allocate(0, kBytes);
+  char* bytes = memory.backing(at(a));
+  std::memset(bytes, 1, kBytes);
+  memory.zero(at(a) + 10, kBytes - 20);  // large enough to give pages back
+  EXPECT_EQ(bytes[9], 1);
+  EXPECT_EQ(bytes[kBytes - 10], 1);
+  for (size_t i = 10; i < kBytes - 10; ++i) ASSERT_EQ(bytes[i], 0) << i;
+  memory.release(a);
+}
+
+TEST(Memory, APhysicalHandleCanBeMappedTwice) {
+  Memory& memory = Memory::instance();
+  const size_t free_before = memory.free_bytes(0);
+  void* range = memory.reserve(2 * Memory::kPage, nullptr);
+  auto physical = memory.create_physical(0, Memory::kPage);
+  EXPECT_EQ(memory.free_bytes(0), free_before - Memory::kPage);
+  memory.map(range, Memory::kPage, 0, physical);
+  memory.map(at(range) + Memory::kPage, Memory::kPage, 0, physical);
+  *memory.backing(at(range)) = 5;
+  EXPECT_EQ(*memory.backing(at(range) + Memory::kPage), 5);
+  // Neighbouring mappings are one usable range.
+  EXPECT_TRUE(memory.is_live(range, 2 * Memory::kPage));
+  EXPECT_THROW(memory.map(range, Memory::kPage, 0, physical), Failure);
+  memory.unmap(range);
+  memory.unmap(at(range) + Memory::kPage);
+  EXPECT_FALSE(memory.is_live(range, 1));
+  memory.unreserve(range);
+  physical.reset();
+  EXPECT_EQ(memory.free_bytes(0), free_before);
+}
+
+}  // namespace
+}  // namespace vnpu
