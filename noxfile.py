@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -25,6 +26,15 @@ DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 # Tests of several ranks start as many processes, and each engine takes about 1 GB.
 TEST_PROCESSES = max(1, min(4, len(os.sched_getaffinity(0))))
+# What of the virtual NPU needs no headers but the standard library's.
+DEVICE = ROOT / "packages" / "vnpu" / "csrc"
+DEVICE_FOLDERS = (
+    "device/**/*.cpp",
+    "collective/*.cpp",
+    "race/*.cpp",
+    "trace/*.cpp",
+    "observers.cpp",
+)
 CPP_SUFFIXES = (".h", ".hpp", ".cpp")
 
 
@@ -57,8 +67,8 @@ def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> N
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style: ruff for Python, clang-format for C++. `-- fix` rewrites the files."""
-    session.install("-q", *DEPENDENCY_GROUPS["lint"])
+    """Check style: ruff for Python, clang-format and clang-tidy for C++. `-- fix` rewrites."""
+    session.install("-q", *DEPENDENCY_GROUPS["lint"], *DEPENDENCY_GROUPS["cpp_lint"])
     fix = "fix" in session.posargs
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("ruff", "format", *([] if fix else ["--check"]), ".")
@@ -70,6 +80,14 @@ def lint(session: nox.Session) -> None:
     ]
     if sources:
         session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
+
+    def tidy(source: Path) -> None:
+        flags = ("-std=gnu++20", f"-I{DEVICE}")
+        session.run("clang-tidy", "--quiet", str(source), "--", *flags, silent=True, log=False)
+
+    # One file at a time is what it can do.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(tidy, (path for name in DEVICE_FOLDERS for path in DEVICE.glob(name))))
 
 
 @nox.session(venv_backend="none")

@@ -107,9 +107,9 @@ void require_own_count(const Group& group, Operation operation, const Partition&
 // Base of all: the two buffers.
 class Exchange : public Collective {
  protected:
-  Exchange(GroupPtr group, const Announcement& announcement, const void* send, size_t send_bytes,
-           void* receive, size_t receive_bytes)
-      : Collective(std::move(group), announcement) {
+  Exchange(const GroupPtr& group, const Announcement& announcement, const void* send,
+           size_t send_bytes, void* receive, size_t receive_bytes)
+      : Collective(group, announcement) {
     const Memory& memory = Memory::instance();
     if (send_bytes > 0) {
       memory.check(send, send_bytes, (std::string(name) + " (send buffer)").c_str());
@@ -137,8 +137,8 @@ class Exchange : public Collective {
 // Every rank that needs the result reads all inputs.
 class DirectReduction final : public Exchange {
  public:
-  DirectReduction(GroupPtr group, const Announcement& announcement, const void* send, void* receive,
-                  size_t bytes, ElementType type, Reduction reduction)
+  DirectReduction(const GroupPtr& group, const Announcement& announcement, const void* send,
+                  void* receive, size_t bytes, ElementType type, Reduction reduction)
       : Exchange(group, announcement, send, bytes, receive,
                  receives(*group, announcement) ? bytes : 0),
         bytes_(bytes),
@@ -171,8 +171,8 @@ class DirectReduction final : public Exchange {
 // the other ranks' shares.
 class SharedReduction final : public Exchange {
  public:
-  SharedReduction(GroupPtr group, const Announcement& announcement, const void* send, void* receive,
-                  size_t bytes, ElementType type, Reduction reduction)
+  SharedReduction(const GroupPtr& group, const Announcement& announcement, const void* send,
+                  void* receive, size_t bytes, ElementType type, Reduction reduction)
       : Exchange(group, announcement, send, bytes, receive, bytes),
         bytes_(bytes),
         type_(type),
@@ -219,8 +219,8 @@ class SharedReduction final : public Exchange {
 
 class AllGather final : public Exchange {
  public:
-  AllGather(GroupPtr group, const Announcement& announcement, const void* send, void* receive,
-            Partition parts, size_t extent)
+  AllGather(const GroupPtr& group, const Announcement& announcement, const void* send,
+            void* receive, Partition parts, size_t extent)
       : Exchange(group, announcement, send, parts.counts[group->rank()], receive, extent),
         parts_(std::move(parts)) {}
 
@@ -247,8 +247,9 @@ size_t part_of_slot(uint32_t ranks) { return round_down(kSlot / ranks, kCacheLin
 
 class ReduceScatter final : public Exchange {
  public:
-  ReduceScatter(GroupPtr group, const Announcement& announcement, const void* send, size_t extent,
-                void* receive, Partition parts, ElementType type, Reduction reduction)
+  ReduceScatter(const GroupPtr& group, const Announcement& announcement, const void* send,
+                size_t extent, void* receive, Partition parts, ElementType type,
+                Reduction reduction)
       : Exchange(group, announcement, send, extent, receive, parts.counts[group->rank()]),
         parts_(std::move(parts)),
         step_(part_of_slot(group->ranks())),
@@ -281,7 +282,7 @@ class ReduceScatter final : public Exchange {
 
 class Broadcast final : public Exchange {
  public:
-  Broadcast(GroupPtr group, const Announcement& announcement, void* buffer, size_t bytes)
+  Broadcast(const GroupPtr& group, const Announcement& announcement, void* buffer, size_t bytes)
       : Exchange(group, announcement, buffer, group->rank() == announcement.root ? bytes : 0,
                  buffer, group->rank() == announcement.root ? 0 : bytes),
         bytes_(bytes),
@@ -306,7 +307,7 @@ class Broadcast final : public Exchange {
 
 class Scatter final : public Exchange {
  public:
-  Scatter(GroupPtr group, const Announcement& announcement, const void* send, void* receive,
+  Scatter(const GroupPtr& group, const Announcement& announcement, const void* send, void* receive,
           size_t bytes)
       : Exchange(group, announcement, send,
                  group->rank() == announcement.root ? bytes * group->ranks() : 0, receive, bytes),
@@ -336,8 +337,9 @@ class Scatter final : public Exchange {
 class AllToAll final : public Exchange {
  public:
   // Partitions and extents in bytes.
-  AllToAll(GroupPtr group, const Announcement& announcement, const void* send, Partition send_parts,
-           size_t send_extent, void* receive, Partition receive_parts, size_t receive_extent)
+  AllToAll(const GroupPtr& group, const Announcement& announcement, const void* send,
+           Partition send_parts, size_t send_extent, void* receive, Partition receive_parts,
+           size_t receive_extent)
       : Exchange(group, announcement, send, send_extent, receive, receive_extent),
         send_parts_(std::move(send_parts)),
         receive_parts_(std::move(receive_parts)),
@@ -389,9 +391,9 @@ class AllToAll final : public Exchange {
 
 class Barrier final : public Exchange {
  public:
-  explicit Barrier(GroupPtr group)
-      : Exchange(std::move(group), announce(Operation::kBarrier, ElementType::kUint8, 0), nullptr,
-                 0, nullptr, 0) {}
+  explicit Barrier(const GroupPtr& group)
+      : Exchange(group, announce(Operation::kBarrier, ElementType::kUint8, 0), nullptr, 0, nullptr,
+                 0) {}
 
  private:
   uint32_t rounds() const override { return 1; }
@@ -407,34 +409,32 @@ Partition Partition::equal(uint32_t ranks, uint64_t count) {
   return parts;
 }
 
-TaskPtr all_reduce(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr all_reduce(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type, Reduction reduction) {
   const Announcement a = announce(Operation::kAllReduce, type, count, reduction);
   const size_t bytes = count * size_of(type);
   if (group->ranks() > 2 && bytes >= kSharedReduction) {
-    return std::make_shared<SharedReduction>(std::move(group), a, send, receive, bytes, type,
-                                             reduction);
+    return std::make_shared<SharedReduction>(group, a, send, receive, bytes, type, reduction);
   }
-  return std::make_shared<DirectReduction>(std::move(group), a, send, receive, bytes, type,
+  return std::make_shared<DirectReduction>(group, a, send, receive, bytes, type, reduction);
+}
+
+TaskPtr reduce_to(const GroupPtr& group, const void* send, void* receive, uint64_t count,
+                  ElementType type, Reduction reduction, uint32_t root) {
+  const Announcement a =
+      with_root(announce(Operation::kReduce, type, count, reduction), *group, root);
+  return std::make_shared<DirectReduction>(group, a, send, receive, count * size_of(type), type,
                                            reduction);
 }
 
-TaskPtr reduce_to(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
-                  Reduction reduction, uint32_t root) {
-  const Announcement a =
-      with_root(announce(Operation::kReduce, type, count, reduction), *group, root);
-  return std::make_shared<DirectReduction>(std::move(group), a, send, receive,
-                                           count * size_of(type), type, reduction);
-}
-
-TaskPtr all_gather(GroupPtr group, const void* send, uint64_t count, void* receive,
+TaskPtr all_gather(const GroupPtr& group, const void* send, uint64_t count, void* receive,
                    ElementType type) {
   const Partition parts = Partition::equal(group->ranks(), count);
   return std::make_shared<AllGather>(group, announce(Operation::kAllGather, type, count), send,
                                      receive, in_bytes(parts, type), extent(parts) * size_of(type));
 }
 
-TaskPtr all_gather_v(GroupPtr group, const void* send, uint64_t count, void* receive,
+TaskPtr all_gather_v(const GroupPtr& group, const void* send, uint64_t count, void* receive,
                      Partition receive_parts, ElementType type) {
   require_own_count(*group, Operation::kAllGatherV, receive_parts, count);
   const Announcement a =
@@ -444,7 +444,7 @@ TaskPtr all_gather_v(GroupPtr group, const void* send, uint64_t count, void* rec
                                      in_bytes(std::move(receive_parts), type), bytes);
 }
 
-TaskPtr reduce_scatter(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr reduce_scatter(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                        ElementType type, Reduction reduction) {
   const Announcement a = announce(Operation::kReduceScatter, type, count, reduction);
   const Partition parts = Partition::equal(group->ranks(), count);
@@ -452,8 +452,8 @@ TaskPtr reduce_scatter(GroupPtr group, const void* send, void* receive, uint64_t
                                          in_bytes(parts, type), type, reduction);
 }
 
-TaskPtr reduce_scatter_v(GroupPtr group, const void* send, Partition send_parts, void* receive,
-                         uint64_t count, ElementType type, Reduction reduction) {
+TaskPtr reduce_scatter_v(const GroupPtr& group, const void* send, Partition send_parts,
+                         void* receive, uint64_t count, ElementType type, Reduction reduction) {
   require_own_count(*group, Operation::kReduceScatterV, send_parts, count);
   const Announcement a = with_counts(
       announce(Operation::kReduceScatterV, type, total(send_parts), reduction), send_parts);
@@ -462,18 +462,19 @@ TaskPtr reduce_scatter_v(GroupPtr group, const void* send, Partition send_parts,
                                          in_bytes(std::move(send_parts), type), type, reduction);
 }
 
-TaskPtr broadcast(GroupPtr group, void* buffer, uint64_t count, ElementType type, uint32_t root) {
+TaskPtr broadcast(const GroupPtr& group, void* buffer, uint64_t count, ElementType type,
+                  uint32_t root) {
   const Announcement a = with_root(announce(Operation::kBroadcast, type, count), *group, root);
   return std::make_shared<Broadcast>(group, a, buffer, count * size_of(type));
 }
 
-TaskPtr scatter(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
-                uint32_t root) {
+TaskPtr scatter(const GroupPtr& group, const void* send, void* receive, uint64_t count,
+                ElementType type, uint32_t root) {
   const Announcement a = with_root(announce(Operation::kScatter, type, count), *group, root);
   return std::make_shared<Scatter>(group, a, send, receive, count * size_of(type));
 }
 
-TaskPtr all_to_all(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr all_to_all(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type) {
   const Partition parts = Partition::equal(group->ranks(), count);
   const size_t bytes = extent(parts) * size_of(type);
@@ -482,8 +483,9 @@ TaskPtr all_to_all(GroupPtr group, const void* send, void* receive, uint64_t cou
                                     bytes);
 }
 
-TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts, ElementType send_type,
-                     void* receive, Partition receive_parts, ElementType receive_type) {
+TaskPtr all_to_all_v(const GroupPtr& group, const void* send, Partition send_parts,
+                     ElementType send_type, void* receive, Partition receive_parts,
+                     ElementType receive_type) {
   // Ranks know each other's counts only in pairs; those are compared when they meet.
   const Announcement a = announce(Operation::kAllToAllV, send_type, 0);
   const size_t send_bytes = extent(send_parts) * size_of(send_type);
@@ -493,6 +495,6 @@ TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts, Ele
       in_bytes(std::move(receive_parts), receive_type), receive_bytes);
 }
 
-TaskPtr barrier(GroupPtr group) { return std::make_shared<Barrier>(std::move(group)); }
+TaskPtr barrier(const GroupPtr& group) { return std::make_shared<Barrier>(group); }
 
 }  // namespace vnpu

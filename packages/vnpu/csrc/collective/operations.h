@@ -21,31 +21,33 @@ struct Partition {
 };
 
 // receive = reduction over ranks of send; [count] both.
-TaskPtr all_reduce(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr all_reduce(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type, Reduction reduction);
 // The same on `root` only; elsewhere `receive` is not touched.
-TaskPtr reduce_to(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
-                  Reduction reduction, uint32_t root);
+TaskPtr reduce_to(const GroupPtr& group, const void* send, void* receive, uint64_t count,
+                  ElementType type, Reduction reduction, uint32_t root);
 // receive's part r = rank r's send [count].
-TaskPtr all_gather(GroupPtr group, const void* send, uint64_t count, void* receive,
+TaskPtr all_gather(const GroupPtr& group, const void* send, uint64_t count, void* receive,
                    ElementType type);
-TaskPtr all_gather_v(GroupPtr group, const void* send, uint64_t count, void* receive,
+TaskPtr all_gather_v(const GroupPtr& group, const void* send, uint64_t count, void* receive,
                      Partition receive_parts, ElementType type);
 // receive [count] = reduction over ranks of this rank's part of send.
-TaskPtr reduce_scatter(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr reduce_scatter(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                        ElementType type, Reduction reduction);
-TaskPtr reduce_scatter_v(GroupPtr group, const void* send, Partition send_parts, void* receive,
-                         uint64_t count, ElementType type, Reduction reduction);
+TaskPtr reduce_scatter_v(const GroupPtr& group, const void* send, Partition send_parts,
+                         void* receive, uint64_t count, ElementType type, Reduction reduction);
 // buffer [count] = root's.
-TaskPtr broadcast(GroupPtr group, void* buffer, uint64_t count, ElementType type, uint32_t root);
+TaskPtr broadcast(const GroupPtr& group, void* buffer, uint64_t count, ElementType type,
+                  uint32_t root);
 // receive [count] = this rank's part of root's send.
-TaskPtr scatter(GroupPtr group, const void* send, void* receive, uint64_t count, ElementType type,
-                uint32_t root);
+TaskPtr scatter(const GroupPtr& group, const void* send, void* receive, uint64_t count,
+                ElementType type, uint32_t root);
 // receive's part r = this rank's part of rank r's send; `count` per pair of ranks.
-TaskPtr all_to_all(GroupPtr group, const void* send, void* receive, uint64_t count,
+TaskPtr all_to_all(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type);
-TaskPtr all_to_all_v(GroupPtr group, const void* send, Partition send_parts, ElementType send_type,
-                     void* receive, Partition receive_parts, ElementType receive_type);
-TaskPtr barrier(GroupPtr group);
+TaskPtr all_to_all_v(const GroupPtr& group, const void* send, Partition send_parts,
+                     ElementType send_type, void* receive, Partition receive_parts,
+                     ElementType receive_type);
+TaskPtr barrier(const GroupPtr& group);
 
 }  // namespace vnpu

@@ -217,7 +217,8 @@ size_t Memory::free_bytes(int device) const {
 Memory::Physical::Physical(int file, size_t bytes, int device, bool owner)
     : file(file), bytes(bytes), device(device), owner(owner) {}
 
-Memory::Physical::~Physical() {
+// Nothing is thrown: the memory that made this exists.
+Memory::Physical::~Physical() {  // NOLINT(bugprone-exception-escape)
   ::close(file);
   if (!owner) return;
   Memory& memory = Memory::instance();
@@ -298,8 +299,9 @@ void Memory::map(void* address, size_t bytes, size_t offset,
                  const std::shared_ptr<Physical>& physical) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   std::unique_lock lock(mutex_);
-  auto it = reserved_.upper_bound(begin);
-  const bool inside = it != reserved_.begin() && (--it, begin + bytes <= it->first + it->second);
+  const auto after = reserved_.upper_bound(begin);
+  const bool inside = after != reserved_.begin() &&
+                      begin + bytes <= std::prev(after)->first + std::prev(after)->second;
   const auto next = mapped_.lower_bound(begin);
   const bool overlaps =
       (next != mapped_.end() && next->first < begin + bytes) ||
@@ -331,8 +333,11 @@ void Memory::unmap(void* address) {
                       describe_locked(begin) + ".");
   }
   void* target = reinterpret_cast<void*>(begin + distance_);
-  ::mmap(target, it->second.bytes, PROT_READ | PROT_WRITE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (::mmap(target, it->second.bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: munmap failed: ") + std::strerror(errno));
+  }
   last_owner = std::move(it->second.physical);
   mapped_.erase(it);
   remember_freed(live_[begin]);

@@ -75,7 +75,7 @@ void Timeline::add(Span span) {
   if (spans_.size() == kWriteAt) regularly_.notify_one();
 }
 
-void Timeline::name_stream(int device, int stream, std::string name) {
+void Timeline::name_stream(int device, int stream, const std::string& name) {
   std::lock_guard lock(mutex_);
   names_[stream] =
       name + " (device " + std::to_string(device) + ", stream " + std::to_string(stream) + ")";
@@ -109,7 +109,8 @@ void Timeline::write(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   {
     std::lock_guard file_lock(file_mutex_);
-    if (file_ == nullptr && (file_ = std::fopen(path_.c_str(), "w")) == nullptr) {
+    if (file_ == nullptr) file_ = std::fopen(path_.c_str(), "w");
+    if (file_ == nullptr) {
       std::fprintf(stderr, "vnpu: VNPU_TRACE: cannot write %s. Name a directory that exists.\n",
                    path_.c_str());
       lock.lock();

@@ -42,7 +42,7 @@ class Timeline {
 
   void add(Span span);
   // The track's name: a role such as "compute". The newest counts.
-  void name_stream(int device, int stream, std::string name);
+  void name_stream(int device, int stream, const std::string& name);
   // Writes what there is, and the end. Later spans are dropped.
   void close();
 
