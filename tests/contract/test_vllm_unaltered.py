@@ -4,51 +4,105 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.vnpu
+
 # An engine's whole life on a busy machine with two cores.
 LIMIT_S = 400
+REPORT = "vllm_attributes: "  # how the line of vllm_attributes.py begins
+COMMANDS = Path(sys.executable).parent
+
+# A function; a name that its own module rebinds, which nobody else may; a method.
+ALTERED = {
+    "vllm.v1.worker.gpu_model_runner:cdiv": "vllm.v1.worker.gpu_model_runner.cdiv",
+    "vllm.distributed.parallel_state:_TP": "vllm.distributed.parallel_state._TP",
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.profile_run": (
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner.profile_run"
+    ),
+}
 
 
-def attributes_after_an_engine(repository: Path, *alter: str) -> dict[str, Any]:
+def run_on_vnpu(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "vnpu"),
-            "run",
-            "--",
-            sys.executable,
-            str(repository / "tests" / "contract" / "vllm_attributes.py"),
-            str(repository / "checkpoints" / "tiny_llama"),
-            *alter,
-        ],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"},
+        [str(COMMANDS / "vnpu"), "run", "--", *map(str, command)],
+        env={
+            **os.environ,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    return done.stdout
+
+
+def attributes_after_an_engine(
+    repository: Path, checkpoint: Path, options: dict[str, Any], *altered: str, **environment: str
+) -> dict[str, Any]:
+    program = repository / "tests" / "contract" / "vllm_attributes.py"
+    output = run_on_vnpu(
+        sys.executable, program, checkpoint, json.dumps(options), *altered, **environment
+    )
+    (line,) = (line for line in output.splitlines() if line.startswith(REPORT))
+    report: dict[str, Any] = json.loads(line.removeprefix(REPORT))
+    assert report["platform"] == "vllm_davinci.core.platform"
+    assert report["tokens"] == [4, 4, 4, 4]
+    # Fewer would mean that the recorder missed vLLM's modules.
+    assert report["modules"] > 300
     return report
 
 
-@pytest.mark.vnpu
-def test_no_attribute_of_a_vllm_module_is_replaced_by_an_engine_run(repository: Path):
-    report = attributes_after_an_engine(repository)
-    assert report["platform"] == "vllm_davinci.core.platform"
-    assert report["tokens"] == 4
-    # Fewer would mean that the recorder missed vLLM's modules.
-    assert report["modules"] > 300
+def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_found(
+    repository: Path,
+):
+    checkpoint = repository / "checkpoints" / "tiny_llama"
+    report = attributes_after_an_engine(repository, checkpoint, {}, *ALTERED)
     assert report["replaced"] == []
+    found = {line.split(":")[0] for line in report["replaced_after_altering"]}
+    assert found == set(ALTERED.values())
 
 
-@pytest.mark.vnpu
-def test_a_replaced_function_would_be_found(repository: Path):
-    name = "vllm.v1.worker.gpu_model_runner.cdiv"
-    report = attributes_after_an_engine(repository, name)
-    assert [line.split(":")[0] for line in report["replaced"]] == [name]
+def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ranks(
+    repository: Path, tmp_path: Path
+):
+    """Two data-parallel ranks, each an engine and a worker in one process."""
+    quantized = tmp_path / "quantized"
+    source = repository / "checkpoints" / "tiny_deepseek"
+    run_on_vnpu(COMMANDS / "vllm-davinci", "quantize", source, quantized)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def report_of(rank: int) -> dict[str, Any]:
+        return attributes_after_an_engine(
+            repository,
+            quantized,
+            {
+                "enable_expert_parallel": True,
+                "distributed_executor_backend": "uni",
+                "additional_config": {"overlap": "lean"},
+            },
+            VLLM_DP_RANK=str(rank),
+            VLLM_DP_RANK_LOCAL=str(rank),
+            VLLM_DP_SIZE="2",
+            VLLM_DP_MASTER_IP="127.0.0.1",
+            VLLM_DP_MASTER_PORT=str(port),
+        )
+
+    with ThreadPoolExecutor(2) as threads:
+        for report in threads.map(report_of, range(2)):
+            assert report["quantization"] == "ascend"
+            assert report["split_steps"] == 1
+            assert report["replaced"] == []

@@ -1,9 +1,11 @@
-"""Runs an engine and prints, as JSON, every vLLM attribute that somebody else replaced.
+"""Runs an engine and prints, in a line of JSON, every vLLM attribute that somebody else replaced.
 
-`python tests/contract/vllm_attributes.py CHECKPOINT`, in a process of its own: each vLLM module is
-recorded at the moment its own code has run, before anybody can get at it, and compared after
-plugins were registered, a model was loaded and text was generated. What vLLM rebinds itself, and
-says so with `global`, may change; what our hooks put into vLLM's registries changes no attribute.
+`python tests/contract/vllm_attributes.py CHECKPOINT OPTIONS [ALTERED ...]`, in a process of its
+own: each vLLM module is recorded at the moment its own code has run, before anybody can get at it,
+and compared after plugins were registered, a model was loaded and text was generated, then once
+more after ALTERED attributes were replaced, as proof that the comparison sees that. A module's
+own functions may rebind the names that they declare `global`; what comes from outside is found by
+who did it, whatever the name. What our hooks put into vLLM's registries changes no attribute.
 """
 
 from __future__ import annotations
@@ -17,6 +19,10 @@ from types import ModuleType
 from typing import Any
 
 MISSING = object()
+# Before the report, which is one line among vLLM's.
+REPORT = "vllm_attributes: "
+# How many tokens a prompt has: enough of them are split into ubatches.
+PROMPT_TOKENS = 200
 
 
 class Recorder:
@@ -25,6 +31,7 @@ class Recorder:
     def __init__(self) -> None:
         self.modules: dict[str, dict[str, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
+        self.from_outside: list[str] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.split(".")[0] != "vllm":
@@ -40,16 +47,18 @@ class Recorder:
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__:
                 self.classes[value] = dict(vars(value))
+        if type(module) is ModuleType:
+            module.__class__ = _watched_module(self)
 
     def replaced(self) -> list[str]:
-        """What differs from the record, without what vLLM changes itself."""
-        found: list[str] = []
+        """What differs from the record, without what each module rebinds itself."""
+        found = list(self.from_outside)
         for name, before in self.modules.items():
-            module = sys.modules[name]
-            found += _replaced_in(name, before, dict(vars(module)), module)
+            own = names_it_rebinds(sys.modules[name])
+            found += _replaced_in(name, before, dict(vars(sys.modules[name])), own)
         for cls, before in self.classes.items():
             name = f"{cls.__module__}.{cls.__qualname__}"
-            found += _replaced_in(name, before, dict(vars(cls)), sys.modules[cls.__module__])
+            found += _replaced_in(name, before, dict(vars(cls)), frozenset())
         return sorted(found)
 
 
@@ -61,35 +70,39 @@ class _RecordingLoader(SourceFileLoader):
         self.recorder.record(module)
 
 
+@cache
+def _watched_module(recorder: Recorder) -> type[ModuleType]:
+    """A class of modules that notes who assigns to their attributes from outside."""
+
+    class WatchedModule(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            by = sys._getframe(1).f_globals.get("__name__", "")
+            # The import system binds a submodule in its package.
+            is_import = isinstance(value, ModuleType) and by == "importlib._bootstrap"
+            if by.split(".")[0] != "vllm" and not is_import:
+                recorder.from_outside.append(f"{self.__name__}.{name}: assigned by {by}")
+            super().__setattr__(name, value)
+
+    return WatchedModule
+
+
 def _replaced_in(
-    name: str, before: dict[str, Any], now: dict[str, Any], module: ModuleType
+    name: str, before: dict[str, Any], now: dict[str, Any], own: frozenset[str]
 ) -> list[str]:
     attributes = [name for name in before.keys() | now.keys() if _differs(before, now, name)]
-    if not attributes:
-        return []
-    own = names_it_rebinds(module)
     return [_described(name, a, before, now) for a in attributes if a not in own]
 
 
 @cache
-def names_it_rebinds(module: ModuleType) -> set[str]:
-    """Names that a module's own code assigns after it was executed.
-
-    `global NAME`, `cls.NAME = ...` and `ClassName.NAME = ...` inside functions.
-    """
-    path = module.__file__
-    if path is None:
-        return set()
-    with open(path, encoding="utf-8") as file:
+def names_it_rebinds(module: ModuleType) -> frozenset[str]:
+    """Names that functions of a module's own code declare `global`, and assign."""
+    if module.__file__ is None:
+        return frozenset()
+    with open(module.__file__, encoding="utf-8") as file:
         tree = ast.parse(file.read())
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Global):
-            names.update(node.names)
-        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(target.attr for target in targets if isinstance(target, ast.Attribute))
-    return names
+    return frozenset(
+        name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names
+    )
 
 
 def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> bool:
@@ -115,25 +128,41 @@ def _described(name: str, attribute: str, before: dict[str, Any], now: dict[str,
     return f"{name}.{attribute}: {was!r:.120} -> {is_now!r:.120}"
 
 
-def main(checkpoint: str, alter: str = "") -> None:
+def _alter(path: str) -> None:
+    """Replaces what MODULE:NAME or MODULE:CLASS.NAME stands for."""
+    module, _, names = path.partition(":")
+    *holders, attribute = names.split(".")
+    target: Any = sys.modules[module]
+    for holder in holders:
+        target = getattr(target, holder)
+    setattr(target, attribute, lambda *args, **kwargs: None)
+
+
+def main(checkpoint: str, options: str, *altered: str) -> None:
     recorder = Recorder()
     sys.meta_path.insert(0, recorder)  # type: ignore[arg-type]
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=checkpoint, seed=0, max_model_len=256)
-    (output,) = llm.generate(["def "], SamplingParams(temperature=0, max_tokens=4))
-    if alter:
-        # Proves that the comparison sees a replaced attribute.
-        module, attribute = alter.rsplit(".", 1)
-        setattr(sys.modules[module], attribute, lambda *args, **kwargs: None)
+    llm = LLM(model=checkpoint, seed=0, max_model_len=256, **json.loads(options))
+    prompts = [
+        {"prompt_token_ids": [3 + (token + first) % 500 for token in range(PROMPT_TOKENS)]}
+        for first in range(4)
+    ]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    decisions = llm.collective_rpc("overlap_decisions")[0]
+    replaced = recorder.replaced()
+    for path in altered:
+        _alter(path)
     report = {
         "platform": type(sys.modules["vllm.platforms"].current_platform).__module__,
-        "tokens": len(output.outputs[0].token_ids),
+        "tokens": [len(output.outputs[0].token_ids) for output in outputs],
+        "split_steps": decisions.get("split", 0),
+        "quantization": llm.llm_engine.vllm_config.model_config.quantization,
         "modules": len(recorder.modules),
-        "attributes": sum(map(len, recorder.modules.values())),
-        "replaced": recorder.replaced(),
+        "replaced": replaced,
+        "replaced_after_altering": recorder.replaced(),
     }
-    print(json.dumps(report))
+    print(REPORT + json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":
