@@ -60,11 +60,8 @@ def _inherited_names(core: Any) -> Iterator[tuple[str, str]]:
         served = f"served as `moe_communication` = `{value}`"
         yield variable.name, f"1 asks for {variable.meaning}: {served}."
     for variable in core.INHERITED:
-        effect = "ends the start" if variable.is_refused else "has no effect, which is logged"
-        yield (
-            variable.name,
-            f"Asks for {variable.meaning}: a value other than {variable.default} {effect}.",
-        )
+        effect = f"a value other than {variable.default} has no effect, which is logged"
+        yield variable.name, f"Asks for {variable.meaning}: {effect}."
 
 
 def configuration_page(config: Any) -> str:

@@ -1,11 +1,12 @@
 """Ways between the ranks of experts: what is asked for, what is chosen and why."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from vllm.config import DeviceConfig, VllmConfig
+from vllm.config import DeviceConfig, ModelConfig, VllmConfig
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
@@ -22,6 +23,7 @@ from vllm_davinci.core.fused_moe.options import gather_exchange_requests
 
 ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
 ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
+FUSED_VARIABLE = "VLLM_ENABLE_MC2"
 
 
 REASON = "fused launches take none of this"
@@ -188,7 +190,11 @@ def config(additional_config: Any) -> VllmConfig:
 
 @pytest.mark.parametrize(
     ("variable", "method"),
-    [(ALL_GATHER_VARIABLE, "all_gather"), (ALL_TO_ALL_VARIABLE, "all_to_all")],
+    [
+        (ALL_GATHER_VARIABLE, "all_gather"),
+        (ALL_TO_ALL_VARIABLE, "all_to_all"),
+        (FUSED_VARIABLE, "fused"),
+    ],
 )
 def test_variables_of_earlier_plugins_become_the_option(
     variable: str, method: str, vllm_config: VllmConfig
@@ -198,6 +204,15 @@ def test_variables_of_earlier_plugins_become_the_option(
     assert f"{variable}=1 is served as moe_communication = {method!r}" in note
     assert get_config(asked).moe_communication == method
     assert gather_exchange_requests(asked, {variable: "1"}) == []
+
+
+def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(FUSED_VARIABLE, "1")
+    checkpoint = Path(__file__).parents[3] / "checkpoints" / "tiny_deepseek"
+    with pytest.raises(ValueError, match=f"'fused' sends .* {FUSED_VARIABLE}=1 asks for it"):
+        VllmConfig(
+            model_config=ModelConfig(str(checkpoint)), device_config=DeviceConfig(device="npu")
+        )
 
 
 def test_an_option_wins_over_a_variable(vllm_config: VllmConfig):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from operator import attrgetter
 
 import pytest
 import torch
@@ -125,6 +126,9 @@ def test_a_multiple_of_the_block_size_is_kept():
     [
         ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+        ("cache_config", "kv_offloading_size", 1.0, "--kv-offloading-size"),
+        ("offload_config.uva", "cpu_offload_gb", 1.0, "--cpu-offload-gb"),
+        ("offload_config.prefetch", "offload_group_size", 2, "--offload-group-size"),
         ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype fp8; --kv-cache-dtype auto"),
         ("cache_config", "cache_dtype", "float16", "--kv-cache-dtype float16; "),
     ],
@@ -133,7 +137,7 @@ def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
     holder: str, name: str, value: object, named: str
 ):
     config = configured()
-    setattr(getattr(config, holder), name, value)
+    setattr(attrgetter(holder)(config), name, value)
     with pytest.raises(ConfigurationError, match=f"not available in .*{named}"):
         NPUPlatform.check_and_update_config(config)
 

@@ -1,87 +1,69 @@
 """Environment variables that core reads, each with meaning and default. There are few on purpose.
 
 Options belong in `--additional-config`. The names below exist because people's scripts carry them
-from earlier Ascend plugins; none may be passed over in silence.
+from earlier Ascend plugins: each is served or reported, none is passed over in silence.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_davinci.core.errors import RELEASE, ConfigurationError
+from vllm_davinci.core.errors import RELEASE
 
 
 @dataclass(frozen=True)
 class EnvironmentVariable:
     """One variable.
 
-    name:      as the shell spells it
-    default:   the value that asks for nothing
-    meaning:   what it asks for
-    is_refused: whether any other value ends start-up, because results or speed would differ from
-               what was asked; otherwise it is reported once
+    name:    as the shell spells it
+    default: the value that asks for nothing
+    meaning: what it asks for
     """
 
     name: str
     default: str
     meaning: str
-    is_refused: bool
 
 
 # Served: 1 is dbo.enabled (core.config.dbo).
 OVERLAP_REQUESTS: tuple[EnvironmentVariable, ...] = (
-    EnvironmentVariable("VLLM_ASCEND_ENABLE_DBO", "0", "dual-batch overlap", False),
-    EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling", False),
+    EnvironmentVariable("VLLM_ASCEND_ENABLE_DBO", "0", "dual-batch overlap"),
+    EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling"),
 )
 
 # Served: 1 is this value of moe_communication (core.fused_moe.options).
 EXCHANGE_REQUESTS: dict[str, EnvironmentVariable] = {
     "all_gather": EnvironmentVariable(
-        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism", False
+        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism"
     ),
     "all_to_all": EnvironmentVariable(
-        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ", "0", "the sequence all-to-all dispatcher", False
+        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ", "0", "the sequence all-to-all dispatcher"
     ),
+    "fused": EnvironmentVariable("VLLM_ENABLE_MC2", "0", "fused dispatch and combine of experts"),
 }
 
+# Without effect, which is reported.
 INHERITED: tuple[EnvironmentVariable, ...] = (
-    EnvironmentVariable("VLLM_ENABLE_MC2", "0", "fused dispatch and combine of experts", True),
+    EnvironmentVariable("VLLM_ASCEND_TRACE_RECOMPILES", "0", "a log of graph recompilations"),
     EnvironmentVariable(
-        "VLLM_ASCEND_TRACE_RECOMPILES", "0", "a log of graph recompilations", False
-    ),
-    EnvironmentVariable(
-        "VLLM_ASCEND_MODEL_EXECUTE_TIME_OBSERVE", "0", "a log of the time of each stage", False
+        "VLLM_ASCEND_MODEL_EXECUTE_TIME_OBSERVE", "0", "a log of the time of each stage"
     ),
     EnvironmentVariable(
         "VLLM_ASCEND_KV_CACHE_MEGABYTES_FLOATING_TOLERANCE",
         "64",
         "a tolerance, in MB, for cached KV sizes of graph mode",
-        False,
     ),
     EnvironmentVariable(
-        "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION", "0", "a faster top-k and top-p", False
+        "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION", "0", "a faster top-k and top-p"
     ),
 )
 
 
 def check_inherited(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Notes about variables that have no effect. Raises ConfigurationError for refused ones."""
-    used = list(_in_use(environ))
-    if refused := [variable for variable in used if variable.is_refused]:
-        asked = "; ".join(
-            f"{variable.meaning} ({variable.name}={environ[variable.name]})" for variable in refused
-        )
-        raise ConfigurationError(
-            f"not available in {RELEASE}: {asked}. Unset {' '.join(v.name for v in refused)}."
-        )
+    """Notes about variables that are set and have no effect."""
     return [
         f"{variable.name}={environ[variable.name]} has no effect in {RELEASE}: it asks for "
         f"{variable.meaning}."
-        for variable in used
+        for variable in INHERITED
+        if environ.get(variable.name, variable.default) not in ("", variable.default)
     ]
-
-
-def _in_use(environ: Mapping[str, str]) -> Iterator[EnvironmentVariable]:
-    for variable in INHERITED:
-        if environ.get(variable.name, variable.default) not in ("", variable.default):
-            yield variable

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 def refuse_unavailable(vllm_config: "VllmConfig") -> None:
     """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
     parallel = vllm_config.parallel_config
+    offload = vllm_config.offload_config
     model = vllm_config.model_config
     dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
     refused = {
@@ -24,6 +25,14 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
+        # vLLM makes a KV transfer of it later.
+        "a KV cache that continues in the host's memory (--kv-offloading-size)": (
+            vllm_config.cache_config.kv_offloading_size is not None
+        ),
+        "weights in the host's memory (--cpu-offload-gb)": offload.uva.cpu_offload_gb > 0,
+        "weights in the host's memory (--offload-group-size)": (
+            offload.prefetch.offload_group_size > 0
+        ),
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
         f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
         "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),

@@ -30,11 +30,7 @@ def gather_exchange_requests(
     additional = vllm_config.additional_config or {}
     if not isinstance(additional, Mapping):
         return []  # the typed model names what is wrong
-    asked = {
-        method: variable.name
-        for method, variable in EXCHANGE_REQUESTS.items()
-        if _is_set(environ.get(variable.name, ""), variable.name)
-    }
+    asked = _requested(environ)
     if len(asked) > 1:
         raise ConfigurationError(
             f"{' and '.join(asked.values())} ask for different ways between the ranks of experts. "
@@ -47,6 +43,15 @@ def gather_exchange_requests(
         if additional[KEY] != method:
             return [f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."]
     return []
+
+
+def _requested(environ: Mapping[str, str]) -> dict[str, str]:
+    """Communication method -> name of the variable that asks for it."""
+    return {
+        method: variable.name
+        for method, variable in EXCHANGE_REQUESTS.items()
+        if _is_set(environ.get(variable.name, ""), variable.name)
+    }
 
 
 def _is_set(value: str, name: str) -> bool:
@@ -67,7 +72,13 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
         hidden_size = model.get_hidden_size()
         rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, hidden_size)
         check_expert_count(model.get_num_experts(), rule.layout)
-        rule.check()
+        try:
+            rule.check()
+        except ConfigurationError as error:
+            name = _requested(os.environ).get(config.moe_communication)
+            if name is None:
+                raise
+            raise ConfigurationError(f"{error} {name}=1 asks for it: unset it.") from None
         if config.expert_map_path is None:
             return []
         read_expert_map(config.expert_map_path)
