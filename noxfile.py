@@ -52,8 +52,10 @@ def prepare(session: nox.Session, directory: Path = SERVING, *options: str) -> P
     return directory / "bin"
 
 
-def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> None:
-    """Run a command of the shared environment over the virtual NPU."""
+def run_on_vnpu(
+    session: nox.Session, commands: Path, *command: str | Path, **environment: str
+) -> None:
+    """Run a command of the shared environment over the virtual NPU, with further variables."""
     session.run(
         str(commands / "vnpu"),
         "run",
@@ -61,7 +63,11 @@ def run_on_vnpu(session: nox.Session, commands: Path, *command: str | Path) -> N
         str(commands / command[0]),
         *map(str, command[1:]),
         external=True,
-        env={"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"},
+        env={
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "HF_HUB_OFFLINE": "1",
+            **environment,
+        },
     )
 
 
@@ -147,12 +153,19 @@ def isolated(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def demo(session: nox.Session) -> None:
-    """Build everything, then complete prompts with a DeepSeek on one `npu`, then on two."""
+    """Build everything, then complete prompts with a DeepSeek on one `npu`, then on two.
+
+    VLLM_LOGGING_LEVEL=INFO shows vLLM's own log as well.
+    """
     commands = prepare(session)
     run_on_vnpu(session, commands, "vllm-davinci", "doctor")
     generate = ("python", "examples/generate.py", DEEPSEEK_CHECKPOINT, *session.posargs)
-    run_on_vnpu(session, commands, *generate)
-    run_on_vnpu(session, commands, *generate, "--tensor-parallel-size=2")
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
+    session.log("vLLM completes prompts on one device; it loads for some ten seconds first")
+    run_on_vnpu(session, commands, *generate, VLLM_LOGGING_LEVEL=level)
+    session.log("the same on two devices, each with half of the model")
+    two = (*generate, "--tensor-parallel-size=2")
+    run_on_vnpu(session, commands, *two, VLLM_LOGGING_LEVEL=level)
     session.log(f"go on with: source {SERVING.relative_to(ROOT)}/bin/activate")
     session.log("            vnpu run -- python examples/generate.py checkpoints/tiny_llama")
     session.log("or start the OpenAI server: python3 -m nox -s serve")
@@ -169,6 +182,8 @@ def serve(session: nox.Session) -> None:
         "serve",
         DENSE_CHECKPOINT,
         "--served-model-name=tiny_llama",
+        # With none, vLLM kills the engine at once when Ctrl-C ends the server.
+        "--shutdown-timeout=15",
         *session.posargs,
     )
 

@@ -8,4 +8,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 checkpoint=${1:-checkpoints/tiny_llama}
-exec vnpu run -- vllm serve "$checkpoint" --served-model-name "$(basename "$checkpoint")" "${@:2}"
+# With --shutdown-timeout Ctrl-C leaves the engine the time to close its devices.
+exec vnpu run -- vllm serve "$checkpoint" --served-model-name "$(basename "$checkpoint")" \
+  --shutdown-timeout 15 "${@:2}"

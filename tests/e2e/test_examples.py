@@ -1,10 +1,14 @@
 """Examples run as their first lines say, and show what they promise."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
+from e2e.alarms import alarming_lines
+
 LIMIT_S = 120
+ENGINE_LIMIT_S = 300  # an engine's whole life on a busy machine with two cores
 
 
 def test_two_ubatches_take_turns_without_a_race(repository: Path):
@@ -45,3 +49,30 @@ def test_the_guide_shows_the_example(repository: Path):
     program = (repository / "examples" / "overlap_two_ubatches.py").read_text("utf-8")
     code = program[program.index("import torch") :]
     assert code in (repository / "packages" / "multistream" / "README.md").read_text("utf-8")
+
+
+def test_text_is_generated_on_two_devices_without_an_alarming_line(repository: Path):
+    program = repository / "examples" / "generate.py"
+    checkpoint = repository / "checkpoints" / "tiny_deepseek"
+    done = subprocess.run(
+        [
+            "vnpu",
+            "run",
+            "--",
+            "python",
+            str(program),
+            str(checkpoint),
+            "def ",
+            "import ",
+            "-tp",
+            "2",
+        ],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=ENGINE_LIMIT_S,
+        check=True,
+    )
+    assert f"device npu: 2 x Ascend910B3, checkpoint {checkpoint}" in done.stdout
+    assert "\nimport os\nimport sys\n" in done.stdout
+    assert alarming_lines(done.stdout + done.stderr) == []

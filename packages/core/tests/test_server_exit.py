@@ -67,3 +67,18 @@ def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, 
         check=False,
     )
     assert ended.returncode == status, ended.stderr
+
+
+@pytest.mark.parametrize(("is_told", "is_reported"), [(False, True), (True, False)])
+def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(is_told: bool, is_reported: bool):
+    program = (
+        "import logging\nimport vllm\n"
+        "from vllm.v1.engine.exceptions import EngineDeadError\n"
+        "from vllm_davinci.core.process.server_exit import fail_when_engine_dies\n"
+        "fail_when_engine_dies()\n"
+        f"{IS_TOLD if is_told else ''}\n{DIES_ACCORDING_TO_WAITER}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ("output_handler failed" in done.stdout + done.stderr) is is_reported, done.stderr

@@ -14,7 +14,7 @@ from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
-from vllm_davinci.core.config.parsing import non_default_options
+from vllm_davinci.core.config.parsing import is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
@@ -236,6 +236,8 @@ class NPUPlatform(Platform):
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuses what this release cannot do, sets what the NPU needs. Idempotent."""
         let_interrupts_end_the_start()
+        # An engine's processes get the resolved configuration, and have nothing new to tell.
+        is_new = not is_resolved(vllm_config)
         warnings = gather_exchange_requests(vllm_config)
         resolution = resolve(vllm_config)
         config = resolution.config
@@ -250,6 +252,8 @@ class NPUPlatform(Platform):
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
         changes = set_for_npu(vllm_config)
+        if not is_new:
+            return
         for warning in warnings:
             logger.warning_once("%s", warning)
         for change in resolution.choices + changes:

@@ -29,6 +29,7 @@ from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci.core.process.engine_exit import finish_teardown
 
 logger = init_logger(__name__)
 
@@ -113,6 +114,10 @@ class NPUWorker(Worker):
             language_model=self.compilation_config.compilation_time,
             encoder=self.compilation_config.encoder_compilation_time,
         )
+
+    def shutdown(self) -> None:
+        finish_teardown()
+        super().shutdown()
 
     def compiled_operators(self) -> list[str]:
         """Names of the compiled operators that this worker's layers call."""

@@ -74,6 +74,7 @@ def prepare_environment(
     environment[env.VNPU_ACTIVE] = "1"
     environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
     environment.setdefault(env.OMP_WAIT_POLICY, "passive")
+    environment.setdefault(env.TORCH_NPU_WARNING_DISABLE, "1")
     environment.update((config or VirtualDeviceConfig()).environment())
 
 

@@ -51,3 +51,8 @@ second thread only adds hand-overs, and with one thread a fuzz seed gives one sc
 OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
 """How idle threads of a parallel operator wait. vnpu sets passive unless the user chose: its
 threads share the host's cores, and one that spins takes them from the thread it waits for."""
+
+TORCH_NPU_WARNING_DISABLE = "TORCH_NPU_WARNING_DISABLE"
+"""1: torch_npu prints no warnings of its own, which are about drivers, CANN releases and chips'
+generations. vnpu sets 1 unless the user chose: every process that uses a device would begin with
+one."""

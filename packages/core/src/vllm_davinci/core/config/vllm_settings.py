@@ -9,6 +9,8 @@ from vllm_davinci.core.errors import RELEASE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+SHUTDOWN_LIMIT_S = 15
+
 
 def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
     """Sets what the NPU needs. Returns one line per value it changed, with the reason."""
@@ -38,6 +40,9 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
         )
     # vLLM forks by default, and an NPU context does not survive a fork.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
+    # killed leaves shared memory behind.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
 
     compilation = vllm_config.compilation_config
     no_graphs = f"not available in {RELEASE}: compilation and graph mode"

@@ -8,6 +8,7 @@ import sys
 # Imported by vLLM's servers and by nothing else.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
 ENGINE_CLIENT = "vllm.v1.engine.core_client"
+OUTPUT_HANDLER = "vllm.v1.engine.async_llm"
 # Ctrl-C reaches the engine too, which may end, and be missed, before the server has noticed.
 SIGNAL_DELAY_S = 5
 
@@ -20,7 +21,9 @@ def fail_when_engine_dies() -> None:
     """
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, EngineDeath) for handler in logger.handlers):
-        logger.addHandler(EngineDeath())
+        death = EngineDeath()
+        logger.addHandler(death)
+        logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
         launcher = logging.getLogger(SERVER_MODULE)
         if not launcher.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
             launcher.setLevel(logging.INFO)
@@ -44,15 +47,22 @@ class EngineDeath(logging.Handler):
             if self._told_at is None and "shutdown triggered" in record.getMessage():
                 self._told_at = record.created
             return
-        error = record.exc_info[1] if record.exc_info else None
         if self._died_at is None and (
-            type(error).__name__ == "EngineDeadError"
+            _is_engine_dead_error(record)
             or (
                 record.name == ENGINE_CLIENT
                 and "engine core exited unexpectedly" in record.getMessage()
             )
         ):
             self._died_at = record.created
+
+    def is_news(self, record: logging.LogRecord) -> bool:
+        """A filter: once the server was told to end, the engine's death is no error.
+
+        vLLM closes the engine's output before it ends the task that waits for it, which now and
+        then has the time to report that with a traceback.
+        """
+        return self._told_at is None or not _is_engine_dead_error(record)
 
     @property
     def is_failure(self) -> bool:
@@ -67,3 +77,8 @@ class EngineDeath(logging.Handler):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+
+def _is_engine_dead_error(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ == "EngineDeadError"
