@@ -1,6 +1,7 @@
 """Where vLLM leaves no hook: what core does instead, why, and when it can go.
 
-None of these assigns to a vLLM module; tests/contract compares every module before and after.
+None of these assigns to a vLLM module; tests/contract compares every module before and after, and
+holds this table against the code on both sides (tests/contract/test_upstream_overrides.py).
 """
 
 from dataclasses import dataclass
@@ -8,60 +9,191 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Override:
-    """One deviation from vLLM's hooks."""
+    """One deviation from vLLM's hooks.
+
+    where:    what does it: modules of core, with a class and its methods where they override
+              vLLM's private ones
+    upstream: file of vLLM -> the names in it that this rests on
+    """
 
     what: str
-    where: str
+    where: tuple[str, ...]
     why: str
-    upstream: str
+    upstream: dict[str, tuple[str, ...]]
     goes_when: str
 
+
+RUNNER = "v1/worker/gpu_model_runner.py"
 
 OVERRIDES: tuple[Override, ...] = (
     Override(
         what="torch.cuda.{Stream, Event, stream, current_stream, ...} name torch.npu's",
-        where="core.device.torch_cuda_names",
+        where=("core.device.torch_cuda_names:install",),
         why="the V1 runner spells them out for asynchronous scheduling",
-        upstream="vllm/v1/worker/gpu_model_runner.py, AsyncGPUModelRunnerOutput",
+        upstream={RUNNER: ("AsyncGPUModelRunnerOutput", "torch.cuda.Stream")},
         goes_when="the V1 runner uses torch.Stream and torch.Event",
     ),
     Override(
         what="our input batch's block tables are of our class",
-        where="core.attention.block_table",
+        where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",
-        upstream="vllm/v1/worker/block_table.py, BlockTable.compute_slot_mapping",
+        upstream={"v1/worker/block_table.py": ("compute_slot_mapping", "MultiGroupBlockTable")},
         goes_when="the kernel can be chosen by platform",
     ),
     Override(
-        what="the runner allocates keys and values apart",
-        where="core.model_runner",
+        what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
+        where=(
+            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
+            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
+            "core.model_runner:NPUModelRunner._zero_block_ids",
+            "core.model_runner:NPUModelRunner._update_states",
+        ),
         why="the fused attention operator takes two contiguous tensors",
-        upstream="vllm/v1/worker/utils.py, allocate_kv_cache",
+        upstream={
+            RUNNER: (
+                "initialize_kv_cache_tensors",
+                "_init_kv_zero_meta",
+                "_zero_block_ids",
+                "_update_states",
+            )
+        },
         goes_when="a KV cache layout can put keys before values",
     ),
     Override(
         what="a runner keeps its asynchronous output one step; a step that raised has no output",
-        where="core.model_runner",
+        where=(
+            "core.model_runner:NPUModelRunner.sample_tokens",
+            "core.model_runner:NPUModelRunner.execute_model",
+        ),
         why=(
             "ranks that report nothing free memory that a copy still reads, and an empty output "
             "hides the step's error behind a KeyError in the scheduler"
         ),
-        upstream="vllm/v1/worker/gpu_model_runner.py, sample_tokens",
+        upstream={RUNNER: ("sample_tokens", "AsyncGPUModelRunnerOutput")},
         goes_when="the worker keeps outputs until they are copied and passes None after an error",
     ),
     Override(
-        what="with dbo.enabled, our runner shows vLLM ubatch_size or one DP rank during one call",
-        where="core.ubatch.runner",
+        what="the number of cores comes from the platform's table, memory pools are not used",
+        where=(
+            "core.model_runner:NPUModelRunner._init_device_properties",
+            "core.worker:NPUWorker._maybe_get_memory_pool_context",
+        ),
+        why="vLLM asks for CUDA's properties and for CUDA's allocator",
+        upstream={
+            RUNNER: ("_init_device_properties",),
+            "v1/worker/gpu_worker.py": ("_maybe_get_memory_pool_context",),
+        },
+        goes_when="both ask the platform",
+    ),
+    Override(
+        what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call, "
+        "and prepares a step per ubatch",
+        where=(
+            "core.ubatch.runner:UBatchRunner._parallel_setting",
+            "core.ubatch.runner:UBatchRunner._determine_batch_execution_and_padding",
+            "core.ubatch.runner:UBatchRunner._get_slot_mappings",
+            "core.ubatch.runner:UBatchRunner._build_attention_metadata",
+            "core.ubatch.runner:UBatchRunner._model_forward",
+        ),
         why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
-        upstream="vllm/v1/worker/gpu_model_runner.py, initialize_metadata_builders",
-        goes_when="the number of builders and the exchange can be overridden by themselves",
+        upstream={
+            RUNNER: (
+                "initialize_metadata_builders",
+                "_determine_batch_execution_and_padding",
+                "_get_slot_mappings",
+                "_build_attention_metadata",
+                "_model_forward",
+            )
+        },
+        goes_when="the number of builders, the exchange and the cut can be overridden alone",
     ),
     Override(
         what="with overlap on, experts' layers are entered by vLLM's plain functions, and keep "
         "shared results per ubatch",
-        where="core.ubatch.moe_entry",
+        where=("core.ubatch.moe_entry:let_experts_switch",),
         why="a greenlet cannot be left inside a torch operator that is implemented in Python",
-        upstream="vllm/model_executor/layers/fused_moe/runner/moe_runner.py, _select_forward",
+        upstream={
+            "model_executor/layers/fused_moe/runner/moe_runner.py": (
+                "_forward_entry",
+                "_moe_forward",
+                "_moe_forward_shared",
+            )
+        },
         goes_when="the entry can be chosen by platform",
+    ),
+    Override(
+        what="experts lie on ranks as a file says",
+        where=("core.fused_moe.expert_map_manager:NPUExpertMapManager._calculate_expert_maps",),
+        why="vLLM knows two placements, linear and round robin",
+        upstream={
+            "model_executor/layers/fused_moe/expert_map_manager.py": ("_calculate_expert_maps",)
+        },
+        goes_when="a placement can be registered",
+    ),
+    Override(
+        what="quantized experts without a method for NPUs end the start with their format's name",
+        where=("core.fused_moe.layer:NPURoutedExperts._get_quant_method",),
+        why="vLLM raises NotImplementedError from within the choice of CUDA's kernels",
+        upstream={"model_executor/layers/fused_moe/routed_experts.py": ("_get_quant_method",)},
+        goes_when="the choice of experts' methods asks the platform",
+    ),
+    Override(
+        what="all2all_backend is set to one that names no way of ours",
+        where=("core.config.vllm_settings:set_for_npu",),
+        why=(
+            "vLLM's models divide tokens among the ranks of a DP rank with the default, and read "
+            "padding in steps of one token"
+        ),
+        upstream={
+            "config/parallel.py": ("use_sequence_parallel_moe", "flashinfer_nvlink_two_sided")
+        },
+        goes_when="the division can be refused by platform",
+    ),
+    Override(
+        what="a Ctrl-C that vLLM swallows while its engine starts is repeated",
+        where=("core.process.interrupt:let_interrupts_end_the_start",),
+        why="the client then waits for an engine that the same Ctrl-C has ended",
+        upstream={
+            "utils/network_utils.py": ("zmq_socket_ctx", "KeyboardInterrupt"),
+            "v1/engine/utils.py": ("wait_for_engine_startup",),
+            "v1/engine/core_client.py": ("VLLM_ENGINE_READY_TIMEOUT_S",),
+        },
+        goes_when="zmq_socket_ctx lets the interrupt through",
+    ),
+    Override(
+        what="a server whose engine died leaves with status 1; of one that was told to end, the "
+        "engine's end is no error in the log",
+        where=("core.process.server_exit:EngineDeath",),
+        why="vLLM leaves with status 0, and has no callback for either event",
+        upstream={
+            "entrypoints/launchers/launcher.py": ("shutdown triggered",),
+            "v1/engine/core_client.py": ("engine core exited unexpectedly",),
+            "v1/engine/async_llm.py": ("output_handler failed",),
+            "v1/engine/exceptions.py": ("EngineDeadError",),
+        },
+        goes_when="the server's status tells that its engine died",
+    ),
+    Override(
+        what="an engine that ends in order ignores SIGTERM, and its heap is not collected again",
+        where=("core.process.engine_exit:finish_teardown",),
+        why="vLLM puts SIGTERM's default back before the teardown, and sends it to the engine then",
+        upstream={
+            "v1/engine/core.py": ("signal.SIG_DFL", "gc.freeze()"),
+            "v1/engine/utils.py": ('"EngineCore"',),
+            "v1/executor/multiproc_executor.py": ("VllmWorker-",),
+        },
+        goes_when="vLLM ignores it there, and freezes the heap on every platform",
+    ),
+    Override(
+        what="warnings about choices that the platform makes are left out of the log",
+        where=("core.log:leave_out_what_means_nothing",),
+        why="they come from every process, and no user can do anything about them",
+        upstream={
+            "config/vllm.py": (
+                "Inductor compilation was disabled by user settings",
+                "Model Runner V2 requires Triton",
+            )
+        },
+        goes_when="vLLM asks the platform before it warns",
     ),
 )

@@ -1,0 +1,100 @@
+"""The table of deviations from vLLM's hooks is about code that is there, and leaves none out."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+import vllm
+
+from vllm_davinci.core.upstream_overrides import OVERRIDES, Override
+
+pytestmark = pytest.mark.vnpu
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
+NAMED = {place for override in OVERRIDES for place in override.where}
+NAMED_MODULES = {place.split(":")[0] for place in NAMED}
+# Its own loggers have names below vLLM's, which is what vLLM prints.
+FOREIGN = ("torch", "torch_npu", "npu", "vllm")
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The name of each of core's modules in the table's form, and what it says."""
+    for path in sorted(CORE.rglob("*.py")):
+        relative = path.relative_to(CORE.parent).with_suffix("")
+        if relative.name != "upstream_overrides":
+            yield ".".join(relative.parts), ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("override", OVERRIDES, ids=lambda override: override.what[:40])
+def test_what_a_row_names_is_there_on_both_sides(override: Override):
+    for place in override.where:
+        module, _, name = place.partition(":")
+        attrgetter(name)(import_module(f"vllm_davinci.{module}"))
+    (installed,) = vllm.__path__
+    for file, names in override.upstream.items():
+        text = (Path(installed) / file).read_text(encoding="utf-8")
+        absent = [name for name in names if name not in text]
+        assert not absent, f"{file} of the installed vLLM has no {absent}: is the row still needed?"
+
+
+def test_every_private_method_of_vllm_that_is_overridden_has_a_row():
+    overridden = set()
+    for name, _ in sources():
+        module = import_module(f"vllm_davinci.{name.removesuffix('.__init__')}")
+        for cls in vars(module).values():
+            if inspect.isclass(cls) and cls.__module__ == module.__name__:
+                overridden.update(
+                    f"{name}:{cls.__name__}.{method}"
+                    for method, value in vars(cls).items()
+                    if is_private(method) and inspect.isfunction(value)
+                    if any(is_vllms(base) and method in vars(base) for base in cls.__mro__[1:])
+                )
+    assert overridden - NAMED == set()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_vllms(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == "vllm"
+
+
+def test_every_module_that_reaches_into_others_has_a_row():
+    """Imports of vLLM's private names, assignments to foreign modules and to private attributes of
+    foreign objects, names of vLLM's modules and files in strings."""
+    reaching = {
+        name: why
+        for name, tree in sources()
+        if name not in NAMED_MODULES
+        if (why := [text for node in ast.walk(tree) for text in reaches(node)])
+    }
+    assert reaching == {}
+
+
+def reaches(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+        yield from (f"imports {alias.name}" for alias in node.names if is_private(alias.name))
+    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Attribute):
+                text = ast.unparse(target)
+                holder = text.split(".")[0]
+                if holder in FOREIGN or (is_private(target.attr) and holder not in ("self", "cls")):
+                    yield f"assigns to {text}"
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+        holder = ast.unparse(node.args[0]).split(".")[0]
+        if holder in FOREIGN:
+            yield f"assigns with {ast.unparse(node)}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        words = node.value
+        is_path = words.startswith(("vllm.", "vllm/")) and " " not in words and len(words) > 5
+        if is_path and words != "vllm.":
+            yield f"names {words}"
