@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,13 @@ def test_generated_pages_are_fresh():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.vnpu
+def test_reference_holds_generated_pages_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "ci"))
+    generate_reference = import_module("generate_reference")
+    assert set(generate_reference.REFERENCE.iterdir()) == set(generate_reference.pages())
+
+
 def test_every_session_says_what_it_does():
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     for node in tree.body:
@@ -75,3 +83,15 @@ def test_every_package_is_in_the_readme_and_has_readme_and_changelog(packages: l
         assert f"packages/{package.name}" in readme
         for name in ("README.md", "CHANGELOG.md"):
             assert (package / name).is_file(), f"packages/{package.name}/{name}"
+
+
+def test_every_release_says_what_hardware_has_run_it(packages: list[Path]):
+    """Nothing has until it is written there: which chip, CANN and driver, and what was run."""
+    for package in packages:
+        text = (package / "CHANGELOG.md").read_text(encoding="utf-8")
+        releases = re.findall(r"^## (\S+)\n\n(.*)", text, re.MULTILINE)
+        assert releases, package.name
+        for version, first_line in releases:
+            assert first_line.startswith(("Never run on hardware", "Run on ")), (
+                f"packages/{package.name}/CHANGELOG.md, {version}: {first_line}"
+            )

@@ -1,6 +1,6 @@
 """How many operators the host calls for a layer of a decode, composed and with compiled operators.
 
-docs/reference/launches.md has the figures.
+docs/measurements/launches.md has the figures.
 """
 
 from __future__ import annotations
