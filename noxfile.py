@@ -116,12 +116,15 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests: each package's, contract, end to end. `-- PYTEST ARGUMENTS` narrows them.
 
-    `-- -m thorough` runs the long comparison with transformers instead.
+    Thorough cases take turns, by date: `-- --sample-date=YYYY-MM-DD` repeats a day's,
+    `-- -m thorough` runs all of them and nothing else.
     """
     commands = prepare(session)
-    # A file stays in one process, whose tests share engines.
-    spread = () if session.posargs else (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile")
-    run_on_vnpu(session, commands, "python", "-m", "pytest", *spread, *session.posargs)
+    pytest = ("python", "-m", "pytest", "--durations=25")
+    if not any(Path(argument.split("::")[0]).exists() for argument in session.posargs):
+        # A file stays in one process, whose tests share engines, and the long ones begin.
+        pytest += (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder")
+    run_on_vnpu(session, commands, *pytest, *session.posargs)
 
 
 @nox.session
@@ -149,6 +152,12 @@ def isolated(session: nox.Session) -> None:
     session.run(
         str(SERVING / "bin" / "python"), "ci/isolated_tests.py", *session.posargs, external=True
     )
+
+
+@nox.session(venv_backend="none")
+def nightly(session: nox.Session) -> None:
+    """Run what takes hours: thorough, isolated, benchmarks; one summary. `-- PARTS` narrows."""
+    session.run(sys.executable, "ci/nightly.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

@@ -14,22 +14,27 @@ import sys
 from pathlib import Path
 
 import wheel_cache
-from prepare_environment import INSTALL_LIMIT_S, is_compiled, present_packages
+from prepare_environment import (
+    INSTALL_LIMIT_S,
+    installed_projects,
+    is_compiled,
+    present_packages,
+)
 from progress import StepFailedError, Steps, wait_for_all
 from versions import ROOT, TORCH_VERSION, read_toml
 
 SCRATCH = ROOT / ".nox" / "isolated"
 TESTS_LIMIT_S = 3600.0
-# What the root's pytest configuration itself needs.
-TEST_RUNNER = ("pytest>=9,<10", "pytest-timeout>=2.4")
+# What the root's pytest configuration itself needs, and what tests share.
+TEST_RUNNER = ("pytest>=9,<10", "pytest-timeout>=2.4", "vllm-davinci-testing")
 
 
 def build_own_wheels(directory: Path, steps: Steps) -> None:
-    """A wheel of every package of this checkout, in `directory`."""
+    """A wheel of every project of this checkout, in `directory`."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     python = Path(sys.executable)
-    for package in present_packages():
+    for package in installed_projects():
         if is_compiled(package):
             shutil.copy(wheel_cache.compiled_wheel(package, python, steps), directory)
         else:

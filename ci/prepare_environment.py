@@ -25,12 +25,19 @@ INSTALL_LIMIT_S = 1800.0
 STAMP = "installed.json"
 # In order of dependence: what a package needs stands before it.
 PACKAGES = ("multistream", "vnpu", "kernels", "core", "models", "meta")
+# What their tests share: a distribution that is installed beside them and never released.
+TEST_SUPPORT = ROOT / "tests" / "support"
 
 
 def present_packages() -> list[Path]:
     """The packages of this checkout, in order of dependence."""
     found = (ROOT / "packages" / name for name in PACKAGES)
     return [package for package in found if (package / "pyproject.toml").is_file()]
+
+
+def installed_projects() -> list[Path]:
+    """What an environment takes from this checkout: the packages, then what their tests share."""
+    return [*present_packages(), TEST_SUPPORT]
 
 
 def is_compiled(package: Path) -> bool:
@@ -83,16 +90,16 @@ def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
         )
     wanted = requirements_fingerprint(groups)
     fingerprints = {
-        package.name: package_fingerprint(package, editable) for package in present_packages()
+        project.name: package_fingerprint(project, editable) for project in installed_projects()
     }
     installed = _read_stamp(stamp_path) if python.exists() else {}
     is_new = installed.get("requirements") != wanted
     if is_new:
         installed = {}
     stale = [
-        package
-        for package in present_packages()
-        if installed.get(package.name) != fingerprints[package.name]
+        project
+        for project in installed_projects()
+        if installed.get(project.name) != fingerprints[project.name]
     ]
     if not stale and not is_new:
         return
@@ -145,7 +152,7 @@ def _create(
 def _install(
     package: Path, python: Path, pip: list[str | Path], editable: bool, steps: Steps
 ) -> None:
-    steps.start(f"packages/{package.name}")
+    steps.start(str(package.relative_to(ROOT)))
     if not is_compiled(package):
         steps.run([*pip, "install", "--no-build-isolation", "-e", package], limit_s=INSTALL_LIMIT_S)
     elif editable:

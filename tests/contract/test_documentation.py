@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 BUILT = {".nox", ".venv", "build", "dist"}
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not BUILT & set(path.relative_to(ROOT).parts))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+NAMED_FILE = re.compile(r"`((?:packages|tests|benchmarks|ci|examples)/[a-z0-9_/.]+\.[a-z]+)`")
 SESSION = re.compile(r"nox -s ([a-z_]+)")
 
 
@@ -32,6 +33,15 @@ def test_relative_links_lead_to_files(page: Path):
         if not re.match(r"[a-z]+:|#", target) and not (page.parent / target.split("#")[0]).exists()
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_files_that_pages_name_exist(page: Path):
+    # Changelogs and decisions tell what was.
+    if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
+        return
+    named = NAMED_FILE.findall(page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_sessions_that_pages_name_exist():
@@ -51,7 +61,6 @@ def test_sessions_that_pages_name_exist():
     assert not {(page, session) for page, session in named if session not in sessions}
 
 
-@pytest.mark.vnpu
 def test_generated_pages_are_fresh():
     done = subprocess.run(
         [sys.executable, str(ROOT / "ci" / "generate_reference.py"), "--check"],

@@ -11,10 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.vnpu
-
 # An engine's whole life on a busy machine with two cores.
 LIMIT_S = 400
 REPORT = "vllm_attributes: "  # how the line of vllm_attributes.py begins

@@ -18,15 +18,9 @@ activate()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
-from e2e import model_zoo  # noqa: E402 - imports torch, which the lines above prepare
-from e2e.engine_process import EngineProcess  # noqa: E402
-from e2e.transformers_reference import TransformersReference  # noqa: E402
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.vnpu)
+from vllm_davinci_testing.engines import model_zoo  # noqa: E402 - imports torch
+from vllm_davinci_testing.engines.engine_process import EngineProcess  # noqa: E402
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference  # noqa: E402
 
 
 @pytest.fixture(scope="session")

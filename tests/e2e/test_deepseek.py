@@ -11,12 +11,12 @@ import torch
 import transformers
 from vllm import SamplingParams
 
-from e2e import model_zoo
-from e2e.engine_process import EngineError, EngineProcess
-from e2e.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.vnpu import timeline
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -152,7 +152,7 @@ def test_side_streams_inside_layers_change_no_token_and_race_nowhere(
         environment=environment,
         additional_config=MULTISTREAM,
         max_num_seqs=8,
-        worker_extension_cls="e2e.counting_worker.CallCountingWorker",
+        worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CallCountingWorker",
         **options,
     ) as engine:
         engine.on_workers("count_compiled_calls")
@@ -188,7 +188,7 @@ def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
             environment=environment,
             additional_config=streams,
             max_num_seqs=8,
-            worker_extension_cls="e2e.counting_worker.CallCountingWorker",
+            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CallCountingWorker",
             **options,
         ) as engine:
             engine.on_workers("count_compiled_calls")

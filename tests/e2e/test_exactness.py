@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
-from e2e.model_zoo import ZOO, ZooModel, write_checkpoint
-from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.model_zoo import ZOO, ZooModel, write_checkpoint
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 pytestmark = pytest.mark.thorough
 

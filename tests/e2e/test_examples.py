@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from e2e.alarms import alarming_lines
+from vllm_davinci_testing.engines.alarms import alarming_lines
 
 LIMIT_S = 120
 ENGINE_LIMIT_S = 300  # an engine's whole life on a busy machine with two cores

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.ended_process import assert_explained, run_to_its_end
-from e2e.server_process import VLLM
 from vllm_davinci.vnpu import environment_variables as vnpu_environment
+from vllm_davinci_testing.engines.ended_process import assert_explained, run_to_its_end
+from vllm_davinci_testing.engines.server_process import VLLM
 
 VNPU = str(Path(sys.executable).parent / "vnpu")
 

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from e2e.server_process import (
+from vllm_davinci_testing.engines.server_process import (
     END_LIMIT_S,
     SMALL,
     START_LIMIT_S,
@@ -24,7 +24,7 @@ from e2e.server_process import (
     processes_of_session,
     shared_memory,
 )
-from e2e.waiting import becomes_true
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 
 def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path, tmp_path: Path):

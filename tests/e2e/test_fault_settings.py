@@ -14,10 +14,10 @@ import pytest
 import transformers
 from vllm import SamplingParams
 
-from e2e import model_zoo
-from e2e.ended_process import assert_explained, run_to_its_end
-from e2e.engine_process import EngineError, EngineProcess
-from e2e.server_process import SMALL, VLLM
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.ended_process import assert_explained, run_to_its_end
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, VLLM
 
 MODEL = "llama_head64_gqa4"
 EXPERTS_MODEL = "qwen3_moe_softmax_top2_of_8"

@@ -15,9 +15,9 @@ import transformers
 from vllm import SamplingParams
 from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
-from e2e import model_zoo
-from e2e.engine_process import EngineProcess
-from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)

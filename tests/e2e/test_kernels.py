@@ -14,8 +14,6 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
-from e2e.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.components.fused_ops import FUSED_OPS, choose_fused_ops
@@ -24,11 +22,13 @@ from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=3)
 TENSOR2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 EVERYWHERE = {"add_rms_norm", "rms_norm"}
-COUNTING = "e2e.counting_worker.CallCountingWorker"
+COUNTING = "vllm_davinci_testing.engines.counting_worker.CallCountingWorker"
 
 
 def generated(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
@@ -181,7 +181,7 @@ def test_requests_go_on_from_copies_of_cached_blocks(
         zoo(model),
         additional_config={"enable_compiled_operators": is_enabled},
         async_scheduling=False,
-        scheduler_cls="e2e.copying_scheduler.CopyingScheduler",
+        scheduler_cls="vllm_davinci_testing.engines.copying_scheduler.CopyingScheduler",
         worker_extension_cls=COUNTING,
     ) as engine:
         engine.on_workers("count_compiled_calls")

@@ -12,10 +12,10 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci_testing.engines.engine_process import EngineProcess
 
 CROSSINGS = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
 
@@ -61,7 +61,7 @@ def test_launches_per_layer_stay_in_the_budget(
     with start_engine(
         source,
         dtype="bfloat16",
-        worker_extension_cls="e2e.counting_worker.LaunchCountingWorker",
+        worker_extension_cls="vllm_davinci_testing.engines.counting_worker.LaunchCountingWorker",
     ) as engine:
         for is_enabled in (True, False):
             engine.on_workers("count_launches", is_enabled)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from e2e.dp_engines import DPEngines
-from e2e.engine_process import EngineError, EngineProcess
-from e2e.server_process import SMALL, ServerProcess
-from e2e.split_settings import SPLIT_ALWAYS
-from e2e.transformers_reference import TransformersReference, assert_greedy
-from e2e.waiting import becomes_true
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 MAX_TOKENS = 32
 NUM_PROMPTS = 32
@@ -247,7 +247,7 @@ def test_tokens_of_two_dp_ranks_are_those_of_transformers(
     tmp_path: Path,
 ):
     log = tmp_path / "log.txt"
-    server = ServerProcess(
+    server = ForkedServer(
         zoo(model),
         log,
         *SMALL,
@@ -314,7 +314,7 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
         tensor_parallel_size=2,
         enable_expert_parallel=True,
         additional_config={"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
-        worker_extension_cls="e2e.failing_worker.FailingWorker",
+        worker_extension_cls="vllm_davinci_testing.engines.failing_worker.FailingWorker",
     )
     _, *others = engine.processes()
     assert len(others) >= 3

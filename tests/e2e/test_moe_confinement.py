@@ -7,46 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from vllm import SamplingParams
 
-from e2e import model_zoo
-from e2e.dp_engines import DPEngines
-from e2e.engine_process import EngineProcess
-from e2e.split_settings import SPLIT_ALWAYS
-from e2e.transformers_reference import TransformersReference
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.model_zoo import POISONS, write_poisoned
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 MODEL = "qwen3_moe_softmax_top2_of_8"
 MAX_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-
-# Tokens whose embeddings are not finite, and one that alone goes to an expert with such weights.
-NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN = 250, 251, 252
-POISONS = (NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN)
-EXPERT = 3
-
-
-@torch.no_grad()
-def write_poisoned(source: Path, directory: Path) -> Path:
-    """The checkpoint with those tokens and that expert."""
-    network = transformers.AutoModelForCausalLM.from_pretrained(source)
-    layer = network.model.layers[0]
-    embeddings = network.model.embed_tokens.weight
-    # Two channels that nothing but embeddings reaches before the router: one is the same for all
-    # tokens and keeps them away from the expert, one is this token's and brings it there.
-    embeddings[:, 0], embeddings[:, 1] = 0, 1
-    layer.self_attn.o_proj.weight[:2] = 0
-    router = layer.mlp.gate.weight
-    router[EXPERT] = 0
-    router[EXPERT, 0], router[EXPERT, 1] = 8, -4
-    embeddings[MISROUTED_TOKEN, 0] = 4
-    layer.mlp.experts.down_proj[EXPERT] = float("nan")
-    embeddings[NAN_TOKEN] = float("nan")
-    embeddings[INFINITE_TOKEN] = float("inf")
-    network.save_pretrained(directory)
-    model_zoo.write_tokenizer(directory)
-    return directory
 
 
 def beside_poisons(

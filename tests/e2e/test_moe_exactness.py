@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
-from e2e.server_process import SMALL, ServerProcess
-from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 pytestmark = pytest.mark.thorough
 
@@ -111,7 +111,7 @@ def test_two_dp_ranks_of_two_ranks_give_the_tokens_of_transformers(
     prompts: list[list[int]],
     tmp_path: Path,
 ):
-    server = ServerProcess(
+    server = ForkedServer(
         zoo(model),
         tmp_path / "log.txt",
         *SMALL,

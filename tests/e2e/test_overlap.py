@@ -19,14 +19,14 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from e2e import model_zoo
-from e2e.engine_process import EngineError, EngineProcess
-from e2e.server_process import SMALL, ServerProcess
-from e2e.split_settings import SPLIT_ALWAYS
-from e2e.transformers_reference import TransformersReference, assert_greedy
-from e2e.waiting import becomes_true
 from vllm_davinci.meta.server_metrics import decision_counts
 from vllm_davinci.vnpu import timeline
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ServerProcess
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 16
@@ -325,7 +325,7 @@ def test_an_error_in_a_ubatch_is_the_step_s_error_and_the_next_request_is_served
         environment={"VNPU_RACES": "raise"},
         **TWO_RANKS,
         additional_config=config,
-        worker_extension_cls="e2e.failing_worker.FailingWorker",
+        worker_extension_cls="vllm_davinci_testing.engines.failing_worker.FailingWorker",
         **options,
     ) as engine:
         for part in (0, 1):
@@ -348,7 +348,7 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HCCL_EXEC_TIMEOUT": "10"},
         **TWO_RANKS,
         **overlapped(split="token"),
-        worker_extension_cls="e2e.failing_worker.FailingWorker",
+        worker_extension_cls="vllm_davinci_testing.engines.failing_worker.FailingWorker",
     )
     _, *others = engine.processes()
     assert len(others) >= 3
@@ -383,7 +383,7 @@ def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often
             zoo("deepseek_v3_moe"),
             **TWO_RANKS,
             additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
-            worker_extension_cls="e2e.counting_worker.CountingWorker",
+            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
         ) as engine:
             engine.on_workers("count_collectives")
             engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
@@ -402,7 +402,7 @@ def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
             zoo("deepseek_v3_moe"),
             **TWO_RANKS,
             additional_config=options,
-            worker_extension_cls="e2e.counting_worker.CountingWorker",
+            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
         ) as engine:
             engine.on_workers("count_collectives")
             engine.generate(as_inputs(random_prompts(3, [40, 40])), FIRST_TOKEN)

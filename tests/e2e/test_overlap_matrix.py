@@ -20,12 +20,12 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from e2e import model_zoo
-from e2e.dp_engines import DPEngines
-from e2e.split_settings import SPLIT_ALWAYS
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 DUAL_BATCH = {**SPLIT_ALWAYS, "split": "token"}
 FEATURES: dict[str, dict[str, Any]] = {
@@ -241,7 +241,7 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
             max_num_batched_tokens=224,
             max_num_seqs=16,
             max_logprobs=2,
-            worker_extension_cls="e2e.roles_worker.RolesWorker",
+            worker_extension_cls="vllm_davinci_testing.engines.roles_worker.RolesWorker",
             **ranks,
         )
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
-from e2e.server_process import SMALL, ServerProcess, shared_memory
-from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, shared_memory
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 64
 
@@ -64,7 +64,7 @@ def test_two_dp_ranks_give_the_tokens_of_one(
     tmp_path: Path,
 ):
     log = tmp_path / "log.txt"
-    server = ServerProcess(
+    server = ForkedServer(
         zoo(MODEL),
         log,
         *SMALL,

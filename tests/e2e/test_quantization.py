@@ -16,14 +16,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineError, EngineProcess
-from e2e.test_moe_confinement import POISONS, write_poisoned
-from e2e.transformers_reference import TransformersReference
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.model_zoo import POISONS, write_poisoned
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"

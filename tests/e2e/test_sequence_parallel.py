@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from e2e.engine_process import EngineProcess
-from e2e.split_settings import SPLIT_ALWAYS
-from e2e.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 MAX_TOKENS = 32
 

@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 
-from e2e.alarms import alarming_lines
-from e2e.server_process import SMALL, VLLM, ServerProcess, shared_memory
+from vllm_davinci_testing.engines.alarms import alarming_lines
+from vllm_davinci_testing.engines.server_process import SMALL, VLLM, ServerProcess, shared_memory
 
 MODEL = "tiny_llama"
 

@@ -30,7 +30,6 @@ def test_without_a_device_it_exits_non_zero_and_says_how_to_get_one(run_without_
     assert found["virtual NPU"]["seen"].endswith("installed, not active")
 
 
-@pytest.mark.vnpu
 def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_on_vnpu):
     done = run_on_vnpu(*DOCTOR, "--json")
     found = checks(done)
@@ -41,7 +40,6 @@ def test_on_the_virtual_npu_it_exits_zero_and_says_whose_libraries_are_used(run_
     assert found["virtual NPU"]["seen"].endswith(", active")
 
 
-@pytest.mark.vnpu
 def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
     run_on_vnpu, tmp_path: Path
 ):
@@ -56,7 +54,6 @@ def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
     assert found["both present"]["seen"].startswith("the virtual NPU wins")
 
 
-@pytest.mark.vnpu
 @pytest.mark.parametrize("distribution", ["vllm", "torch"])
 def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
     run_on_vnpu, pretend_version, distribution: str
@@ -69,7 +66,6 @@ def test_an_unsupported_version_is_a_problem_with_a_command_that_solves_it(
     assert "pip install" in check["remedy"]
 
 
-@pytest.mark.vnpu
 def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, pretend_version):
     path = pretend_version("vllm_davinci_multistream", "0.9.0")
     done = run_on_vnpu(*DOCTOR, "--json", PYTHONPATH=path)
@@ -80,7 +76,6 @@ def test_a_part_that_does_not_fit_the_pinned_set_is_a_problem(run_on_vnpu, prete
     assert "==0.1.*" in wrong[0]["remedy"]
 
 
-@pytest.mark.vnpu
 def test_plugins_that_leave_ours_out_are_a_problem(run_on_vnpu):
     done = run_on_vnpu(*DOCTOR, "--json", VLLM_PLUGINS="other")
     assert done.returncode == 1

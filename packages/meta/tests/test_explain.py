@@ -86,7 +86,6 @@ def test_bad_input_is_answered_before_anything_is_loaded(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.vnpu
 def test_reasons_of_a_server_come_with_what_would_change_them(
     serve: Callable[[str], str], run_without_device
 ):
@@ -97,7 +96,6 @@ def test_reasons_of_a_server_come_with_what_would_change_them(
     assert "dbo.decode = true" in done.stdout
 
 
-@pytest.mark.vnpu
 def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_device):
     step = (str(MODEL), "--tokens", "200", "100", "--json", "--")
     done = run_without_device(*COMMAND, *step, "--tensor-parallel-size=2", "--enable-dbo")
@@ -108,7 +106,6 @@ def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_d
     assert 'dbo.split = "token"' in answer["explanation"]["change"]
 
 
-@pytest.mark.vnpu
 def test_an_engine_may_need_more_devices_than_there_are_here(run_without_device):
     options = ("--tensor-parallel-size=4", "--enable-dbo")
     step = (str(MODEL), "--tokens", "200", "200", "--json", "--", *options)
@@ -117,7 +114,6 @@ def test_an_engine_may_need_more_devices_than_there_are_here(run_without_device)
     assert json.loads(done.stdout[done.stdout.index("{\n") :])["reason"] == "split"
 
 
-@pytest.mark.vnpu
 def test_a_wrong_option_of_the_engine_is_named(run_without_device):
     options = ("--enable-dbo", '--additional-config={"dbo": {"enabled": false}}')
     done = run_without_device(*COMMAND, str(MODEL), "--tokens", "9", "--", *options)

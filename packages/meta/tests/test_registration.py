@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 
-import pytest
-
 PRINT_PLATFORM = (
     "from vllm_davinci.meta import register_platform as r; import sys\n"
     "print(r(), r(), 'torch' in sys.modules)"
@@ -41,14 +39,12 @@ def test_without_a_device_the_platform_is_none_and_components_stay_out(run_witho
     assert done.stdout.strip() == "returned", done.stderr
 
 
-@pytest.mark.vnpu
 def test_with_a_device_the_platform_is_cores_and_torch_stays_unimported(run_on_vnpu):
     done = run_on_vnpu("-c", PRINT_PLATFORM)
     name = "vllm_davinci.core.platform.NPUPlatform"
     assert done.stdout.split() == [name, name, "False"], done.stderr
 
 
-@pytest.mark.vnpu
 def test_vllm_chooses_the_npu_platform(run_on_vnpu):
     done = run_on_vnpu(
         "-c", "from vllm.platforms import current_platform as p; print('type', p.device_type)"
@@ -56,7 +52,6 @@ def test_vllm_chooses_the_npu_platform(run_on_vnpu):
     assert "type npu" in done.stdout, done.stderr
 
 
-@pytest.mark.vnpu
 def test_another_vllm_ends_the_process_with_both_versions(run_on_vnpu, pretend_version):
     done = run_on_vnpu(
         "-c",
@@ -68,7 +63,6 @@ def test_another_vllm_ends_the_process_with_both_versions(run_on_vnpu, pretend_v
     assert "supports 0.29.x" in done.stderr
 
 
-@pytest.mark.vnpu
 def test_registering_components_twice_is_harmless(run_on_vnpu):
     done = run_on_vnpu(
         "-c", "from vllm_davinci.meta import register_components as r; r(); r(); print('done')"

@@ -1,6 +1,6 @@
-"""One rank of test_token_shards.py: `python token_shards_rank.py RANK WORLD_SIZE PORT`."""
+"""One rank of test_token_shards.py: run with torchrun's variables."""
 
-import sys
+import os
 
 import torch
 import torch_npu  # noqa: F401  registers the hccl backend
@@ -11,13 +11,11 @@ from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.models.token_shards import TokenShards
 
 
-def main(rank: int, world_size: int, port: int) -> None:
+def main(rank: int, world_size: int) -> None:
     torch.npu.set_device(rank)
     config = VllmConfig(parallel_config=ParallelConfig(tensor_parallel_size=world_size))
     with set_current_vllm_config(config):
-        init_distributed_environment(
-            world_size, rank, f"tcp://127.0.0.1:{port}", local_rank=rank, backend="hccl"
-        )
+        init_distributed_environment(world_size, rank, "env://", local_rank=rank, backend="hccl")
         initialize_model_parallel(world_size)
     for num_tokens in (1, world_size, 2 * world_size + 1, 7 * world_size):
         rows = torch.randn(num_tokens, 6, generator=torch.Generator().manual_seed(num_tokens))
@@ -42,4 +40,4 @@ def main(rank: int, world_size: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from program import output_of, run_program
 
 from vllm_davinci import vnpu
 from vllm_davinci.vnpu.activate import prepare_environment
+from vllm_davinci_testing.processes.forked import output_of, run_alone
 
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "VNPU_ACTIVE")}
 
@@ -155,10 +155,10 @@ def test_run_refuses_what_it_cannot_do(arguments: list[str], status: int, messag
     ],
 )
 def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> None:
-    done = run_program("import torch; torch.ones(1).npu()", **{name: value})
-    assert done.returncode != 0
-    assert f"{name}='{value}'" in done.stderr
-    assert "Expected" in done.stderr
+    ended = run_alone("import torch; torch.ones(1).npu()", **{name: value})
+    assert ended.status != 0
+    assert f"{name}='{value}'" in ended.output
+    assert "Expected" in ended.output
 
 
 def test_visible_devices_are_selected_and_renumbered() -> None:
@@ -170,8 +170,8 @@ def test_visible_devices_are_selected_and_renumbered() -> None:
 
 
 def test_a_device_that_does_not_exist_is_an_error_with_the_number_there_are() -> None:
-    done = run_program(
+    ended = run_alone(
         "import torch; torch.ones(1, device='npu:2')", ASCEND_RT_VISIBLE_DEVICES="0,1"
     )
-    assert done.returncode != 0
-    assert "there is no device 2; 2 are visible" in done.stderr
+    assert ended.status != 0
+    assert "there is no device 2; 2 are visible" in ended.output

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from program import run_program
 
 from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
+from vllm_davinci_testing.processes.programs import run_program
 
 # A product on a side stream, behind one on the current stream.
 TWO_STREAMS = """

@@ -1,0 +1,412 @@
+"""vLLM's DeepSeek attention on the device, step by step, against attention written out in torch.
+
+The reference computes every request anew from all its hidden states: no cache, no absorption.
+"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+
+from vllm_davinci.core.attention.mla.metadata import (
+    CONTEXT_CHUNK_ROWS,
+    NPUMLAMetadataBuilder,
+)
+from vllm_davinci.core.attention.mla.projections import fusible_projections
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.description import QuantDescription
+from vllm_davinci.core.registration import register
+from vllm_davinci_testing.layers.mla_layer import (
+    CHUNKED,
+    DECODES,
+    HEADS,
+    HIDDEN,
+    KV_LORA,
+    MIXED,
+    ROPE,
+    STEPS,
+    Block,
+    Step,
+)
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+    "original_max_position_embeddings": 256,
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(one_rank: None) -> None:
+    register()
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_every_step_equals_attention_written_out(
+    steps: list[Step], q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, q_lora_rank=q_lora_rank).check(steps)
+
+
+@pytest.mark.parametrize("steps", [CHUNKED, MIXED], ids=["chunked", "mixed"])
+@pytest.mark.parametrize("rows", [128, 200, 384])
+def test_context_in_several_chunks_gives_the_same(
+    steps: list[Step], rows: int, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.builder.context_chunk_rows = rows
+    block.check(steps)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"qk_nope_head_dim": 32, "v_head_dim": 64},
+        {"qk_nope_head_dim": 128, "v_head_dim": 128},
+    ],
+    ids=["unequal", "full_size"],
+)
+def test_head_sizes_of_keys_and_values_may_differ(
+    sizes: dict[str, int], vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, **sizes).check(MIXED)
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("on_two_streams", [False, True], ids=["one_stream", "two_streams"])
+def test_a_bias_of_the_norm_of_kv_c_reaches_the_values(
+    steps: list[Step], on_two_streams: bool, vllm_config: VllmConfig, device: torch.device
+):
+    description = QuantDescription.parse({"layers.0.attention.kv_a_layernorm.bias": "W8A8"})
+    vllm_config.quant_config = AscendQuantizationConfig(description)
+    make = with_streams if on_two_streams else Block
+    make(vllm_config, device, kv_bias=1.0).check(steps)
+
+
+def test_yarn_stretches_positions_and_sharpens_the_softmax(
+    vllm_config: VllmConfig, device: torch.device
+):
+    mscale = 0.1 * YARN["mscale_all_dim"] * math.log(YARN["factor"]) + 1.0
+    Block(vllm_config, device, rope=dict(YARN)).check(MIXED, scale_correction=mscale**2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)], ids=str
+)
+def test_16_bits_are_near_attention_written_out(
+    dtype: torch.dtype, tolerance: float, vllm_config: VllmConfig, device: torch.device
+):
+    Block(vllm_config, device, dtype).check(MIXED, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("threshold", [2, 16])
+def test_decodes_of_several_queries_see_each_other_causally(
+    threshold: int, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.check([[("a", 40), ("b", 127), ("c", 20)]])
+    block.builder.reorder_batch_threshold = threshold
+    step = [("a", 1), ("b", threshold), ("c", 2), ("d", 17)]
+    metadata = block.metadata(step)
+    assert (metadata.num_decodes, metadata.num_prefills) == (3, 1)
+    assert metadata.decode is not None
+    assert metadata.decode.max_query_len == threshold
+    outputs = block.forward(metadata).split([count for _, count in step])
+    for (name, count), actual in zip(step, outputs, strict=True):
+        expected = block.expected(name, 1.0)[-count:].float()
+        torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_more_drafts_than_the_operator_takes_are_refused(
+    vllm_config: VllmConfig, device: torch.device
+):
+    spec = Block(vllm_config, device).builder.kv_cache_spec
+    vllm_config.speculative_config = SimpleNamespace(
+        num_speculative_tokens=16, parallel_drafting=False
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"17 queries .*lower num_speculative_tokens to 15"
+    ):
+        NPUMLAMetadataBuilder(spec, [], vllm_config, device)
+
+
+def test_padding_rows_become_zero_and_change_nothing_else(
+    vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.run(MIXED[0])
+    metadata = block.metadata(MIXED[1])
+    plain = block.forward(metadata)
+    padded = block.forward(metadata, num_padding_rows=5)
+    assert torch.equal(padded[:-5], plain)
+    assert torch.equal(padded[-5:], torch.zeros(5, HIDDEN))
+
+
+def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, device: torch.device):
+    block = Block(vllm_config, device)
+    block.common([("a", 9)])
+    idle = block.forward(None)
+    block.wrapper.mla_attn.kv_cache = None
+    profile = block.forward(None)
+    assert torch.equal(idle, torch.zeros(9, HIDDEN))
+    assert torch.equal(profile, torch.zeros(9, HIDDEN))
+
+
+@pytest.mark.parametrize("is_compressed", [False, True], ids=["hidden_states", "compressed"])
+def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
+    is_compressed: bool, vllm_config: VllmConfig, device: torch.device
+):
+    """Whichever way it is called: vLLM leaves the rest of the memory to the cache."""
+    block = Block(vllm_config, device, q_lora_rank=48)
+    block.common([("a", 9)])
+    block.wrapper.mla_attn.kv_cache = None
+    hidden = torch.cat(block.new).to(device)
+
+    def run() -> None:
+        if is_compressed:
+            block.wrapper.forward_compressed(block.positions, block.wrapper.compress(hidden))
+        else:
+            block.module(block.positions, hidden, None)
+
+    with torch.inference_mode(), set_forward_context(None, block.vllm_config):
+        run()
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        run()
+    expanded = CONTEXT_CHUNK_ROWS * 2 * (32 + ROPE + 32) * HEADS * hidden.element_size()
+    assert torch.npu.max_memory_allocated() - before >= expanded
+
+
+@pytest.mark.parametrize("poisoned", range(4))
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_inf_stay_in_their_request(
+    poisoned: int, value: float, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device)
+    block.run(MIXED[0])
+    step = MIXED[1]
+    metadata = block.metadata(step)
+    counts = [count for _, count in step]
+    plain = block.forward(metadata).split(counts)
+    rows = list(torch.cat(block.new).split(counts))
+    rows[poisoned] = torch.full_like(rows[poisoned], value)
+    outputs = block.forward(metadata, torch.cat(rows)).split(counts)
+    for request, (before, after) in enumerate(zip(plain, outputs, strict=True)):
+        assert request == poisoned or torch.equal(before, after)
+    assert not outputs[poisoned].isfinite().any()
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Counts calls that compute: no views, no bare allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        # `contiguous` is a view of what is contiguous already, and else a copy.
+        is_view = func.is_view and (isinstance(result, list) or _same_memory(result, args[0]))
+        if not is_view and "empty" not in func.name():
+            self.names.append(func.name())
+        return result
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+# Launches of one block: projections, norm, rotary, cache write, attention, output projection.
+DECODE_LAUNCHES = {48: 9, None: 8}
+# The absorbed products are not there; instead queries, keys and values are expanded and copied.
+PREFILL_LAUNCHES = {48: 12, None: 11}
+CONTEXT_CHUNK_LAUNCHES = 9
+
+
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_launches_per_block_stay_in_the_budget(
+    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
+
+    def launches(step: Step) -> int:
+        metadata = block.metadata(step)
+        block.forward(metadata)  # the first block of a step looks up cosines and sines for all
+        hidden = torch.cat(block.new).to(device)
+        by_layer = {block.wrapper.mla_attn.layer_name: metadata}
+        with (
+            torch.inference_mode(),
+            set_forward_context(by_layer, vllm_config),
+            LaunchCounter() as counter,
+        ):
+            block.module(block.positions, hidden, None)
+        crossings = {"aten::_to_copy", "aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
+        assert not crossings & set(counter.names), "a copy between host and device"
+        return len(counter.names)
+
+    assert launches([("a", 40), ("b", 300)]) == PREFILL_LAUNCHES[q_lora_rank]
+    assert launches([("a", 1), ("b", 1)]) == DECODE_LAUNCHES[q_lora_rank]
+    assert (
+        launches([("a", 20), ("b", 20)]) == PREFILL_LAUNCHES[q_lora_rank] + CONTEXT_CHUNK_LAUNCHES
+    )
+
+
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+def test_a_fused_preprocess_finds_the_projections(
+    q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    """vLLM's model projects down with a layer class of its own when queries are compressed."""
+    block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
+    weights = fusible_projections(block.wrapper.mla_attn.preprocess.modules)
+    assert weights is not None
+    rank = q_lora_rank or 0
+    assert weights.down.shape == (HIDDEN, rank + KV_LORA + ROPE)
+    assert weights.up.shape == (q_lora_rank or HIDDEN, HEADS * (32 + ROPE))
+    assert (weights.norm is None) == (q_lora_rank is None)
+    layer = block.wrapper.fused_qkv_a_proj or block.wrapper.kv_a_proj_with_mqa
+    assert weights.down.data_ptr() == layer.weight.data_ptr()  # no copy
+    assert type(weights.down) is torch.Tensor
+
+
+def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: torch.device):
+    """Each part has metadata of its own, and nothing of a step stays on the layer."""
+    whole = Block(vllm_config, device)
+    whole.run(MIXED[0])
+    step = MIXED[1]
+    common = whole.common(step)
+    expected = whole.forward(whole.builder.build(0, common)).split([n for _, n in step])
+    hidden, positions = torch.cat(whole.new), whole.positions
+    parts = []
+    for requests, rows in ((slice(0, 3), slice(0, 22)), (slice(3, 4), slice(22, 172))):
+        starts = common.query_start_loc_cpu[requests.start : requests.stop + 1]
+        part = common.replace(
+            query_start_loc_cpu=starts - starts[0],
+            seq_lens_cpu_upper_bound=common.seq_lens_cpu_upper_bound[requests],
+            num_reqs=requests.stop - requests.start,
+            num_actual_tokens=rows.stop - rows.start,
+            max_query_len=max(n for _, n in step[requests]),
+            block_table_tensor=common.block_table_tensor[requests],
+            slot_mapping=common.slot_mapping[rows],
+        )
+        parts.append((whole.builder.build(0, part), rows))
+    outputs = []
+    for metadata, rows in parts:
+        whole.positions = positions[rows]
+        outputs.append(whole.forward(metadata, hidden[rows]))
+    cut = torch.cat(outputs).split([n for _, n in step])
+    for before, after in zip(expected, cut, strict=True):
+        torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
+
+
+def test_a_head_count_the_operator_does_not_take_names_the_option(
+    vllm_config: VllmConfig, device: torch.device
+):
+    with pytest.raises(UnsupportedFeatureError, match=r"12 heads .*--tensor-parallel-size"):
+        Block(vllm_config, device, heads=12)
+
+
+SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
+
+
+def with_streams(vllm_config: VllmConfig, device: torch.device, **options: object) -> Block:
+    vllm_config.additional_config = SIDE_STREAM
+    try:
+        return Block(vllm_config, device, **options)
+    finally:
+        vllm_config.additional_config = {}
+
+
+class StreamTrace(TorchDispatchMode):
+    """Which operator was launched on which stream, without views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[tuple[str, bool]] = []
+        self._main = torch.accelerator.current_stream()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().split(".")[0].split("::")[1]
+        if not func.is_view and "empty" not in name:
+            is_side = torch.accelerator.current_stream() != self._main
+            self.launches.append((name, is_side))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def on_side(self) -> list[str]:
+        return [name for name, is_side in self.launches if is_side]
+
+
+@pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_two_streams_give_the_same_bits(
+    dtype: torch.dtype, q_lora_rank: int | None, vllm_config: VllmConfig, device: torch.device
+):
+    alone = Block(vllm_config, device, dtype, q_lora_rank=q_lora_rank)
+    vllm_config.compilation_config.static_forward_context.clear()
+    beside = with_streams(vllm_config, device, dtype=dtype, q_lora_rank=q_lora_rank)
+    for step in [*DECODES, [("c", 1), ("b", 1)]]:
+        for one, two in zip(alone.run(step), beside.run(step), strict=True):
+            assert torch.equal(one, two)
+    for one, two in zip(alone.cache[:2], beside.cache[:2], strict=True):
+        assert torch.equal(one.cpu(), two.cpu())
+
+
+def trace(block: Block, step: Step, others_prefill: bool = False) -> StreamTrace:
+    metadata = block.metadata(step)
+    metadata.others_prefill = others_prefill
+    with StreamTrace() as launches:
+        block.forward(metadata)
+    return launches
+
+
+def test_launches_go_to_the_planned_streams(vllm_config: VllmConfig, device: torch.device):
+    block = with_streams(vllm_config, device)
+    block.run(DECODES[0])
+    launches = trace(block, DECODES[1])
+    assert launches.on_side == ["mm", "npu_kv_rmsnorm_rope_cache", "npu_interleave_rope"]
+    names = [name for name, _ in launches.launches]
+    first, last = names.index("npu_prefetch"), len(names) - 1 - names[::-1].index("mm")
+    planned = [
+        ("npu_prefetch", False),  # of W_DQ
+        ("mm", False),  # W_DQ
+        ("mm", True),  # W_DKV
+        ("npu_rms_norm", False),
+        ("npu_kv_rmsnorm_rope_cache", True),
+        ("mm", False),  # W_UQ
+        ("npu_interleave_rope", True),
+        ("npu_transpose_batchmatmul", False),  # W_UK
+        ("npu_fused_infer_attention_score", False),
+        ("npu_transpose_batchmatmul", False),  # W_UV
+        ("npu_prefetch", False),  # of W_O
+        ("mm", False),  # W_O
+    ]
+    launched = [each for each in launches.launches[first : last + 1] if each in planned]
+    assert launched == planned
+
+
+@pytest.mark.parametrize("step", [MIXED[0], [("a", 1), ("e", 30)]], ids=["prefill", "mixed"])
+def test_steps_with_prefills_stay_on_one_stream(
+    step: Step, vllm_config: VllmConfig, device: torch.device
+):
+    block = with_streams(vllm_config, device)
+    block.run([("a", 3)])
+    assert not trace(block, step).on_side
+
+
+def test_prefills_of_another_dp_rank_keep_decodes_on_one_stream(
+    vllm_config: VllmConfig, device: torch.device
+):
+    block = with_streams(vllm_config, device)
+    block.run(DECODES[0])
+    assert not trace(block, DECODES[1], others_prefill=True).on_side

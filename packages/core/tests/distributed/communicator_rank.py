@@ -1,0 +1,80 @@
+"""One rank of test_communicator.py: run with torchrun's variables."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401  registers the hccl backend
+
+from vllm_davinci.core.distributed.communicator import NPUCommunicator
+
+
+def main(rank: int, world_size: int) -> None:
+    torch.npu.set_device(rank)
+    device = torch.device("npu", rank)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("hccl", timeout=limit)
+    cpu_group = dist.new_group(backend="gloo", timeout=limit)
+    comm = NPUCommunicator(cpu_group, device, dist.group.WORLD, "tp:0")
+
+    def of_rank(number: int, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
+
+    mine = [of_rank(number, 8, 5) for number in range(world_size)]
+    here = mine[rank].to(device)
+    total = torch.stack(mine).sum(0)
+
+    def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        assert actual.is_contiguous()
+        torch.testing.assert_close(actual.cpu(), expected)
+
+    same(comm.all_reduce(here), total)
+    assert torch.equal(here.cpu(), mine[rank]), "all_reduce wrote its input"
+    same(comm.all_reduce(here.t()).t().contiguous(), total)
+    for dim in (0, 1, -1):
+        same(comm.all_gather(here, dim), torch.cat(mine, dim))
+    same(comm.all_gather(here.t(), 0), torch.cat([rows.t() for rows in mine], 0))
+    scattered = total[:, :4].contiguous()
+    same(comm.reduce_scatter(here[:, :4], -1), scattered.chunk(world_size, -1)[rank].contiguous())
+    same(comm.reduce_scatter(here, 0), total.chunk(world_size, 0)[rank])
+
+    sizes = [5, *[1] * (world_size - 1)]
+    uneven = [of_rank(number, size, 3) for number, size in enumerate(sizes)]
+    same(comm.all_gatherv(uneven[rank].to(device), 0, sizes), torch.cat(uneven))
+    pair = [uneven[rank].to(device), 2 * uneven[rank].to(device)]
+    first, second = comm.all_gatherv(pair, 0, sizes)
+    same(first, torch.cat(uneven))
+    same(second, 2 * torch.cat(uneven))
+    rows = [of_rank(10 + number, sum(sizes), 3) for number in range(world_size)]
+    same(
+        comm.reduce_scatterv(rows[rank].to(device), 0, sizes),
+        torch.stack(rows).sum(0).split(sizes)[rank].contiguous(),
+    )
+    same(comm.all_gatherv(here, 0, [8] * world_size), torch.cat(mine))
+
+    gathered = comm.gather(here, dst=0, dim=0)
+    assert (gathered is None) == (rank != 0)
+    if gathered is not None:
+        same(gathered, torch.cat(mine))
+    same(comm.broadcast(here.clone(), src=world_size - 1), mine[-1])
+    if rank == 0:
+        comm.send(here, 1)
+    elif rank == 1:
+        same(comm.recv(here.shape, here.dtype, 0), mine[0])
+
+    for call, message in (
+        (lambda: comm.reduce_scatter(here[:5], 0), "5 rows do not divide"),
+        (lambda: comm.all_gatherv(here, 0, [2, *[1] * (world_size - 1)]), "8 rows where"),
+        (lambda: comm.reduce_scatterv(here, 0, [4, *[1] * world_size]), "ranks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"rank {rank} of {world_size}: equal", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

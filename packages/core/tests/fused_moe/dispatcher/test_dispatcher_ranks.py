@@ -1,0 +1,249 @@
+"""A layer over several ranks: every method gives each DP rank the sums of its own tokens."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.vnpu import timeline
+from vllm_davinci_testing.processes.ranks import check_ranks
+
+RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
+
+# Tokens of each DP rank, step by step. Steps of up to eight are decodes. Uneven; one DP rank idle,
+# with the single row of a dummy step; fewer tokens than a DP rank has ranks.
+TWO_DP_RANKS = [[5, 13], [7, 1], [1, 1], [8, 8]]
+ONE_DP_RANK = [[13], [3], [1]]
+
+
+Launched = Callable[..., list[list[dict[str, int]]]]
+
+
+@pytest.fixture
+def launched() -> Launched:
+    """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
+
+    def run(
+        tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "Ascend910B3"
+    ) -> list[list[dict[str, int]]]:
+        setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
+        printed = check_ranks(RANK_PROGRAM, tensor * data, setting, VNPU_SOC=soc)
+        for output in printed:
+            assert "equal" in output.splitlines(), output[-4000:]
+        prefix = "launched "
+        lines = [line for line in printed[0].splitlines() if line.startswith(prefix)]
+        return [json.loads(line.removeprefix(prefix)) for line in lines]
+
+    return run
+
+
+def sent_each_to_its_rank(group: str) -> dict[str, int]:
+    """All-to-all among the ranks of a group: it alone needs counts on the host."""
+    return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
+
+
+def test_on_one_dp_rank_routed_and_shared_sums_are_reduced_once(launched: Launched):
+    once = {"tp all_reduce": 1}
+    assert launched(
+        4,
+        1,
+        [
+            {"steps": ONE_DP_RANK},
+            {"steps": ONE_DP_RANK, "options": {"expert_tensor_parallel_size": 1}},
+            {"steps": ONE_DP_RANK, "options": {"expert_tensor_parallel_size": 2}},
+            {
+                "steps": ONE_DP_RANK,
+                "options": {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"},
+            },
+            {
+                "steps": ONE_DP_RANK,
+                "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
+            },
+        ],
+    ) == [[once] * 3] * 3 + [
+        [{**sent_each_to_its_rank(group), **once}] * 3 for group in ("ep", "experts")
+    ]
+
+
+def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
+    multicast = {"dp broadcast": 4, "dp all_reduce": 1}
+    gather = {"dp all_gatherv": 2, "dp reduce_scatterv": 1}
+    even_gather = {"dp all_gather": 2, "dp reduce_scatter": 1}
+    gathers = [gather, gather, even_gather, even_gather]
+    to_experts = sent_each_to_its_rank("ep")
+    assert launched(
+        1,
+        2,
+        [
+            {"steps": TWO_DP_RANKS},
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_to_all"}},
+            {
+                "steps": TWO_DP_RANKS,
+                "options": {"moe_communication": "all_to_all"},
+                "skewed": True,
+            },
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_gather"}},
+            {"steps": TWO_DP_RANKS, "options": {"moe_communication": "multicast"}},
+            {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 2}},
+        ],
+    ) == [
+        # fp32 is not for fused launches, and decodes shall not make the host wait.
+        [to_experts, *gathers[1:]],
+        [to_experts] * 4,
+        [to_experts] * 4,
+        gathers,
+        [multicast] * 4,
+        [multicast, *gathers[1:]],
+    ]
+
+
+def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
+    reduced = {"tp all_reduce": 1}
+    whole = {"expert_tensor_parallel_size": 1}
+    to_ranks = {"moe_communication": "all_to_all"}
+    results = launched(
+        2,
+        2,
+        [
+            {"steps": TWO_DP_RANKS, "options": to_ranks},
+            {"steps": TWO_DP_RANKS, "options": {**whole, **to_ranks}},
+            {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 4}},
+            {"steps": TWO_DP_RANKS, "options": {**whole, "moe_communication": "all_gather"}},
+            {
+                "steps": TWO_DP_RANKS,
+                "options": {**whole, **to_ranks},
+                "sequence_parallel": True,
+            },
+            {
+                "steps": TWO_DP_RANKS,
+                "options": {**whole, "moe_communication": "all_gather"},
+                "sequence_parallel": True,
+            },
+        ],
+    )
+    assert results[0] == [{**sent_each_to_its_rank("experts"), **reduced}] * 4
+    assert results[1] == [{**sent_each_to_its_rank("ep"), **reduced}] * 4
+    assert results[2][0] == {"dp broadcast": 4, "dp all_reduce": 1, **reduced}
+    assert results[2][1] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
+    assert results[3][0] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
+    # Each rank has tokens of its own, whose whole sums it gets: nothing is left to reduce.
+    assert results[4] == [sent_each_to_its_rank("ep")] * 4
+    assert results[5][0] == {"ep all_gatherv": 2, "ep reduce_scatterv": 1}
+
+
+# One launch there, one back, and nothing that the host waits for.
+FUSED = {"fused_experts launch": 2}
+IN_BF16 = {"dtype": "bfloat16", "fused": True}
+
+
+@pytest.mark.parametrize(("tensor", "data", "steps"), [(2, 1, ONE_DP_RANK), (2, 2, TWO_DP_RANKS)])
+def test_fused_launches_leave_the_host_nothing_to_wait_for(
+    tensor: int, data: int, steps: list[list[int]], launched: Launched
+):
+    reduced = {"tp all_reduce": 1}
+    asked = {"moe_communication": "fused"}
+    whole = {"expert_tensor_parallel_size": 1, **asked}
+    variants = [
+        {"steps": steps, "options": whole, **IN_BF16},
+        {"steps": steps, "options": whole, "skewed": True, **IN_BF16},
+        {"steps": steps, "options": whole, "sequence_parallel": True, **IN_BF16},
+    ]
+    expected = [[{**FUSED, **reduced}] * len(steps)] * 2 + [[FUSED] * len(steps)]
+    if data > 1:
+        variants.append({"steps": steps, "options": asked, **IN_BF16})
+        expected.append([{**FUSED, **reduced}] * len(steps))
+    assert launched(tensor, data, variants, soc="Ascend910_9391") == expected
+
+
+def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched: Launched):
+    (steps,) = launched(1, 2, [{"steps": TWO_DP_RANKS, **IN_BF16}], soc="Ascend910_9391")
+    assert steps == [sent_each_to_its_rank("ep"), FUSED, FUSED, FUSED]
+
+
+def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
+    sizes = [[600, 2]]
+    options = {"moe_communication": "fused"}
+    (steps,) = launched(
+        1, 2, [{"steps": sizes, "options": options, **IN_BF16}], soc="Ascend910_9391"
+    )
+    assert steps == [{"fused_experts launch": 4}]
+
+
+QUANTIZED = {"quantized": "W8A8_DYNAMIC", **IN_BF16}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "steps"),
+    [
+        (1, 2, TWO_DP_RANKS),
+        pytest.param(2, 1, ONE_DP_RANK, marks=pytest.mark.thorough),
+        pytest.param(2, 2, TWO_DP_RANKS, marks=pytest.mark.thorough),
+    ],
+)
+def test_rows_of_int8_experts_give_the_integer_definition(
+    tensor: int, data: int, steps: list[list[int]], launched: Launched
+):
+    whole = {"expert_tensor_parallel_size": 1}
+    variants: list[dict[str, Any]] = [
+        {"steps": steps, "options": {**whole, "moe_communication": method}, **QUANTIZED}
+        for method in ("fused", "all_to_all")
+    ]
+    variants.append({**variants[0], "skewed": True})
+    results = launched(tensor, data, variants, soc="Ascend910_9391")
+    reduced = {"tp all_reduce": 1} if tensor > 1 else {}
+    assert results[0] == results[-1] == [{**FUSED, **reduced}] * len(steps)
+    assert results[1] == [{**sent_each_to_its_rank("ep"), **reduced}] * len(steps)
+
+
+def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():
+    options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
+    variant = {"last_is_absent": True, "options": options}
+    setting = {"tensor": 2, "data": 1, "limit_s": 2, "variants": [variant]}
+    waiting, _ = check_ranks(RANK_PROGRAM, 2, json.dumps(setting))
+    (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
+    assert 2 <= float(said.split()[1]) < 30
+    assert said.partition(": ")[2] == (
+        "model.layers.0.mlp.experts: rank 0 of group 'ep' waited 2 s for the row counts that the 2 "
+        "ranks of the group send each other. One of them has failed or is late: look for its error "
+        "in the log above. A longer wait: --distributed-timeout-seconds."
+    )
+
+
+PACE = "aclnnMatmul=300000,all_to_all=300000/MiB"
+
+
+def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
+    options = {
+        "expert_tensor_parallel_size": 1,
+        "moe_communication": "all_to_all",
+        "dbo": {"enabled": True},
+    }
+    # 3 experts for each of a rank's 100 tokens: about 150 rows of 4 KiB to each rank.
+    variant = {"ubatches": [200, 200], "options": options}
+    setting = {"tensor": 2, "data": 1, "options": options, "variants": [variant]}
+    environment = {"VNPU_SCHEDULE": "threads", "VNPU_PACE": PACE, "VNPU_TRACE": str(tmp_path)}
+    check_ranks(RANK_PROGRAM, 2, json.dumps(setting), **environment)
+    traced = timeline.read([tmp_path])
+    assert len(traced.processes) == 2
+    for process in traced.processes:
+        tasks = [task for task in traced.tasks if task.process == process]
+        # Counts, rows and results of two steps, of which the first one allocates.
+        *_, counts, rows, _ = (
+            task
+            for task in tasks
+            if task.name.startswith("all_to_all") and task.label == "ubatch 0"
+        )
+        assert (counts.bytes_written, rows.bytes_written > 500_000) == (64, True)
+        products = [
+            task.busy for task in tasks if task.name == "aclnnMatmul" and task.label == "ubatch 1"
+        ]
+        begin, end = rows.busy
+        beside = sum(
+            max(0, min(end, product_end) - max(begin, product_begin))
+            for product_begin, product_end in products
+        )
+        # The host knew the counts while the device still had those products to do, and the rows
+        # stood neither behind them nor behind the other's counts.
+        assert beside > 0.8 * (end - begin) > 100_000

@@ -1,0 +1,180 @@
+"""MLA's stages equal torch_npu's launches bit for bit, and their definitions."""
+
+import pytest
+import torch
+import torch_npu
+
+from vllm_davinci.kernels import reference
+from vllm_davinci_testing.operators.mla_stage import (
+    BLOCK,
+    EPSILON,
+    HEADS,
+    KV_LORA,
+    NOPE,
+    ROPE,
+    Block,
+    near,
+)
+from vllm_davinci_testing.processes.forked import output_of
+
+ops = torch.ops.vllm_davinci
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def composed(block: Block, num_decode_tokens: int) -> tuple[torch.Tensor, ...]:
+    """The stage as calls of torch_npu."""
+    num_tokens = block.x.shape[0]
+    joint = torch.mm(block.x, block.a_weight)
+    if block.q_a_norm is None:
+        q, kv = torch.mm(block.x, block.q_b_weight), joint
+    else:
+        normed = torch_npu.npu_rms_norm(joint[:, : block.q_lora_rank], block.q_a_norm, EPSILON)[0]
+        q, kv = torch.mm(normed, block.q_b_weight), joint[:, block.q_lora_rank :]
+    q = q.view(num_tokens, HEADS, NOPE + ROPE)
+    _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
+        kv[:, None, None, :], block.kv_a_norm, block.cos, block.sin, block.slots,
+        block.caches[1], block.caches[0], epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
+    )  # fmt: skip
+    q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), block.cos, block.sin)
+    ql_nope = torch_npu.npu_transpose_batchmatmul(
+        q[:num_decode_tokens, :, :NOPE], block.W_UK,
+        perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
+    )  # fmt: skip
+    return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("q_lora_rank", [None, 48])
+@pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(1, 1), (5, 5), (7, 3), (6, 0)])
+def test_preprocess_equals_its_composition(
+    dtype: torch.dtype, q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
+) -> None:
+    block, other = (Block(dtype, q_lora_rank, num_tokens) for _ in range(2))
+    found = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
+    expected = composed(other, num_decode_tokens)
+    host = Block(dtype, q_lora_rank, num_tokens)
+    on_host = [a.cpu() if isinstance(a, torch.Tensor) else a for a in host.arguments()]
+    defined = reference.mla_preprocess(*on_host, num_decode_tokens)
+    for ours, launched, definition in zip(found, expected, defined, strict=True):
+        assert (ours is None) == (definition is None)
+        if ours is not None:
+            assert torch.equal(ours, launched)
+            near(ours, definition)
+    for cache, launched, definition in zip(
+        block.caches, other.caches, (on_host[9], on_host[10]), strict=True
+    ):
+        assert torch.equal(cache, launched)
+        near(cache, definition)
+
+
+@pytest.mark.parametrize("q_lora_rank", [None, 48])
+@pytest.mark.parametrize(("num_tokens", "num_decode_tokens"), [(5, 5), (7, 3)])
+def test_a_side_stream_changes_nothing(
+    q_lora_rank: int | None, num_tokens: int, num_decode_tokens: int
+) -> None:
+    block, other = (Block(torch.float32, q_lora_rank, num_tokens) for _ in range(2))
+    alone = ops.mla_preprocess(*block.arguments(), num_decode_tokens)
+    beside = ops.mla_preprocess(
+        *other.arguments(), num_decode_tokens, side_stream=torch.npu.Stream()
+    )
+    for one, two in zip((*alone, *block.caches), (*beside, *other.caches), strict=True):
+        assert (one is None) == (two is None)
+        if one is not None:
+            # Two products in place of one may sum in another order.
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+BESIDE = """
+import torch
+import vllm_davinci.kernels
+from vllm_davinci_testing.operators.mla_stage import Block
+
+expected = None
+side = torch.npu.Stream()
+for turn in range(6):
+    block = Block(torch.float32, 48, 7)
+    results = torch.ops.vllm_davinci.mla_preprocess(*block.arguments(), 3, side_stream=side)
+    found = [t.cpu() for t in (*results, *block.caches)]
+    expected = expected or found
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2", "fuzz:3"])
+def test_streams_of_the_stage_wait_for_each_other(schedule: str) -> None:
+    """No order that the stage's events allow changes a result, and no access is unordered."""
+    assert output_of(BESIDE, VNPU_SCHEDULE=schedule, VNPU_RACES="raise")[-1] == "equal"
+
+
+def test_a_captured_stage_runs_again_on_new_inputs() -> None:
+    block, other = Block(torch.float32, 48, 5), Block(torch.float32, 48, 5)
+    stream = torch.npu.Stream()
+    stream.wait_stream(torch.npu.current_stream())
+    graph = torch.npu.NPUGraph()
+    with torch.npu.stream(stream):
+        ops.mla_preprocess(*block.arguments(), 5)  # looks its functions up
+        graph.capture_begin()
+        captured = ops.mla_preprocess(*block.arguments(), 5)
+        filler = [torch.full((64, 1024), 7.0, device="npu") for _ in range(4)]
+        graph.capture_end()
+    for factor in (1.0, -2.0):
+        block.x.copy_(other.x * factor)
+        with torch.npu.stream(stream):
+            stream.wait_stream(torch.npu.default_stream())
+            graph.replay()
+        torch.npu.synchronize()
+        expected = ops.mla_preprocess(other.x * factor, *other.arguments()[1:], 5)
+        assert torch.equal(captured[0], expected[0]) and torch.equal(captured[1], expected[1])
+    assert all(bool((memory == 7).all()) for memory in filler)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [2, 2, 2], [1, 3]])
+def test_decode_attention_equals_its_composition(dtype: torch.dtype, query_lens: list[int]) -> None:
+    num_tokens, num_reqs = sum(query_lens), len(query_lens)
+    generator = torch.Generator().manual_seed(num_tokens)
+    block = Block(dtype, None, num_tokens)
+    caches = [
+        torch.randn(8, BLOCK, 1, n, generator=generator).to(dtype).npu() for n in (KV_LORA, ROPE)
+    ]
+    ql_nope, q_pe = (
+        torch.randn(num_tokens, HEADS, n, generator=generator).to(dtype).npu()
+        for n in (KV_LORA, ROPE)
+    )
+    table = torch.randperm(8, generator=generator)[: num_reqs * 2].view(num_reqs, 2).int().npu()
+    ends = torch.tensor(query_lens).cumsum(0).tolist()
+    seq_lens = [130 + 17 * n for n in range(num_reqs)]
+    causal = max(query_lens) > 1
+    mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu() if causal else None
+    found = ops.mla_decode_attention(
+        ql_nope, q_pe, *caches, table, ends, seq_lens, mask, block.W_UV, 0.1
+    )
+    out, _ = torch_npu.npu_fused_infer_attention_score(
+        ql_nope, caches[0].flatten(2), caches[0].flatten(2), query_rope=q_pe,
+        key_rope=caches[1].flatten(2), atten_mask=mask, sparse_mode=3 if causal else 0,
+        block_table=table, actual_seq_lengths=ends, actual_seq_lengths_kv=seq_lens,
+        num_heads=HEADS, num_key_value_heads=1, scale=0.1, input_layout="TND_NTD",
+        block_size=BLOCK,
+    )  # fmt: skip
+    expected = torch_npu.npu_transpose_batchmatmul(
+        out, block.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+    ).flatten(1)
+    assert torch.equal(found, expected)
+    arguments = (ql_nope, q_pe, *caches, table)
+    near(
+        found,
+        reference.mla_decode_attention(
+            *(t.cpu() for t in arguments), ends, seq_lens, mask, block.W_UV.cpu(), 0.1
+        ),
+    )
+
+
+def test_weights_that_do_not_belong_together_are_refused() -> None:
+    block = Block(torch.float32, 48, 4)
+    wrong = block.arguments()
+    wrong[1] = block.a_weight[:, :-1]
+    with pytest.raises(ValueError, match=r"a_weight of sizes \[96, 623\].*\[hidden, 624\]"):
+        ops.mla_preprocess(*wrong, 4)
+    with pytest.raises(ValueError, match="5 decode tokens among 4"):
+        ops.mla_preprocess(*block.arguments(), 5)

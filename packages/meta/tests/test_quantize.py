@@ -1,0 +1,56 @@
+"""`vllm-davinci check-model` and `vllm-davinci quantize`, which need no device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+COMMAND = ("-m", "vllm_davinci.meta")
+WRITE_SOURCE = """
+import sys, json, pathlib, torch
+from safetensors.torch import save_file
+directory = pathlib.Path(sys.argv[1])
+directory.mkdir()
+save_file(
+    {"model.layers.0.mlp.down_proj.weight": torch.randn(8, 16), "lm_head.weight": torch.ones(4, 8)},
+    directory / "model.safetensors",
+)
+(directory / "config.json").write_text(json.dumps({"num_hidden_layers": 1}))
+"""
+
+
+def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
+    run_without_device, tmp_path: Path
+):
+    source, made = tmp_path / "source", tmp_path / "made"
+    done = run_without_device("-c", WRITE_SOURCE, str(source), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+    done = run_without_device(*COMMAND, "quantize", str(source), str(made))
+    assert done.returncode == 0, done.stderr
+    assert "matrices: 1 FLOAT, 1 W8A8_DYNAMIC" in done.stdout
+    assert "100 %" in done.stderr
+
+    done = run_without_device(*COMMAND, "check-model", str(made), "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["can_load"] is True
+    assert {kind["name"]: kind["loads"] for kind in report["kinds"]} == {
+        "lm_head": "FLOAT",
+        "model.layers.*.mlp.down_proj": "W8A8_DYNAMIC",
+    }
+
+    (made / "quant_model_description.json").write_text('{"lm_head.weight": "W9"}')
+    done = run_without_device(*COMMAND, "check-model", str(made))
+    assert done.returncode == 1
+    assert "problem: lm_head.weight has quantization type 'W9'" in done.stdout
+    assert "cannot be loaded as it is" in done.stdout
+
+
+def test_bad_options_are_answered_before_anything_is_loaded(run_without_device, tmp_path: Path):
+    done = run_without_device(*COMMAND, "quantize", ".", str(tmp_path / "out"), "--type", "W8A8")
+    assert done.returncode == 2
+    assert "needs --calibrate FILE" in done.stderr
+    (tmp_path / "file").write_text("")
+    done = run_without_device(*COMMAND, "quantize", ".", str(tmp_path))
+    assert done.returncode == 2
+    assert "name a new one" in done.stderr

@@ -1,0 +1,177 @@
+"""Device memory: sizes of a chip, and errors for what a chip would not forgive."""
+
+import resource
+
+import pytest
+import torch
+
+from vllm_davinci.vnpu import VirtualDeviceConfig
+from vllm_davinci_testing.processes import programs
+from vllm_davinci_testing.processes.forked import output_of
+from vllm_davinci_testing.processes.programs import run_program
+
+RUNTIME = """
+import ctypes
+import torch
+torch.npu.set_device(0)
+acl = ctypes.CDLL("libascendcl.so")
+acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
+H2D, D2H, D2D = 1, 2, 3
+
+def allocate(size):
+    address = ctypes.c_void_p()
+    assert acl.aclrtMalloc(ctypes.byref(address), ctypes.c_size_t(size), 0) == 0
+    return address
+
+def copy(to, room, source, size, kind):
+    return acl.aclrtMemcpy(to, ctypes.c_size_t(room), source, ctypes.c_size_t(size), kind)
+
+host = ctypes.create_string_buffer(1 << 20)
+"""
+
+
+def test_memory_is_the_size_of_the_chip_and_allocations_count() -> None:
+    torch.npu.set_device(0)
+    free, total = torch.npu.mem_get_info()
+    assert total == 64 * 2**30
+    block = torch.empty(3 * 2**30, dtype=torch.int8, device="npu")
+    after, _ = torch.npu.mem_get_info()
+    assert free - after >= block.numel()
+
+
+def test_a_chip_sized_tensor_of_zeros_takes_no_host_memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    zeros = torch.zeros(40 * 2**30, dtype=torch.int8, device="npu")
+    assert int(zeros[-1].cpu()) == 0
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 256 * 1024
+
+
+def test_asking_for_more_than_the_chip_has_is_the_usual_out_of_memory_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        torch.empty(65 * 2**30, dtype=torch.int8, device="npu")
+    assert torch.ones(3, device="npu").cpu().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_small_device_runs_out_of_memory_early() -> None:
+    lines = output_of(
+        """
+        import torch
+        torch.npu.set_device(0)
+        print(torch.npu.mem_get_info()[1])
+        try:
+            torch.empty(300 * 2**20, dtype=torch.int8, device="npu")
+        except torch.OutOfMemoryError:
+            print("out of memory")
+        """,
+        VirtualDeviceConfig(memory="256MiB"),
+    )
+    assert lines == [str(256 * 2**20), "out of memory"]
+
+
+def test_host_code_that_follows_a_device_address_dies_with_the_allocations_history() -> None:
+    done = run_program(
+        """
+        import ctypes, torch
+        tensor = torch.ones(4, device="npu")
+        ctypes.string_at(tensor.data_ptr(), 4)
+        """
+    )
+    assert done.returncode == -11
+    assert "host code touched device memory" in done.stderr
+    assert "of allocation #" in done.stderr
+    assert "live" in done.stderr
+
+
+def test_use_after_free_is_an_error_that_names_the_allocation() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+a = allocate(4096)
+assert copy(a, 4096, host, 4096, H2D) == 0
+assert acl.aclrtFree(a) == 0
+print(copy(a, 4096, host, 4096, H2D))
+print(acl.aclGetRecentErrMsg().decode())
+"""
+    )
+    assert lines[0] == "507015"
+    assert "freed (use after free)" in lines[1]
+    assert "4096 bytes" in lines[1]
+
+
+def test_a_copy_that_leaves_its_allocation_is_an_error() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+a = allocate(4096)
+print(copy(a, 8192, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
+print(copy(a, 4096, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
+"""
+    )
+    assert "507015" in lines[0]
+    assert "does not lie within one live allocation" in lines[0]
+    assert "107000" in lines[1]
+    assert "room for 4096" in lines[1]
+
+
+def test_a_copy_in_the_wrong_direction_is_an_error() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+a = allocate(4096)
+print(copy(host, 4096, a, 4096, H2D), acl.aclGetRecentErrMsg().decode())
+"""
+    )
+    assert "direction" in lines[0]
+
+
+def test_freeing_twice_is_an_error() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+a = allocate(4096)
+print(acl.aclrtFree(a), acl.aclrtFree(a), acl.aclGetRecentErrMsg().decode())
+"""
+    )
+    assert lines[0].startswith("0 107000")
+    assert "no allocation starts at" in lines[0]
+
+
+def test_freed_memory_is_not_handed_out_again_at_once() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+first = allocate(4096)
+acl.aclrtFree(first)
+print(allocate(4096).value != first.value)
+"""
+    )
+    assert lines == ["True"]
+
+
+def test_expandable_segments_grow_and_shrink() -> None:
+    lines = programs.output_of(
+        """
+        import torch
+        blocks = [torch.full((n, 2**20), n, dtype=torch.uint8, device="npu") for n in (3, 40, 7)]
+        total = sum(int(block.to(torch.int64).sum().cpu()) for block in blocks)
+        print(total == sum(n * n * 2**20 for n in (3, 40, 7)))
+        used = torch.npu.mem_get_info()[0]
+        del blocks
+        torch.npu.empty_cache()
+        print(torch.npu.mem_get_info()[0] > used)
+        """,
+        PYTORCH_NPU_ALLOC_CONF="expandable_segments:True",
+    )
+    assert lines == ["True", "True"]
+
+
+def test_pinned_memory_is_pinned_and_copies_to_the_device_and_back() -> None:
+    pinned = torch.arange(1000, dtype=torch.int32).pin_memory()
+    assert pinned.is_pinned()
+    assert not torch.arange(10).is_pinned()
+    there = pinned.to("npu", non_blocking=True)
+    back = torch.empty(1000, dtype=torch.int32).pin_memory()
+    back.copy_(there, non_blocking=True)
+    torch.npu.synchronize()
+    assert torch.equal(back, pinned)

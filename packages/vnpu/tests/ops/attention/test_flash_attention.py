@@ -1,0 +1,99 @@
+"""Attention without a cache equals attention written out."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci_testing.operators.attention_definition import (
+    CAUSAL_MASK,
+    attention,
+    close,
+    visible_keys,
+)
+from vllm_davinci_testing.operators.strategies import FLOATS, values
+
+
+@pytest.mark.parametrize("layout", ["SBH", "BSH", "BSND", "BNSD"])
+@given(dtype=st.sampled_from(FLOATS), causal=st.booleans(), queries=st.integers(1, 70))
+def test_dense_layouts(layout: str, dtype: torch.dtype, causal: bool, queries: int) -> None:
+    query = values((2, 4, queries, 48), dtype, 1)
+    key = values((2, 2, 75, 48), dtype, 2)
+    orders = {"SBH": (2, 0, 1, 3), "BSH": (0, 2, 1, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
+
+    def laid_out(t: torch.Tensor) -> torch.Tensor:
+        t = t.permute(orders[layout]).contiguous()
+        return (t.flatten(2) if layout.endswith("H") else t).npu()
+
+    out, highest, total, *_ = torch_npu.npu_fusion_attention(
+        laid_out(query), laid_out(key), laid_out(key), 4, layout, scale=0.2,
+        atten_mask=CAUSAL_MASK.bool().npu() if causal else None, sparse_mode=3 if causal else 0,
+    )  # fmt: skip
+    if layout.endswith("H"):
+        out = out.view(*out.shape[:2], 4, 48)
+    out = out.permute(*(orders[layout].index(i) for i in range(4)))
+    visible = visible_keys(queries, 75, 3) if causal else None
+    for b in range(2):
+        expected, lse = attention(query[b], key[b], key[b], 0.2, visible)
+        close(out[b], expected, dtype)
+        for copy in range(8):
+            close(highest[b, ..., copy] + total[b, ..., copy].log(), lse, torch.float32)
+
+
+@given(dtype=st.sampled_from(FLOATS), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_packed_sequences(dtype: torch.dtype, lengths: list[int]) -> None:
+    query = values((sum(lengths), 4, 80), dtype, 1)
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    out = torch_npu.npu_fusion_attention(
+        query.npu(), query.npu(), query.npu(), 4, "TND", scale=0.1,
+        actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )[0]  # fmt: skip
+    for start, end in zip([0, *ends], ends, strict=False):
+        rows = query[start:end].transpose(0, 1)
+        expected = attention(rows, rows, rows, 0.1)[0]
+        close(out[start:end].transpose(0, 1), expected, dtype)
+
+
+def test_the_bias_is_scaled_with_the_scores() -> None:
+    query = values((1, 2, 9, 32), torch.float32, 1)
+    bias = values((1, 2, 9, 9), torch.float32, 3)
+    out = torch_npu.npu_fusion_attention(
+        query.npu(), query.npu(), query.npu(), 2, "BNSD", pse=bias.npu(), scale=0.2
+    )[0]
+    expected = attention(query[0], query[0], query[0], 0.2, None, bias[0] * 0.2)[0]
+    close(out[0], expected, torch.float32)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@given(dtype=st.sampled_from(FLOATS))
+def test_parts_merge_by_their_lse(parts: int, dtype: torch.dtype) -> None:
+    query, key = values((4, 5, 32), torch.float32, 1), values((4, 30, 32), torch.float32, 2)
+    whole, lse = attention(query, key, key, 0.3)
+    pieces = [attention(query, k, k, 0.3) for k in key.chunk(parts, 1)]
+    out, merged = torch_npu.npu_attention_update(
+        [p[1].flatten().float().npu() for p in pieces],
+        [p[0].flatten(0, 1).to(dtype).npu() for p in pieces],
+        1,
+    )
+    close(out, whole.flatten(0, 1), dtype)
+    close(merged, lse.flatten(), torch.float32)
+
+
+@given(dtype=st.sampled_from(FLOATS), turned=st.booleans(), split=st.sampled_from([1, 2]))
+def test_batched_products_with_permuted_operands(
+    dtype: torch.dtype, turned: bool, split: int
+) -> None:
+    x = values((3, 5, 16) if not turned else (5, 3, 16), dtype, 1)
+    weight = values((3, 16, 32), dtype, 2)
+    out = torch_npu.npu_transpose_batchmatmul(
+        x.npu(), weight.npu(), perm_x1=[1, 0, 2] if turned else [0, 1, 2], perm_x2=[0, 1, 2],
+        perm_y=[1, 0, 2], batch_split_factor=split,
+    )  # fmt: skip
+    expected = (x.transpose(0, 1) if turned else x).double() @ weight.double()
+    expected = expected.transpose(0, 1)
+    if split > 1:
+        expected = expected.reshape(5, split, -1).transpose(0, 1)
+    torch.testing.assert_close(
+        out.cpu().double(), expected, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-4
+    )

@@ -1,0 +1,189 @@
+"""One product per group of rows equals the products one by one."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci_testing.operators.comparison import compare, near
+from vllm_davinci_testing.operators.quantization import pack_int4
+from vllm_davinci_testing.operators.strategies import FLOATS, values
+
+COUNTS = [3, 0, 4]  # rows of each group; one more row belongs to none
+ROWS, DEPTH, COLUMNS = 8, 32, 64
+
+
+def group_list(form: int) -> torch.Tensor:
+    counts = torch.tensor(COUNTS)
+    if form == 2:
+        return torch.tensor([[0, 3], [2, 4], [0, 0]]).npu()
+    return (counts.cumsum(0) if form == 0 else counts).npu()
+
+
+def one_by_one(products: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([*products, torch.zeros(1, products[0].shape[-1])])
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+@given(
+    dtype=st.sampled_from(FLOATS),
+    activation=st.sampled_from([0, 1, 2, 4, 5]),
+    bias=st.booleans(),
+    transposed=st.booleans(),
+    listed=st.booleans(),
+)
+def test_groups_of_rows(
+    form: int,
+    dtype: torch.dtype,
+    activation: int,
+    bias: bool,
+    transposed: bool,
+    listed: bool,
+) -> None:
+    x, weight = values((ROWS, DEPTH), dtype, 1), values((3, DEPTH, COLUMNS), dtype, 2)
+    shift = values((3, COLUMNS), dtype, 3)
+    on_device = (
+        weight.transpose(1, 2).contiguous().npu().transpose(1, 2) if transposed else weight.npu()
+    )
+    (out,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], list(on_device.unbind()) if listed else [on_device],
+        bias=[shift.npu()] if bias else None, group_list=group_list(form), split_item=3,
+        group_type=0, group_list_type=form, act_type=activation,
+    )  # fmt: skip
+    act = [
+        lambda t: t,
+        torch.relu,
+        lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        None,
+        lambda t: t * torch.sigmoid(1.702 * t),
+        torch.nn.functional.silu,
+    ][activation]
+    parts = [
+        act(rows.double() @ weight[g].double() + (shift[g].double() if bias else 0))
+        for g, rows in enumerate(x[:7].split(COUNTS))
+    ]
+    near(out, one_by_one(parts))
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("counts", [[3, 0, 70, 1], [64, 65, 0, 0], [0, 0, 0, 0]])
+def test_groups_of_few_and_of_many_rows_of_bfloat16(counts: list[int], transposed: bool) -> None:
+    rows = sum(counts) + 5  # more than belong to a group, which become zero
+    x = values((rows, 131), torch.bfloat16, 1, low=-1, high=1)
+    weight = values((4, 131, 200), torch.bfloat16, 2, low=-1, high=1)
+    on_device = (
+        weight.transpose(1, 2).contiguous().npu().transpose(1, 2) if transposed else weight.npu()
+    )
+    (out,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [on_device], group_list=torch.tensor(counts).npu(), split_item=3, group_type=0,
+        group_list_type=1,
+    )  # fmt: skip
+    parts = [
+        part.double() @ weight[group].double()
+        for group, part in enumerate(x[: sum(counts)].split(counts))
+    ]
+    expected = torch.cat([*parts, torch.zeros(5, 200)]).bfloat16()
+    torch.testing.assert_close(out.cpu(), expected, rtol=8e-3, atol=1e-5)
+
+
+def test_every_x_with_its_own_weight() -> None:
+    x = [values((n, DEPTH), torch.float16, n) for n in (2, 5)]
+    weight = [values((DEPTH, COLUMNS), torch.float16, n) for n in (7, 8)]
+    out = torch_npu.npu_grouped_matmul(
+        [t.npu() for t in x], [t.npu() for t in weight], split_item=0, group_type=-1
+    )
+    for got, a, b in zip(out, x, weight, strict=True):
+        near(got, a.double() @ b.double())
+
+
+@given(out=st.sampled_from([torch.bfloat16, torch.float16, torch.int32]), per_token=st.booleans())
+def test_int8_rows_and_weights(out: torch.dtype, per_token: bool) -> None:
+    x = values((ROWS, DEPTH), torch.int8, 1, low=-128, high=128)
+    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-128, high=128)
+    kind = torch.bfloat16 if out == torch.bfloat16 else torch.float32
+    scale = values((3, COLUMNS), kind, 3, low=1e-4, high=1e-3)
+    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
+    integers = out == torch.int32
+    (y,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [weight.npu()], scale=None if integers else [scale.npu()],
+        per_token_scale=[rows.npu()] if per_token and not integers else None,
+        group_list=group_list(1), split_item=3, group_type=0, group_list_type=1, output_dtype=out,
+    )  # fmt: skip
+    parts = [r.long() @ weight[g].long() for g, r in enumerate(x[:7].split(COUNTS))]
+    if integers:
+        compare(y, one_by_one(parts).int())
+        return
+    scaled = [p.double() * scale[g].double() for g, p in enumerate(parts)]
+    expected = one_by_one(scaled)
+    near(y, expected * rows[:, None].double() if per_token else expected)
+
+
+@given(bits=st.sampled_from([8, 4]), offset=st.booleans(), blocks=st.sampled_from([None, 2]))
+def test_weights_quantized_alone(bits: int, offset: bool, blocks: int | None) -> None:
+    x = values((ROWS, DEPTH), torch.float16, 1)
+    low = -(2 ** (bits - 1))
+    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=low, high=-low)
+    shape = (3, COLUMNS) if blocks is None else (3, blocks, COLUMNS)
+    scale, shift = (
+        values(shape, torch.float16, 3, low=0.01, high=0.1),
+        values(shape, torch.float16, 4),
+    )
+    (y,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [(weight if bits == 8 else pack_int4(weight)).npu()],
+        antiquant_scale=[scale.npu()],
+        antiquant_offset=[shift.npu() if offset else torch.zeros(shape).half().npu()],
+        group_list=group_list(1), split_item=3, group_type=0, group_list_type=1,
+    )  # fmt: skip
+
+    def spread(t: torch.Tensor) -> torch.Tensor:
+        return t[:, None].double() if blocks is None else t.double().repeat_interleave(16, 1)
+
+    dense = (weight.double() + (spread(shift) if offset else 0)) * spread(scale)
+    near(y, one_by_one([r.double() @ dense[g] for g, r in enumerate(x[:7].split(COUNTS))]))
+
+
+def products(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    parts = [
+        (r.long() @ weight[g].long()).double() * scale[g].double()
+        for g, r in enumerate(x[:7].split(COUNTS))
+    ]
+    return one_by_one(parts) * rows[:, None].double()
+
+
+@given(form=st.sampled_from([0, 1]), shared=st.booleans())
+def test_products_summed_into_their_tokens(form: int, shared: bool) -> None:
+    x = values((ROWS, DEPTH), torch.int8, 1, low=-128, high=128)
+    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-128, high=128)
+    scale = values((3, COLUMNS), torch.float32, 3, low=1e-4, high=1e-3)
+    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
+    logit, index = values((ROWS,), torch.float32, 5), torch.tensor([3, 0, 1, 1, 2, 3, 0, 0])
+    part = values((2, COLUMNS), torch.bfloat16, 6)
+    y = torch_npu.npu_grouped_matmul_finalize_routing(
+        x.npu(), weight.npu(), group_list(form), scale=scale.npu(), pertoken_scale=rows.npu(),
+        shared_input=part.npu() if shared else None, logit=logit.npu(), row_index=index.npu(),
+        shared_input_weight=0.5, shared_input_offset=1, output_bs=4, group_list_type=form,
+    )  # fmt: skip
+    expected = torch.zeros(4, COLUMNS, dtype=torch.double)
+    if shared:
+        expected[1:3] = part.double() * 0.5
+    weighted = products(x, weight, scale, rows) * logit[:, None].double()
+    expected.index_add_(0, index[:7], weighted[:7])
+    near(y, expected)
+
+
+def test_products_through_swiglu_to_int8() -> None:
+    x = values((ROWS, DEPTH), torch.int8, 1, low=-128, high=128)
+    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-128, high=128)
+    scale = values((3, COLUMNS), torch.float32, 3, low=1e-4, high=1e-3)
+    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
+    y, steps = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
+        x.npu(), [weight.npu()], [scale.npu()], rows.npu(), group_list(1), group_list_type=1
+    )
+    gate, up = products(x, weight, scale, rows).chunk(2, -1)
+    expected = (torch.nn.functional.silu(gate) * up)[:7]
+    step = steps.cpu()[:7, None].double()
+    torch.testing.assert_close(step[:, 0], expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
+    assert ((y.cpu()[:7].double() * step - expected).abs() <= step * 0.502).all()

@@ -1,0 +1,331 @@
+"""Gating and routing of a mixture of experts equal their definitions."""
+
+import pytest
+import torch
+import torch_npu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_davinci_testing.operators.comparison import compare
+from vllm_davinci_testing.operators.reference import dynamic_quant, to_int8
+from vllm_davinci_testing.operators.strategies import FLOATS, shuffled, values
+
+
+def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = 1e-6 if npu.dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(npu.cpu().float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def assignments(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sorted experts of all assignments, and which assignment stands where."""
+    return experts.flatten().sort(stable=True)
+
+
+@pytest.mark.parametrize("norm", [0, 1])
+@given(
+    dtype=st.sampled_from(FLOATS),
+    tokens=st.integers(0, 9),
+    group_score=st.sampled_from([0, 1]),
+    groups=st.sampled_from([(1, 1), (4, 2), (8, 8)]),
+    biased=st.booleans(),
+    renorm=st.sampled_from([0, 1]),
+)
+def test_gating_top_k(
+    norm: int,
+    dtype: torch.dtype,
+    tokens: int,
+    group_score: int,
+    groups: tuple[int, int],
+    biased: bool,
+    renorm: int,
+) -> None:
+    count, chosen_groups = groups
+    x, bias = values((tokens, 32), dtype, 1), values((32,), dtype, 2)
+    weights, experts, scores = torch_npu.npu_moe_gating_top_k(
+        x.npu(), 4, bias=bias.npu() if biased else None, k_group=chosen_groups, group_count=count,
+        group_select_mode=group_score, renorm=renorm, norm_type=norm, out_flag=True,
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+    expected = x.float().softmax(-1) if norm == 0 else x.float().sigmoid()
+    choice = expected + bias.float() if biased else expected
+    grouped = choice.view(tokens, count, 32 // count)
+    best = grouped.amax(-1) if group_score == 0 else grouped.topk(2, -1)[0].sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(1, best.sort(stable=True, descending=True)[1][:, :chosen_groups], True)
+    choice = grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+    chosen = choice.sort(stable=True, descending=True)[1][:, :4]
+    picked = expected.gather(1, chosen)
+    if norm == 1 or renorm == 1:
+        picked = picked / picked.sum(-1, keepdim=True)
+    compare(experts, chosen.int())
+    near(weights, picked * 2.5)
+    near(scores, expected)
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
+def test_gating_takes_nan_first_and_the_lower_number_of_equal_scores(
+    groups: tuple[int, int],
+) -> None:
+    x = torch.zeros(3, 16)
+    x[1, 5], x[1, 9] = torch.nan, 3.0
+    x[2] = torch.tensor([-1.0, 2.0] * 8)
+    weights, experts, _ = torch_npu.npu_moe_gating_top_k(
+        x.npu(), 4, k_group=groups[1], group_count=groups[0], norm_type=1
+    )
+    compare(experts[0], torch.tensor([0, 1, 2, 3]).int())
+    compare(experts[1], torch.tensor([5, 9, 0, 1] if groups[0] == 1 else [5, 9, 4, 6]).int())
+    compare(experts[2], torch.tensor([1, 3, 5, 7]).int())
+    near(weights[[0, 2]], torch.full((2, 4), 0.25))
+    assert weights[1].isnan().all().item()
+
+
+def test_gating_by_the_id_of_the_token() -> None:
+    x, table = values((3, 8), torch.float32, 1), torch.tensor([[0, 1], [5, 2], [7, 3]])
+    weights, experts, _ = torch_npu.npu_moe_gating_top_k(
+        x.npu(), 2, input_ids=torch.tensor([2, 0, 2]).npu(), tid2eid=table.npu(), norm_type=1
+    )
+    chosen = table[[2, 0, 2]]
+    picked = x.sigmoid().gather(1, chosen)
+    compare(experts, chosen.int())
+    near(weights, picked / picked.sum(-1, keepdim=True))
+
+
+@given(dtype=st.sampled_from(FLOATS), finished=st.booleans(), renorm=st.sampled_from([0, 1]))
+def test_gating_top_k_softmax(dtype: torch.dtype, finished: bool, renorm: int) -> None:
+    x, done = values((6, 16), dtype, 1), torch.tensor([False, True] * 3)
+    flag = done.npu() if finished else None
+    softmax = x.float().softmax(-1)
+    order = x.float().sort(stable=True, descending=True)[1][:, :3]
+    marked = order.masked_fill(done[:, None], 16) if finished else order
+    weights, experts, rows = torch_npu.npu_moe_gating_top_k_softmax(x.npu(), flag, 3)
+    near(weights, softmax.gather(1, order))
+    compare(experts, marked.int())
+    compare(rows, torch.arange(18).view(3, 6).t().int())
+    weights, experts, whole = torch_npu.npu_moe_gating_top_k_softmax_v2(
+        x.npu(), k=3, finished=flag, renorm=renorm, output_softmax=True
+    )
+    chosen = x.float().gather(1, order).softmax(-1) if renorm else softmax.gather(1, order)
+    near(weights, chosen)
+    compare(experts, marked.int())
+    if renorm == 0:
+        near(whole, softmax)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@given(
+    tokens=st.integers(1, 12),
+    k=st.integers(1, 4),
+    active=st.sampled_from([None, (2, 6), (0, 0)]),
+    by_position=st.booleans(),
+    count_form=st.sampled_from([0, 1, 2]),
+)
+def test_tokens_are_expanded_in_the_order_of_their_experts(
+    quantized: bool,
+    tokens: int,
+    k: int,
+    active: tuple[int, int] | None,
+    by_position: bool,
+    count_form: int,
+) -> None:
+    x = values((tokens, 16), torch.float32, 1)
+    experts = torch.stack([shuffled(8, t)[:k] for t in range(tokens)]).int()
+    first, last = active or (0, 8)
+    out, rows, counts, scale = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=8, expert_tokens_num_flag=True,
+        expert_tokens_num_type=count_form, quant_mode=1 if quantized else -1,
+        active_expert_range=[first, last], row_idx_type=int(by_position),
+    )  # fmt: skip
+    ordered, which = assignments(experts)
+    inside = (ordered >= first) & (ordered < last)
+    which = which[inside]
+    n = len(which)
+    picked = x[which // k]
+    if quantized:
+        largest = picked.abs().amax(-1, keepdim=True)
+        near(scale[:n], largest[:, 0] / 127)
+        steps = out[:n].cpu().float() * largest / 127 - picked
+        assert (steps.abs() <= largest / 127 * 0.501).all()
+    else:
+        compare(out[:n], picked)
+    index = torch.full((tokens * k,), -1, dtype=torch.int32)
+    if by_position:
+        index[:n] = which.int()
+    else:
+        index[which] = torch.arange(n).int()
+    compare(rows, index)
+    histogram = ordered[inside].long().bincount(minlength=8)[first:last]
+    if count_form == 2:
+        used = histogram.nonzero()[:, 0]
+        pairs = torch.zeros(8, 2, dtype=torch.long)
+        pairs[: len(used)] = torch.stack([used + first, histogram[used]], 1)
+        compare(counts, pairs)
+    else:
+        compare(counts, histogram.cumsum(0) if count_form == 0 else histogram)
+
+
+@given(capacity=st.integers(1, 5), seed=st.integers(0, 99))
+def test_tokens_beyond_the_capacity_are_dropped(capacity: int, seed: int) -> None:
+    x = values((7, 8), torch.float16, 1)
+    experts = values((7, 2), torch.int64, seed, low=0, high=4).int()
+    out, rows, *_ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_capacity=capacity, expert_num=4, drop_pad_mode=1,
+        expert_tokens_num_type=1, expert_tokens_num_flag=True, active_expert_range=[0, 4],
+    )  # fmt: skip
+    expected = torch.zeros(4, capacity, 8, dtype=torch.float16)
+    index = torch.full((14,), -1, dtype=torch.int32)
+    filled = [0] * 4
+    for a, e in enumerate(experts.flatten().tolist()):
+        if filled[e] < capacity:
+            expected[e, filled[e]] = x[a // 2]
+            index[a] = e * capacity + filled[e]
+            filled[e] += 1
+    compare(out, expected)
+    compare(rows, index)
+
+
+def test_routing_in_the_size_that_has_its_own_operator() -> None:
+    x = values((5, 2048), torch.float16, 1)
+    experts = values((5, 4), torch.int64, 2, low=0, high=128).int()
+    out, rows, counts, _ = torch_npu.npu_moe_init_routing_v2(
+        x.npu(), experts.npu(), expert_num=128, expert_tokens_num_type=1,
+        expert_tokens_num_flag=True, active_expert_range=[0, 128],
+    )  # fmt: skip
+    ordered, which = assignments(experts)
+    compare(out, x[which // 4])
+    compare(rows, which.argsort().int())
+    assert counts.cpu().tolist() == ordered.long().bincount(minlength=128).tolist()
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_routing_with_quantization(mode: int) -> None:
+    x = values((5, 16), torch.float32, 1)
+    experts = values((5, 2), torch.int64, 2, low=0, high=4).int()
+    static = {"scale": torch.tensor([20.0]).npu(), "offset": torch.tensor([3.0]).npu()}
+    out, rows, *_, scale = torch_npu.npu_moe_init_routing_quant(
+        x.npu(), experts.npu(), active_num=10, expert_num=4, quant_mode=mode,
+        **(static if mode == 0 else {}),
+    )  # fmt: skip
+    which = assignments(experts)[1]
+    picked = x[which // 2]
+    compare(rows, which.argsort().int())
+    if mode == 0:
+        compare(out, to_int8(picked * 20 + 3))
+    else:
+        _, step = dynamic_quant(picked)
+        near(scale, step)
+        assert ((out.cpu() * step[:, None] - picked).abs() <= step[:, None] * 0.501).all()
+
+
+def test_the_oldest_routing_numbers_assignments_by_choice() -> None:
+    x, experts = (
+        values((5, 8), torch.float32, 1),
+        values((5, 3), torch.int64, 2, low=0, high=4).int(),
+    )
+    numbers = torch.arange(15).view(3, 5).t().contiguous().int()
+    out, rows, sorted_experts = torch_npu.npu_moe_init_routing(
+        x.npu(), numbers.npu(), experts.npu(), 5
+    )
+    ordered, which = assignments(experts)
+    number = numbers.flatten()[which].long()
+    index = torch.empty(15, dtype=torch.int32)
+    index[number] = torch.arange(15).int()
+    compare(sorted_experts, ordered)
+    compare(out, x[number % 5])
+    compare(rows, index)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2, 3])
+@given(
+    dtype=st.sampled_from(FLOATS), weighted=st.booleans(), biased=st.booleans(), skips=st.booleans()
+)
+def test_results_return_to_their_tokens(
+    mode: int, dtype: torch.dtype, weighted: bool, biased: bool, skips: bool
+) -> None:
+    tokens, k, size = 6, 3 if weighted else 1, 16
+    rows = values((8, 3, size) if mode % 2 else (tokens * k, size), dtype, 1)
+    flat = rows.view(-1, size)
+    index = shuffled(flat.shape[0])[: tokens * k].int()
+    if mode % 2:
+        index[2] = -1  # dropped
+    skip, bias = values((tokens, size), dtype, 2), values((8, size), dtype, 3)
+    scales, experts = (
+        values((tokens, k), dtype, 4),
+        values((tokens, k), torch.int64, 5, low=0, high=8),
+    )
+    out = torch_npu.npu_moe_finalize_routing(
+        rows.npu(), skip.npu() if skips else None, None, bias.npu() if biased else None,
+        scales.npu() if weighted else None, index.npu(), experts.int().npu(), mode,
+    )  # fmt: skip
+    table = index.view(k, tokens).t() if mode < 2 else index.view(tokens, k)
+    part = flat.float()[table.long()].masked_fill((table < 0)[..., None], 0)
+    if biased:
+        part = part + bias.float()[experts]
+    if weighted:
+        part = part * scales.float()[..., None]
+    near(out, skip.float() * skips + part.sum(1))
+
+
+def test_results_of_a_row_that_does_not_exist_are_refused() -> None:
+    rows, index = torch.ones(4, 16).npu(), torch.tensor([0, 4], dtype=torch.int32).npu()
+    with pytest.raises(RuntimeError, match=r"expandedRowIdx\[1\] is 4, there are 4 rows"):
+        torch_npu.npu_moe_finalize_routing(rows, None, None, None, None, index, None, 2)
+        torch.npu.synchronize()
+
+
+@given(dtype=st.sampled_from(FLOATS), k=st.sampled_from([None, 1, 3]), dropped=st.integers(0, 3))
+def test_permute_and_unpermute(dtype: torch.dtype, k: int | None, dropped: int) -> None:
+    x = values((5, 16), dtype, 1)
+    indices = values((5,) if k is None else (5, k), torch.int64, 2, low=0, high=6)
+    kept = indices.numel() - dropped
+    permuted, order = torch_npu.npu_moe_token_permute(x.npu(), indices.npu(), kept)
+    which = assignments(indices)[1]
+    place = which.argsort()
+    compare(order, place.int())
+    compare(permuted, x[which[:kept] // (k or 1)])
+    weights = values((5, k), dtype, 3) if k else None
+    back = torch_npu.npu_moe_token_unpermute(
+        permuted, order, weights.npu() if weights is not None else None
+    )
+    there = (place < kept).view(5, -1, 1)
+    expected = x.float()[:, None] * there * (1 if weights is None else weights.float()[..., None])
+    near(back, expected.sum(1))
+
+
+@pytest.mark.parametrize("drop_and_pad", [False, True])
+def test_permute_by_a_map_of_tokens_and_experts(drop_and_pad: bool) -> None:
+    x, weights = values((6, 16), torch.float32, 1), values((6, 4), torch.float32, 2)
+    routes = torch.stack([shuffled(4, t) < 2 for t in range(6)])
+    count = 8 if drop_and_pad else 12
+    out, picked, order = torch_npu.npu_moe_token_permute_with_routing_map(
+        x.npu(), routes.npu(), probs=weights.npu(), num_out_tokens=count, drop_and_pad=drop_and_pad
+    )
+    if drop_and_pad:
+        chosen = routes.t().byte().sort(dim=-1, descending=True, stable=True)[1][:, :2]
+        compare(order, chosen.flatten().int())
+        compare(out, x[chosen.flatten()])
+        compare(picked, weights.t().gather(1, chosen).flatten())
+    else:
+        token = torch.arange(6).expand(4, 6).masked_select(routes.t())
+        compare(order, token.argsort(stable=True).int())
+        compare(out, x[token])
+        compare(picked, weights.t().masked_select(routes.t()))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@given(counts=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_tokens_from_ranks_are_ordered_by_expert(scaled: bool, counts: list[list[int]]) -> None:
+    sizes = torch.tensor(counts).int()
+    total = int(sizes.sum())
+    if total == 0:
+        return
+    x, scales = values((total, 8), torch.float16, 1), values((total,), torch.float32, 2)
+    out, moved, index, per_expert = torch_npu.npu_moe_re_routing(
+        x.npu(), sizes.npu(), per_token_scales=scales.npu() if scaled else None
+    )
+    expert = torch.arange(3).repeat(len(counts)).repeat_interleave(sizes.flatten().long())
+    source = expert.argsort(stable=True)
+    compare(out, x[source])
+    compare(index, source.int())
+    compare(per_expert, sizes.sum(0).int())
+    if scaled:
+        compare(moved, scales[source])

@@ -1,0 +1,76 @@
+"""Convolutions equal torch's on the CPU."""
+
+import pytest
+import torch
+
+from vllm_davinci_testing.operators.comparison import compare
+from vllm_davinci_testing.operators.strategies import FLOATS, values
+
+functional = torch.nn.functional
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-4},
+    torch.float16: {"rtol": 1e-2, "atol": 2e-2},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 1e-1},
+}
+SPATIAL = {1: (17,), 2: (9, 7), 3: (5, 6, 4)}
+
+
+@pytest.mark.parametrize("dims", SPATIAL)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2}],
+    ids=str,
+)
+def test_convolution_equals_torch(dims: int, dtype: torch.dtype, options: dict[str, int]) -> None:
+    x = values((2, 4, *SPATIAL[dims]), dtype, 1)
+    weight = values((6, 4 // options.get("groups", 1), *[2] * dims), dtype, 2, low=-1, high=1)
+    bias = values((6,), dtype, 3)
+    convolution = getattr(functional, f"conv{dims}d")
+    expected = convolution(x.float(), weight.float(), bias.float(), **options).to(dtype)
+    compare(convolution(x.npu(), weight.npu(), bias.npu(), **options), expected, **TOLERANCE[dtype])
+    expected = convolution(x.float(), weight.float(), **options).to(dtype)
+    compare(convolution(x.npu(), weight.npu(), **options), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dims", SPATIAL)
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "output_padding": 1}], ids=str)
+def test_transposed_convolution_equals_torch(dims: int, options: dict[str, int]) -> None:
+    x = values((2, 4, *SPATIAL[dims]), torch.float32, 1)
+    weight = values((4, 6, *[3] * dims), torch.float32, 2, low=-1, high=1)
+    convolution = getattr(functional, f"conv_transpose{dims}d")
+    compare(
+        convolution(x.npu(), weight.npu(), **options),
+        convolution(x, weight, **options),
+        **TOLERANCE[torch.float32],
+    )
+
+
+def test_patches_of_an_image_become_vectors_as_on_the_cpu() -> None:
+    image = values((2, 3, 28, 28), torch.float32, 1)
+    weight = values((32, 3, 14, 14), torch.float32, 2, low=-0.1, high=0.1)
+    compare(
+        functional.conv2d(image.npu(), weight.npu(), stride=14),
+        functional.conv2d(image, weight, stride=14),
+        **TOLERANCE[torch.float32],
+    )
+
+
+def test_channels_last_image_equals_torch() -> None:
+    image = values((2, 8, 8, 3), torch.float32, 1).permute(0, 3, 1, 2)
+    weight = values((4, 3, 3, 3), torch.float32, 2)
+    compare(
+        functional.conv2d(image.npu(), weight.npu()).contiguous(),
+        functional.conv2d(image, weight).contiguous(),
+        **TOLERANCE[torch.float32],
+    )
+
+
+def test_convolution_of_time_major_rows_equals_torch() -> None:
+    x, weight = values((9, 2, 4), torch.float32, 1), values((3, 4, 6), torch.float32, 2)
+    bias = values((6,), torch.float32, 3)
+    compare(
+        torch.conv_tbc(x.npu(), weight.npu(), bias.npu(), 1),
+        torch.conv_tbc(x, weight, bias, 1),
+        **TOLERANCE[torch.float32],
+    )

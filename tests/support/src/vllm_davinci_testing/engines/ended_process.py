@@ -1,0 +1,51 @@
+"""Commands that have to end by themselves, and what they said."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from vllm_davinci_testing.engines.server_process import (
+    END_LIMIT_S,
+    START_LIMIT_S,
+    processes_of_session,
+)
+from vllm_davinci_testing.processes.forked import Ended
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+
+def run_to_its_end(
+    *command: str | Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Runs a command that ends within the time of a start and leaves no process behind."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        ended = becomes_true(lambda: process.poll() is not None, START_LIMIT_S)
+        assert ended, f"{command} did not end in {START_LIMIT_S} s.\n{_tail(log)}"
+        gone = becomes_true(lambda: not processes_of_session(process.pid), END_LIMIT_S)
+        left = processes_of_session(process.pid)
+        assert gone, f"{command} has left {left} behind.\n{_tail(log)}"
+    finally:
+        for left_over in processes_of_session(process.pid):
+            left_over.kill()
+        process.wait(10)
+    return Ended(process.returncode, log.read_text(errors="replace"))
+
+
+def assert_explained(ended: Ended, *words: str) -> None:
+    """A failure with a status of its own, no signal, whose output says each of these."""
+    assert ended.status > 0, f"status {ended.status}\n{ended.output[-6000:]}"
+    missing = [word for word in words if word not in ended.output]
+    assert not missing, f"The output does not say {missing}:\n{ended.output[-6000:]}"
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-6000:]

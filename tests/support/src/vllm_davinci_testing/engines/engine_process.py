@@ -1,0 +1,226 @@
+"""A vLLM engine in a process of its own, forked from one that has imported vLLM already."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from vllm_davinci.vnpu import _C
+from vllm_davinci_testing.processes.fork_server import fork_context
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+# What a wait for an engine may take on a busy machine: its start, or one call.
+LIMIT_S = 240
+# What its end may take, whatever happened.
+END_LIMIT_S = 60
+
+# Everything small: tests need few tokens, and memory that is reserved is memory that is zeroed.
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 96 << 20,
+    "enforce_eager": True,
+    "seed": 0,
+}
+
+
+class EngineError(Exception):
+    """What an engine's process raised, with its traceback there."""
+
+
+class EngineProcess:
+    """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
+
+    log:          file that takes what the process prints
+    environment:  variables of that process
+    engine:       arguments of vllm.LLM, beside DEFAULTS
+    """
+
+    def __init__(
+        self, model: Path, log: Path, environment: Mapping[str, str] | None = None, **engine: Any
+    ) -> None:
+        context = fork_context()
+        self._connection, other = context.Pipe()
+        self._log = log
+        self._process = context.Process(
+            target=_serve,
+            args=(
+                other,
+                str(log),
+                {**ENVIRONMENT, **(environment or {})},
+                {"model": str(model), **DEFAULTS, **engine},
+            ),
+        )
+        self._process.start()
+        other.close()
+        try:
+            self._receive("the start of the engine")
+        except EngineError:
+            self.close()  # an engine that does not start ends by itself
+            raise
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("generate", args, kwargs)
+
+    def embed(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("embed", args, kwargs)
+
+    def metrics(self) -> dict[str, float]:
+        """The engine's counters and gauges by name."""
+        metrics = self._call("get_metrics", (), {})
+        return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
+
+    def abort_all(self) -> None:
+        """Takes back what a failed call left in the engine."""
+        self._call("abort_all", (), {})
+
+    def on_workers(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of every worker; their answers by rank."""
+        return self._call("collective_rpc", (method,), {"args": args})
+
+    def scheduler_settings(self) -> dict[str, Any]:
+        """The fields of vLLM's scheduler configuration, as they are in effect."""
+        return self._call("scheduler_settings", (), {})
+
+    def schedule(self) -> str:
+        """The execution policy of the virtual device."""
+        return self._call("schedule", (), {})
+
+    def log_text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """The engine's process and its workers."""
+        engine = psutil.Process(self._process.pid)
+        return [engine, *engine.children(recursive=True)]
+
+    def close(self) -> None:
+        self._connection.close()
+        if not becomes_true(lambda: not self._process.is_alive(), END_LIMIT_S):
+            self._print_stacks()
+            self._process.kill()
+            raise TimeoutError(f"The engine did not end within {END_LIMIT_S} s.\n{self._tail()}")
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._connection.send((method, args, kwargs))
+        return self._receive(method)
+
+    def _receive(self, what: str) -> Any:
+        if not self._connection.poll(LIMIT_S):
+            self._print_stacks()
+            self._process.kill()
+            raise TimeoutError(f"Waited {LIMIT_S} s for {what}.\n{self._tail()}")
+        try:
+            succeeded, value = self._connection.recv()
+        except EOFError:
+            self._process.join(10)
+            raise EngineError(
+                f"The process ended during {what}, status {self._process.exitcode}.\n{self._tail()}"
+            ) from None
+        if not succeeded:
+            raise EngineError(value)
+        return value
+
+    def _print_stacks(self) -> None:
+        """Lets the process write to its log where its threads are."""
+        if self._process.pid is not None:
+            os.kill(self._process.pid, signal.SIGUSR1)
+            time.sleep(1)
+
+    def _tail(self) -> str:
+        return self.log_text()[-4000:]
+
+
+# Workers are forked too: from a process that has not touched the device, and without a second
+# import of everything. vLLM's default, spawn, is what servers and programs are tested with.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def end(llm: Any) -> None:
+    """End an engine, its other processes, and this one, whose own memory nobody has to free.
+
+    vLLM's whole shutdown walks through every object of the process several times, for a second.
+    """
+    parallel = llm.llm_engine.vllm_config.parallel_config
+    client = llm.llm_engine.engine_core
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1" or parallel.data_parallel_size > 1:
+        client.shutdown()
+    elif parallel.world_size > 1:
+        client.engine_core.model_executor.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _serve(
+    connection: Connection, log: str, environment: dict[str, str], engine: dict[str, Any]
+) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # several processes share two cores, and the matrices are small
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    faulthandler.register(signal.SIGUSR1, file=file)
+    from vllm import LLM  # the forked-from process has it already
+
+    try:
+        llm = LLM(**engine)
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while True:
+        try:
+            method, args, kwargs = connection.recv()
+        except EOFError:
+            end(llm)
+        try:
+            if method == "scheduler_settings":
+                config = llm.llm_engine.vllm_config.scheduler_config
+                value = {name: value for name, value in vars(config).items() if name[0] != "_"}
+            elif method == "schedule":
+                value = _C.schedule()
+            elif method == "get_metrics":
+                value = llm.get_metrics()
+            elif method == "abort_all":
+                left = list(llm.llm_engine.output_processor.request_states)
+                value = llm.llm_engine.abort_request(left, internal=True)
+            elif method == "collective_rpc":
+                value = llm.collective_rpc(*args, **kwargs)
+            else:
+                value = getattr(llm, method)(*args, use_tqdm=False, **kwargs)
+            answer = (True, value)
+        except Exception:
+            answer = (False, traceback.format_exc())
+        if not answer[0]:
+            # vLLM's future and its exception hold each other, and the frames with the workers'
+            # queues. Left to the end, zmq's context and its open sockets would be one garbage
+            # cycle, in which the context's finalizer waits for the sockets for ever.
+            gc.collect()
+        connection.send(answer)

@@ -1,0 +1,205 @@
+"""A real `vllm serve` process on a port of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import torch
+
+from vllm_davinci_testing.processes.fork_server import fork_context
+from vllm_davinci_testing.processes.ranks import free_port
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+
+# What the start of a server may take on a busy machine.
+START_LIMIT_S = 300
+# What vLLM's processes may take to end, whatever happened.
+END_LIMIT_S = 30
+
+SMALL = (
+    "--enforce-eager",
+    "--dtype=float32",
+    "--max-model-len=256",
+    "--max-num-seqs=32",
+    f"--kv-cache-memory-bytes={96 << 20}",
+)
+
+
+class ServerProcess:
+    """Starts the server; `wait_until_ready` returns when it answers."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._model = str(model)
+        arguments = ["serve", str(model), "--host=127.0.0.1", f"--port={self.port}", *options]
+        self.process = self._start(arguments, {"OMP_NUM_THREADS": "1", **(environment or {})})
+
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
+        """The server's process, which begins a session: pid, poll(), wait(limit_s), returncode."""
+        with self.log.open("wb") as file:
+            return subprocess.Popen(
+                [*VLLM, *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> ServerProcess:
+        if becomes_true(lambda: self.process.poll() is not None or self._answers(), START_LIMIT_S):
+            if self.process.poll() is None:
+                return self
+            raise RuntimeError(
+                f"vllm serve ended with {self.process.returncode} before it answered.\n"
+                f"{self.tail()}"
+            )
+        self.kill()
+        raise TimeoutError(f"vllm serve did not answer within {START_LIMIT_S} s.\n{self.tail()}")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def complete(self, prompt: list[int], max_tokens: int) -> list[int]:
+        """The greedy continuation of a prompt. Threads may call it side by side."""
+        answer = httpx.post(
+            f"{self.url}/v1/completions",
+            json={
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+            timeout=START_LIMIT_S,
+        )
+        answer.raise_for_status()
+        tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+        return tokens
+
+    def processes(self) -> list[psutil.Process]:
+        """The server's processes: itself, engine cores and workers."""
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does: a signal to the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait_for_end(self) -> int:
+        """The exit status; TimeoutError when processes are left after END_LIMIT_S."""
+        session = self.process.pid
+        if not becomes_true(
+            lambda: self.process.poll() is not None and not processes_of_session(session),
+            END_LIMIT_S,
+        ):
+            left = processes_of_session(session)
+            self.kill()
+            raise TimeoutError(
+                f"{left} of vllm serve are left after {END_LIMIT_S} s.\n{self.tail()}"
+            )
+        return self.process.returncode
+
+    def kill(self) -> None:
+        for process in processes_of_session(self.process.pid):
+            process.kill()
+        self.process.wait(10)
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def tail(self) -> str:
+        return self.log_text()[-6000:]
+
+
+class ForkedServer(ServerProcess):
+    """A server whose processes are forks of one that has imported vLLM: it answers in seconds.
+
+    For tests of what a server computes. How it is started by users, spawns its engines and ends is
+    for ServerProcess, and so are several API servers: each imports prometheus_client its own way.
+    """
+
+    def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
+        forked = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", **environment}
+        process = fork_context().Process(target=_serve, args=(arguments, forked, self.log))
+        process.start()
+        return _ForkedProcess(process)
+
+
+class _ForkedProcess:
+    """What ServerProcess needs of subprocess.Popen."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, limit_s: float) -> None:
+        self._process.join(limit_s)
+
+
+def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    os.setsid()
+    os.environ.update(environment)
+    torch.set_num_threads(1)  # OMP_NUM_THREADS was read when torch was imported
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    from vllm.entrypoints.cli.main import main  # the fork server has it already
+
+    sys.argv = ["vllm", *arguments]
+    main()
+
+
+def processes_of_session(session: int) -> list[psutil.Process]:
+    """Everything that a process started with start_new_session has left running."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            ends = process.info["status"] == psutil.STATUS_ZOMBIE
+            if not ends and os.getsid(process.pid) == session:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
+    """The files in /dev/shm that these processes hold now."""
+    held: set[Path] = set()
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        held.update(Path(path) for path in re.findall(r"/dev/shm/\S+", maps))
+        for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                held.update({descriptor.readlink()} & set(Path("/dev/shm").iterdir()))
+    return {path for path in held if path.exists()}

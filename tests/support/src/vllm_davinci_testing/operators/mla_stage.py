@@ -1,0 +1,178 @@
+"""The stage before MLA: weights, and tokens that go into its cache."""
+
+from dataclasses import dataclass
+
+import torch
+import torch_npu
+from torch import Tensor
+
+HIDDEN, HEADS, NOPE, ROPE, KV_LORA, VALUE, BLOCK = 96, 4, 32, 64, 512, 32, 128
+EPSILON = 1e-6
+FRACTAL_NZ = 29
+
+
+class Block:
+    """Weights of one block and a cache, with tokens that go into it."""
+
+    def __init__(self, dtype: torch.dtype, q_lora_rank: int | None, num_tokens: int) -> None:
+        generator = torch.Generator().manual_seed(num_tokens)
+
+        def normal(*sizes: int) -> torch.Tensor:
+            return (torch.randn(sizes, generator=generator) / sizes[0] ** 0.5).to(dtype).npu()
+
+        self.q_lora_rank = q_lora_rank
+        self.x = normal(num_tokens, HIDDEN) * num_tokens**0.5
+        # Stored as [out, in] and used transposed, as a linear layer does.
+        self.a_weight = normal((q_lora_rank or 0) + KV_LORA + ROPE, HIDDEN).t()
+        self.q_a_norm = None if q_lora_rank is None else normal(q_lora_rank)
+        self.q_b_weight = normal(HEADS * (NOPE + ROPE), q_lora_rank or HIDDEN).t()
+        self.kv_a_norm = normal(KV_LORA)
+        self.W_UK, self.W_UV = normal(HEADS, NOPE, KV_LORA), normal(HEADS, KV_LORA, VALUE)
+        angles = torch.rand(num_tokens, 1, 1, ROPE // 2, generator=generator) * 6
+        self.cos, self.sin = (
+            f.repeat(1, 1, 1, 2).to(dtype).npu() for f in (angles.cos(), angles.sin())
+        )
+        slots = torch.randperm(4 * BLOCK, generator=generator)[:num_tokens]
+        slots[num_tokens // 2] = -1
+        self.slots = slots.npu()
+        self.caches = [torch.zeros(4, BLOCK, 1, n).to(dtype).npu() for n in (KV_LORA, ROPE)]
+
+    def arguments(self) -> list[object]:
+        return [
+            self.x,
+            self.a_weight,
+            self.q_a_norm,
+            self.q_b_weight,
+            self.kv_a_norm,
+            self.W_UK,
+            self.cos,
+            self.sin,
+            self.slots,
+            *self.caches,
+            EPSILON,
+            EPSILON,
+        ]
+
+
+@dataclass
+class Projection:
+    """An int8 weight with what its product needs; the sums' bias is of static ones."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def make(cls, columns: int, rows: int, dtype: torch.dtype, is_dynamic: bool) -> "Projection":
+        generator = torch.Generator().manual_seed(columns)
+        stored = torch.randint(-128, 128, (columns, rows), generator=generator, dtype=torch.int8)
+        weight = stored.npu().t()
+        # Sums are about 74 * 74 * sqrt(rows) large; results then about one.
+        scale = (torch.rand(columns, generator=generator) + 0.5) / 5500 / rows**0.5
+        if is_dynamic:  # rows have scales of about 1 / 40
+            return cls(weight, scale.npu() * 40, None)
+        bias = torch.randint(-9000, 9000, (columns,), generator=generator, dtype=torch.int32)
+        if dtype == torch.float16:
+            scale = scale.view(torch.int32).long()
+        return cls(weight, scale.npu(), bias.npu())
+
+    def of(self, rows: Tensor, row_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        product: Tensor = torch_npu.npu_quant_matmul(
+            rows, self.weight, self.scale,
+            pertoken_scale=row_scale, bias=self.bias, output_dtype=dtype,
+        )  # fmt: skip
+        return product
+
+
+class IntegerBlock(Block):
+    """A block whose projections are int8, and rows that are quantized."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        q_lora_rank: int | None,
+        num_tokens: int,
+        is_dynamic: bool,
+        has_norm_bias: bool = False,
+    ) -> None:
+        super().__init__(dtype, q_lora_rank, num_tokens)
+        self.dtype = dtype
+        columns = (q_lora_rank or 0) + KV_LORA + ROPE
+        kind = (dtype, is_dynamic)
+        self.a = Projection.make(columns, HIDDEN, *kind)
+        self.b = Projection.make(HEADS * (NOPE + ROPE), q_lora_rank or HIDDEN, *kind)
+        generator = torch.Generator().manual_seed(num_tokens)
+        self.rows = torch.randint(
+            -128, 128, (num_tokens, HIDDEN), generator=generator, dtype=torch.int8
+        ).npu()
+        self.row_scale = None
+        if is_dynamic:
+            self.row_scale = (torch.rand(num_tokens, generator=generator) + 0.5).npu() / 40
+        self.norm_bias = self.input_scale = self.input_offset = None
+        if q_lora_rank is not None:
+            if has_norm_bias:
+                self.norm_bias = torch.randn(q_lora_rank, generator=generator).to(dtype).npu()
+            if not is_dynamic:
+                self.input_scale = torch.tensor([0.0123]).npu()
+                self.input_offset = torch.tensor([-7], dtype=torch.int32).npu()
+
+    def arguments(self) -> list[object]:
+        return [
+            self.rows,
+            self.row_scale,
+            self.a.weight,
+            self.a.scale,
+            self.a.bias,
+            self.q_a_norm,
+            self.norm_bias,
+            self.input_scale,
+            self.input_offset,
+            self.b.weight,
+            self.b.scale,
+            self.b.bias,
+            self.kv_a_norm,
+            self.W_UK,
+            self.cos,
+            self.sin,
+            self.slots,
+            *self.caches,
+            EPSILON,
+            EPSILON,
+        ]
+
+    def composed(self, num_decode_tokens: int) -> tuple[Tensor, ...]:
+        """The stage as calls of torch_npu."""
+        num_tokens = self.rows.shape[0]
+        kv = joint = self.a.of(self.rows, self.row_scale, self.dtype)
+        queries, query_scale = self.rows, self.row_scale
+        if self.q_lora_rank is not None:
+            compressed, kv = joint[:, : self.q_lora_rank], joint[:, self.q_lora_rank :]
+            normed = torch_npu.npu_rms_norm(compressed, self.q_a_norm, EPSILON)[0]
+            if self.norm_bias is not None:
+                normed += self.norm_bias
+            if self.row_scale is None:
+                queries = torch_npu.npu_quantize(
+                    normed, self.input_scale, self.input_offset, torch.qint8, -1, True
+                )
+            else:
+                queries, query_scale = torch_npu.npu_dynamic_quant(normed)
+        q = self.b.of(queries, query_scale, self.dtype).view(num_tokens, HEADS, NOPE + ROPE)
+        _, _, k_pe, kv_c_normed = torch_npu.npu_kv_rmsnorm_rope_cache(
+            kv[:, None, None, :], self.kv_a_norm, self.cos, self.sin, self.slots,
+            self.caches[1], self.caches[0],
+            epsilon=EPSILON, cache_mode="PA_BNSD", is_output_kv=True,
+        )  # fmt: skip
+        q_pe = torch_npu.npu_interleave_rope(q[..., NOPE:].unsqueeze(2), self.cos, self.sin)
+        ql_nope = torch_npu.npu_transpose_batchmatmul(
+            q[:num_decode_tokens, :, :NOPE], self.W_UK,
+            perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2),
+        )  # fmt: skip
+        return ql_nope, q_pe.squeeze(2), q, kv_c_normed.flatten(1), k_pe.flatten(1)
+
+
+def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
+    # Products over up to 512 entries of order one, summed in another order.
+    limit = 512 * torch.finfo(torch.float32).eps
+    if expected.dtype != torch.float32:
+        limit = 32 * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(npu.cpu(), expected, rtol=limit, atol=limit)

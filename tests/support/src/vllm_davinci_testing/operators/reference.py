@@ -1,0 +1,1 @@
+../../../../../packages/kernels/src/vllm_davinci/kernels/reference.py

@@ -1,0 +1,174 @@
+"""The pytest plugin of this repository: what every run needs, today's sample, who took how long.
+
+The root's pyproject.toml loads it (`-p vllm_davinci_testing.plugin`), before any test or conftest
+imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import signal
+from collections import defaultdict
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import PurePosixPath
+
+import pytest
+
+from vllm_davinci_testing.sample import sampled
+
+THOROUGH = "thorough"
+SAMPLED = "sampled"  # a user property of reports, which travels from xdist's workers
+# Tests that start whole engines come first: what is left at the end is short, and no process is
+# idle while another one still has a long file.
+LONGEST_FIRST = ("tests/e2e", "tests/contract", "checkpoints")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample-date",
+        type=datetime.date.fromisoformat,
+        metavar="YYYY-MM-DD",
+        help="run the sample of thorough cases of this day (default: today)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    let_children_be_interrupted()
+    use_virtual_npus_without_a_chip()
+    repeat_property_tests()
+    if worker := getattr(config, "workerinput", None):
+        date = worker["sample_date"]  # near midnight, the processes of one run agree
+    else:
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        date = (config.getoption("sample_date") or today).isoformat()
+        config.pluginmanager.register(Summary(date), "davinci-summary")
+    config.pluginmanager.register(Selection(date), "davinci-selection")
+
+
+def let_children_be_interrupted() -> None:
+    """Undo an ignored Ctrl-C, which `nohup pytest &` inherits and every child would inherit too.
+
+    Programs that tests interrupt must behave as if they were started from a terminal.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def use_virtual_npus_without_a_chip() -> None:
+    """torch imports torch_npu, which needs CANN's libraries: a chip's, or else vnpu's."""
+    if find_spec("vllm_davinci") is None or find_spec("vllm_davinci.vnpu") is None:
+        return
+    from vllm_davinci.vnpu import ActivationError, activate
+
+    # Refused where a real CANN is present, which then serves the tests.
+    with contextlib.suppress(ActivationError):
+        activate()
+
+
+def repeat_property_tests() -> None:
+    """A property that fails on one machine fails on all."""
+    if find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "repeatable",
+        derandomize=True,
+        deadline=None,
+        max_examples=25,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave out what all test modules have imported."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    """xdist starts a process: it takes the date of this one."""
+    date = node.config.pluginmanager.get_plugin("davinci-selection").date  # type: ignore[attr-defined]
+    node.workerinput["sample_date"] = date  # type: ignore[attr-defined]
+
+
+class Selection:
+    """Leaves out the thorough cases that are not asked for, and orders files by their length."""
+
+    def __init__(self, date: str) -> None:
+        self.date = date
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        items.sort(key=lambda item: group_rank(item.nodeid))
+        if THOROUGH in (config.getoption("markexpr") or ""):
+            return
+        thorough = {item.nodeid for item in items if item.get_closest_marker(THOROUGH)}
+        chosen = sampled(thorough, self.date)
+        left_out = [item for item in items if item.nodeid in thorough - chosen]
+        for item in items:
+            if item.nodeid in chosen:
+                item.user_properties.append((SAMPLED, True))
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item.nodeid not in thorough - chosen]
+
+
+def group_of(node_id: str) -> str:
+    """`packages/core`, `tests/e2e`, `checkpoints`: what the times are summed by."""
+    parts = PurePosixPath(node_id.split("::")[0]).parts
+    return "/".join(parts[: 2 if parts[0] in ("packages", "tests") else 1])
+
+
+def group_rank(node_id: str) -> int:
+    group = group_of(node_id)
+    return LONGEST_FIRST.index(group) if group in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@dataclass
+class Times:
+    """of one group. seconds: of setups, calls and teardowns, summed over processes"""
+
+    tests: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+
+
+class Summary:
+    """The last lines of a run: today's sample, and the time of each group."""
+
+    def __init__(self, date: str) -> None:
+        self._date = date
+        self._times: dict[str, Times] = defaultdict(Times)
+        self._sampled: set[str] = set()
+
+    def pytest_report_header(self) -> str:
+        return f"thorough cases: the sample of --sample-date={self._date}, all with -m thorough"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        times = self._times[group_of(report.nodeid)]
+        times.tests.add(report.nodeid)
+        times.seconds += report.duration
+        if (SAMPLED, True) in map(tuple, report.user_properties):
+            self._sampled.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._sampled:
+            terminalreporter.section(f"thorough cases of --sample-date={self._date}")
+            for node_id in sorted(self._sampled):
+                terminalreporter.write_line(node_id)
+        if len(self._times) > 1:
+            terminalreporter.section("time per group, summed over processes")
+            for group, times in sorted(self._times.items(), key=lambda item: -item[1].seconds):
+                line = f"{group:24} {len(times.tests):5} tests {times.seconds:8.1f} s"
+                terminalreporter.write_line(line)

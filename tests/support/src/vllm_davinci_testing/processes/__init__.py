@@ -1,0 +1,1 @@
+"""Processes that tests start: programs, forks, ranks; and waits with a limit."""

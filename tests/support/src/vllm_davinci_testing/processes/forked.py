@@ -1,0 +1,122 @@
+"""Runs programs in forks of a process that has imported torch and more: see fork_server.
+
+Each program has settings of its own, as far as they are read at the device's first use. Those that
+an import reads (TASK_QUEUE_ENABLE, PYTORCH_NPU_ALLOC_CONF) need a new interpreter: see programs.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_davinci.vnpu import VirtualDeviceConfig
+from vllm_davinci_testing.processes.fork_server import fork_context
+
+# One small program on a busy machine with two cores, with the start of the fork server.
+LIMIT_S = 240.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended.
+
+    status: its exit status, negative for a signal
+    stdout: what it printed, and standard errors too where both go to one log
+    stderr: standard errors
+    """
+
+    status: int
+    stdout: str
+    stderr: str = ""
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def run_together(
+    programs: Sequence[str | Path],
+    variables: Sequence[Mapping[str, str]],
+    limit_s: float = LIMIT_S,
+    arguments: Sequence[str] = (),
+) -> list[Ended]:
+    """Runs the programs at the same time and waits for all, at most `limit_s` seconds.
+
+    programs:  source text, which tracebacks and call sites name "<program>", or a file
+    variables: of each program's environment, beside those of the fork server
+    arguments: of all of them
+
+    The processes end without C's exit handlers. Raises TimeoutError with what the programs printed
+    if one does not end in time.
+    """
+    context = fork_context()
+    with tempfile.TemporaryDirectory() as directory:
+        printed = [
+            (Path(directory) / f"{n}.out", Path(directory) / f"{n}.err")
+            for n in range(len(programs))
+        ]
+        processes = [
+            context.Process(target=_be_program, args=(program, dict(own), arguments, files))
+            for program, own, files in zip(programs, variables, printed, strict=True)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + limit_s
+        for process in processes:
+            process.join(max(0.1, deadline - time.monotonic()))
+        late = [n for n, process in enumerate(processes) if process.is_alive()]
+        for n in late:
+            processes[n].kill()
+            processes[n].join()
+        ended = [
+            Ended(
+                process.exitcode or 0,
+                *(file.read_text() if file.exists() else "" for file in files),
+            )
+            for process, files in zip(processes, printed, strict=True)
+        ]
+    if late:
+        raise TimeoutError(f"programs {late} still ran after {limit_s} s: {ended}")
+    return ended
+
+
+def run_alone(source: str, **variables: str) -> Ended:
+    """Runs one program. variables: of its environment"""
+    [ended] = run_together([textwrap.dedent(source)], [variables])
+    return ended
+
+
+def output_of(
+    source: str, config: VirtualDeviceConfig | None = None, **variables: str
+) -> list[str]:
+    """The lines that a program printed, which must succeed.
+
+    config, variables: its virtual devices, and more of its environment
+    """
+    given = {} if config is None else config.environment()
+    ended = run_alone(source, **{**given, **variables})
+    assert ended.status == 0, ended.output[-4000:]
+    return ended.stdout.split("\n")[:-1]
+
+
+def _be_program(
+    program: str | Path,
+    variables: dict[str, str],
+    arguments: Sequence[str],
+    files: tuple[Path, Path],
+) -> None:
+    for descriptor, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+    os.environ.update(variables)
+    if isinstance(program, Path):
+        sys.argv = [str(program), *arguments]
+        runpy.run_path(str(program), run_name="__main__")
+    else:
+        exec(compile(program, "<program>", "exec"), {"__name__": "__program__"})
