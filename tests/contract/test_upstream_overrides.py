@@ -14,8 +14,6 @@ import vllm
 
 from vllm_davinci.core.upstream_overrides import OVERRIDES, Override
 
-pytestmark = pytest.mark.vnpu
-
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages" / "core" / "src" / "vllm_davinci" / "core"
 NAMED = {place for override in OVERRIDES for place in override.where}
