@@ -72,7 +72,6 @@ def test_generated_pages_are_fresh():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.vnpu
 def test_reference_holds_generated_pages_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT / "ci"))
     generate_reference = import_module("generate_reference")

@@ -7,6 +7,7 @@
 #include "device/configuration.h"
 #include "device/host_counts.h"
 #include "device/memory.h"
+#include "device/memory_watch.h"
 #include "device/system.h"
 #include "race/detector.h"
 #include "trace/recorder.h"
@@ -47,6 +48,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("races_found", [] {
     const vnpu::race::Detector* const detector = vnpu::race::Detector::instance();
     return detector == nullptr ? 0 : detector->found();
+  });
+  m.def("is_watched", [](uintptr_t address, size_t bytes) {
+    return vnpu::MemoryWatch::instance().watches({address, address + bytes});
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
 }

@@ -128,9 +128,8 @@ class Exchange : public Collective {
 
  private:
   void add_access(const void* buffer, size_t bytes, bool write) {
-    if (!collects_accesses) return;
     const auto begin = reinterpret_cast<uintptr_t>(buffer);
-    accesses.push_back(Access{begin, begin + bytes, write});
+    touched.add({begin, begin + bytes, write});
   }
 };
 

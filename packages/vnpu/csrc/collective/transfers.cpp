@@ -39,11 +39,8 @@ Transfers::Transfers(GroupPtr group, const char* name, const std::vector<Transfe
     const size_t bytes = each.count * size_of(each.type);
     if (bytes > 0) {
       memory.check(each.buffer, bytes, name);
-      if (collects_accesses) {
-        const auto begin = reinterpret_cast<uintptr_t>(each.buffer);
-        accesses.push_back(
-            Access{begin, begin + bytes, each.direction == Transfer::Direction::kReceive});
-      }
+      const auto begin = reinterpret_cast<uintptr_t>(each.buffer);
+      touched.add({begin, begin + bytes, each.direction == Transfer::Direction::kReceive});
     }
     const auto chunks = static_cast<uint32_t>(std::max<size_t>(1, (bytes + kChunk - 1) / kChunk));
     messages_.push_back(

@@ -35,11 +35,8 @@ size_t Graph::size() const {
 }
 
 GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {
-  if (!collects_accesses) return;
-  for (size_t i = 0; i < graph_->size(); ++i) {
-    const TaskPtr node = graph_->node(i);
-    accesses.insert(accesses.end(), node->accesses.begin(), node->accesses.end());
-  }
+  if (!Touched::keeps_accesses) return;
+  for (size_t i = 0; i < graph_->size(); ++i) touched.add_accesses_of(graph_->node(i)->touched);
 }
 
 Progress GraphReplay::advance() {
@@ -49,7 +46,7 @@ Progress GraphReplay::advance() {
       if (current_ == nullptr) return Progress::kDone;
       current_->rewind();
     }
-    if (current_->advance() == Progress::kBlocked) return Progress::kBlocked;
+    if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
     current_ = nullptr;
     ++next_;
   }

@@ -44,12 +44,13 @@ using GraphPtr = std::shared_ptr<Graph>;
 class GraphReplay final : public Task {
  public:
   explicit GraphReplay(GraphPtr graph);
-  Progress advance() override;
   void wait(std::chrono::microseconds limit) override;
   bool waits_outside() const override;
   std::string waiting_for() const override;
 
  private:
+  Progress advance() override;
+
   GraphPtr graph_;
   size_t next_ = 0;
   TaskPtr current_;

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -13,6 +14,7 @@
 
 #include "device/configuration.h"
 #include "device/failure.h"
+#include "device/memory_watch.h"
 
 namespace vnpu {
 namespace {
@@ -187,6 +189,7 @@ void Memory::release(void* address) {
   give_back(device.gaps, begin, allocation.bytes);
   remember_freed(allocation);
   lock.unlock();
+  MemoryWatch::instance().changed({begin, begin + allocation.bytes});
   // Whole pages go back to the host; what remains at the ends is rewritten by its next owner.
   const uintptr_t first = round_up(begin + distance_, kOsPage);
   const uintptr_t last = (begin + distance_ + allocation.bytes) / kOsPage * kOsPage;
@@ -215,7 +218,7 @@ size_t Memory::free_bytes(int device) const {
 // --- programs' own address ranges ----------------------------------------------------------
 
 Memory::Physical::Physical(int file, size_t bytes, int device, bool owner)
-    : file(file), bytes(bytes), device(device), owner(owner) {}
+    : file(file), bytes(bytes), device(device), owner(owner), shared(!owner) {}
 
 // Nothing is thrown: the memory that made this exists.
 Memory::Physical::~Physical() {  // NOLINT(bugprone-exception-escape)
@@ -318,8 +321,26 @@ void Memory::map(void* address, size_t bytes, size_t offset,
     throw Failure(FailureKind::kInternal,
                   std::string("vnpu: mmap failed: ") + std::strerror(errno));
   }
+  if (std::any_of(mapped_.begin(), mapped_.end(),
+                  [&](const auto& entry) { return entry.second.physical == physical; })) {
+    physical->shared = true;
+    tell_changed(*physical);
+  }
   mapped_[begin] = Mapping{bytes, physical};
   live_[begin] = Allocation{begin, bytes, physical->device, ++allocations_};
+}
+
+void Memory::share(Physical& physical) {
+  std::unique_lock lock(mutex_);
+  physical.shared = true;
+  tell_changed(physical);
+}
+
+void Memory::tell_changed(const Physical& physical) const {
+  for (const auto& [begin, mapping] : mapped_) {
+    if (mapping.physical.get() != &physical) continue;
+    MemoryWatch::instance().changed({begin, begin + mapping.bytes});
+  }
 }
 
 void Memory::unmap(void* address) {
@@ -338,11 +359,14 @@ void Memory::unmap(void* address) {
     throw Failure(FailureKind::kInternal,
                   std::string("vnpu: munmap failed: ") + std::strerror(errno));
   }
+  const size_t bytes = it->second.bytes;
   last_owner = std::move(it->second.physical);
   mapped_.erase(it);
   remember_freed(live_[begin]);
   live_.erase(begin);
   live_generation.fetch_add(1, std::memory_order_release);
+  lock.unlock();
+  MemoryWatch::instance().changed({begin, begin + bytes});
 }
 
 // --- access --------------------------------------------------------------------------------
@@ -368,6 +392,18 @@ bool Memory::is_live(const void* address, size_t bytes) const {
     range_end += next->second.bytes;
   }
   last_range = LastRange{generation, range_begin, range_end};
+  return true;
+}
+
+bool Memory::is_exclusive(const void* address, size_t bytes) const {
+  if (!is_device_address(address) || !is_live(address, bytes)) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  if (begin < reservable_begin_) return true;
+  std::shared_lock lock(mutex_);
+  for (auto it = std::prev(mapped_.upper_bound(begin));
+       it != mapped_.end() && it->first < begin + bytes; ++it) {
+    if (it->second.physical->shared) return false;
+  }
   return true;
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "device/task.h"
+
 namespace vnpu {
 
 // Device memory has two faces. Programs hold *device addresses*: a reserved range without any
@@ -48,11 +50,20 @@ class Memory {
   std::shared_ptr<Physical> import_physical(int pid, int file, size_t bytes, int device);
   void map(void* address, size_t bytes, size_t offset, const std::shared_ptr<Physical>& physical);
   void unmap(void* address);
+  // From now on other processes may write the memory too.
+  void share(Physical& physical);
 
   // --- access ------------------------------------------------------------------------------
   bool is_device_address(const void* address) const {
     const auto a = reinterpret_cast<uintptr_t>(address);
     return a >= begin_ && a < end_;
+  }
+  // All device addresses that there can be.
+  MemoryRange addresses() const { return {begin_, end_}; }
+  // The device address whose backing this is; null for any other memory.
+  const void* device_address(const void* backing) const {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(backing) - distance_;
+    return address >= begin_ && address < end_ ? reinterpret_cast<const void*>(address) : nullptr;
   }
   // The bytes behind an address: a device address's backing, or the host address itself.
   template <class T>
@@ -66,6 +77,9 @@ class Memory {
   void check(const void* address, size_t bytes, const char* what) const;
   // True if the range lies within one live allocation.
   bool is_live(const void* address, size_t bytes) const;
+  // True if the range lies within one live allocation, and only through these addresses of this
+  // process can it be written.
+  bool is_exclusive(const void* address, size_t bytes) const;
   // Fills with zero bytes; large private ranges give their pages back instead.
   void zero(void* address, size_t bytes);
   // "allocation #12 of device 0, 2097152 bytes, freed" ...
@@ -84,6 +98,7 @@ class Memory {
     std::shared_ptr<Physical> physical;
   };
 
+  void tell_changed(const Physical& physical) const;
   void remember_freed(const Allocation& allocation);
   std::string describe_locked(uintptr_t address) const;
   void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes);
@@ -113,7 +128,8 @@ struct Memory::Physical {
   int file;
   size_t bytes;
   int device;
-  bool owner;  // counts against the device's memory
+  bool owner;           // counts against the device's memory
+  bool shared = false;  // can be written through several addresses, or by other processes
 };
 
 }  // namespace vnpu

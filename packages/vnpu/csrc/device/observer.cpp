@@ -19,7 +19,7 @@ void Observers::add(Observer& observer) {
   needs_.accesses |= needs.accesses;
   needs_.call_sites |= needs.call_sites;
   needs_.deadlocks |= needs.deadlocks;
-  Task::collects_accesses |= needs.accesses;
+  Touched::keeps_accesses |= needs.accesses;
 }
 
 }  // namespace vnpu

@@ -23,7 +23,7 @@ class Observer {
  public:
   // What costs time at each launch and is found out only if somebody asks for it.
   struct Needs {
-    bool accesses = false;    // Task::accesses
+    bool accesses = false;    // Task::touched.accesses()
     bool call_sites = false;  // where in the program something was asked for; else empty
     bool deadlocks = false;   // whether ranks wait for each other in a circle
   };
@@ -47,7 +47,7 @@ class Observer {
                             const std::string& /*call_site*/) {}
 
   // --- the course of a task, on the thread that runs it ----------------------------------------
-  // Before each advance(), and after it.
+  // Before each step(), and after it.
   virtual void on_advance(const Stream&, const Task&) {}
   virtual void on_blocked(const Stream&, const Task&) {}
   virtual void on_end(const Stream&, const Task&, bool /*failed*/) {}

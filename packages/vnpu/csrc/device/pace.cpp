@@ -43,7 +43,7 @@ Pace::Pace(const std::string& text) {
       refuse(text, part);
     }
     durations_.push_back({std::string(part.substr(0, equals)), value, !unit.empty()});
-    if (!unit.empty()) Task::collects_accesses = true;
+    if (!unit.empty()) Touched::keeps_accesses = true;
   }
   // The longest beginning first.
   std::stable_sort(durations_.begin(), durations_.end(), [](const auto& a, const auto& b) {

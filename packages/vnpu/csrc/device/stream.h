@@ -25,9 +25,9 @@ class Stream {
   const uint32_t priority;
 
   std::deque<TaskPtr> queue;  // the head may be running
-  bool running = false;       // one thread is inside advance() or wait() of the head
+  bool running = false;       // one thread is inside step() or wait() of the head
   bool waiting = false;       // ... inside wait()
-  bool blocked = false;       // the head's last advance() returned kBlocked
+  bool blocked = false;       // the head's last step() returned kBlocked
   bool destroyed = false;
   std::condition_variable wake;    // its worker's, under the threads policy
   std::optional<Failure> failure;  // the first error since it was last reported

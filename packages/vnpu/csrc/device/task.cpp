@@ -1,7 +1,23 @@
 #include "device/task.h"
 
+#include "device/memory_watch.h"
+
 namespace vnpu {
 
-bool Task::collects_accesses = false;
+bool Touched::keeps_accesses = false;
+
+Progress Task::step() {
+  const auto announce = [this] {
+    touched.each_written([](const MemoryRange& range) { MemoryWatch::instance().changed(range); });
+  };
+  try {
+    const Progress progress = advance();
+    if (progress == Progress::kDone) announce();
+    return progress;
+  } catch (...) {
+    announce();
+    throw;
+  }
+}
 
 }  // namespace vnpu

@@ -25,6 +25,48 @@ struct Access {
   Layout layout = {};
 };
 
+struct MemoryRange {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+// The memory that a task reads and writes. What it writes is always known; the rest is kept only
+// where somebody looks at it, because that costs time at each launch.
+class Touched {
+ public:
+  static bool keeps_accesses;
+
+  void add(const Access& access) {
+    if (access.write) add_written({access.begin, access.end});
+    if (keeps_accesses) accesses_.push_back(access);
+  }
+  void add_written(const MemoryRange& range) {
+    if (written_ < kNear) {
+      near_[written_] = range;
+    } else {
+      far_.push_back(range);
+    }
+    ++written_;
+  }
+  // The nodes of a graph tell what they write themselves.
+  void add_accesses_of(const Touched& other) {
+    accesses_.insert(accesses_.end(), other.accesses_.begin(), other.accesses_.end());
+  }
+
+  const std::vector<Access>& accesses() const { return accesses_; }
+  template <class Visit>
+  void each_written(Visit visit) const {
+    for (size_t i = 0; i < written_; ++i) visit(i < kNear ? near_[i] : far_[i - kNear]);
+  }
+
+ private:
+  static constexpr size_t kNear = 2;  // most operators write one or two tensors
+  MemoryRange near_[kNear];
+  size_t written_ = 0;
+  std::vector<MemoryRange> far_;
+  std::vector<Access> accesses_;
+};
+
 enum class Progress {
   kDone,
   kBlocked,  // waits for something: another stream, another rank, the host
@@ -39,8 +81,9 @@ class Task {
   Task& operator=(const Task&) = delete;
 
   // Does the work, or as much as can be done now; called again until it is done. Throws Failure.
-  virtual Progress advance() = 0;
-  // After kBlocked: sleeps until advance() may get further, at most `limit`.
+  // When it ends, also in a failure, those who watch what it writes are told.
+  Progress step();
+  // After kBlocked: sleeps until step() may get further, at most `limit`.
   virtual void wait(std::chrono::microseconds limit) { std::this_thread::sleep_for(limit); }
   // True if what the task waits for lies outside this process's streams.
   virtual bool waits_outside() const { return false; }
@@ -49,11 +92,11 @@ class Task {
   // Makes a finished task runnable again (graph replay).
   virtual void rewind() {}
 
-  // Whether anybody looks at accesses: collecting them costs time at each launch.
-  static bool collects_accesses;
-
   const char* const name;
-  std::vector<Access> accesses;
+  Touched touched;
+
+ protected:
+  virtual Progress advance() = 0;
 };
 
 using TaskPtr = std::shared_ptr<Task>;

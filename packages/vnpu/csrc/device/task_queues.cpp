@@ -56,7 +56,7 @@ Progress TaskQueues::advance(const Stream& stream, Task& task) const {
   observers_.tell(&Observer::on_advance, stream, task);
   Progress progress;
   try {
-    progress = task.advance();
+    progress = task.step();
   } catch (...) {
     observers_.tell(&Observer::on_end, stream, task, true);
     throw;

@@ -16,7 +16,7 @@ uint64_t bytes_of(const Access& access) {
 
 Traffic traffic_of(const Task& task) {
   Traffic traffic;
-  for (const Access& access : task.accesses) {
+  for (const Access& access : task.touched.accesses()) {
     (access.write ? traffic.written : traffic.read) += bytes_of(access);
   }
   return traffic;

@@ -4,7 +4,7 @@
 // its body runs when the operator is prepared, and makes the task that a stream runs later:
 //
 //   VNPU_GROUP_OPERATOR(Name, (const TensorIn& x, const Text& group, TensorOut out)) {
-//     return std::make_shared<SomeCollective>(..., launch.accesses);
+//     return std::make_shared<SomeCollective>(..., launch.touched);
 //   }
 //
 // `launch` is in scope. The body refuses arguments with `reject`.

@@ -63,11 +63,12 @@ TensorView Launch::view(const aclTensor* tensor, bool write, bool read) {
       const std::string what = std::string(name) + " argument " + std::to_string(position);
       Memory::instance().check(reinterpret_cast<const void*>(begin), end - begin, what.c_str());
     }
-    if (Task::collects_accesses) {
-      Access access{begin, end, false, view.layout(begin)};
-      if (read) accesses.push_back(access);
-      access.write = true;
-      if (write) accesses.push_back(access);
+    if (Touched::keeps_accesses) {
+      const Access::Layout layout = view.layout(begin);
+      if (read) touched.add({begin, end, false, layout});
+      if (write) touched.add({begin, end, true, layout});
+    } else if (write) {
+      touched.add_written({begin, end});
     }
   }
   return view;

@@ -143,7 +143,7 @@ Tensor number(const Scalar& scalar);
 struct Launch {
   const char* name;  // "aclnnAdd"
   int position = 0;  // of the argument being read, from 1
-  std::vector<Access> accesses = {};
+  Touched touched = {};
   Launch& next() {
     ++position;
     return *this;
@@ -348,9 +348,9 @@ struct Argument<double> : ValueArgument<double> {};
 class OperatorTask : public Task {
  public:
   using Task::Task;
-  Progress advance() final;
 
  protected:
+  Progress advance() final;
   virtual void run() = 0;
 };
 
@@ -383,7 +383,7 @@ struct FirstPhase<kBody, kName> {
     // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
     Bound(Launch&& launch, typename A<P>::C... c)
         : OperatorTask(launch.name), kept_{A<P>::keep(c, launch.next())...} {
-      accesses = std::move(launch.accesses);
+      touched = std::move(launch.touched);
     }
     void run() override { run_with(std::index_sequence_for<P...>()); }
     template <size_t... I>

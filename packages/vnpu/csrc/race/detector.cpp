@@ -70,9 +70,9 @@ void Detector::on_launch(const Stream& stream, const Task& task, const std::stri
   const auto launch = std::make_shared<const Launch>(
       Launch{task.name, stream.id, ++scope.launched[stream.id], call_site});
   now.set(static_cast<size_t>(stream.id), launch->number);
-  for (const Access& access : task.accesses) check(scope, now, Use{access, launch});
+  for (const Access& access : task.touched.accesses()) check(scope, now, Use{access, launch});
   if (stream.capture != nullptr) return;
-  for (const Access& access : task.accesses) {
+  for (const Access& access : task.touched.accesses()) {
     if (PinnedMemory::instance().contains(reinterpret_cast<const void*>(access.begin))) {
       use_host_memory(access, launch);
     }

@@ -58,14 +58,14 @@ TEST(EventWait, BlocksUntilItsRecordAndFailsWithIt) {
   EventWait first(event, 1);
   EventWait second(event, 2);
   EventRecord record(event, 1);
-  EXPECT_EQ(first.advance(), Progress::kBlocked);
+  EXPECT_EQ(first.step(), Progress::kBlocked);
   EXPECT_NE(first.waiting_for().find("record 1 of event"), std::string::npos);
   record.fail(Failure(FailureKind::kOperatorFailed, "went wrong"));
-  EXPECT_EQ(record.advance(), Progress::kDone);
-  EXPECT_THROW(first.advance(), Failure);
-  EXPECT_EQ(second.advance(), Progress::kBlocked);
-  EXPECT_EQ(EventRecord(event, 2).advance(), Progress::kDone);
-  EXPECT_EQ(second.advance(), Progress::kDone);
+  EXPECT_EQ(record.step(), Progress::kDone);
+  EXPECT_THROW(first.step(), Failure);
+  EXPECT_EQ(second.step(), Progress::kBlocked);
+  EXPECT_EQ(EventRecord(event, 2).step(), Progress::kDone);
+  EXPECT_EQ(second.step(), Progress::kDone);
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ inline TaskPtr use(const void* begin, size_t bytes, bool write, const char* name
                    Access::Layout layout = {}) {
   auto task = std::make_shared<Call>([] {}, name);
   const auto first = reinterpret_cast<uintptr_t>(begin);
-  task->accesses.push_back({first, first + bytes, write, layout});
+  Touched::keeps_accesses = true;  // also where the observer comes later
+  task->touched.add({first, first + bytes, write, layout});
   return task;
 }
 

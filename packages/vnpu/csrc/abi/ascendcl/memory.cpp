@@ -35,7 +35,6 @@ class Copy final : public Task {
  public:
   Copy(void* to, const void* from, size_t bytes)
       : Task("memory copy"), to_(to), from_(from), bytes_(bytes) {
-    if (!collects_accesses) return;
     add(from, false);  // host memory too: two copies into one buffer need an order
     add(to, true);
   }
@@ -51,7 +50,7 @@ class Copy final : public Task {
  private:
   void add(const void* address, bool write) {
     const auto begin = reinterpret_cast<uintptr_t>(address);
-    accesses.push_back({begin, begin + bytes_, write});
+    touched.add({begin, begin + bytes_, write});
   }
   void* to_;
   const void* from_;
@@ -63,8 +62,7 @@ class Fill final : public Task {
   Fill(void* address, int value, size_t bytes)
       : Task("memory fill"), address_(address), value_(value), bytes_(bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(address);
-    if (Memory::instance().is_device_address(address))
-      accesses.push_back({begin, begin + bytes, true});
+    if (Memory::instance().is_device_address(address)) touched.add({begin, begin + bytes, true});
   }
   Progress advance() override {
     Memory& memory = Memory::instance();
@@ -260,7 +258,7 @@ VNPU_ACL(aclrtMemset, (void* address, size_t room, int32_t value, size_t bytes))
     }
     if (bytes == 0) return;
     Memory::instance().check(address, bytes, "aclrtMemset");
-    Fill(address, value, bytes).advance();
+    Fill(address, value, bytes).step();
   });
 }
 VNPU_ACL(aclrtMemsetAsync,
@@ -317,8 +315,11 @@ VNPU_ACL(aclrtUnmapMem, (void* address)) {
 }
 VNPU_ACL(aclrtMemExportToShareableHandle,
          (aclrtDrvMemHandle handle, aclrtMemHandleType, uint64_t, uint64_t* shareable)) {
-  return guarded("aclrtMemExportToShareableHandle",
-                 [&] { *shareable = Shareable::pack(*physical_of(handle)); });
+  return guarded("aclrtMemExportToShareableHandle", [&] {
+    Memory::Physical& physical = *physical_of(handle);
+    *shareable = Shareable::pack(physical);
+    Memory::instance().share(physical);
+  });
 }
 VNPU_ACL(aclrtMemSetPidToShareableHandle, (uint64_t, int32_t*, size_t)) { return 0; }
 VNPU_ACL(aclrtMemImportFromShareableHandle,

@@ -149,7 +149,10 @@ class ValueWait final : public Task {
 class ValueWrite final : public Task {
  public:
   ValueWrite(void* address, uint64_t value)
-      : Task("value write"), address_(static_cast<uint64_t*>(address)), value_(value) {}
+      : Task("value write"), address_(static_cast<uint64_t*>(address)), value_(value) {
+    const auto begin = reinterpret_cast<uintptr_t>(address);
+    touched.add_written({begin, begin + sizeof(value)});  // a gate, not data: never a race
+  }
   Progress advance() override {
     __atomic_store_n(Memory::instance().backing(address_), value_, __ATOMIC_RELEASE);
     return Progress::kDone;

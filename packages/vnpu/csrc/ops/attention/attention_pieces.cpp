@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "ops/matmul/decode_matmul.h"
+#include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
@@ -59,7 +59,7 @@ VNPU_OPERATOR(TransposeBatchMatMul,
     Tensor y = back.empty() ? out.tensor : out.tensor.permute(back);
     const Tensor left = permuted(x1, permute_x1);
     const Tensor right = permuted(x2, permute_x2);
-    if (!decode_batch_matmul(left, right, y)) at::bmm_out(y, left, right);
+    if (!blocked_batch_matmul(left, right, y)) at::bmm_out(y, left, right);
     return;
   }
   Tensor y =

@@ -4,7 +4,7 @@
 #include "ops/matmul/grouped_matmul.h"
 
 #include "ops/handles.h"
-#include "ops/matmul/decode_matmul.h"
+#include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/quantization/int8_quantization.h"
 
@@ -142,41 +142,43 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
   return activated(values, call.activation);
 }
 
-// Groups of one x that have few rows each and nothing but a product to do. Returns which groups it
-// has computed; the others are as they were.
-std::vector<bool> multiply_small_groups(const GroupedMatmul& call,
+// Groups of one x with nothing but a product to do. Returns which groups it has computed; the
+// others are as they were.
+std::vector<bool> multiply_plain_groups(const GroupedMatmul& call,
                                         const std::vector<Tensor>& weights,
                                         const std::vector<Group>& groups) {
   std::vector<bool> done(groups.size(), false);
   const Tensor& x = call.x[0];
   const Tensor& out = call.out[0];
   const Tensor& first = weights[0];
-  const auto is_bfloat16 = [](const Tensor& t) { return t.scalar_type() == at::kBFloat16; };
+  const ScalarType dtype = x.scalar_type();
   const bool is_plain = call.out.size() == 1 && weights.size() == 1 && first.dim() == 3 &&
-                        x.dim() == 2 && out.dim() == 2 && is_bfloat16(x) && is_bfloat16(out) &&
-                        is_bfloat16(first) && first.size(1) == x.size(1) && x.stride(1) == 1 &&
-                        out.stride(1) == 1 && call.bias.empty() && call.activation == 0;
+                        x.dim() == 2 && out.dim() == 2 && first.scalar_type() == dtype &&
+                        out.scalar_type() == dtype && first.size(1) == x.size(1) &&
+                        x.stride(1) == 1 && out.stride(1) == 1 && call.bias.empty() &&
+                        call.activation == 0;
   if (!is_plain) return done;
-  std::vector<DecodeProduct> products;
+  const auto item = static_cast<int64_t>(x.element_size());
+  const auto* const rows = static_cast<const std::byte*>(x.const_data_ptr());
+  const auto* const weight = static_cast<const std::byte*>(first.const_data_ptr());
+  auto* const result = static_cast<std::byte*>(out.mutable_data_ptr());
+  std::vector<BlockedProduct> products;
   for (size_t i = 0; i < groups.size(); ++i) {
     const Group& group = groups[i];
     if (group.index < 0 || group.index >= first.size(0)) continue;  // refused by who computes it
-    const DecodeProduct product{
-        .rows = x.const_data_ptr<at::BFloat16>() + group.start * x.stride(0),
+    const BlockedProduct product{
+        .rows = rows + group.start * x.stride(0) * item,
         .row_stride = x.stride(0),
-        .weight = first.const_data_ptr<at::BFloat16>() + group.index * first.stride(0),
-        .depth_stride = first.stride(1),
-        .column_stride = first.stride(2),
-        .out = out.mutable_data_ptr<at::BFloat16>() + group.start * out.stride(0),
+        .weight = {weight + group.index * first.stride(0) * item, dtype, first.size(1),
+                   first.size(2), first.stride(1), first.stride(2)},
+        .out = result + group.start * out.stride(0) * item,
         .out_stride = out.stride(0),
-        .m = group.count,
-        .n = first.size(2),
-        .depth = x.size(1)};
-    if (!is_decode_product(product)) continue;
+        .m = group.count};
+    if (!is_blocked_product(product)) continue;
     products.push_back(product);
     done[i] = true;
   }
-  decode_products(products);
+  if (!blocked_products(products)) done.assign(groups.size(), false);
   return done;
 }
 
@@ -240,7 +242,7 @@ void grouped_matmul(const GroupedMatmul& call) {
     const int64_t end = groups.empty() ? 0 : groups.back().start + groups.back().count;
     call.out[0].narrow(0, end, call.out[0].size(0) - end).zero_();
   }
-  const std::vector<bool> is_done = multiply_small_groups(call, weights, groups);
+  const std::vector<bool> is_done = multiply_plain_groups(call, weights, groups);
   for (size_t i = 0; i < groups.size(); ++i) {
     const Group& group = groups[i];
     if (group.count == 0 || is_done[i]) continue;

@@ -1,7 +1,7 @@
 // Matrix products. Transposed operands arrive as strided views, which ATen's products take as they
 // are. cubeMathType allows the device to lower the precision of float32; here it never does.
 
-#include "ops/matmul/decode_matmul.h"
+#include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/fractal_layout.h"
 #include "ops/operator.h"
 
@@ -32,13 +32,13 @@ bool is_direct(const Tensor& out, const T&... operands) {
 
 void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   require_floating({self, mat2});
+  if (blocked_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
+  if (blocked_batch_matmul(self, mat2, out)) return;
   if (!is_direct(out, self, mat2)) {
     store(out, at::matmul(widen(self), widen(mat2)));
   } else if (self.dim() == 2 && mat2.dim() == 2) {
-    if (decode_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
     at::mm_out(const_cast<Tensor&>(out), self, mat2);
   } else if (self.dim() == 3 && mat2.dim() == 3 && self.size(0) == mat2.size(0)) {
-    if (decode_batch_matmul(self, mat2, out)) return;
     at::bmm_out(const_cast<Tensor&>(out), self, mat2);
   } else {
     store(out, at::matmul(self, mat2));
@@ -48,12 +48,12 @@ void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
 void multiply_add(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
                   const Scalar& alpha, const Tensor& out) {
   require_floating({mat1, mat2});
+  const bool is_bias = self.dim() == 1 || (self.dim() == 2 && self.size(0) == 1);
+  if (is_bias && beta.equal(1) && alpha.equal(1) &&
+      blocked_matmul(mat1, mat2, self.reshape(-1), out)) {
+    return;
+  }
   if (is_direct(out, self, mat1, mat2)) {
-    const bool is_bias = self.dim() == 1 || (self.dim() == 2 && self.size(0) == 1);
-    if (is_bias && beta.equal(1) && alpha.equal(1) &&
-        decode_matmul(mat1, mat2, self.reshape(-1), out)) {
-      return;
-    }
     at::addmm_out(const_cast<Tensor&>(out), self, mat1, mat2, beta, alpha);
   } else {
     store(out,

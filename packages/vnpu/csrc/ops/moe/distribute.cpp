@@ -181,7 +181,7 @@ TaskPtr dispatch(const Launch& launch, const Arguments& common, const DispatchAr
       {a.x.view, a.smooth.view, a.weights.view, quantized, a.counts_type == 0, a.triples,
        a.rows.view, a.row_scales.view, a.assist.view, a.tokens_per_expert.view, a.ends.view,
        a.total.view, a.row_weights.view},
-      launch.accesses);
+      launch.touched);
 }
 
 struct CombineArguments {
@@ -215,7 +215,7 @@ TaskPtr combine(const Launch& launch, const Arguments& common, const CombineArgu
     reject(launch, "epSendCounts must be int32, at least [" + text(needed) + "].");
   }
   return combine_from_experts(
-      exchange, {a.rows.view, a.ends.view, weights, a.shared_x.view, a.sums.view}, launch.accesses);
+      exchange, {a.rows.view, a.ends.view, weights, a.shared_x.view, a.sums.view}, launch.touched);
 }
 
 }  // namespace

@@ -62,9 +62,9 @@ Announcement announce(Operation operation, const ExpertExchange& exchange, at::S
 class ExpertMessages : public MessageExchange {
  protected:
   ExpertMessages(const ExpertExchange& exchange, const Announcement& announcement,
-                 std::vector<Access> touched)
+                 const Touched& touched)
       : MessageExchange(exchange.group, announcement), exchange_(exchange) {
-    accesses = std::move(touched);
+    this->touched = touched;
   }
 
   const ExpertPlaces& places() const { return exchange_.places; }
@@ -132,11 +132,11 @@ class ExpertMessages : public MessageExchange {
 // A message: how many rows each expert of the receiver gets, their labels, the rows.
 class Dispatch final : public ExpertMessages {
  public:
-  Dispatch(const ExpertExchange& exchange, const DispatchTensors& call, std::vector<Access> touched)
+  Dispatch(const ExpertExchange& exchange, const DispatchTensors& call, const Touched& touched)
       : ExpertMessages(exchange,
                        announce(Operation::kExpertDispatch, exchange, call.x.dtype, call.x.sizes[1],
                                 {call.quantized, call.smooth.has_value()}),
-                       std::move(touched)),
+                       touched),
         call_(call) {}
 
  private:
@@ -297,11 +297,11 @@ class Dispatch final : public ExpertMessages {
 // A message: the results of the receiver's rows.
 class Combine final : public ExpertMessages {
  public:
-  Combine(const ExpertExchange& exchange, const CombineTensors& call, std::vector<Access> touched)
+  Combine(const ExpertExchange& exchange, const CombineTensors& call, const Touched& touched)
       : ExpertMessages(
             exchange,
             announce(Operation::kExpertCombine, exchange, call.rows.dtype, call.rows.sizes[1], {}),
-            std::move(touched)),
+            touched),
         call_(call) {}
 
  private:
@@ -379,13 +379,13 @@ class Combine final : public ExpertMessages {
 }  // namespace
 
 TaskPtr dispatch_to_experts(const ExpertExchange& exchange, const DispatchTensors& tensors,
-                            std::vector<Access> accesses) {
-  return std::make_shared<Dispatch>(exchange, tensors, std::move(accesses));
+                            const Touched& touched) {
+  return std::make_shared<Dispatch>(exchange, tensors, touched);
 }
 
 TaskPtr combine_from_experts(const ExpertExchange& exchange, const CombineTensors& tensors,
-                             std::vector<Access> accesses) {
-  return std::make_shared<Combine>(exchange, tensors, std::move(accesses));
+                             const Touched& touched) {
+  return std::make_shared<Combine>(exchange, tensors, touched);
 }
 
 }  // namespace vnpu::ops

@@ -63,7 +63,7 @@ struct DispatchTensors {
   std::optional<TensorView> row_weights;  // [capacity], fp32
 };
 TaskPtr dispatch_to_experts(const ExpertExchange& exchange, const DispatchTensors& tensors,
-                            std::vector<Access> accesses);
+                            const Touched& touched);
 
 struct CombineTensors {
   TensorView rows;                     // [capacity, hidden]
@@ -73,6 +73,6 @@ struct CombineTensors {
   TensorView sums;                     // [tokens, hidden]
 };
 TaskPtr combine_from_experts(const ExpertExchange& exchange, const CombineTensors& tensors,
-                             std::vector<Access> accesses);
+                             const Touched& touched);
 
 }  // namespace vnpu::ops

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "device/task.h"
+
+namespace vnpu {
+
+// Says when device memory changes, to whoever keeps something that was computed from it (a weight
+// in a library's own order). Every task tells what it wrote when it ends; memory that is given back
+// counts as changed too. A write to memory that nobody watches costs a few loads: what is watched
+// is counted per page and per chunk of pages.
+class MemoryWatch {
+ public:
+  // One watched range. It ends with the first change, or with release().
+  class Watched {
+   public:
+    Watched(MemoryRange range, std::function<void()> on_change)
+        : range_(range), on_change_(std::move(on_change)) {}
+    bool is_unchanged() const { return unchanged_.load(std::memory_order_acquire); }
+
+   private:
+    friend class MemoryWatch;
+    const MemoryRange range_;
+    const std::function<void()> on_change_;
+    std::atomic<bool> unchanged_{true};
+  };
+  using WatchedPtr = std::shared_ptr<Watched>;
+
+  static MemoryWatch& instance();
+
+  // Watches device memory that only this process writes. `on_change` runs once at most, in the
+  // thread that changed the memory, after the change. What the caller reads after watch() returned
+  // is either what the memory holds for as long as is_unchanged() says so, or being changed by work
+  // that nothing orders with the caller's.
+  WatchedPtr watch(MemoryRange range, std::function<void()> on_change);
+  // Whether any watched range has a byte in this one.
+  bool watches(MemoryRange range);
+  // Ends a watch without a change.
+  void release(const WatchedPtr& watched);
+  // Device memory was written or given back; any other address is ignored.
+  void changed(MemoryRange range) {
+    // Orders the caller's writes before the look at the counts, as watch() orders its counting
+    // before the reads that follow: one of the two sees the other.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (count_.load(std::memory_order_relaxed) != 0 && any_counted(range)) forget(range);
+  }
+
+ private:
+  using Count = std::atomic<uint16_t>;
+
+  MemoryWatch();
+  bool any_counted(MemoryRange range) const;
+  std::vector<WatchedPtr> overlapping(MemoryRange range) const;
+  void forget(MemoryRange range);
+  void count(MemoryRange range, int step);
+  void erase(const WatchedPtr& watched);
+
+  uintptr_t begin_ = 0;
+  uintptr_t end_ = 0;
+  Count* pages_ = nullptr;                   // of the whole range of device addresses
+  std::atomic<uint32_t>* chunks_ = nullptr;  // sums of their pages' counts
+  std::atomic<size_t> count_{0};
+  std::mutex mutex_;
+  std::unordered_map<uintptr_t, std::vector<WatchedPtr>> buckets_;  // ranges, by part of memory
+};
+
+}  // namespace vnpu

@@ -1,0 +1,222 @@
+#include "ops/matmul/blocked_matmul.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/float_rows.h"
+
+namespace vnpu::ops {
+namespace {
+
+// Rows of one kernel call. A kernel is made per number of rows, so there are at most as many.
+constexpr int64_t kBlockRows = 64;
+constexpr int64_t kMostColumns = 64;         // of a block
+constexpr int64_t kGrainProducts = 1 << 20;  // multiply-adds worth a second thread
+
+// oneDNN makes these kernels for x86-64 with AVX-512; ONEDNN_MAX_CPU_ISA may forbid them.
+bool is_supported() {
+  static const bool supported = [] {
+    alignas(64) at::BFloat16 ones[2 * Blocking::kLanes];
+    alignas(64) float sums[Blocking::kLanes] = {};
+    std::fill(std::begin(ones), std::end(ones), 1.0F);
+    try {
+      at::native::cpublas::brgemm(1, Blocking::kLanes, 2, 2, Blocking::kLanes, Blocking::kLanes,
+                                  false, ones, ones, sums);
+      at::native::cpublas::brgemm_release();
+    } catch (const std::exception&) {
+      return false;
+    }
+    return sums[0] == 2.0F;
+  }();
+  return supported;
+}
+
+// Aligned memory of the calling thread; `use` tells apart what is needed at the same time.
+enum class Use { kBlock, kRows, kSums };
+template <class T>
+T* scratch(Use use, int64_t count) {
+  thread_local std::vector<at::DataPtr> memory(3);
+  thread_local std::vector<size_t> sizes(3);
+  const auto slot = static_cast<size_t>(use);
+  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+  if (sizes[slot] < bytes) {
+    memory[slot] = at::DataPtr();
+    memory[slot] = c10::GetCPUAllocator()->allocate(bytes);
+    sizes[slot] = bytes;
+  }
+  return static_cast<T*>(memory[slot].get());
+}
+
+// A product whose rows are as the kernel reads them, and its weight's blocks where they are kept.
+struct Prepared {
+  BlockedProduct product;
+  Blocking blocking;
+  Blocks blocks;
+  at::Tensor rows;  // owns what product.rows points to, where those had to be copied
+};
+
+Prepared prepare(const BlockedProduct& product) {
+  const Blocking blocking(product.weight);
+  Prepared prepared{product, blocking, BlockedWeights::instance().find(product.weight, blocking),
+                    at::Tensor()};
+  // float16 is widened; the padding that completes a pair of rows of the weight meets zeros.
+  if (product.weight.dtype != blocking.dtype || product.weight.depth != blocking.depth) {
+    const at::Tensor given =
+        at::from_blob(const_cast<void*>(product.rows), {product.m, product.weight.depth},
+                      {product.row_stride, 1}, at::TensorOptions(product.weight.dtype));
+    prepared.rows = at::zeros({product.m, blocking.depth}, at::TensorOptions(blocking.dtype));
+    prepared.rows.narrow(1, 0, product.weight.depth).copy_(given);
+    prepared.product.rows = prepared.rows.const_data_ptr();
+    prepared.product.row_stride = blocking.depth;
+  }
+  return prepared;
+}
+
+// Element is what is multiplied, Stored what the operands hold.
+template <class Element, class Stored>
+void run_block(const Prepared& prepared, int64_t block) {
+  const BlockedProduct& o = prepared.product;
+  const Blocking& blocking = prepared.blocking;
+  const int64_t width = blocking.width(block);
+  const int64_t step = blocking.padded_width(block);
+  const int64_t first = block * blocking.columns;
+  const std::byte* weight = nullptr;
+  if (prepared.blocks != nullptr) {
+    weight = prepared.blocks.get() + static_cast<size_t>(block) * blocking.block_bytes;
+  } else {
+    auto* const own = scratch<std::byte>(Use::kBlock, static_cast<int64_t>(blocking.block_bytes));
+    write_block(o.weight, blocking, block, own);
+    weight = own;
+  }
+  float bias[kMostColumns] = {};
+  if (o.bias != nullptr) float_rows::load(static_cast<const Stored*>(o.bias) + first, bias, width);
+  auto* const sums = scratch<float>(Use::kSums, kBlockRows * kMostColumns);
+  for (int64_t m0 = 0; m0 < o.m; m0 += kBlockRows) {
+    const int64_t m = std::min(kBlockRows, o.m - m0);
+    at::native::cpublas::brgemm(m, step, blocking.depth, o.row_stride, step, step, false,
+                                static_cast<const Element*>(o.rows) + m0 * o.row_stride,
+                                reinterpret_cast<const Element*>(weight), sums,
+                                std::is_same_v<Element, at::BFloat16>);
+    for (int64_t i = 0; i < m; ++i) {
+      float* const row = sums + i * step;
+      if (o.bias != nullptr) float_rows::add(row, bias, row, width);
+      float_rows::store(row, static_cast<Stored*>(o.out) + (m0 + i) * o.out_stride + first, width);
+    }
+  }
+}
+
+void run_block(const Prepared& prepared, int64_t block) {
+  switch (prepared.product.weight.dtype) {
+    case at::kBFloat16: run_block<at::BFloat16, at::BFloat16>(prepared, block); return;
+    case at::kHalf: run_block<float, at::Half>(prepared, block); return;
+    default: run_block<float, float>(prepared, block);
+  }
+}
+
+bool is_dense_within_rows(const at::Tensor& tensor) {
+  return tensor.stride(-1) == 1 || tensor.size(-1) == 1;
+}
+
+Weight weight_of(const at::Tensor& matrix) {
+  const int64_t d = matrix.dim();
+  return {matrix.const_data_ptr(), matrix.scalar_type(), matrix.size(d - 2),
+          matrix.size(d - 1),      matrix.stride(d - 2), matrix.stride(d - 1)};
+}
+
+}  // namespace
+
+bool is_blocked_product(const BlockedProduct& product) {
+  const Weight& weight = product.weight;
+  const bool is_known =
+      weight.dtype == at::kBFloat16 || weight.dtype == at::kHalf || weight.dtype == at::kFloat;
+  return is_known && is_supported() && (weight.depth_stride == 1 || weight.column_stride == 1) &&
+         product.m > 0 && weight.columns > 0 && weight.depth > 0;
+}
+
+bool blocked_products(c10::ArrayRef<BlockedProduct> products) {
+  std::vector<Prepared> prepared;
+  prepared.reserve(products.size());
+  std::vector<int64_t> first{0};  // block of each product, counted through
+  int64_t work = 0;
+  for (const BlockedProduct& product : products) {
+    prepared.push_back(prepare(product));
+    first.push_back(first.back() + prepared.back().blocking.blocks);
+    work += product.m * product.weight.columns * product.weight.depth;
+  }
+  const int64_t count = first.back();
+  if (count == 0) return true;
+  const int64_t grain = std::max<int64_t>(1, kGrainProducts * count / std::max<int64_t>(1, work));
+  const auto run = [&](int64_t begin, int64_t end) {
+    auto i = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), begin) -
+                                 first.begin() - 1);
+    for (int64_t block = begin; block < end; ++block) {
+      while (block >= first[i + 1]) ++i;
+      run_block(prepared[i], block - first[i]);
+    }
+    at::native::cpublas::brgemm_release();  // tiles stay configured until then
+  };
+  try {
+    at::parallel_for(0, count, grain, run);
+  } catch (const std::exception&) {  // dnnl::error, whose header is not everywhere
+    return false;
+  }
+  return true;
+}
+
+bool blocked_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
+                    const at::Tensor& out) {
+  const at::ScalarType dtype = weight.scalar_type();
+  if (rows.dim() != 2 || weight.dim() != 2 || out.dim() != 2 || rows.scalar_type() != dtype ||
+      out.scalar_type() != dtype || !is_dense_within_rows(rows) || !is_dense_within_rows(out)) {
+    return false;
+  }
+  if (bias.defined() &&
+      (bias.scalar_type() != dtype || !bias.is_contiguous() || bias.numel() != weight.size(1))) {
+    return false;
+  }
+  const BlockedProduct product{.rows = rows.const_data_ptr(),
+                               .row_stride = rows.stride(0),
+                               .weight = weight_of(weight),
+                               .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                               .out = out.mutable_data_ptr(),
+                               .out_stride = out.stride(0),
+                               .m = rows.size(0)};
+  if (!is_blocked_product(product)) return false;
+  return blocked_products(product);
+}
+
+bool blocked_batch_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& out) {
+  const at::ScalarType dtype = weight.scalar_type();
+  if (rows.dim() != 3 || weight.dim() != 3 || out.dim() != 3 || rows.scalar_type() != dtype ||
+      out.scalar_type() != dtype || !is_dense_within_rows(rows) || !is_dense_within_rows(out) ||
+      rows.size(0) == 0 || weight.size(0) != rows.size(0)) {
+    return false;
+  }
+  const auto matrix = [item = static_cast<int64_t>(rows.element_size())](
+                          auto* data, const at::Tensor& of, int64_t index) {
+    return reinterpret_cast<decltype(data)>(reinterpret_cast<uintptr_t>(data) +
+                                            static_cast<uintptr_t>(index * of.stride(0) * item));
+  };
+  const BlockedProduct first{.rows = rows.const_data_ptr(),
+                             .row_stride = rows.stride(1),
+                             .weight = weight_of(weight),
+                             .out = out.mutable_data_ptr(),
+                             .out_stride = out.stride(1),
+                             .m = rows.size(1)};
+  if (!is_blocked_product(first)) return false;
+  std::vector<BlockedProduct> products(static_cast<size_t>(rows.size(0)), first);
+  for (int64_t b = 0; b < rows.size(0); ++b) {
+    BlockedProduct& product = products[static_cast<size_t>(b)];
+    product.rows = matrix(first.rows, rows, b);
+    product.weight.data = matrix(first.weight.data, weight, b);
+    product.out = matrix(first.out, out, b);
+  }
+  return blocked_products(products);
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,63 @@
+#pragma once
+
+// Weights in the order in which oneDNN's block kernels read them: blocks of columns, in each of
+// which the rows follow each other (of 16-bit floats two rows at a time, a pair of each column).
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+
+namespace vnpu::ops {
+
+// A matrix [depth, columns] that a product takes from the right, where it lies. Strides count
+// elements; one of the two is 1.
+struct Weight {
+  const void* data;
+  at::ScalarType dtype;  // bfloat16, float16 or float32
+  int64_t depth, columns;
+  int64_t depth_stride, column_stride;
+
+  bool operator==(const Weight&) const = default;
+};
+
+// How a weight is divided. float16 is stored as float32: most processors multiply nothing narrower.
+struct Blocking {
+  explicit Blocking(const Weight& weight);
+  // Columns of a block, without and with its padding.
+  int64_t width(int64_t block) const { return std::min(columns, total_columns - block * columns); }
+  int64_t padded_width(int64_t block) const {
+    return (width(block) + kLanes - 1) / kLanes * kLanes;
+  }
+
+  static constexpr int64_t kLanes = 16;  // AMX reads columns by so many
+  at::ScalarType dtype;                  // of an element: bfloat16 or float32
+  int64_t depth;                         // rows, with the padding that completes a pair
+  int64_t columns;  // of a block; the last one may have fewer, and zeros as padding
+  int64_t total_columns;
+  int64_t blocks;
+  size_t block_bytes;  // of a whole block
+};
+
+// Writes one block of the weight. `out`: room for blocking.block_bytes.
+void write_block(const Weight& weight, const Blocking& blocking, int64_t block, std::byte* out);
+
+// All blocks of a weight, block i at i * blocking.block_bytes.
+using Blocks = std::shared_ptr<const std::byte[]>;
+
+// Keeps the blocks of weights in device memory, from their second use on (what is used once is no
+// weight) until the memory changes or is given back. Each copy takes as much host memory as the
+// weight; all together at most a quarter of the host's.
+class BlockedWeights {
+ public:
+  static BlockedWeights& instance();
+  // The blocks, or null for a weight that is not kept: the caller then writes blocks as it goes.
+  Blocks find(const Weight& weight, const Blocking& blocking);
+
+ private:
+  struct Implementation;
+  BlockedWeights();
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace vnpu::ops
