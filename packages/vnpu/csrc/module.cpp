@@ -17,6 +17,7 @@ namespace py = pybind11;
 PYBIND11_MODULE(_C, m) {
   m.doc() = "State of this process's virtual NPUs.";
   m.def("device_count", [] { return vnpu::System::device_count(); });
+  m.def("is_open", [] { return vnpu::System::is_open(); });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
   m.def("schedule", [] {
     const vnpu::Configuration& configuration = vnpu::Configuration::instance();

@@ -48,6 +48,8 @@ uint32_t System::device_count() {
   return static_cast<uint32_t>(visible_devices(Configuration::of_environment()).size());
 }
 
+bool System::is_open() { return exists; }
+
 System::System() : visible_(visible_devices(Configuration::instance())) {
   // Never destroyed either: its threads run until the process ends.
   executor_ = new Executor(Configuration::instance(), Observers::instance());

@@ -1,0 +1,20 @@
+#include <dlfcn.h>
+#include <pthread.h>
+
+namespace vnpu {
+namespace {
+
+// The threads of OpenMP's parallel regions do not come along into a forked process, which would
+// wait for them for ever in its first region. They are ended before; the next region starts them
+// again. Found by name: the device itself is built without OpenMP, and brings in no library.
+void end_parallel_threads() {
+  using Pause = int (*)(int);
+  constexpr int kSoft = 1;  // omp_pause_soft: OpenMP's settings stay
+  const auto pause = reinterpret_cast<Pause>(::dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
+  if (pause != nullptr) pause(kSoft);  // fails inside a region, whose process nobody should fork
+}
+
+[[maybe_unused]] const int registered = ::pthread_atfork(end_parallel_threads, nullptr, nullptr);
+
+}  // namespace
+}  // namespace vnpu
