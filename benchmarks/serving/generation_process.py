@@ -34,6 +34,7 @@ def _descendants(pid: int) -> list[int]:
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # timed: the import is part of the start-up
 
+    imported_s = time.perf_counter() - BEGIN
     llm = LLM(
         options["model"],
         dtype="bfloat16",
@@ -44,6 +45,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         seed=options["seed"],
         **options["engine"],
     )
+    constructed_s = time.perf_counter() - BEGIN
     vocabulary = options["vocabulary"]
     prompts = [
         {
@@ -69,6 +71,11 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     processes = [os.getpid(), *_descendants(os.getpid())]
     return {
         "start_up_s": start_up_s,
+        "start_up_parts_s": {
+            "import of vLLM": imported_s,
+            "engine": constructed_s - imported_s,
+            "first token": start_up_s - constructed_s,
+        },
         "warm_up_tokens_per_s": rates[0],
         "tokens_per_s": rates[1:],
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],

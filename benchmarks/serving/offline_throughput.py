@@ -160,6 +160,16 @@ def _rows(
             kind=Kind.MEASURED,
             at_most=0.5,
         ),
+        *(
+            Row(
+                name=f"  of which: {part}",
+                unit="s",
+                ours=_fastest_start(ours)["start_up_parts_s"][part],
+                baseline=_fastest_start(baseline)["start_up_parts_s"][part],
+                kind=Kind.MEASURED,
+            )
+            for part in ours[0]["start_up_parts_s"]
+        ),
         Row(
             name="engine's peak resident memory",
             unit="MB",
@@ -181,3 +191,7 @@ def _rows(
             kind=Kind.COUNTED,
         ),
     ]
+
+
+def _fastest_start(processes: list[dict[str, Any]]) -> dict[str, Any]:
+    return min(processes, key=lambda process: process["start_up_s"])

@@ -17,7 +17,11 @@ namespace py = pybind11;
 PYBIND11_MODULE(_C, m) {
   m.doc() = "State of this process's virtual NPUs.";
   m.def("device_count", [] { return vnpu::System::device_count(); });
-  m.def("is_open", [] { return vnpu::System::is_open(); });
+  m.def("can_fork", [] {
+    // A forked child ends without what observers write at the end of a process.
+    return !vnpu::System::is_open() && !vnpu::trace::Recorder::is_wanted() &&
+           vnpu::Configuration::of_environment().races == vnpu::RaceMode::kOff;
+  });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
   m.def("schedule", [] {
     const vnpu::Configuration& configuration = vnpu::Configuration::instance();

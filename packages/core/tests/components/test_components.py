@@ -33,6 +33,9 @@ class Device:
     def is_active(self) -> bool:
         return True
 
+    def can_fork(self) -> bool:
+        return True
+
     def is_traced(self) -> bool:
         return False
 

@@ -54,13 +54,18 @@ Category category_of(const Task& task) {
   return Category::kOther;
 }
 
+// Null when no trace is wanted.
+const char* directory() {
+  const char* name = std::getenv("VNPU_TRACE");
+  return name == nullptr || *name == '\0' ? nullptr : name;
+}
+
 }  // namespace
 
+bool Recorder::is_wanted() { return directory() != nullptr; }
+
 Recorder* Recorder::instance() {
-  static Recorder* const recorder = [] {
-    const char* directory = std::getenv("VNPU_TRACE");
-    return directory == nullptr || *directory == '\0' ? nullptr : start(directory);
-  }();
+  static Recorder* const recorder = is_wanted() ? start(directory()) : nullptr;
   return recorder;
 }
 

@@ -15,7 +15,9 @@ namespace vnpu::trace {
 // process writes a file named after its number].
 class Recorder final : public Observer {
  public:
-  // Null when VNPU_TRACE is not set.
+  // Whether VNPU_TRACE is set.
+  static bool is_wanted();
+  // Null when VNPU_TRACE was not set at the first call.
   static Recorder* instance();
 
   explicit Recorder(Timeline& timeline) : timeline_(timeline) {}

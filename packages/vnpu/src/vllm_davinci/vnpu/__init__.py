@@ -1,6 +1,11 @@
 """A virtual Ascend NPU: CANN's shared libraries for machines without an NPU."""
 
-from vllm_davinci.vnpu.activate import activate, is_active, library_directory
+from vllm_davinci.vnpu.activate import (
+    activate,
+    can_fork,
+    is_active,
+    library_directory,
+)
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import ActivationError, TraceError, VirtualDeviceError
 from vllm_davinci.vnpu.timeline import is_traced, label_launches, name_stream
@@ -15,6 +20,7 @@ __all__ = [
     "VirtualDeviceError",
     "activate",
     "api_version",
+    "can_fork",
     "is_active",
     "is_traced",
     "label_launches",

@@ -37,6 +37,15 @@ def is_active() -> bool:
     return _active or any(map(_is_own, _search_path(os.environ)))
 
 
+def can_fork() -> bool:
+    """Whether a child forked from this process would have the devices, as a new process has them.
+
+    Not once this process has opened them. And not where races are detected or a trace is written:
+    a forked child ends without the report.
+    """
+    return _C.can_fork()
+
+
 def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
     """The directory of a real libascendcl.so that this environment would load, or None."""
     home = environment.get(env.ASCEND_HOME_PATH)

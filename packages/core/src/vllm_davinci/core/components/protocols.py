@@ -50,6 +50,9 @@ class DeviceProvider(Protocol):
     def is_active(self) -> bool:
         """Whether this process runs on it."""
 
+    def can_fork(self) -> bool:
+        """Whether a process forked from this one has it too."""
+
     def is_traced(self) -> bool:
         """Whether it writes down which task runs when on which stream."""
 

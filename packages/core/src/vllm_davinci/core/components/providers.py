@@ -101,6 +101,13 @@ def active_device() -> str | None:
     return None
 
 
+def can_fork() -> bool:
+    """Whether a process forked from this one has the device. A chip's context does not survive."""
+    return any(
+        provider.is_active() and provider.can_fork() for provider in find(DEVICES).values()
+    )
+
+
 def traced_device() -> DeviceProvider | None:
     """The provider whose device this process runs on and which writes a trace; usually None."""
     for provider in find(DEVICES).values():

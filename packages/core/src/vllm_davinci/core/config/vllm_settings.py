@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from vllm_davinci.core import components
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
@@ -38,8 +39,10 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
             "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
             "token; how tokens reach experts is moe_communication's matter",
         )
-    # vLLM forks by default, and an NPU context does not survive a fork.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # vLLM forks by default, which saves the imports of every process. An NPU context does not
+    # survive it.
+    if not components.can_fork():
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
     # killed leaves shared memory behind.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
