@@ -10,7 +10,8 @@ import pytest
 
 from vllm_davinci import vnpu
 from vllm_davinci.vnpu.activate import prepare_environment
-from vllm_davinci_testing.processes.forked import output_of, run_alone
+from vllm_davinci_testing.processes import programs
+from vllm_davinci_testing.processes.forked import run_alone
 
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "VNPU_ACTIVE")}
 
@@ -162,7 +163,7 @@ def test_a_setting_that_does_not_parse_is_an_error(name: str, value: str) -> Non
 
 
 def test_visible_devices_are_selected_and_renumbered() -> None:
-    lines = output_of(
+    lines = programs.output_of(  # the number is found while torch_npu is imported
         "import torch; print(torch.npu.device_count(), torch.ones(1, device='npu:1').device)",
         ASCEND_RT_VISIBLE_DEVICES="5,2",
     )

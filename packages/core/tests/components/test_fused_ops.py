@@ -74,12 +74,28 @@ def test_a_provider_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatc
         fused_ops.choose_fused_ops(True)
 
 
-def test_every_operator_that_is_taken_is_one_that_a_layer_names():
-    named = {
-        node.value
+def test_layers_ask_for_each_fused_operator_and_for_no_other():
+    asked = {
+        name
         for source in Path(fused_ops.__file__).parents[1].rglob("*.py")
-        if source != Path(fused_ops.__file__)
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in _names_asked_for(ast.parse(source.read_text(encoding="utf-8")))
     }
-    assert set(fused_ops.FUSED_OPS) <= named
+    assert sorted(asked) == sorted(fused_ops.FUSED_OPS)
+
+
+def _names_asked_for(module: ast.Module) -> list[str]:
+    """Strings in calls of `fused_op`, and in values given to a name `fused_ops`."""
+    holders: list[ast.AST] = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "fused_op":
+            holders += node.args
+        elif isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(getattr(target, "id", None) == "fused_ops" for target in targets):
+                holders.append(node.value)
+    return [
+        constant.value
+        for holder in holders
+        for constant in ast.walk(holder)
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    ]

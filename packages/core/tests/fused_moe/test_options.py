@@ -208,7 +208,7 @@ def test_variables_of_earlier_plugins_become_the_option(
 
 def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(FUSED_VARIABLE, "1")
-    checkpoint = Path(__file__).parents[3] / "checkpoints" / "tiny_deepseek"
+    checkpoint = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
     with pytest.raises(ValueError, match=f"'fused' sends .* {FUSED_VARIABLE}=1 asks for it"):
         VllmConfig(
             model_config=ModelConfig(str(checkpoint)), device_config=DeviceConfig(device="npu")

@@ -165,7 +165,7 @@ print("done")
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_collective_gives_every_rank_what_torch_computes(count: int) -> None:
     for text in check_ranks(EVERY_COLLECTIVE, count):
-        assert text.endswith("done\n")
+        assert "done" in text.splitlines(), text
 
 
 STREAMS_AND_GROUPS = """

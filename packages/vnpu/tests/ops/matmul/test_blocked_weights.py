@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from comparison import compare
-from program import output_of
-from ranks import check_ranks
-from strategies import values
 
 from vllm_davinci.vnpu import _C, VirtualDeviceConfig
+from vllm_davinci_testing.operators.comparison import compare
+from vllm_davinci_testing.operators.strategies import values
+from vllm_davinci_testing.processes.programs import output_of
+from vllm_davinci_testing.processes.ranks import check_ranks
 
 ROWS, DEPTH, COLUMNS = 3, 72, 136
 TOLERANCE = {

@@ -103,9 +103,7 @@ def active_device() -> str | None:
 
 def can_fork() -> bool:
     """Whether a process forked from this one has the device. A chip's context does not survive."""
-    return any(
-        provider.is_active() and provider.can_fork() for provider in find(DEVICES).values()
-    )
+    return any(provider.is_active() and provider.can_fork() for provider in find(DEVICES).values())
 
 
 def traced_device() -> DeviceProvider | None:
