@@ -45,6 +45,7 @@ CORE_FOLDERS = (
     "components",
     "device",
     "config",
+    "graph",
     "distributed",
     "layers",
     "fused_moe",

@@ -46,6 +46,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("host_counts", [] {
     const vnpu::HostCounts& counts = vnpu::HostCounts::instance();
     py::dict result;
+    result["launches"] = counts.launches.load();
     result["synchronizations"] = counts.synchronizations.load();
     result["copies_to_host"] = counts.copies_to_host.load();
     return result;

@@ -113,9 +113,6 @@ def test_options_that_are_no_object_are_an_error(whole: object):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("torchair_graph_config.enabled", True),
-        ("enable_graph_mode", True),
-        ("torchair_graph_config.enable_view_optimize", False),
         ("ascend_scheduler_config.enabled", True),
         ("dynamic_eplb", True),
         ("num_iterations_eplb_update", 10),

@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "abi/handles.h"
+#include "device/call_site.h"
+#include "device/capture.h"
 #include "device/system.h"
 
 namespace vnpu::abi {
@@ -88,6 +90,29 @@ int status_of(FailureKind kind) {
   return 507899;
 }
 
+namespace {
+
+int status_of(CaptureRule rule) {
+  switch (rule) {                                       // rt_error_codes.h
+    case CaptureRule::kDefaultStream: return 107031;    // implicit dependency of the default stream
+    case CaptureRule::kCapturing: return 107027;        // stream is captured
+    case CaptureRule::kNotCapturing: return 107029;     // stream is not in capture status
+    case CaptureRule::kOtherOrigin: return 107036;      // not initiated in this stream
+    case CaptureRule::kOtherThread: return 107038;      // threads of begin and end differ
+    case CaptureRule::kOtherGraph: return 107032;       // capture conflict
+    case CaptureRule::kUnjoined: return 107025;         // stream unjoined
+    case CaptureRule::kHostWait: return 107030;         // mode does not support the call
+    case CaptureRule::kSynchronousCopy: return 107030;  // likewise
+    case CaptureRule::kGroup: return 107033;            // task group status
+    case CaptureRule::kGroupInterrupted: return 107034;  // task group interrupted
+    case CaptureRule::kUpdate: return 107040;            // model update failed
+    case CaptureRule::kRunning: return 107037;           // model is running
+  }
+  return 107027;
+}
+
+}  // namespace
+
 int report(FailureKind kind, const std::string& message) {
   recent = message;
   return status_of(kind);
@@ -96,6 +121,12 @@ int report(FailureKind kind, const std::string& message) {
 int report_exception(const char* where) {
   try {
     throw;
+  } catch (const CaptureFailure& failure) {
+    // No lock is held here, as asking Python needs.
+    const std::string site = python_call_site();
+    recent = std::string(failure.what()) + " [" + where + "]" +
+             (site.empty() ? "" : "\n  Called at" + site);
+    return status_of(failure.rule);
   } catch (const Failure& failure) {
     return report(failure.kind, std::string(failure.what()) + " [" + where + "]");
   } catch (const std::bad_alloc&) {

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "device/host_counts.h"
 #include "device/pace.h"
 
 namespace vnpu {
@@ -34,24 +35,19 @@ void Executor::destroy_stream(const StreamPtr& stream) {
 }
 
 void Executor::submit(const StreamPtr& stream, TaskPtr task) {
+  HostCounts::instance().launches.fetch_add(1, std::memory_order_relaxed);
+  enqueue(stream, std::move(task));
+}
+
+void Executor::enqueue(const StreamPtr& stream, TaskPtr task) {
   const std::string site = observers_.call_site();
   Lock lock(queues_.mutex);
   if (stream->destroyed) {
     throw Failure(FailureKind::kInvalidHandle,
                   std::string("vnpu: ") + task->name + " was launched on a destroyed stream.");
   }
-  if (stream->update != nullptr) {
-    const GraphPtr graph = stream->update->graph.lock();
-    if (graph == nullptr || stream->update_next >= stream->update->end) {
-      throw Failure(FailureKind::kCaptureConflict,
-                    std::string("vnpu: ") + task->name +
-                        " does not fit into the task group under update: the group holds " +
-                        std::to_string(stream->update->end - stream->update->begin) + " tasks.");
-    }
-    graph->replace(stream->update_next++, std::move(task));
-    return;
-  }
-  if (stream->capture == nullptr && stream->failure.has_value()) {
+  if (keep(stream, task, site)) return;
+  if (stream->failure.has_value()) {
     // What was launched before never came about. Records do not need it and hand the news on.
     if (auto* record = dynamic_cast<EventRecord*>(task.get())) {
       record->fail(*stream->failure);
@@ -60,10 +56,6 @@ void Executor::submit(const StreamPtr& stream, TaskPtr task) {
     }
   }
   observers_.tell(&Observer::on_launch, *stream, *task, site);
-  if (stream->capture != nullptr) {
-    stream->capture->append(std::move(task));
-    return;
-  }
   if (stream->queue.size() >= TaskQueues::kDepth) {
     wait_until([&] { return stream->queue.size() < TaskQueues::kDepth; }, std::nullopt,
                "room in a stream's queue", lock);
@@ -117,10 +109,13 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
     Lock lock(queues_.mutex);
     event->captured_in = stream->capture;
     observers_.tell(&Observer::on_record, *stream, *event);
-    if (stream->capture != nullptr) return;
+    if (stream->capture != nullptr) {
+      stream->capture->order.recorded(stream->id, event->id);
+      return;
+    }
     version = event->recorded.fetch_add(1) + 1;
   }
-  submit(stream, std::make_shared<EventRecord>(event, version));
+  enqueue(stream, std::make_shared<EventRecord>(event, version));
 }
 
 void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
@@ -131,10 +126,14 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
     const GraphPtr graph = event->captured_in.lock();
     if (graph != nullptr && graph->state == CaptureState::kActive) {
       if (stream->capture != nullptr && stream->capture != graph) {
-        throw Failure(FailureKind::kCaptureConflict,
-                      "vnpu: a stream that captures one graph waits for an event of another.");
+        throw CaptureFailure(
+            CaptureRule::kOtherGraph,
+            "vnpu: a stream that captures one graph waits for an event of another. The other "
+            "capture began at" +
+                graph->origin.call_site + "\n  Wait for it before the capture begins.");
       }
       stream->capture = graph;
+      graph->order.waited(stream->id, event->id);
       observers_.tell(&Observer::on_wait, *stream, *event, site);
       return;
     }
@@ -145,7 +144,7 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
       return;
     }
   }
-  submit(stream, std::make_shared<EventWait>(event, version));
+  enqueue(stream, std::make_shared<EventWait>(event, version));
 }
 
 }  // namespace vnpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -38,13 +39,16 @@ class Executor {
   void wait(const StreamPtr& stream, const EventPtr& event);
 
   // Graph capture. Work of a capturing stream is kept instead of run.
-  GraphPtr begin_capture(const StreamPtr& stream);
+  GraphPtr begin_capture(const StreamPtr& stream, CaptureMode mode = CaptureMode::kGlobal);
   GraphPtr capture_of(const StreamPtr& stream);
   GraphPtr end_capture(const StreamPtr& stream);
   void begin_group(const StreamPtr& stream);
   std::shared_ptr<Graph::TaskGroup> end_group(const StreamPtr& stream);
   void begin_update(const StreamPtr& stream, std::shared_ptr<Graph::TaskGroup> group);
   void end_update(const StreamPtr& stream);
+  // Refuses what the host would do at once, while a capture that minds it is under way. `mode`: the
+  // calling thread's; `what`: the call, a noun.
+  void check_synchronous(CaptureMode mode, const char* what);
 
   // Host waits. All throw Failure(kWaitTimeout) at `limit` or at VNPU_WAIT_LIMIT, naming what was
   // waited for, and throw (once) what failed on the streams concerned.
@@ -90,17 +94,25 @@ class Executor {
   using Lock = TaskQueues::Lock;
 
   void wait_until(const std::function<bool()>& done, Limit limit, const char* what, Lock& lock);
+  void enqueue(const StreamPtr& stream, TaskPtr task);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
   // Tells the observers that the host has waited for all streams of the device.
   void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
+  // Keeps a launch of a stream that captures, or of one that updates a task group; false for
+  // others.
+  bool keep(const StreamPtr& stream, TaskPtr& task, const std::string& call_site);
+  // Refuses a wait of the host for an event whose newest record is only kept.
+  static void check_not_captured(const Event& event, const char* what);
 
   const Observers& observers_;
   const std::chrono::milliseconds wait_limit_;
   TaskQueues queues_;
   const std::unique_ptr<Schedule> schedule_;
   std::vector<const HostWait*> host_waits_;
+  std::vector<GraphPtr> captures_;    // that are under way
+  std::atomic<size_t> capturing_{0};  // their number
   int next_stream_id_ = 0;
 };
 

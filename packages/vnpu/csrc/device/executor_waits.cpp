@@ -73,8 +73,10 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   const std::string site = observers_.call_site();
   Lock lock(queues_.mutex);
   if (stream->capture != nullptr) {
-    throw Failure(FailureKind::kCaptureConflict,
-                  "vnpu: a capturing stream cannot be synchronised; end the capture first.");
+    throw CaptureFailure(
+        CaptureRule::kHostWait,
+        "vnpu: a capturing stream cannot be synchronised: what it launches is kept and not run. "
+        "End the capture first.");
   }
   if (!stream->idle()) {
     const AnnouncedWait announced(*this, {.call_site = site, .stream = stream.get()});
@@ -86,6 +88,7 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
   ++HostCounts::instance().synchronizations;
+  check_not_captured(*event, "waits for");
   const uint64_t version = event->recorded.load();
   if (observers_.any() || !event->reached(version)) {
     const std::string site = observers_.call_site();
@@ -104,8 +107,10 @@ void Executor::synchronize_device(int device, Limit limit) {
   Lock lock(queues_.mutex);
   for (const StreamPtr& stream : queues_.streams()) {
     if (stream->device == device && stream->capture != nullptr) {
-      throw Failure(FailureKind::kCaptureConflict,
-                    "vnpu: the device cannot be synchronised while a stream captures.");
+      throw CaptureFailure(
+          CaptureRule::kHostWait,
+          "vnpu: the device cannot be synchronised while a stream captures, here since" +
+              stream->capture->origin.call_site + "\n  Synchronise before or after the capture.");
     }
   }
   if (!device_idle(device)) {
@@ -148,13 +153,29 @@ void Executor::host_has_seen(int device, const std::string& call_site) {
 bool Executor::query(const StreamPtr& stream) {
   const std::string site = observers_.call_site();
   Lock lock(queues_.mutex);
+  if (stream->capture != nullptr) {
+    throw CaptureFailure(CaptureRule::kHostWait,
+                         "vnpu: the host asks whether a capturing stream is done: what it launches "
+                         "is kept and not run. Ask after the capture.");
+  }
   if (!stream->idle()) schedule_->poll(lock);
   if (!stream->idle()) return false;
   observers_.tell(&Observer::on_stream_synchronized, *stream, site);
   return true;
 }
 
+void Executor::check_not_captured(const Event& event, const char* what) {
+  const GraphPtr graph = event.captured_in.lock();
+  if (graph == nullptr || graph->state != CaptureState::kActive) return;
+  throw CaptureFailure(CaptureRule::kHostWait,
+                       std::string("vnpu: the host ") + what +
+                           " an event that was recorded in a capture, which runs nothing. The "
+                           "capture began at" +
+                           graph->origin.call_site + "\n  Use the event after the capture.");
+}
+
 bool Executor::query(const EventPtr& event) {
+  check_not_captured(*event, "asks about");
   if (event->complete() && !observers_.any()) return true;
   const std::string site = observers_.call_site();
   Lock lock(queues_.mutex);

@@ -1,6 +1,6 @@
 #include "device/graph.h"
 
-#include <atomic>
+#include <string_view>
 
 namespace vnpu {
 namespace {
@@ -12,10 +12,17 @@ uint32_t next_graph_id() {
 
 }  // namespace
 
-Graph::Graph() : id(next_graph_id()) {}
+Graph::Graph(CaptureOrigin origin) : id(next_graph_id()), origin(std::move(origin)) {}
+
+Access Graph::TaskGroup::access(bool write) const {
+  // An address of the host's, where no device memory is.
+  const auto address = reinterpret_cast<uintptr_t>(this);
+  return {address, address + sizeof(TaskGroup), write};
+}
 
 void Graph::append(TaskPtr task) {
   std::lock_guard lock(mutex_);
+  if (std::string_view(task->name) == "value wait") has_gates_ = true;
   nodes_.push_back(std::move(task));
 }
 
@@ -35,21 +42,39 @@ size_t Graph::size() const {
 }
 
 GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {
+  ++graph_->replays;
   if (!Touched::keeps_accesses) return;
   for (size_t i = 0; i < graph_->size(); ++i) touched.add_accesses_of(graph_->node(i)->touched);
+  if (graph_->has_gates()) return;  // they order updates against what follows inside
+  Touched groups;
+  for (const auto& group : graph_->groups) groups.add(group->access(false));
+  touched.add_accesses_of(groups);
+}
+
+GraphReplay::~GraphReplay() { end(); }
+
+void GraphReplay::end() {
+  if (!std::exchange(ended_, true)) --graph_->replays;
 }
 
 Progress GraphReplay::advance() {
-  for (;;) {
-    if (current_ == nullptr) {
-      current_ = graph_->node(next_);
-      if (current_ == nullptr) return Progress::kDone;
-      current_->rewind();
+  try {
+    for (;;) {
+      if (current_ == nullptr) {
+        current_ = graph_->node(next_);
+        if (current_ == nullptr) break;
+        current_->rewind();
+      }
+      if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
+      current_ = nullptr;
+      ++next_;
     }
-    if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
-    current_ = nullptr;
-    ++next_;
+  } catch (...) {
+    end();
+    throw;
   }
+  end();
+  return Progress::kDone;
 }
 
 void GraphReplay::wait(std::chrono::microseconds limit) {
@@ -63,6 +88,20 @@ std::string GraphReplay::waiting_for() const {
              ? "its turn"
              : std::string(current_->name) + " in graph " + std::to_string(graph_->id) +
                    ", which waits for " + current_->waiting_for();
+}
+
+GraphUpdate::GraphUpdate(std::shared_ptr<Graph::TaskGroup> group, std::vector<TaskPtr> tasks)
+    : Task("graph update"), group_(std::move(group)), tasks_(std::move(tasks)) {
+  if (!Touched::keeps_accesses) return;
+  const GraphPtr graph = group_->graph.lock();
+  if (graph != nullptr && !graph->has_gates()) touched.add(group_->access(true));
+}
+
+Progress GraphUpdate::advance() {
+  if (const GraphPtr graph = group_->graph.lock(); graph != nullptr) {
+    for (size_t i = 0; i < tasks_.size(); ++i) graph->replace(group_->begin + i, tasks_[i]);
+  }
+  return Progress::kDone;
 }
 
 }  // namespace vnpu

@@ -1,41 +1,58 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
+#include "device/capture.h"
 #include "device/task.h"
 
 namespace vnpu {
 
-enum class CaptureState { kActive, kInvalidated, kReady };
+enum class CaptureState { kActive, kReady };
 
 // Work captured from one or more streams, in the order of capture: a correct serialisation, since a
 // task can only be captured after everything it depends on.
 class Graph {
  public:
-  Graph();
+  explicit Graph(CaptureOrigin origin);
 
   // A run of nodes that later launches may replace.
   struct TaskGroup {
     std::weak_ptr<Graph> graph;
     size_t begin;
     size_t end;
+    // Stands for the group's nodes where memory is looked at: updates write it, replays read it.
+    Access access(bool write) const;
   };
 
   void append(TaskPtr task);
   void replace(size_t index, TaskPtr task);
   TaskPtr node(size_t index) const;  // null past the end
   size_t size() const;
+  // Whether nodes wait inside for updates that come while a replay is under way.
+  bool has_gates() const { return has_gates_; }
 
   const uint32_t id;
+  const CaptureOrigin origin;
   CaptureState state = CaptureState::kActive;
+
+  // While capturing, under the executor's lock.
+  CaptureOrder order;
+  int origin_stream = -1;
+  int group_stream = -1;  // that has a task group open
   size_t open_group_begin = 0;
+  std::vector<std::shared_ptr<TaskGroup>> groups;
+
+  std::atomic<int> replays{0};  // that are not over
 
  private:
   mutable std::mutex mutex_;
   std::vector<TaskPtr> nodes_;
+  std::atomic<bool> has_gates_{false};
 };
 
 using GraphPtr = std::shared_ptr<Graph>;
@@ -44,16 +61,32 @@ using GraphPtr = std::shared_ptr<Graph>;
 class GraphReplay final : public Task {
  public:
   explicit GraphReplay(GraphPtr graph);
+  ~GraphReplay() override;
   void wait(std::chrono::microseconds limit) override;
   bool waits_outside() const override;
   std::string waiting_for() const override;
 
  private:
   Progress advance() override;
+  void end();
 
   GraphPtr graph_;
   size_t next_ = 0;
   TaskPtr current_;
+  bool ended_ = false;
+};
+
+// Gives the nodes of a group other tasks, when its stream gets there: what nothing orders against a
+// replay changes one that is under way.
+class GraphUpdate final : public Task {
+ public:
+  GraphUpdate(std::shared_ptr<Graph::TaskGroup> group, std::vector<TaskPtr> tasks);
+
+ private:
+  Progress advance() override;
+
+  std::shared_ptr<Graph::TaskGroup> group_;
+  std::vector<TaskPtr> tasks_;
 };
 
 }  // namespace vnpu

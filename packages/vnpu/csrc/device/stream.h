@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "device/event.h"
 #include "device/failure.h"
@@ -35,7 +36,7 @@ class Stream {
   GraphPtr capture;                          // not null while capturing
   bool capture_origin = false;               // began the capture (others joined by events)
   std::shared_ptr<Graph::TaskGroup> update;  // launches replace this group's nodes
-  size_t update_next = 0;
+  std::vector<TaskPtr> updated;              // those launched so far
 };
 
 using StreamPtr = std::shared_ptr<Stream>;

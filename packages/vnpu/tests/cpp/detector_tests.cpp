@@ -125,6 +125,8 @@ TEST_F(Races, WithinACaptureTheSameHolds) {
   executor.record(a, joined);
   executor.wait(b, joined);
   EXPECT_FALSE(races(b, use(memory, kBytes, true)));
+  executor.record(b, joined);
+  executor.wait(a, joined);
   executor.end_capture(a);
 }
 

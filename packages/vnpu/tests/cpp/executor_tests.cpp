@@ -215,9 +215,51 @@ TEST_P(Schedules, ATaskGroupOfAGraphCanBeReplaced) {
   executor.submit(b, call([&] { ran += 'B'; }));
   EXPECT_THROW(executor.submit(b, call([] {})), Failure);  // the group holds one task
   executor.end_update(b);
+  const auto updated = std::make_shared<Event>(0);
+  executor.record(b, updated);
+  executor.wait(a, updated);
   executor.submit(a, std::make_shared<GraphReplay>(graph));
   executor.synchronize(a, std::nullopt);
   EXPECT_EQ(ran, "aBc");
+}
+
+TEST_P(Schedules, AStreamThatDoesNotComeBackIsNamedWhenItsCaptureEnds) {
+  const auto event = std::make_shared<Event>(0);
+  executor.begin_capture(a);
+  executor.record(a, event);
+  executor.wait(b, event);
+  executor.submit(b, call([] {}));
+  try {
+    executor.end_capture(a);
+    FAIL() << "the capture ended";
+  } catch (const CaptureFailure& failure) {
+    EXPECT_EQ(failure.rule, CaptureRule::kUnjoined);
+  }
+  EXPECT_EQ(executor.capture_of(b), nullptr);  // and the streams are free again
+}
+
+TEST_P(Schedules, ASynchronousCallIsRefusedWhileACaptureMindsIt) {
+  executor.begin_capture(a, CaptureMode::kGlobal);
+  EXPECT_THROW(executor.check_synchronous(CaptureMode::kGlobal, "a copy"), CaptureFailure);
+  EXPECT_NO_THROW(executor.check_synchronous(CaptureMode::kRelaxed, "a copy"));
+  executor.end_capture(a);
+  executor.begin_capture(a, CaptureMode::kRelaxed);
+  EXPECT_NO_THROW(executor.check_synchronous(CaptureMode::kGlobal, "a copy"));
+  executor.end_capture(a);
+  EXPECT_NO_THROW(executor.check_synchronous(CaptureMode::kGlobal, "a copy"));
+}
+
+TEST_P(Schedules, TaskGroupsOfOneCaptureDoNotOverlap) {
+  const auto event = std::make_shared<Event>(0);
+  executor.begin_capture(a);
+  executor.record(a, event);
+  executor.wait(b, event);
+  executor.begin_group(a);
+  EXPECT_THROW(executor.begin_group(b), CaptureFailure);
+  EXPECT_THROW(executor.submit(b, call([] {})), CaptureFailure);
+  EXPECT_THROW(executor.end_group(b), CaptureFailure);
+  executor.end_group(a);
+  executor.end_capture(a);
 }
 
 // --- what tells the schedules apart --------------------------------------------------------------

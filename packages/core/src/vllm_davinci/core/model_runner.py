@@ -33,6 +33,7 @@ from vllm_davinci.core.checkpoint.load_errors import (
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.errors import RELEASE, CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.graph.runner import GraphRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
@@ -42,7 +43,7 @@ from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
 from vllm_davinci.core.ubatch.runner import UBatchRunner
 
 
-class NPUModelRunner(UBatchRunner):
+class NPUModelRunner(GraphRunner, UBatchRunner):
     """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
 
     prepare_inputs_event: torch.Event | None

@@ -14,6 +14,7 @@ from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
+from vllm_davinci.core.config.graph_mode import choose_graph_mode
 from vllm_davinci.core.config.parsing import is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.side_streams import check_streams
@@ -27,7 +28,11 @@ from vllm_davinci.core.errors import (
     DeviceError,
     UnsupportedFeatureError,
 )
-from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
+from vllm_davinci.core.fused_moe.options import (
+    check_experts,
+    gather_exchange_requests,
+    graph_obstacle,
+)
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
 
@@ -180,6 +185,14 @@ class NPUPlatform(Platform):
         return False
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        return "vllm_davinci.core.graph.wrapper.NPUGraphWrapper"
+
+    @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
 
@@ -221,7 +234,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
-        from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
+        from vllm.config import CompilationMode  # vLLM imports this module first
 
         from vllm_davinci.core.quantization.registration import choose_quantization
 
@@ -229,8 +242,7 @@ class NPUPlatform(Platform):
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE
-        if compilation.cudagraph_mode is None:
-            compilation.cudagraph_mode = CUDAGraphMode.NONE
+        choose_graph_mode(vllm_config)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -251,7 +263,7 @@ class NPUPlatform(Platform):
             warnings += check_experts(vllm_config, config, _soc())
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
-        changes = set_for_npu(vllm_config)
+        changes = set_for_npu(vllm_config, graph_obstacle(vllm_config, config, _soc()))
         if not is_new:
             return
         for warning in warnings:

@@ -34,6 +34,16 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the V1 runner uses torch.Stream and torch.Event",
     ),
     Override(
+        what="the model of full graphs is wrapped, and its sizes captured, by our own",
+        where=("core.graph.runner:GraphRunner", "core.graph.wrapper:NPUGraphWrapper"),
+        why="the V1 runner names CUDAGraphWrapper, which captures torch.cuda's graphs",
+        upstream={
+            RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "_freeze_gc", "capture_model"),
+            "compilation/cuda_graph.py": ("class CUDAGraphWrapper", "torch.cuda.CUDAGraph()"),
+        },
+        goes_when="the runner asks get_static_graph_wrapper_cls for full graphs too",
+    ),
+    Override(
         what="our input batch's block tables are of our class",
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch_npu
-from vllm.config import set_current_vllm_config
+from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
@@ -24,6 +24,7 @@ from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_us
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device
+from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
 from vllm_davinci.core.log import init_logger
@@ -66,6 +67,7 @@ class NPUWorker(Worker):
         choose_fused_ops(config.enable_compiled_operators)
         name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
+        self.model_runner.graph_limits = soc_of(NPUPlatform.get_device_name()).graphs
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
 
@@ -85,11 +87,30 @@ class NPUWorker(Worker):
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
         available_bytes: int = super().determine_available_memory()
+        available_bytes -= self._memory_of_graphs()
         check_kv_cache_budget(available_bytes, self)
         return available_bytes
 
+    def _memory_of_graphs(self) -> int:
+        """Bytes that graphs will take, estimated from the profile run; 0 without graphs.
+
+        They share one pool, which holds what the largest of them needs: the profile run's peak for
+        as many tokens.
+        """
+        compilation = self.compilation_config
+        peak_bytes = getattr(self, "peak_activation_memory", None)
+        if compilation.cudagraph_mode == CUDAGraphMode.NONE or peak_bytes is None:
+            return 0
+        share = (
+            compilation.max_cudagraph_capture_size / self.scheduler_config.max_num_batched_tokens
+        )
+        graph_bytes = int(peak_bytes * min(1.0, share))
+        self.model_runner.decode_memory_bytes = graph_bytes
+        return graph_bytes
+
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Runs the largest decode batch and the sampler once, then freezes the heap."""
+        """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
+        self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
             max_num_reqs = min(
                 self.scheduler_config.max_num_seqs,
@@ -126,6 +147,10 @@ class NPUWorker(Worker):
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""
         return self.model_runner.overlap_decisions()
+
+    def graph_replays(self) -> dict[int, int]:
+        """Tokens of a captured graph -> steps of this worker that replayed it."""
+        return self.model_runner.graph_replays()
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         if is_start and self.profiler is None and self.profiler_config.profiler == "torch":

@@ -7,6 +7,14 @@
 
 #include "abi/status.h"
 
+namespace vnpu::abi {
+
+// Refuses `what`, a call for which the host waits, while a capture is under way that minds it; see
+// aclmdlRICaptureThreadExchangeMode. In graph.cpp.
+void check_synchronous(const char* what);
+
+}  // namespace vnpu::abi
+
 // Every C function of this library: body in braces, exceptions become a status.
 #define VNPU_ACL(NAME, PARAMETERS) \
   extern "C" __attribute__((visibility("default"))) aclError NAME PARAMETERS

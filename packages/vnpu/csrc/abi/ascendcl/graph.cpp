@@ -34,9 +34,13 @@ class Graphs {
     return it->second;
   }
   void remove(aclmdlRI handle) {
-    find(handle);
+    if (find(handle)->replays > 0) {
+      throw CaptureFailure(CaptureRule::kRunning,
+                           "vnpu: a graph is destroyed while a replay of it is queued or runs. "
+                           "Synchronise its stream first.");
+    }
     std::lock_guard lock(mutex_);
-    live_.erase(handle);  // replays that are under way keep their own reference
+    live_.erase(handle);
   }
 
  private:
@@ -46,11 +50,34 @@ class Graphs {
 
 using GroupPtr = std::shared_ptr<Graph::TaskGroup>;
 
+CaptureMode mode_of(aclmdlRICaptureMode mode) {
+  switch (mode) {
+    case ACL_MODEL_RI_CAPTURE_MODE_GLOBAL: return CaptureMode::kGlobal;
+    case ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL: return CaptureMode::kThreadLocal;
+    case ACL_MODEL_RI_CAPTURE_MODE_RELAXED: return CaptureMode::kRelaxed;
+    default: break;
+  }
+  throw Failure(FailureKind::kInvalidArgument,
+                "vnpu: capture mode " + std::to_string(static_cast<int>(mode)) +
+                    " is not known; global (0), thread local (1) and relaxed (2) are.");
+}
+
+thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+
 }  // namespace
 
-VNPU_ACL(aclmdlRICaptureBegin, (aclrtStream stream, aclmdlRICaptureMode)) {
-  return guarded("aclmdlRICaptureBegin",
-                 [&] { Graphs::instance().add(executor().begin_capture(abi::stream_of(stream))); });
+void vnpu::abi::check_synchronous(const char* what) {
+  executor().check_synchronous(mode_of(thread_mode), what);
+}
+
+VNPU_ACL(aclmdlRICaptureBegin, (aclrtStream stream, aclmdlRICaptureMode mode)) {
+  return guarded("aclmdlRICaptureBegin", [&] {
+    if (stream == nullptr) {
+      throw CaptureFailure(CaptureRule::kDefaultStream,
+                           "vnpu: the default stream cannot be captured. Create a stream.");
+    }
+    Graphs::instance().add(executor().begin_capture(abi::stream_of(stream), mode_of(mode)));
+  });
 }
 VNPU_ACL(aclmdlRICaptureGetInfo,
          (aclrtStream stream, aclmdlRICaptureStatus* status, aclmdlRI* model)) {
@@ -80,9 +107,10 @@ VNPU_ACL(aclmdlRIGetId, (aclmdlRI model, uint32_t* id)) {
   return guarded("aclmdlRIGetId", [&] { *id = Graphs::instance().find(model)->id; });
 }
 VNPU_ACL(aclmdlRICaptureThreadExchangeMode, (aclmdlRICaptureMode * mode)) {
-  thread_local aclmdlRICaptureMode current = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
-  std::swap(current, *mode);
-  return 0;
+  return guarded("aclmdlRICaptureThreadExchangeMode", [&] {
+    mode_of(*mode);
+    std::swap(thread_mode, *mode);
+  });
 }
 VNPU_ACL(aclmdlRICaptureTaskGrpBegin, (aclrtStream stream)) {
   return guarded("aclmdlRICaptureTaskGrpBegin",

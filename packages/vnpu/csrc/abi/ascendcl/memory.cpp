@@ -106,6 +106,13 @@ void copy_async(void* to, size_t room, const void* from, size_t bytes, aclrtMemc
                 aclrtStream stream) {
   if (bytes == 0) return;
   check_copy(to, room, from, bytes, kind);
+  const Memory& memory = Memory::instance();
+  const auto is_pageable = [&](const void* address) {
+    return !memory.is_device_address(address) && !PinnedMemory::instance().contains(address);
+  };
+  if (is_pageable(to) || is_pageable(from)) {
+    abi::check_synchronous("an asynchronous copy with pageable host memory");
+  }
   System::instance().executor().submit(abi::stream_of(stream),
                                        std::make_shared<Copy>(to, from, bytes));
 }
@@ -222,6 +229,7 @@ VNPU_ACL(aclrtMemcpy,
   return guarded("aclrtMemcpy", [&] {
     if (bytes == 0) return;
     check_copy(to, room, from, bytes, kind);
+    abi::check_synchronous("aclrtMemcpy");
     System& system = System::instance();
     const int device = system.require_current_device();
     system.executor().submit(system.default_stream(device),
@@ -258,6 +266,7 @@ VNPU_ACL(aclrtMemset, (void* address, size_t room, int32_t value, size_t bytes))
     }
     if (bytes == 0) return;
     Memory::instance().check(address, bytes, "aclrtMemset");
+    abi::check_synchronous("aclrtMemset");
     Fill(address, value, bytes).step();
   });
 }

@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.graph.host_lengths import HostLengths
 
 
 @dataclass
@@ -26,6 +27,7 @@ class NPUAttentionMetadata(AttentionMetadata):
     block_table:          [num_reqs, max_blocks], int32, on the device.
     slot_mapping:         [num_tokens], int64 on the device; block * block_size + offset, or -1.
     causal:               False when every token of a request may see every other one.
+    host_lengths:         takes the attention's launches while a graph is captured; else None.
     """
 
     num_actual_tokens: int
@@ -34,6 +36,15 @@ class NPUAttentionMetadata(AttentionMetadata):
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     causal: bool = True
+    host_lengths: HostLengths | None = None
+
+    def step_lengths(self) -> tuple[list[int], list[int]]:
+        """Cumulative query lengths, and all tokens, of each request."""
+        return self.actual_seq_lengths_q, self.seq_lens
+
+    def step_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What of it the device reads."""
+        return self.block_table, self.slot_mapping
 
 
 def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
@@ -48,10 +59,34 @@ def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
     return lengths
 
 
+def padded_lengths(
+    ends: list[int], seq_lens: list[int], num_tokens: int
+) -> tuple[list[int], list[int]]:
+    """Lengths of a step that is padded to a graph's size, with requests that are padding.
+
+    ends:       cumulative query lengths; those of padding repeat the last real one
+    seq_lens:   all tokens of each request
+    num_tokens: rows of the step; those after the last real one belong to padding in equal parts
+    Returns both with padding as requests of as many tokens as they have queries: they see the
+    first tokens of the null block, and their slots, -1, are never written.
+    """
+    num_padding = num_tokens - (ends[-1] if ends else 0)
+    if not num_padding:
+        return ends, seq_lens
+    num_real = ends.index(ends[-1]) + 1 if ends[-1] else 0
+    query_len = num_padding // (len(ends) - num_real)
+    padding = range(query_len, num_padding + 1, query_len)
+    real_end = num_tokens - num_padding
+    return (
+        [*ends[:num_real], *(real_end + end for end in padding)],
+        [*seq_lens[:num_real], *(query_len for _ in padding)],
+    )
+
+
 class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(  # abstract in vLLM
         self,
@@ -76,10 +111,15 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
                 "This model mixes causal and bidirectional requests in one batch, which "
                 f"{RELEASE} cannot compute."
             )
+        ends, seq_lens = padded_lengths(
+            common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
+            host_seq_lens(common),
+            common.num_actual_tokens,
+        )
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
-            actual_seq_lengths_q=common.query_start_loc_cpu[1 : num_reqs + 1].tolist(),
-            seq_lens=host_seq_lens(common),
+            actual_seq_lengths_q=ends,
+            seq_lens=seq_lens,
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             causal=causal,

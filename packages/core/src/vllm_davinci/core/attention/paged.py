@@ -125,7 +125,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             out = output
         if self._is_encoder:
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif stage := fused_op("paged_attention"):
+        elif attn_metadata.host_lengths is None and (stage := fused_op("paged_attention")):
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None:
@@ -179,21 +179,28 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         out: torch.Tensor,
     ) -> None:
         options = self._causal_options if metadata.causal else self._bidirectional_options
+        tensors = query, cache.key_flat, cache.value_flat
+        outputs = [out, self._lse(query.device)]
+        arguments: dict[str, Any] = {
+            "atten_mask": self._mask(options, query.device),
+            "block_table": metadata.block_table,
+            "num_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "scale": self.scale,
+            "input_layout": "TND",
+            "block_size": cache.key.shape[1],
+            **options,
+        }
+        if metadata.host_lengths is not None:
+            lengths = metadata.step_lengths()
+            metadata.host_lengths.attend(*tensors, outputs, *lengths, **arguments)
+            return
         torch_npu.npu_fused_infer_attention_score.out(
-            query,
-            cache.key_flat,
-            cache.value_flat,
-            atten_mask=self._mask(options, query.device),
-            block_table=metadata.block_table,
+            *tensors,
             actual_seq_lengths=metadata.actual_seq_lengths_q,
             actual_seq_lengths_kv=metadata.seq_lens,
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            scale=self.scale,
-            input_layout="TND",
-            block_size=cache.key.shape[1],
-            out=[out, self._lse(query.device)],
-            **options,
+            out=outputs,
+            **arguments,
         )
 
     def _attend_to_batch(

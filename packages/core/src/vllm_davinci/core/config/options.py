@@ -19,26 +19,31 @@ class GraphConfig(_Options):
     """Whole-model decode graph. The key's name is historical."""
 
     enabled: bool = False
-    """Capture decode steps and replay them. Excludes --enforce-eager."""
+    """Capture decode steps and replay them, as -cc.cudagraph_mode=FULL_DECODE_ONLY does. Excludes
+    --enforce-eager."""
     use_cached_graph: bool = False
-    """Reuse a graph that an earlier run stored under the same shape key."""
+    """Reuse a graph that an earlier run stored: graphs are captured at every start, whatever this
+    says."""
     use_cached_kv_cache_bytes: bool = False
     """Reuse the recorded KV cache size. Needs use_cached_graph."""
     graph_batch_sizes: tuple[int, ...] = Field(default=(), strict=False)
-    """Padded decode sizes, in requests."""
+    """Padded decode sizes, in requests; --max-num-seqs is one of them. Empty: one, and that."""
     graph_batch_sizes_init: bool = False
-    """Derive the sizes. Excludes graph_batch_sizes."""
+    """Derive the sizes: doubling, from max(4, tensor parallel size). Excludes graph_batch_sizes."""
     enable_multistream_mla: bool = False
     """Run the vector work of MLA beside its matrix work, in steps of decodes alone.
     Works without graph mode."""
     enable_multistream_moe: bool = False
     """Run shared experts beside routed ones. Works without graph mode."""
     enable_view_optimize: bool = True
-    """Fold views when compiling."""
+    """Fold views when compiling: nothing is compiled, whatever this says."""
     enable_kv_nz: bool = False
     """Blocked (NZ) layout of the KV cache of MLA."""
     enable_super_kernel: bool = False
     """Fuse consecutive kernels. Needs enabled and enable_multistream_moe."""
+    on_capture_failure: Literal["fewer_sizes", "stop"] = "fewer_sizes"
+    """When a size cannot be captured, on any rank: serve its steps in a larger one, or eagerly; or
+    end the start."""
 
 
 class SchedulerOptions(BaseModel):

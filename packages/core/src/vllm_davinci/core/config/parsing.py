@@ -33,8 +33,9 @@ WITHOUT_GRAPHS = (
 
 # Keys whose feature is not in this release -> what they ask for. Their defaults are accepted.
 NOT_AVAILABLE: dict[str, str] = {
-    "torchair_graph_config.enabled": "graph mode",
-    "torchair_graph_config.enable_view_optimize": "graph mode",
+    "torchair_graph_config.use_cached_kv_cache_bytes": "a recorded size of the KV cache",
+    "torchair_graph_config.enable_kv_nz": "a KV cache in the NZ layout",
+    "torchair_graph_config.enable_super_kernel": "super kernels",
     "ascend_scheduler_config.enabled": "the prefill-first scheduler",
     "dynamic_eplb": "dynamic expert balancing",
     "num_iterations_eplb_update": "dynamic expert balancing",

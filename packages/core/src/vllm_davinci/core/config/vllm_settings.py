@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.graph_mode import settle_graph_mode
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 SHUTDOWN_LIMIT_S = 15
 
 
-def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
-    """Sets what the NPU needs. Returns one line per value it changed, with the reason."""
+def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) -> list[str]:
+    """Sets what the NPU needs. Returns one line per value it changed, with the reason.
+
+    graph_obstacle: why decode steps cannot be captured, a clause for "because"; or None
+    """
     from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
     changes: list[str] = []
@@ -48,11 +52,11 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[str]:
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
 
     compilation = vllm_config.compilation_config
-    no_graphs = f"not available in {RELEASE}: compilation and graph mode"
-    change(compilation, "mode", CompilationMode.NONE, no_graphs)
-    change(compilation, "cudagraph_mode", CUDAGraphMode.NONE, no_graphs)
-    compilation.cudagraph_capture_sizes = []
-    compilation.max_cudagraph_capture_size = 0
+    change(compilation, "mode", CompilationMode.NONE, f"not available in {RELEASE}: compilation")
+    changes += settle_graph_mode(vllm_config, graph_obstacle)
+    if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+        compilation.cudagraph_capture_sizes = []
+        compilation.max_cudagraph_capture_size = 0
     compilation.compile_sizes = []
     passes = compilation.pass_config
     for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "enable_sp",

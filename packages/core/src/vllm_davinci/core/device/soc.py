@@ -36,6 +36,20 @@ class FusedExperts:
 
 
 @dataclass(frozen=True)
+class GraphLimits:
+    """What all captured graphs of a device may hold together.
+
+    streams:         of the device, those of other processes included
+    events:          likewise
+    updatable_tasks: launches in task groups
+    """
+
+    streams: int
+    events: int
+    updatable_tasks: int = 1024 * 1024
+
+
+@dataclass(frozen=True)
 class Soc:
     """One chip.
 
@@ -44,6 +58,7 @@ class Soc:
     memory_bytes: device memory of the largest variant
     dtypes:       model dtypes it computes with, preferred first
     fused_experts: limits of the fused launches of experts; None where there are none
+    graphs:       limits of captured graphs
     """
 
     name: str
@@ -51,7 +66,11 @@ class Soc:
     memory_bytes: int
     dtypes: tuple[torch.dtype, ...]
     fused_experts: FusedExperts | None = None
+    graphs: GraphLimits = GraphLimits(streams=1984, events=65536)
 
+
+# Of older chips.
+SMALL_GRAPHS = GraphLimits(streams=1024, events=1023)
 
 WITH_BF16 = (torch.bfloat16, torch.float16, torch.float32)
 WITHOUT_BF16 = (torch.float16, torch.float32)
@@ -70,9 +89,9 @@ SOCS: tuple[Soc, ...] = (
     Soc("Ascend910B3", 20, 64 * GIB, WITH_BF16, A2_EXPERTS),
     Soc("Ascend910B4", 20, 32 * GIB, WITH_BF16, A2_EXPERTS),
     Soc("Ascend910_93", 24, 64 * GIB, WITH_BF16, A3_EXPERTS),
-    Soc("Ascend910", 32, 32 * GIB, WITHOUT_BF16),
-    Soc("Ascend310P", 8, 24 * GIB, WITHOUT_BF16),
-    Soc("Ascend310B", 1, 8 * GIB, WITHOUT_BF16),
+    Soc("Ascend910", 32, 32 * GIB, WITHOUT_BF16, graphs=SMALL_GRAPHS),
+    Soc("Ascend310P", 8, 24 * GIB, WITHOUT_BF16, graphs=SMALL_GRAPHS),
+    Soc("Ascend310B", 1, 8 * GIB, WITHOUT_BF16, graphs=SMALL_GRAPHS),
 )
 
 # A chip that this table does not know yet is taken to be newer than those it knows.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.communication import CommunicationMethod, CommunicationRule
 from vllm_davinci.core.fused_moe.expert_layout import check_expert_count
 from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
 
@@ -91,3 +91,22 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
         for key in ("expert_tensor_parallel_size", "expert_map_path", KEY)
         if getattr(config, key) not in (0, None, "auto")
     ]
+
+
+def graph_obstacle(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> str | None:
+    """Why decode steps cannot be captured, a clause for "because"; None if they can."""
+    model = vllm_config.model_config
+    if model is None or not model.is_moe:
+        return None
+    rule = CommunicationRule.of_engine(
+        vllm_config, config, soc, model.dtype, model.get_hidden_size()
+    )
+    choice = rule.choose(1)
+    if choice.method is not CommunicationMethod.ALL_TO_ALL:
+        return None
+    if rule.dp_size == 1 and rule.forced is None:
+        return None
+    return (
+        "their experts are reached by all-to-all, whose row counts the host waits for in every "
+        f"layer ({choice.reason})"
+    )

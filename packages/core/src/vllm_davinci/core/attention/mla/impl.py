@@ -15,6 +15,7 @@ from vllm_davinci.core.attention.mla.metadata import (
 )
 from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.graph.host_lengths import HostLengths
 
 
 class MLACache(NamedTuple):
@@ -111,16 +112,18 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         q_pe: torch.Tensor,
         cache: MLACache,
         metadata: MLADecodeMetadata,
+        host_lengths: HostLengths | None = None,
     ) -> torch.Tensor:
         """Attends over the cache, which holds this step's tokens already.
 
         ql_nope: [num_decode_tokens, num_heads, kv_lora_rank]
         q_pe:    [num_decode_tokens, num_heads, qk_rope_head_dim]
+        host_lengths: takes the launch while a graph is captured
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
         is_single = metadata.max_query_len == 1
         mask = None if is_single else compressed_causal_mask(ql_nope.device)
-        if attend := fused_op("mla_decode_attention"):
+        if host_lengths is None and (attend := fused_op("mla_decode_attention")):
             return attend(
                 ql_nope,
                 q_pe,
@@ -133,23 +136,32 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 self.W_UV,
                 self.scale,
             )
-        out, _ = torch_npu.npu_fused_infer_attention_score(
-            ql_nope,
-            cache.kv_c_flat,
-            cache.kv_c_flat,
-            query_rope=q_pe,
-            key_rope=cache.k_pe_flat,
-            atten_mask=mask,
-            sparse_mode=SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
-            block_table=metadata.block_table,
-            actual_seq_lengths=metadata.actual_seq_lengths_q,
-            actual_seq_lengths_kv=metadata.seq_lens,
-            num_heads=self.num_heads,
-            num_key_value_heads=1,
-            scale=self.scale,
-            input_layout="TND_NTD",
-            block_size=cache.kv_c.shape[1],
-        )
+        tensors = ql_nope, cache.kv_c_flat, cache.kv_c_flat
+        lengths = metadata.actual_seq_lengths_q, metadata.seq_lens
+        arguments: dict[str, Any] = {
+            "query_rope": q_pe,
+            "key_rope": cache.k_pe_flat,
+            "atten_mask": mask,
+            "sparse_mode": SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
+            "block_table": metadata.block_table,
+            "num_heads": self.num_heads,
+            "num_key_value_heads": 1,
+            "scale": self.scale,
+            "input_layout": "TND_NTD",
+            "block_size": cache.kv_c.shape[1],
+        }
+        if host_lengths is None:
+            out, _ = torch_npu.npu_fused_infer_attention_score(
+                *tensors,
+                actual_seq_lengths=lengths[0],
+                actual_seq_lengths_kv=lengths[1],
+                **arguments,
+            )
+        else:
+            num_tokens, num_heads, size = ql_nope.shape
+            out = ql_nope.new_empty(num_heads, num_tokens, size)
+            no_lse = ql_nope.new_empty(0, dtype=torch.float32)
+            host_lengths.attend(*tensors, [out, no_lse], *lengths, **arguments)
         return torch_npu.npu_transpose_batchmatmul(
             out, self.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
         ).flatten(1)

@@ -93,7 +93,8 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         num_decode_tokens = metadata.num_decode_tokens
         if metadata.decode is not None:
             q_pe = stage.q_pe[:num_decode_tokens]
-            parts.append(impl.decode(stage.ql_nope, q_pe, cache, metadata.decode))
+            host_lengths = metadata.host_lengths
+            parts.append(impl.decode(stage.ql_nope, q_pe, cache, metadata.decode, host_lengths))
         if metadata.prefill is not None:
             q_pe = stage.q_pe[num_decode_tokens:]
             parts.append(

@@ -20,9 +20,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from vllm_davinci.core.attention.metadata import host_seq_lens
+from vllm_davinci.core.attention.metadata import host_seq_lens, padded_lengths
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.graph.host_lengths import HostLengths
 
 # Queries per request that attention over the cache takes. Source: the documentation of
 # npu_fused_infer_attention_score, constraints of query_rope with heads of 512.
@@ -98,6 +99,7 @@ class NPUMLAMetadata(AttentionMetadata):
     slot_mapping:      [num_actual_tokens], int64, on the device.
     decode, prefill:   None when the step has no such requests.
     others_prefill:    whether another data-parallel rank has prefills in this step.
+    host_lengths:      takes the attention's launches while a graph is captured; else None.
     """
 
     num_actual_tokens: int
@@ -108,7 +110,18 @@ class NPUMLAMetadata(AttentionMetadata):
     decode: MLADecodeMetadata | None
     prefill: MLAPrefillMetadata | None
     others_prefill: bool = False
+    host_lengths: HostLengths | None = None
     _cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def step_lengths(self) -> tuple[list[int], list[int]]:
+        """Cumulative query lengths, and all tokens, of each request of a step of decodes."""
+        assert self.decode is not None and self.prefill is None
+        return self.decode.actual_seq_lengths_q, self.decode.seq_lens
+
+    def step_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What of it the device reads in a step of decodes."""
+        assert self.decode is not None
+        return self.decode.block_table, self.slot_mapping
 
     @property
     def is_decode_everywhere(self) -> bool:
@@ -136,7 +149,7 @@ class NPUMLAMetadata(AttentionMetadata):
 class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
     """Turns vLLM's batch description into host length lists. Never reads from the device."""
 
-    _cudagraph_support = AttentionCGSupport.NEVER
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(
         self,
@@ -171,8 +184,11 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         num_decodes, num_prefills, num_decode_tokens, _ = split_decodes_and_prefills(
             common, decode_threshold=self.reorder_batch_threshold or 1
         )
-        ends = common.query_start_loc_cpu[1 : common.num_reqs + 1].tolist()
-        seq_lens = host_seq_lens(common)
+        ends, seq_lens = padded_lengths(
+            common.query_start_loc_cpu[1 : common.num_reqs + 1].tolist(),
+            host_seq_lens(common),
+            common.num_actual_tokens,
+        )
         block_table = common.block_table_tensor[: common.num_reqs]
         return NPUMLAMetadata(
             num_actual_tokens=common.num_actual_tokens,

@@ -1,0 +1,139 @@
+"""Graph mode: which steps of an engine replay captured graphs, in which sizes, and why."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.errors import RELEASE, ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+ENABLED = "torchair_graph_config.enabled"
+SIZES = "torchair_graph_config.graph_batch_sizes"
+
+NO_PIECES = (
+    "a graph in pieces needs the model compiled, or vLLM's pieces on CUDA's own capture; decode "
+    "steps can be captured whole: -cc.cudagraph_mode=FULL_DECODE_ONLY"
+)
+PREFILLS_EAGER = (
+    "graphs hold steps that decode: the attention of prefills has shapes of its own at every step"
+)
+
+
+def choose_graph_mode(vllm_config: "VllmConfig") -> None:
+    """Fills in vLLM's graph mode and capture sizes where the user has left them open.
+
+    Called before vLLM derives anything of them. Raises ConfigurationError for a contradiction
+    between vLLM's options and `additional_config`.
+    """
+    from vllm.config import CUDAGraphMode  # vLLM imports this module first
+
+    compilation = vllm_config.compilation_config
+    asked = get_config(vllm_config).torchair_graph_config
+    model = vllm_config.model_config
+    is_eager = model is not None and model.enforce_eager
+    if asked.enabled:
+        if is_eager:
+            raise ConfigurationError(
+                "can't enable graph mode and eager mode at the same time: additional_config sets "
+                f"{ENABLED}, and --enforce-eager is given. Remove one of the two."
+            )
+        if compilation.cudagraph_mode == CUDAGraphMode.NONE:
+            raise ConfigurationError(
+                f"additional_config sets {ENABLED}, and -cc.cudagraph_mode is NONE. Remove one of "
+                "the two."
+            )
+        if asked.graph_batch_sizes and compilation.cudagraph_capture_sizes is not None:
+            raise ConfigurationError(
+                f"Graph sizes are given twice: additional_config sets {SIZES} to "
+                f"{list(asked.graph_batch_sizes)}, and --cudagraph-capture-sizes is "
+                f"{compilation.cudagraph_capture_sizes}. Remove one of the two."
+            )
+    if compilation.cudagraph_mode is None:
+        compilation.cudagraph_mode = (
+            CUDAGraphMode.FULL_DECODE_ONLY if asked.enabled else CUDAGraphMode.NONE
+        )
+    if (
+        compilation.cudagraph_mode != CUDAGraphMode.NONE
+        and compilation.cudagraph_capture_sizes is None
+        and model is not None
+    ):
+        compilation.cudagraph_capture_sizes = chosen_sizes(vllm_config).sizes
+        compilation.max_cudagraph_capture_size = None  # vLLM takes the largest
+
+
+def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
+    """Sizes for an engine whose user gives none to vLLM, in tokens."""
+    asked = get_config(vllm_config).torchair_graph_config
+    scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
+    query_len = 1 + vllm_config.num_speculative_tokens
+    tp_size = parallel.tensor_parallel_size
+    requests: list[int] = list(asked.graph_batch_sizes)
+    if not asked.enabled:
+        most = vllm_config.compilation_config.max_cudagraph_capture_size
+        max_requests = scheduler.max_num_seqs
+        if most is not None:
+            max_requests = max(1, min(max_requests, most // query_len))
+        sizes = [size * query_len for size in doubling_sizes(1, max_requests)]
+        limit = scheduler.max_num_batched_tokens
+        return Sizes([size for size in sizes if size <= limit] or [min(sizes)], [])
+    return graph_batch_sizes(
+        requests,
+        asked.graph_batch_sizes_init,
+        max_num_seqs=scheduler.max_num_seqs,
+        query_len=query_len,
+        tp_size=tp_size,
+        rounds_to_tp=parallel.enable_expert_parallel and tp_size > 1,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+    )
+
+
+def settle_graph_mode(
+    vllm_config: "VllmConfig", obstacle: str | None, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Brings vLLM's graph mode to what this release has. Returns a line per change. Idempotent.
+
+    obstacle: why decode steps of this engine cannot be captured, a clause for "because"; or None
+    Raises ConfigurationError for settings of torch_npu with which nothing can be captured.
+    """
+    from vllm.config import CUDAGraphMode
+
+    compilation = vllm_config.compilation_config
+    mode = compilation.cudagraph_mode
+    if mode == CUDAGraphMode.NONE:
+        return []
+    full = CUDAGraphMode.FULL_DECODE_ONLY
+    wanted, reason = full, PREFILLS_EAGER
+    if mode == CUDAGraphMode.PIECEWISE:
+        wanted, reason = CUDAGraphMode.NONE, f"not available in {RELEASE}: {NO_PIECES}"
+    elif mode == CUDAGraphMode.FULL_AND_PIECEWISE:
+        reason = f"not available in {RELEASE}: {NO_PIECES}"
+    if wanted == full and obstacle is not None:
+        if get_config(vllm_config).torchair_graph_config.enabled:
+            raise ConfigurationError(
+                f"additional_config sets {ENABLED}, and decode steps of this engine cannot be "
+                f"captured, because {obstacle}. Remove the key."
+            )
+        wanted, reason = CUDAGraphMode.NONE, f"decode steps cannot be captured: {obstacle}"
+    if wanted == full:
+        _check_environment(environ)
+    if wanted == mode:
+        return []
+    compilation.cudagraph_mode = wanted
+    return [f"cudagraph_mode: {mode.name} -> {wanted.name} ({reason})"]
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    refused = {
+        "ASCEND_LAUNCH_BLOCKING": ("1", "the host would wait after each launch"),
+        "TASK_QUEUE_ENABLE": ("2", "launches would be prepared on another thread"),
+    }
+    for name, (value, why) in refused.items():
+        if environ.get(name) == value:
+            raise ConfigurationError(
+                f"{name}={value} excludes graph mode: {why}, which no capture allows. Unset it, or "
+                "start with --enforce-eager."
+            )

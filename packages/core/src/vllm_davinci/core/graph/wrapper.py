@@ -1,0 +1,189 @@
+"""The model of a step: captured once per size, then replayed."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch_npu
+from vllm.compilation.counter import compilation_counter
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import (
+    BatchDescriptor,
+    get_forward_context,
+    is_forward_context_available,
+)
+
+from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.graph.host_lengths import HostLengths, Lengths
+
+
+class CapturableMetadata(Protocol):
+    """Attention metadata of a step that a graph can hold.
+
+    host_lengths: takes launches with lengths of the host while a graph is captured; else None
+    """
+
+    host_lengths: HostLengths | None
+
+    def step_lengths(self) -> tuple[Lengths, Lengths]:
+        """Cumulative query lengths, and all tokens, of each request of the step."""
+
+    def step_tensors(self) -> tuple[torch.Tensor, ...]:
+        """What of it the device reads."""
+
+
+class _Group(NamedTuple):
+    """The layers of a graph that share metadata, by one of them."""
+
+    layer_name: str
+    host_lengths: HostLengths
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """One size's graph.
+
+    inputs:   address and shape of every tensor that a replay reads anew, by name
+    replayed: recorded after each replay: before it, the graph must not be changed
+    """
+
+    graph: Any
+    output: Any
+    groups: list[_Group]
+    inputs: dict[str, tuple[int, torch.Size]]
+    replayed: Any
+
+
+class NPUGraphWrapper(CUDAGraphWrapper):
+    """vLLM's wrapper around a model, on torch_npu's graphs.
+
+    A step whose forward context asks for a full graph is captured when its batch descriptor comes
+    for the first time, which vLLM allows in its capture phase only, and replayed afterwards: one
+    launch, after the updates of its attention's lengths. Every other step runs the model itself.
+
+    replays: steps replayed so far, by tokens of their graph
+    """
+
+    def __init__(self, runnable: Any, vllm_config: VllmConfig) -> None:
+        super().__init__(runnable, vllm_config, CUDAGraphMode.FULL)
+        self.replays: Counter[int] = Counter()
+        self._captured: dict[BatchDescriptor, _Captured] = {}
+        self._update_stream: Any = None
+        self._updated: Any = None
+
+    def forget(self, descriptor: BatchDescriptor) -> None:
+        """Gives up the graph of a size, if there is one."""
+        self._captured.pop(descriptor, None)
+
+    def clear_graphs(self) -> None:
+        super().clear_graphs()
+        self._captured.clear()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not is_forward_context_available():
+            return self.runnable(*args, **kwargs)
+        context = get_forward_context()
+        if context.cudagraph_runtime_mode != self.runtime_mode:
+            return self.runnable(*args, **kwargs)
+        descriptor = context.batch_descriptor
+        assert descriptor is not None
+        metadata: dict[str, Any] = context.attn_metadata or {}
+        inputs = _inputs(args, kwargs, metadata)
+        captured = self._captured.get(descriptor)
+        if captured is None:
+            validate_cudagraph_capturing_enabled()
+            captured = self._capture(args, kwargs, metadata, inputs)
+            self._captured[descriptor] = captured
+            compilation_counter.num_cudagraph_captured += 1
+        else:
+            self._replay(captured, metadata, inputs, descriptor)
+        return captured.output
+
+    def _capture(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        metadata: dict[str, Any],
+        inputs: dict[str, tuple[int, torch.Size]],
+    ) -> _Captured:
+        if self._update_stream is None:
+            self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
+        graph = torch_npu.npu.NPUGraph()
+        groups = [_Group(layer_name, HostLengths()) for layer_name, _ in _distinct(metadata)]
+        for group in groups:
+            metadata[group.layer_name].host_lengths = group.host_lengths
+        try:
+            with torch_npu.npu.graph(graph, pool=self.graph_pool):
+                output = self.runnable(*args, **kwargs)
+        finally:
+            for group in groups:
+                metadata[group.layer_name].host_lengths = None
+        replayed = torch_npu.npu.Event()
+        return _Captured(graph, output, groups, inputs, replayed)
+
+    def _replay(
+        self,
+        captured: _Captured,
+        metadata: dict[str, Any],
+        inputs: dict[str, tuple[int, torch.Size]],
+        descriptor: BatchDescriptor,
+    ) -> None:
+        if inputs != captured.inputs:
+            raise DeviceError(
+                f"The graph of {descriptor} reads {_differences(captured.inputs, inputs)}: it "
+                "would compute something else. Start with --enforce-eager, and please report this."
+            )
+        stream = torch_npu.npu.current_stream()
+        updates = self._update_stream
+        with torch_npu.npu.stream(updates):
+            updates.wait_event(captured.replayed)
+            for group in captured.groups:
+                lengths_q, lengths_kv = metadata[group.layer_name].step_lengths()
+                group.host_lengths.update(lengths_q, lengths_kv, updates)
+            self._updated.record(updates)
+        stream.wait_event(self._updated)
+        captured.graph.replay()
+        captured.replayed.record(stream)
+        self.replays[descriptor.num_tokens] += 1
+
+
+def _distinct(metadata: dict[str, Any]) -> Iterable[tuple[str, CapturableMetadata]]:
+    """Each of a step's metadata once, under the name of its first layer."""
+    first_layers = {id(each): name for name, each in reversed(metadata.items())}
+    return ((name, metadata[name]) for name in first_layers.values())
+
+
+def _inputs(
+    args: tuple[Any, ...], kwargs: dict[str, Any], metadata: dict[str, Any]
+) -> dict[str, tuple[int, torch.Size]]:
+    """Address and shape of what the device reads in a step, by name."""
+    tensors = {str(position): each for position, each in enumerate(args)} | kwargs
+    received = tensors.get("intermediate_tensors")
+    if received is not None:
+        tensors |= received.tensors
+    found = {
+        name: (each.data_ptr(), each.shape)
+        for name, each in tensors.items()
+        if isinstance(each, torch.Tensor)
+    }
+    for layer_name, each in _distinct(metadata):
+        for number, tensor in enumerate(each.step_tensors()):
+            found[f"{layer_name}/{number}"] = tensor.data_ptr(), tensor.shape
+    return found
+
+
+def _differences(
+    captured: dict[str, tuple[int, torch.Size]], now: dict[str, tuple[int, torch.Size]]
+) -> str:
+    changed = [
+        f"{name} of {tuple(captured[name][1]) if name in captured else 'nothing'} and is given "
+        f"{tuple(now[name][1]) if name in now else 'nothing'}"
+        + (" elsewhere" if name in captured and name in now else "")
+        for name in sorted(captured.keys() | now.keys())
+        if captured.get(name) != now.get(name)
+    ]
+    return "; ".join(changed)

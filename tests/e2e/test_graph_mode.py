@@ -1,0 +1,228 @@
+"""Decode steps that replay captured graphs: the tokens of eager ones, on every path.
+
+Steps are padded: the engine's requests end at different times, and few sizes are captured. The
+default run has a slice; `-m thorough` runs the others, and 20 seeds of the random schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+
+from vllm_davinci.core.checkpoint.calibration import input_ranges
+from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+
+THOROUGH = pytest.mark.thorough
+DENSE = "llama_head64_gqa4"
+MLA = "tiny_deepseek"
+EXPERTS = "qwen3_moe_softmax_top2_of_8"
+WIDE = "qwen3_moe_hidden1024"  # which fused launches take, in 16 bits
+INT8 = {"int8_llama": "tiny_llama", "int8_deepseek": "tiny_deepseek"}
+CHIP_WITH_FUSED_LAUNCHES = {"VNPU_SOC": "Ascend910_9391"}
+
+SIZES = [2, 3, 8]
+CAPTURED = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": SIZES,
+    },
+}
+SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+SIDE_STREAMS = {
+    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
+}
+TP2 = {"tensor_parallel_size": 2}
+EP2 = {**TP2, "enable_expert_parallel": True}
+PP2 = {"pipeline_parallel_size": 2}
+DP2 = {"count": 2, "enable_expert_parallel": True}
+DP2TP2 = {**DP2, **TP2}
+BF16 = {"dtype": "bfloat16"}
+SPLIT = {"additional_config": {"dbo": {"enabled": True, "min_total_tokens_to_split": 2}}}
+
+CASES = [
+    pytest.param(DENSE, {}, {}, id="dense"),
+    pytest.param(DENSE, BF16, {}, id="dense_bf16", marks=THOROUGH),
+    pytest.param("mistral_window32_head80_gqa2", {}, {}, id="window", marks=THOROUGH),
+    pytest.param(DENSE, {"async_scheduling": False}, {}, id="sync", marks=THOROUGH),
+    pytest.param(DENSE, TP2, {}, id="dense_tp2", marks=THOROUGH),
+    pytest.param(DENSE, PP2, {}, id="dense_pp2", marks=THOROUGH),
+    pytest.param(DENSE, {**TP2, **SPLIT}, {}, id="dense_tp2_split_prefills", marks=THOROUGH),
+    pytest.param(MLA, {}, {}, id="mla", marks=THOROUGH),
+    pytest.param(MLA, BF16, {}, id="mla_bf16"),
+    pytest.param(MLA, {"additional_config": SIDE_STREAMS}, {}, id="mla_side_streams"),
+    pytest.param(MLA, TP2, {}, id="mla_tp2"),
+    pytest.param(
+        MLA, {**EP2, "additional_config": SIDE_STREAMS}, {}, id="mla_ep2_side", marks=THOROUGH
+    ),
+    pytest.param(MLA, PP2, {}, id="mla_pp2", marks=THOROUGH),
+    pytest.param(MLA, DP2, {}, id="mla_dp2"),
+    pytest.param(
+        MLA, {**DP2, "additional_config": SIDE_STREAMS}, {}, id="mla_dp2_side", marks=THOROUGH
+    ),
+    pytest.param(MLA, DP2TP2, {}, id="mla_dp2tp2", marks=THOROUGH),
+    pytest.param(EXPERTS, {}, {}, id="experts", marks=THOROUGH),
+    pytest.param(EXPERTS, EP2, {}, id="experts_ep2", marks=THOROUGH),
+    pytest.param(EXPERTS, DP2, {}, id="experts_dp2", marks=THOROUGH),
+    pytest.param(
+        WIDE, {**DP2, **BF16}, CHIP_WITH_FUSED_LAUNCHES, id="experts_fused", marks=THOROUGH
+    ),
+    pytest.param("int8_llama", BF16, {}, id="int8_dense", marks=THOROUGH),
+    pytest.param("int8_deepseek", BF16, {}, id="int8_mla", marks=THOROUGH),
+    pytest.param("int8_deepseek", {**TP2, **BF16}, {}, id="int8_mla_tp2", marks=THOROUGH),
+]
+
+Start = Callable[..., DPEngines]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    repository: Path, zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A model by name: of the repository, an int8 export of one, or of the zoo."""
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name == MLA:
+            return repository / "checkpoints" / name
+        if name not in INT8:
+            return zoo(name)
+        if name not in made:
+            source = repository / "checkpoints" / INT8[name]
+            made[name] = tmp_path_factory.mktemp("int8") / name
+            ranges = input_ranges(source, [torch.tensor([[*range(40, 90)]])], lambda _: None)
+            kind = QuantType("W8A8" if name == "int8_llama" else "W8A8_DYNAMIC")
+            Exporter(source, made[name], kind, torch.bfloat16, ranges).run(lambda _: None)
+        return made[name]
+
+    return find
+
+
+@pytest.fixture
+def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -> Start:
+    def begin(model: str, options: dict[str, Any], environment: dict[str, str]) -> DPEngines:
+        several = options.get("count", 1) > 1
+        own = {"distributed_executor_backend": "mp"} if "_size" in str(options) else {}
+        if several:
+            environment = {**environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        settings = {**SMALL, **own, **options}
+        return DPEngines(start_engine, checkpoint(model), environment=environment, **settings)
+
+    return begin
+
+
+def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of requests that end at different times."""
+    chosen = [prompt[:40] for prompt in prompts[:14]]
+    parameters = [
+        SamplingParams(temperature=0, max_tokens=6 + 5 * (number % 4), ignore_eos=True)
+        for number in range(len(chosen))
+    ]
+    count = len(engines.engines)
+    with_parameters = [(chosen[rank::count], parameters[rank::count]) for rank in range(count)]
+    found: list[Any] = [None] * len(chosen)
+    outputs = engines._on_all(
+        lambda rank, engine: engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in with_parameters[rank][0]],
+            with_parameters[rank][1],
+        )
+    )
+    for rank, of_rank in enumerate(outputs):
+        found[rank::count] = [list(output.outputs[0].token_ids) for output in of_rank]
+    return found
+
+
+@pytest.mark.parametrize(("model", "options", "environment"), CASES)
+def test_tokens_are_those_of_eager_steps(
+    model: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    start: Start,
+    prompts: list[list[int]],
+):
+    eager = start(model, options, environment)
+    expected = generate(eager, prompts)
+    eager.__exit__()
+    checked = {**environment, "VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
+    captured = start(model, {**options, **CAPTURED}, checked)
+    assert generate(captured, prompts) == expected
+    for replays in captured.on_workers("graph_replays"):
+        assert set(replays) <= set(SIZES)
+        assert sum(replays.values()) > 10
+    captured.__exit__()
+    assert "vnpu: race" not in captured.log_text()
+
+
+@THOROUGH
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_gives_the_tokens_of_eager_steps(
+    seed: int, start: Start, prompts: list[list[int]]
+):
+    model, options = [(DENSE, TP2), (MLA, {"additional_config": SIDE_STREAMS})][seed % 2]
+    eager = start(model, options, {})
+    expected = generate(eager, prompts)
+    eager.__exit__()
+    captured = start(
+        model,
+        {**options, **CAPTURED},
+        {"VNPU_RACES": "raise", "VNPU_SCHEDULE": f"fuzz:{seed}"},
+    )
+    assert generate(captured, prompts) == expected
+    captured.__exit__()
+
+
+def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
+    start: Start, prompts: list[list[int]]
+):
+    options = {
+        **TP2,
+        **CAPTURED,
+        "worker_extension_cls": "vllm_davinci_testing.engines.failing_worker.FailingWorker",
+    }
+    engines = start(DENSE, options, {})
+    expected = generate(engines, prompts)
+    engines.engines[0].on_workers("capture_again_with_a_failure", 3, 1)
+    before = engines.on_workers("graph_replays")
+    assert generate(engines, prompts) == expected
+    for old, new in zip(before, engines.on_workers("graph_replays"), strict=True):
+        assert {size for size in new if new[size] > old.get(size, 0)} == {2, 8}
+    log = engines.log_text()
+    assert "Graph mode goes on without some sizes" in log
+    assert "3 tokens: another rank could not" in log
+    engines.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        pytest.param(
+            {"additional_config": {"torchair_graph_config": {"enabled": True}}},
+            {},
+            "can't enable graph mode and eager mode at the same time",
+            id="eager_too",
+        ),
+        pytest.param(
+            {**CAPTURED, "dtype": "float32"},
+            {"ASCEND_LAUNCH_BLOCKING": "1"},
+            "ASCEND_LAUNCH_BLOCKING=1 excludes graph mode",
+            id="blocking_launches",
+        ),
+    ],
+)
+def test_what_excludes_graph_mode_ends_the_start_with_a_message(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    message: str,
+    start_engine: Callable[..., EngineProcess],
+    zoo: Callable[[str], Path],
+):
+    with pytest.raises(EngineError, match=message):
+        start_engine(zoo(DENSE), environment=environment, **options)
