@@ -44,6 +44,14 @@ aclrtEvent event(c10::DeviceIndex device, size_t index) {
   return made;
 }
 
+// A function of the runtime that older ones lack.
+void* graph_function(const char* name) {
+  void* const found = find_symbol_in("libascendcl.so", name);
+  TORCH_CHECK(found != nullptr, "libascendcl.so has no ", name,
+              ": captured attention needs a newer CANN. Start with --enforce-eager.");
+  return found;
+}
+
 }  // namespace
 
 Stage::Stage(const char* name, const at::Tensor& tensor)
@@ -75,8 +83,8 @@ void Stage::refuse(const Operator& op, int status) const {
 
 void Stage::add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor) {
   workspace_bytes_ = std::max(workspace_bytes_, workspace_bytes);
-  batch_->steps.push_back(
-      {Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr, nullptr});
+  batch_->steps.push_back({Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr,
+                           nullptr, nullptr, nullptr});
 }
 
 void Stage::copy(void* destination, const void* source, size_t bytes) {
@@ -94,6 +102,17 @@ void Stage::let_wait(void* waiting) {
   batch_->steps.push_back({Step::Kind::kWait, nullptr, nullptr, 0, waiting, shared, nullptr});
 }
 
+void Stage::use_workspace(const View& workspace) {
+  Step& step = batch_->steps.back();
+  const auto bytes = static_cast<uint64_t>(workspace.numel()) * c10::elementSize(workspace.dtype);
+  TORCH_CHECK(step.workspace_bytes <= bytes, "vllm_davinci::", name_, ": ", step.op->name(),
+              " needs a workspace of ", step.workspace_bytes, " bytes and is given ", bytes);
+  if (bytes > 0)
+    step.workspace = static_cast<char*>(workspace.storage) +
+                     workspace.offset * static_cast<int64_t>(c10::elementSize(workspace.dtype));
+  workspace_bytes_ = 0;  // the stage's others have none
+}
+
 uint64_t Stage::launch_count() { return launched.load(); }
 
 int Stage::Batch::launch() {
@@ -105,14 +124,39 @@ int Stage::Batch::launch() {
       case Step::Kind::kLaunch:
         function = step.op->name();
         launched.fetch_add(1, std::memory_order_relaxed);
-        status = reinterpret_cast<Launch>(step.op->launch())(workspace, step.workspace_bytes,
-                                                             step.executor, step.stream);
+        status = reinterpret_cast<Launch>(step.op->launch())(
+            step.workspace != nullptr ? step.workspace : workspace, step.workspace_bytes,
+            step.executor, step.stream);
         break;
       case Step::Kind::kCopy:
         function = "aclrtMemcpyAsync";
         status = aclrtMemcpyAsync(step.destination, step.workspace_bytes, step.source,
                                   step.workspace_bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, step.stream);
         break;
+      case Step::Kind::kGroupBegin: {
+        function = "aclmdlRICaptureTaskGrpBegin";
+        static void* const call = graph_function(function);
+        status = reinterpret_cast<int (*)(void*)>(call)(step.stream);
+        break;
+      }
+      case Step::Kind::kGroupEnd: {
+        function = "aclmdlRICaptureTaskGrpEnd";
+        static void* const call = graph_function(function);
+        status = reinterpret_cast<int (*)(void*, void**)>(call)(step.stream, step.group.get());
+        break;
+      }
+      case Step::Kind::kUpdateBegin: {
+        function = "aclmdlRICaptureTaskUpdateBegin";
+        static void* const call = graph_function(function);
+        status = reinterpret_cast<int (*)(void*, void*)>(call)(step.stream, *step.group);
+        break;
+      }
+      case Step::Kind::kUpdateEnd: {
+        function = "aclmdlRICaptureTaskUpdateEnd";
+        static void* const call = graph_function(function);
+        status = reinterpret_cast<int (*)(void*)>(call)(step.stream);
+        break;
+      }
       case Step::Kind::kRecord:
         function = "aclrtRecordEvent";
         status = aclrtRecordEvent(step.destination, step.stream);

@@ -66,6 +66,18 @@ class Stage {
   void let_wait(void* waiting);
   void* own_stream() const { return own_; }
 
+  // What follows, on a capturing stream, is a task group of the graph, whose handle comes to
+  // `group` when the launches have been made.
+  void begin_group() { mark(Step::Kind::kGroupBegin, nullptr); }
+  void end_group(std::shared_ptr<void*> group) { mark(Step::Kind::kGroupEnd, std::move(group)); }
+  // What follows replaces the tasks of that group.
+  void begin_update(std::shared_ptr<void*> group) {
+    mark(Step::Kind::kUpdateBegin, std::move(group));
+  }
+  void end_update() { mark(Step::Kind::kUpdateEnd, nullptr); }
+  // The newest launch uses this workspace, which outlives its task.
+  void use_workspace(const View& workspace);
+
   void submit();
 
   // Operators launched by all stages of this process so far.
@@ -73,13 +85,24 @@ class Stage {
 
  private:
   struct Step {
-    enum class Kind : uint8_t { kLaunch, kCopy, kRecord, kWait } kind;
+    enum class Kind : uint8_t {
+      kLaunch,
+      kCopy,
+      kRecord,
+      kWait,
+      kGroupBegin,
+      kGroupEnd,
+      kUpdateBegin,
+      kUpdateEnd,
+    } kind;
     Operator* op;
     aclOpExecutor* executor;
     uint64_t workspace_bytes;
     void* stream;
     void* destination;  // of a copy; the event of record and wait
     const void* source;
+    std::shared_ptr<void*> group = nullptr;
+    void* workspace = nullptr;  // its own; null: the stage's
   };
   struct Batch {
     ~Batch();
@@ -92,6 +115,10 @@ class Stage {
   };
   [[noreturn]] void refuse(const Operator& op, int status) const;
   void add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor);
+  void mark(Step::Kind kind, std::shared_ptr<void*> group) {
+    batch_->steps.push_back(
+        {kind, nullptr, nullptr, 0, current_, nullptr, nullptr, std::move(group)});
+  }
 
   const char* name_;
   c10::DeviceIndex device_;

@@ -16,6 +16,9 @@ import torch_npu
 
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
+# A class and no operator: the attention launches of a captured graph, and their updates.
+ATTENTION_GROUPS = "attention_groups"
+
 # Version of core's protocol for operator providers that this package fills.
 api_version = 1
 
@@ -27,9 +30,12 @@ def supported_ops() -> frozenset[str]:
     Initializes the device: only then are CANN's operator libraries loaded.
     """
     torch_npu.npu.init()
-    return frozenset(
-        name for name in operator_names() if all(_exists(launch) for launch in launches(name))
-    )
+    names = {*operator_names(), ATTENTION_GROUPS}
+    return frozenset(name for name in names if all(_exists(launch) for launch in _launches(name)))
+
+
+def _launches(name: str) -> list[str]:
+    return ["FusedInferAttentionScoreV3"] if name == ATTENTION_GROUPS else launches(name)
 
 
 def _exists(launch: str) -> bool:
@@ -40,7 +46,7 @@ def _exists(launch: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """The function of one operator.
+    """The function of one operator; for `attention_groups`, the class.
 
     Raises KeyError with the names there are when `name` is none of them.
     """
@@ -49,6 +55,8 @@ def load(name: str) -> Any:
             f"vllm-davinci-kernels has no operator {name!r} on this device. It has: "
             f"{', '.join(sorted(supported_ops()))}."
         )
+    if name == ATTENTION_GROUPS:
+        return torch.classes.vllm_davinci.AttentionGroups
     return getattr(torch.ops.vllm_davinci, name).default
 
 

@@ -17,6 +17,7 @@ FUSED_OPS = (
     "add_rms_norm",
     "add_rms_norm_dynamic_quant",
     "add_rms_norm_quant",
+    "attention_groups",
     "copy_kv_blocks",
     "experts",
     "experts_w8a8",

@@ -6,32 +6,41 @@ lengths, on a stream for updates: that replaces the groups' tasks and computes n
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch_npu
 from torch_npu._C import _weak_ref_tensor as weak_ref_tensor
 
+from vllm_davinci.core.components.fused_ops import fused_op
+
 Lengths = Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """A task group, and what launches its operator: with lengths of queries, and of keys."""
+# Arguments that a compiled launch takes, after those that every launch has, with their defaults.
+OPTIONS: dict[str, Any] = {
+    "sparse_mode": 0,
+    "pre_tokens": 2**31 - 1,
+    "next_tokens": 2**31 - 1,
+    "block_size": 0,
+}
 
-    group: Any
-    launch: Callable[[Lengths, Lengths], Any]
 
-
-@dataclass
 class HostLengths:
-    """Those launches of one graph that take their lengths from one attention metadata."""
+    """Those launches of one graph that take their lengths from one attention metadata.
 
-    _launches: list[_Launch] = field(default_factory=list)
+    With an installed package's `attention_groups` all of them are updated by one call; else one
+    after the other by torch_npu's operator.
+    """
+
+    def __init__(self) -> None:
+        make = fused_op("attention_groups")
+        self._compiled: Any = None if make is None else make()
+        self._groups: list[Any] = []  # task groups, and what launches their operators, without it
+        self._launches: list[Callable[[Lengths, Lengths], Any]] = []
 
     def __len__(self) -> int:
-        return len(self._launches)
+        return len(self._groups) if self._compiled is None else int(self._compiled.size())
 
     def attend(
         self,
@@ -56,34 +65,71 @@ class HostLengths:
             actual_seq_lengths_kv=lengths_kv,
             **options,
         )
-        query, key, value, workspace = map(weak_ref_tensor, (query, key, value, workspace))
-        out = [weak_ref_tensor(each) for each in out]
-        options = {
-            name: weak_ref_tensor(option) if isinstance(option, torch.Tensor) else option
-            for name, option in options.items()
-        }
-
-        def launch(lengths_q: Lengths, lengths_kv: Lengths) -> None:
-            torch_npu.npu_fused_infer_attention_score.out(
+        if self._compiled is not None:
+            self._compiled.attend(
                 query,
                 key,
                 value,
-                actual_seq_lengths=lengths_q,
-                actual_seq_lengths_kv=lengths_kv,
-                workspace=workspace,
-                out=out,
-                **options,
+                options.get("query_rope"),
+                options.get("key_rope"),
+                options["atten_mask"],
+                options["block_table"],
+                lengths_q,
+                lengths_kv,
+                options["num_heads"],
+                options["num_key_value_heads"],
+                options["scale"],
+                options["input_layout"],
+                *(options.get(name, default) for name, default in OPTIONS.items()),
+                *out,
+                workspace,
             )
-
+            return
+        launch = _launch_of(query, key, value, workspace, out, options)
         stream = torch_npu.npu.current_stream()
         torch_npu.npu.graph_task_group_begin(stream)
         launch(lengths_q, lengths_kv)
-        self._launches.append(_Launch(torch_npu.npu.graph_task_group_end(stream), launch))
+        self._groups.append(torch_npu.npu.graph_task_group_end(stream))
+        self._launches.append(launch)
 
     def update(self, lengths_q: Lengths, lengths_kv: Lengths, stream: Any) -> None:
         """Gives every launch these lengths, once `stream`, which must be current, gets there."""
+        if self._compiled is not None:
+            self._compiled.update(lengths_q, lengths_kv)
+            return
         begin, end = torch_npu.npu.graph_task_update_begin, torch_npu.npu.graph_task_update_end
-        for each in self._launches:
-            begin(stream, each.group)
-            each.launch(lengths_q, lengths_kv)
+        for group, launch in zip(self._groups, self._launches, strict=True):
+            begin(stream, group)
+            launch(lengths_q, lengths_kv)
             end(stream)
+
+
+def _launch_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    workspace: torch.Tensor,
+    out: list[torch.Tensor],
+    options: dict[str, Any],
+) -> Callable[[Lengths, Lengths], Any]:
+    """Launches the operator with lengths of queries, and of keys. Keeps no memory."""
+    query, key, value, workspace = map(weak_ref_tensor, (query, key, value, workspace))
+    out = [weak_ref_tensor(each) for each in out]
+    options = {
+        name: weak_ref_tensor(option) if isinstance(option, torch.Tensor) else option
+        for name, option in options.items()
+    }
+
+    def launch(lengths_q: Lengths, lengths_kv: Lengths) -> None:
+        torch_npu.npu_fused_infer_attention_score.out(
+            query,
+            key,
+            value,
+            actual_seq_lengths=lengths_q,
+            actual_seq_lengths_kv=lengths_kv,
+            workspace=workspace,
+            out=out,
+            **options,
+        )
+
+    return launch

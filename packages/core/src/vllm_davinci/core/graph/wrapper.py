@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch_npu
 from vllm.compilation.counter import compilation_counter
-from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.compilation.cuda_graph import CUDAGraphOptions, CUDAGraphWrapper
 from vllm.compilation.monitor import validate_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import (
@@ -68,8 +68,14 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     replays: steps replayed so far, by tokens of their graph
     """
 
-    def __init__(self, runnable: Any, vllm_config: VllmConfig) -> None:
-        super().__init__(runnable, vllm_config, CUDAGraphMode.FULL)
+    def __init__(
+        self,
+        runnable: Any,
+        vllm_config: VllmConfig,
+        runtime_mode: CUDAGraphMode = CUDAGraphMode.FULL,
+        cudagraph_options: CUDAGraphOptions | None = None,
+    ) -> None:
+        super().__init__(runnable, vllm_config, runtime_mode, cudagraph_options)
         self.replays: Counter[int] = Counter()
         self._captured: dict[BatchDescriptor, _Captured] = {}
         self._update_stream: Any = None

@@ -1,0 +1,97 @@
+"""Host time of a decode step's forward: replayed from a graph beside eager.
+
+Operators do no work (VNPU_COMPUTE=0), so that what is left is the host's: the calls of torch, of
+torch_npu and of CANN, until the device has taken the last one. Models: tiny_deepseek, and the same
+layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per model times
+both kinds of step in turn, on one engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from child import run_child
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 600
+CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_deepseek"
+CHILD = Path(__file__).with_name("decode_step_process.py")
+GOAL = 0.15
+SIDE_STREAMS = {
+    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=24, help="tokens of each request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=61, help="of the larger model")
+    parser.add_argument("--side-streams", action="store_true", help="multistream MLA and experts")
+
+
+def run(args: argparse.Namespace) -> Result:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        large = Path(scratch) / "large"
+        large.mkdir()
+        shape = json.loads((CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+        shape |= {"num_hidden_layers": args.layers, "first_k_dense_replace": 3}
+        (large / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+        for name, model, load_format in (
+            ("tiny_deepseek", CHECKPOINT, "auto"),
+            (f"{args.layers} layers", large, "dummy"),
+        ):
+            options: dict[str, Any] = {
+                "model": str(model),
+                "load_format": load_format,
+                "requests": args.requests,
+                "steps": args.steps,
+                "rounds": args.rounds,
+                "additional_config": SIDE_STREAMS if args.side_streams else {},
+                "result": str(Path(scratch) / "found.json"),
+            }
+            run_child(
+                [str(CHILD), json.dumps(options)],
+                PROCESS_LIMIT_S,
+                {**os.environ, "VNPU_COMPUTE": "0"},
+            )
+            rows += _rows(name, json.loads(Path(options["result"]).read_text(encoding="utf-8")))
+    return Result(
+        benchmark="serving/decode_step",
+        ours="replayed from a graph",
+        baseline="eager",
+        rows=rows,
+        settings={key: getattr(args, key) for key in ("requests", "steps", "rounds", "layers")}
+        | {"side_streams": args.side_streams, "VNPU_COMPUTE": "0"},
+        seed=0,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="the host: one update of each layer's attention, and one launch",
+    )
+
+
+def _rows(name: str, found: dict[str, Any]) -> list[Row]:
+    graph, eager = (found[kind]["seconds"] for kind in ("graph", "eager"))
+    return [
+        Row(
+            f"{name}: host time of the forward",
+            "ms",
+            statistics.median(graph) * 1e3,
+            Kind.MEASURED,
+            baseline=statistics.median(eager) * 1e3,
+            at_most=GOAL,
+        ),
+        Row(
+            f"{name}: launches of the host",
+            "",
+            found["graph"]["launches"],
+            Kind.COUNTED,
+            baseline=found["eager"]["launches"],
+        ),
+    ]

@@ -1,0 +1,95 @@
+"""One engine whose decode steps are timed on the host: replayed from graphs and eager, in turn.
+
+`python decode_step_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from vllm import LLM, SamplingParams
+
+from vllm_davinci.vnpu import _C
+
+
+class StepTimer:
+    """Times the model's forward of every step of a runner, until the device has taken it all."""
+
+    def __init__(self, runner: Any) -> None:
+        self.seconds: list[float] = []
+        self.launches: list[int] = []
+        forward = runner._model_forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            torch.npu.synchronize()
+            launches, begin = _C.host_counts()["launches"], time.perf_counter()
+            output = forward(*args, **kwargs)
+            torch.npu.synchronize()
+            self.seconds.append(time.perf_counter() - begin)
+            self.launches.append(_C.host_counts()["launches"] - launches)
+            return output
+
+        runner._model_forward = timed
+
+    def take(self) -> tuple[float, int]:
+        """Median of the steps since the last call, in seconds, and their launches."""
+        found = statistics.median(self.seconds), int(statistics.median(self.launches))
+        self.seconds.clear()
+        self.launches.clear()
+        return found
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    num_requests = options["requests"]
+    llm = LLM(
+        options["model"],
+        dtype="bfloat16",
+        load_format=options["load_format"],
+        max_model_len=256,
+        max_num_seqs=num_requests,
+        max_num_batched_tokens=2048,
+        kv_cache_memory_bytes=256 << 20,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        compilation_config={
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [num_requests],
+        },
+        additional_config=options["additional_config"],
+    )
+    worker = llm.llm_engine.model_executor.driver_worker
+    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=options["steps"], ignore_eos=True, detokenize=False
+    )
+    timer = StepTimer(runner)
+    dispatcher = runner.cudagraph_dispatcher
+    found: dict[str, list[Any]] = {"graph": [], "eager": []}
+    for _ in range(options["rounds"]):
+        for name, times in found.items():
+            # Without keys vLLM's dispatcher answers that no graph holds the step.
+            dispatcher.keys_initialized = name == "graph"
+            llm.generate(prompts, sampling, use_tqdm=False)
+            times.append(timer.take())
+    assert sum(runner.graph_replays().values()) >= options["rounds"] * (options["steps"] - 2)
+    return {
+        name: {"seconds": [each[0] for each in times], "launches": times[-1][1]}
+        for name, times in found.items()
+    }
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
+    os._exit(0)

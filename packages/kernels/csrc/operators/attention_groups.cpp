@@ -1,0 +1,111 @@
+// Attention inside captured graphs: each launch is a task group, whose lengths an update replaces.
+
+#include <torch/custom_class.h>
+
+#include <utility>
+#include <vector>
+
+#include "launch/stage.h"
+#include "operators/fused_attention.h"
+
+namespace davinci {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// The launches of one graph that share lengths. Keeps addresses, and the memory of none but masks
+// and tables: the graph keeps the others'.
+class AttentionGroups final : public torch::CustomClassHolder {
+ public:
+  // Captures a launch on the current stream. Arguments are those of
+  // npu_fused_infer_attention_score; the caches are [blocks, block_size, heads * size].
+  void attend(const Tensor& query, const Tensor& key, const Tensor& value,
+              const OptionalTensor& query_rope, const OptionalTensor& key_rope,
+              const OptionalTensor& mask, const Tensor& block_table, at::IntArrayRef lengths_q,
+              at::IntArrayRef lengths_kv, int64_t heads, int64_t key_value_heads, double scale,
+              const std::string& layout, int64_t sparse_mode, int64_t pre_tokens,
+              int64_t next_tokens, int64_t block_size, const Tensor& out, const Tensor& lse,
+              const Tensor& workspace) {
+    const auto view = [](const OptionalTensor& tensor) {
+      return tensor.has_value() ? std::optional<View>(View::of(*tensor)) : std::nullopt;
+    };
+    TORCH_CHECK_VALUE(layout == kTND || layout == kTND_NTD, "a layout of ", layout, ": give ", kTND,
+                      " or ", kTND_NTD);
+    Group group{.call = {.query = View::of(query),
+                         .key = View::of(key),
+                         .value = View::of(value),
+                         .query_rope = view(query_rope),
+                         .key_rope = view(key_rope),
+                         .mask = mask,
+                         .block_table = block_table,
+                         .actual_seq_lengths_q = lengths_q,
+                         .actual_seq_lengths_kv = lengths_kv,
+                         .heads = heads,
+                         .key_value_heads = key_value_heads,
+                         .scale = scale,
+                         .layout = layout == kTND ? kTND : kTND_NTD,
+                         .sparse_mode = sparse_mode,
+                         .pre_tokens = pre_tokens,
+                         .next_tokens = next_tokens,
+                         .block_size = block_size,
+                         .out = View::of(out),
+                         .lse = View::of(lse)},
+                .workspace = View::of(workspace),
+                .handle = std::make_shared<void*>(nullptr)};
+    Stage stage("attention_groups", query);
+    stage.begin_group();
+    launch(stage, group);
+    stage.end_group(group.handle);
+    stage.submit();
+    group.call.actual_seq_lengths_q = group.call.actual_seq_lengths_kv = {};  // of the caller
+    groups_.push_back(std::move(group));
+    like_ = block_table;
+  }
+
+  // Gives all of them these lengths, when the current stream gets there. One entry of the queue.
+  void update(at::IntArrayRef lengths_q, at::IntArrayRef lengths_kv) {
+    if (groups_.empty()) return;
+    Stage stage("attention_groups", like_);
+    for (Group& group : groups_) {
+      group.call.actual_seq_lengths_q = lengths_q;
+      group.call.actual_seq_lengths_kv = lengths_kv;
+      stage.begin_update(group.handle);
+      launch(stage, group);
+      stage.end_update();
+      group.call.actual_seq_lengths_q = group.call.actual_seq_lengths_kv = {};
+    }
+    stage.submit();
+  }
+
+  int64_t size() const { return static_cast<int64_t>(groups_.size()); }
+
+ private:
+  static constexpr const char* kTND = "TND";
+  static constexpr const char* kTND_NTD = "TND_NTD";
+  struct Group {
+    FusedAttention call;
+    View workspace;
+    std::shared_ptr<void*> handle;
+  };
+
+  static void launch(Stage& stage, const Group& group) {
+    run_attention(stage, group.call);
+    stage.use_workspace(group.workspace);
+  }
+
+  std::vector<Group> groups_;
+  Tensor like_;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(vllm_davinci, library) {
+  library.class_<AttentionGroups>("AttentionGroups")
+      .def(torch::init<>())
+      .def("attend", &AttentionGroups::attend)
+      .def("update", &AttentionGroups::update)
+      .def("size", &AttentionGroups::size);
+}
+
+}  // namespace davinci
