@@ -64,6 +64,28 @@ CASES = [
         MLA, {**EP2, "additional_config": SIDE_STREAMS}, {}, id="mla_ep2_side", marks=THOROUGH
     ),
     pytest.param(MLA, PP2, {}, id="mla_pp2", marks=THOROUGH),
+    pytest.param(
+        MLA,
+        {**TP2, "additional_config": {"sequence_parallel": {"min_tokens": 1}}},
+        {},
+        id="mla_sequence_parallel",
+        marks=THOROUGH,
+    ),
+    pytest.param(
+        MLA,
+        {
+            "enforce_eager": False,
+            "additional_config": {
+                "torchair_graph_config": {
+                    "enabled": True,
+                    "use_cached_graph": True,
+                    "graph_batch_sizes": [3, 2, 64],
+                }
+            },
+        },
+        {},
+        id="mla_by_key",
+    ),
     pytest.param(MLA, DP2, {}, id="mla_dp2"),
     pytest.param(
         MLA, {**DP2, "additional_config": SIDE_STREAMS}, {}, id="mla_dp2_side", marks=THOROUGH
@@ -119,6 +141,14 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
     return begin
 
 
+def plain(options: dict[str, Any]) -> dict[str, Any]:
+    """additional_config without graph mode."""
+    config = dict(options.get("additional_config", {}))
+    if config.get("torchair_graph_config", {}).get("enabled"):
+        del config["torchair_graph_config"]
+    return config
+
+
 def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy tokens of requests that end at different times."""
     chosen = [prompt[:40] for prompt in prompts[:14]]
@@ -148,11 +178,14 @@ def test_tokens_are_those_of_eager_steps(
     start: Start,
     prompts: list[list[int]],
 ):
-    eager = start(model, options, environment)
+    eager = start(
+        model, {**options, "enforce_eager": True, "additional_config": plain(options)}, environment
+    )
     expected = generate(eager, prompts)
     eager.__exit__()
     checked = {**environment, "VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
-    captured = start(model, {**options, **CAPTURED}, checked)
+    asked_by_key = "enforce_eager" in options
+    captured = start(model, options if asked_by_key else {**options, **CAPTURED}, checked)
     assert generate(captured, prompts) == expected
     for replays in captured.on_workers("graph_replays"):
         assert set(replays) <= set(SIZES)

@@ -2,10 +2,13 @@
 
 import os
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.config import CompilationConfig, CUDAGraphMode, DeviceConfig, VllmConfig
 
+from vllm_davinci.core.config import graph_mode
 from vllm_davinci.core.config.graph_mode import settle_graph_mode
 from vllm_davinci.core.config.graph_sizes import (
     doubling_sizes,
@@ -136,6 +139,30 @@ def test_an_obstacle_ends_the_start_when_graph_mode_is_asked_for_by_key():
     config.additional_config = {"torchair_graph_config": {"enabled": True}}
     with pytest.raises(ConfigurationError, match="cannot be captured, because the host waits"):
         settle_graph_mode(config, "the host waits", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"virtual": True}, "a virtual NPU computes on the host"),
+        ({"runner_type": "pooling"}, "a pooling model decodes nothing"),
+        ({"dbo": {"enabled": True, "decode": True}}, "dbo.decode splits decode steps"),
+        ({"dbo": {"enabled": True}}, None),
+        ({"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}, "ASCEND_LAUNCH_BLOCKING is set"),
+    ],
+)
+def test_graph_mode_is_on_where_it_pays(
+    changes: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    device = object() if changes.get("virtual") else None
+    monkeypatch.setattr(graph_mode.components, "active_device", lambda: device)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(runner_type=changes.get("runner_type", "generate")),
+        additional_config={"dbo": changes.get("dbo", {})},
+    )
+    found = graph_mode.reason_against_graphs(config, changes.get("environ", {}))
+    assert found is None if reason is None else reason in found
 
 
 def test_graphs_and_no_graphs_at_once_is_an_error():

@@ -14,7 +14,7 @@ from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
-from vllm_davinci.core.config.graph_mode import choose_graph_mode
+from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
 from vllm_davinci.core.config.parsing import is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.side_streams import check_streams
@@ -261,6 +261,7 @@ class NPUPlatform(Platform):
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
             warnings += check_experts(vllm_config, config, _soc())
+            warnings += graph_mode_notes(vllm_config)
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
         changes = set_for_npu(vllm_config, graph_obstacle(vllm_config, config, _soc()))

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core import components
 from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
@@ -53,9 +54,8 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
                 f"{compilation.cudagraph_capture_sizes}. Remove one of the two."
             )
     if compilation.cudagraph_mode is None:
-        compilation.cudagraph_mode = (
-            CUDAGraphMode.FULL_DECODE_ONLY if asked.enabled else CUDAGraphMode.NONE
-        )
+        is_on = asked.enabled or reason_against_graphs(vllm_config) is None
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY if is_on else CUDAGraphMode.NONE
     if (
         compilation.cudagraph_mode != CUDAGraphMode.NONE
         and compilation.cudagraph_capture_sizes is None
@@ -63,6 +63,29 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
     ):
         compilation.cudagraph_capture_sizes = chosen_sizes(vllm_config).sizes
         compilation.max_cudagraph_capture_size = None  # vLLM takes the largest
+
+
+def reason_against_graphs(
+    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
+) -> str | None:
+    """Why graph mode is off unless it is asked for; None where it pays.
+
+    It pays where launches keep a device waiting, which is on a chip. A virtual NPU computes on the
+    host itself: there captures make every start longer, and launches are a small part of a step.
+    """
+    model = vllm_config.model_config
+    dbo = get_config(vllm_config).dbo
+    if model is None:
+        return "no model is given"
+    if model.runner_type == "pooling":
+        return "a pooling model decodes nothing"
+    if dbo.enabled and dbo.decode:
+        return "dbo.decode splits decode steps, which are eager then"
+    if blocked := _blocking_variable(environ):
+        return f"{blocked} is set"
+    if components.active_device() is not None:
+        return "a virtual NPU computes on the host, where captures cost more than launches"
+    return None
 
 
 def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
@@ -89,6 +112,20 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
         rounds_to_tp=parallel.enable_expert_parallel and tp_size > 1,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
     )
+
+
+def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
+    """What options of graph mode do otherwise than they seem to. Needs the model."""
+    asked = get_config(vllm_config).torchair_graph_config
+    if not asked.enabled:
+        return []
+    notes = chosen_sizes(vllm_config).notes
+    if asked.use_cached_graph:
+        notes.append(
+            "torchair_graph_config.use_cached_graph has no effect: graphs are captured at every "
+            "start, and none is stored"
+        )
+    return notes
 
 
 def settle_graph_mode(
@@ -126,14 +163,24 @@ def settle_graph_mode(
     return [f"cudagraph_mode: {mode.name} -> {wanted.name} ({reason})"]
 
 
+# Variables of torch_npu -> the value with which nothing can be captured, and why.
+BLOCKING = {
+    "ASCEND_LAUNCH_BLOCKING": ("1", "the host would wait after each launch"),
+    "TASK_QUEUE_ENABLE": ("2", "launches would be prepared on another thread"),
+}
+
+
+def _blocking_variable(environ: Mapping[str, str]) -> str | None:
+    names = [name for name, (value, _) in BLOCKING.items() if environ.get(name) == value]
+    return names[0] if names else None
+
+
 def _check_environment(environ: Mapping[str, str]) -> None:
-    refused = {
-        "ASCEND_LAUNCH_BLOCKING": ("1", "the host would wait after each launch"),
-        "TASK_QUEUE_ENABLE": ("2", "launches would be prepared on another thread"),
-    }
-    for name, (value, why) in refused.items():
-        if environ.get(name) == value:
-            raise ConfigurationError(
-                f"{name}={value} excludes graph mode: {why}, which no capture allows. Unset it, or "
-                "start with --enforce-eager."
-            )
+    name = _blocking_variable(environ)
+    if name is None:
+        return
+    value, why = BLOCKING[name]
+    raise ConfigurationError(
+        f"{name}={value} excludes graph mode: {why}, which no capture allows. Unset it, or "
+        "start with --enforce-eager."
+    )
