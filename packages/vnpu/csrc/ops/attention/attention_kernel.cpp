@@ -10,6 +10,10 @@
 #include <limits>
 #include <memory>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+
 namespace vnpu::ops {
 
 int64_t element_bytes(Element element) {
