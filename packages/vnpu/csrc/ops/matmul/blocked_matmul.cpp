@@ -16,7 +16,10 @@ namespace {
 // Rows of one kernel call. A kernel is made per number of rows, so there are at most as many.
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kMostColumns = 64;         // of a block
-constexpr int64_t kGrainProducts = 1 << 20;  // multiply-adds worth a second thread
+// Multiply-adds worth a second thread: about 0.1 ms of one core, since a sleeping thread takes up to
+// half of that to wake up.
+constexpr int64_t kGrainBFloat16 = 1 << 24;
+constexpr int64_t kGrainFloat = 1 << 22;
 
 // oneDNN makes these kernels for x86-64 with AVX-512; ONEDNN_MAX_CPU_ISA may forbid them.
 bool is_supported() {
@@ -142,15 +145,18 @@ bool blocked_products(c10::ArrayRef<BlockedProduct> products) {
   std::vector<Prepared> prepared;
   prepared.reserve(products.size());
   std::vector<int64_t> first{0};  // block of each product, counted through
-  int64_t work = 0;
+  double grains = 0;
   for (const BlockedProduct& product : products) {
     prepared.push_back(prepare(product));
     first.push_back(first.back() + prepared.back().blocking.blocks);
-    work += product.m * product.weight.columns * product.weight.depth;
+    const bool is_short = prepared.back().blocking.dtype == at::kBFloat16;
+    grains += static_cast<double>(product.m * product.weight.columns * product.weight.depth) /
+              static_cast<double>(is_short ? kGrainBFloat16 : kGrainFloat);
   }
   const int64_t count = first.back();
   if (count == 0) return true;
-  const int64_t grain = std::max<int64_t>(1, kGrainProducts * count / std::max<int64_t>(1, work));
+  const auto grain =
+      std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(count) / std::max(grains, 1.0)));
   const auto run = [&](int64_t begin, int64_t end) {
     auto i = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), begin) -
                                  first.begin() - 1);

@@ -9,7 +9,7 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr int64_t kGrainElements = 16384;  // work worth a second thread
+constexpr int64_t kGrainElements = 65536;  // work worth a second thread
 
 // The halves of x along `dim`: the gate and what it scales.
 std::pair<Tensor, Tensor> halves(const Tensor& x, int64_t dim) {
