@@ -145,18 +145,13 @@ def test_an_obstacle_ends_the_start_when_graph_mode_is_asked_for_by_key():
     ("changes", "reason"),
     [
         ({}, None),
-        ({"virtual": True}, "a virtual NPU computes on the host"),
         ({"runner_type": "pooling"}, "a pooling model decodes nothing"),
         ({"dbo": {"enabled": True, "decode": True}}, "dbo.decode splits decode steps"),
         ({"dbo": {"enabled": True}}, None),
         ({"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}, "ASCEND_LAUNCH_BLOCKING is set"),
     ],
 )
-def test_graph_mode_is_on_where_it_pays(
-    changes: dict[str, Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
-):
-    device = object() if changes.get("virtual") else None
-    monkeypatch.setattr(graph_mode.components, "active_device", lambda: device)
+def test_graph_mode_is_on_where_it_pays(changes: dict[str, Any], reason: str | None):
     config = SimpleNamespace(
         model_config=SimpleNamespace(runner_type=changes.get("runner_type", "generate")),
         additional_config={"dbo": changes.get("dbo", {})},

@@ -82,10 +82,7 @@ def prepare_environment(
     environment[env.ASCEND_OPP_PATH] = str(home / "opp")
     environment[env.VNPU_ACTIVE] = "1"
     environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
-    if env.OMP_WAIT_POLICY not in environment:
-        environment[env.OMP_WAIT_POLICY] = "passive"
-        # Operators follow each other after less time than a sleeping thread takes to wake up.
-        environment.setdefault(env.GOMP_SPINCOUNT, "5000")
+    environment.setdefault(env.OMP_WAIT_POLICY, "passive")
     environment.setdefault(env.TORCH_NPU_WARNING_DISABLE, "1")
     environment.update((config or VirtualDeviceConfig()).environment())
 

@@ -49,14 +49,9 @@ TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
 second thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""
 
 OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
-"""How idle threads of a parallel operator wait. vnpu sets passive, with a short GOMP_SPINCOUNT,
-unless the user chose. Set it to passive where other programs use the same cores: a thread that
-spins takes them from the thread it waits for."""
-
-GOMP_SPINCOUNT = "GOMP_SPINCOUNT"
-"""How often an idle thread looks for work before it sleeps (about 20 ns each time). vnpu sets
-5000 unless the user chose this or OMP_WAIT_POLICY: operators follow each other after less time
-than a sleeping thread takes to wake up."""
+"""How idle threads of a parallel operator wait. vnpu sets passive unless the user chose: its
+threads share the host's cores, and one that spins takes them from the thread it waits for. On two
+idle cores active is about a tenth faster; beside another program it is up to four times slower."""
 
 TORCH_NPU_WARNING_DISABLE = "TORCH_NPU_WARNING_DISABLE"
 """1: torch_npu prints no warnings of its own, which are about drivers, CANN releases and chips'

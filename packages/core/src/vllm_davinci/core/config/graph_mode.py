@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core import components
 from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
@@ -70,8 +69,8 @@ def reason_against_graphs(
 ) -> str | None:
     """Why graph mode is off unless it is asked for; None where it pays.
 
-    It pays where launches keep a device waiting, which is on a chip. A virtual NPU computes on the
-    host itself: there captures make every start longer, and launches are a small part of a step.
+    It pays where launches keep a device waiting. On a virtual NPU too, which computes on the
+    processor that the launches take.
     """
     model = vllm_config.model_config
     dbo = get_config(vllm_config).dbo
@@ -83,8 +82,6 @@ def reason_against_graphs(
         return "dbo.decode splits decode steps, which are eager then"
     if blocked := _blocking_variable(environ):
         return f"{blocked} is set"
-    if components.active_device() is not None:
-        return "a virtual NPU computes on the host, where captures cost more than launches"
     return None
 
 
