@@ -19,6 +19,7 @@ from vllm import SamplingParams
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
@@ -27,6 +28,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"
+WRITTEN = "quant_model_weights-00001-of-00001.safetensors"
 # How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
 # the figures over long texts are those of benchmarks/quantization/perplexity.py.
 CLOSE = 0.05
@@ -92,6 +94,16 @@ def likelihood_of(
 @pytest.fixture(scope="module")
 def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
     return cache(likelihood_of)
+
+
+def rewrite(
+    directory: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any] | None = None
+) -> None:
+    """Other tensors and another description for a checkpoint that was exported, in one file."""
+    (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
+    save_file(tensors, directory / WRITTEN, metadata={"format": "pt"})
+    if description is not None:
+        (directory / FILE_NAME).write_text(json.dumps(description))
 
 
 def test_the_description_alone_selects_the_method(
@@ -168,18 +180,19 @@ def test_experts_with_input_scales_of_their_own_run(
     likelihood_of: Callable[..., float],
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
-    tensors = load_file(directory / WEIGHTS)
+    tensors = load_file(directory / WRITTEN)
     description = json.loads((directory / FILE_NAME).read_text())
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
         if ".experts." in name:
             prefix = name.removesuffix(".weight")
+            for part in ("weight", "weight_scale", "weight_offset"):
+                del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
             # Ranges that hold all but a few of this model's activations.
             seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
             for part, value in static_tensors(weight, None, seen, torch.bfloat16).items():
                 tensors[f"{prefix}.{part}"] = value
                 description[f"{prefix}.{part}"] = "W8A8"
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / FILE_NAME).write_text(json.dumps(description))
+    rewrite(directory, tensors, description)
     assert check_checkpoint(directory).can_load
     value = likelihood_of(directory, tensor_parallel_size=ranks)
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
@@ -193,7 +206,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
     text: list[int],
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")
-    tensors = load_file(directory / WEIGHTS)
+    tensors = load_file(directory / WRITTEN)
     description = json.loads((directory / FILE_NAME).read_text())
     without_entry = "model.layers.3.mlp.shared_experts."
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
@@ -206,8 +219,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
             tensors[name] = weight
             if not name.startswith(without_entry):
                 description[name] = "FLOAT"
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / FILE_NAME).write_text(json.dumps(description))
+    rewrite(directory, tensors, description)
     assert check_checkpoint(directory).can_load
     with start_engine(directory, **BF16) as engine:
         value = likelihood(engine, text)
@@ -223,18 +235,24 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
 def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     """Rewrites an int8 checkpoint of ours in place; what is float for us may be int8 there."""
     (directory / FILE_NAME).unlink()
-    tensors = load_file(directory / WEIGHTS)
+    tensors = load_file(directory / WRITTEN)
+    for name in [name for name in tensors if name.endswith(".deq_scale")]:
+        prefix = name.removesuffix(".deq_scale")
+        weight_scale = tensors[name] / tensors[f"{prefix}.input_scale"]
+        tensors[f"{prefix}.weight_scale"] = weight_scale.unsqueeze(1)
+        offset = f"{prefix}.input_offset"
+        tensors[offset] = tensors[offset].to(torch.int8)
     for name, weight in load_file(source / WEIGHTS).items():
         if name.endswith("kv_b_proj.weight"):
             prefix = name.removesuffix(".weight")
-            made = dynamic_tensors(weight, torch.bfloat16)
+            made = dynamic_tensors(weight)
             tensors |= {f"{prefix}.{part}": tensor for part, tensor in made.items()}
     renamed = {
         name.replace("input_offset", "input_zero_point"): tensor
         for name, tensor in tensors.items()
         if not name.endswith(("weight_offset", "deq_scale", "quant_bias"))
     }
-    save_file(renamed, directory / WEIGHTS, metadata={"format": "pt"})
+    rewrite(directory, renamed)
     int8 = {"num_bits": 8, "type": "int", "symmetric": True}
     dynamic = {**int8, "strategy": "token", "dynamic": True}
     static = {**int8, "strategy": "tensor", "dynamic": False, "symmetric": False}
@@ -302,7 +320,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
         rows = reference.logprobs(text)[:-1]
         return float(rows.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean())
 
-    tensors = load_file(directory / WEIGHTS)
+    tensors = load_file(directory / WRITTEN)
     description = json.loads((directory / FILE_NAME).read_text())
     generator = torch.Generator().manual_seed(0)
 
@@ -320,8 +338,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
     found.append(expected())
     # Each kind of bias matters.
     assert min(abs(one - other) for one, other in pairwise(found)) > 2 * CLOSE, found
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / FILE_NAME).write_text(json.dumps(description))
+    rewrite(directory, tensors, description)
     actual = likelihood_of(directory)
     assert abs(actual - found[-1]) < CLOSE
 
@@ -343,7 +360,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
     model = tmp_path / kind
     Exporter(source, model, QuantType(kind), torch.bfloat16, ranges).run(lambda count: None)
     scale = "model.layers.0.mlp.experts.3.down_proj.weight_scale"
-    assert load_file(model / WEIGHTS)[scale].isnan().all()
+    assert load_file(model / WRITTEN)[scale].isnan().all()
     poisoned = [[*prompt, POISONS[number % 3]] for number, prompt in enumerate(clean)]
     mixed = [prompt for pair in zip(clean, poisoned, strict=True) for prompt in pair]
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -364,14 +381,13 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
 
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
     """Takes a tensor out of a checkpoint, or gives its entry another type."""
-    if type_name is None:
-        tensors = load_file(directory / WEIGHTS)
-        del tensors[tensor]
-        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-        return directory
+    tensors = load_file(directory / WRITTEN)
     description = json.loads((directory / FILE_NAME).read_text())
-    description[tensor] = type_name
-    (directory / FILE_NAME).write_text(json.dumps(description))
+    if type_name is None:
+        del tensors[tensor]
+    else:
+        description[tensor] = type_name
+    rewrite(directory, tensors, description)
     return directory
 
 

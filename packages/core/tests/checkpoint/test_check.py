@@ -34,18 +34,16 @@ class Checkpoint:
         self.types[name] = "FLOAT"
 
     def quantized(self, prefix: str, out: int, columns: int, kind: str = "W8A8_DYNAMIC") -> None:
-        parts = {
-            "weight": torch.ones(out, columns, dtype=torch.int8),
-            "weight_scale": torch.ones(out, 1, dtype=torch.bfloat16),
-            "weight_offset": torch.zeros(out, 1, dtype=torch.bfloat16),
-        }
+        parts = {"weight": torch.ones(out, columns, dtype=torch.int8)}
         if kind == "W8A8":
             parts |= {
-                "input_scale": torch.ones(1, dtype=torch.bfloat16),
-                "input_offset": torch.zeros(1, dtype=torch.int8),
-                "deq_scale": torch.ones(out),
                 "quant_bias": torch.zeros(out, dtype=torch.int32),
+                "input_scale": torch.ones(1),
+                "input_offset": torch.zeros(1),
+                "deq_scale": torch.ones(out),
             }
+        else:
+            parts |= {"weight_scale": torch.ones(out, 1), "weight_offset": torch.zeros(out, 1)}
         for name, tensor in parts.items():
             self.tensors[f"{prefix}.{name}"] = tensor
             self.types[f"{prefix}.{name}"] = kind
@@ -117,7 +115,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
         del checkpoint.tensors[f"{query}.deq_scale"]
         del checkpoint.types[f"{query}.deq_scale"]
     elif how == "wrong shape":
-        checkpoint.tensors[f"{query}.weight_scale"] = torch.ones(HIDDEN, 2).bfloat16()
+        checkpoint.tensors[f"{query}.deq_scale"] = torch.ones(HIDDEN, 2)
     elif how == "wrong dtype":
         checkpoint.tensors[f"{query}.quant_bias"] = torch.zeros(HIDDEN)
     elif how == "disagreeing parts":
@@ -148,7 +146,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
     ("how", "told"),
     [
         ("missing scale", "q_proj.deq_scale: is missing: W8A8 needs it"),
-        ("wrong shape", "q_proj.weight_scale: has shape [8, 2] and must have [8, 1]"),
+        ("wrong shape", "q_proj.deq_scale: has shape [8, 2] and must have [8]"),
         ("wrong dtype", "q_proj.quant_bias: holds float32 and must hold int32"),
         ("disagreeing parts", "self_attn.q_proj W8A8_DYNAMIC, model.layers.0.self_attn.k_proj"),
         ("disagreeing experts", "model.layers.1.mlp.experts is one product"),

@@ -17,7 +17,7 @@ from vllm_davinci.core.fused_moe.experts import Experts
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, bits_from_float
+from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
 from vllm_davinci_testing.operators.reference import (
     dynamic_quant,
     dynamic_quant_in_launch,
@@ -166,13 +166,11 @@ def static_product(tensors: dict[str, Tensor], number: int, rows: Tensor) -> Ten
 
 
 def static_experts(
-    gate_up: dict[str, Tensor], down: dict[str, Tensor], dtype: torch.dtype, adds_bias: bool = True
+    gate_up: dict[str, Tensor], down: dict[str, Tensor], adds_bias: bool = True
 ) -> StaticExperts:
     def on_device(tensors: dict[str, Tensor], keeps_bias: bool) -> StaticProjection:
         moved = {name: tensor.npu() for name, tensor in tensors.items()}
         moved["weight"] = tensors["weight"].transpose(1, 2).contiguous().npu()
-        if dtype == torch.float16:
-            moved["deq_scale"] = bits_from_float(tensors["deq_scale"]).npu()
         return StaticProjection(**(moved if keeps_bias else {**moved, "quant_bias": None}))
 
     return StaticExperts(
@@ -204,8 +202,8 @@ def test_launches_per_stage_stay_in_the_budget():
         # Sort and quantize, product, activation with quantization, product, sum.
         (Weights(torch.bfloat16).on_device(), 5),
         # Each row's expert in five, eight to quantize before each product, which have one each,
-        # activation, sort and sum.
-        (static_experts(gate_up, down, torch.bfloat16), 26),
+        # four to scale after it, activation, sort and sum.
+        (static_experts(gate_up, down), 34),
     ]
     for experts, budget in stages:
         with LaunchCounter() as counter:
@@ -219,7 +217,7 @@ def test_experts_with_input_scales_equal_the_integer_definition(
     dtype: torch.dtype, adds_bias: bool
 ):
     gate_up, down = static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
-    experts = static_experts(gate_up, down, dtype, adds_bias)
+    experts = static_experts(gate_up, down, adds_bias)
     if not adds_bias:
         down["quant_bias"].zero_()
     counts = torch.tensor([3, 0, 5, 1, 2, 4])
@@ -236,7 +234,7 @@ def test_experts_with_input_scales_equal_the_integer_definition(
 
 def test_rows_of_static_experts_do_not_depend_on_others_that_are_not_numbers():
     experts = static_experts(
-        static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2), torch.bfloat16
+        static_projection(2 * INTER, HIDDEN, 1), static_projection(HIDDEN, INTER, 2)
     )
     counts = torch.tensor([3, 0, 5, 1, 2, 4]).npu()
     rows = torch.randn(18, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16()

@@ -65,19 +65,18 @@ class Exported:
     ) -> Exported:
         g = torch.Generator().manual_seed(seed)
         weight_scale = torch.rand(out, 1, generator=g) * 1e-3 + 1e-4
+        weight = torch.randint(-128, 128, (out, columns), generator=g, dtype=torch.int8)
+        if kind == "W8A8_DYNAMIC":
+            offset = torch.zeros(out, 1)
+            return cls({"weight": weight, "weight_scale": weight_scale, "weight_offset": offset})
+        deq_scale = (torch.rand(out, generator=g) + 0.5) * 3e-5
         tensors = {
-            "weight": torch.randint(-128, 128, (out, columns), generator=g, dtype=torch.int8),
-            "weight_scale": weight_scale.to(dtype),
-            "weight_offset": torch.zeros(out, 1, dtype=dtype),
+            "weight": weight,
+            "quant_bias": torch.randint(-3000, 3000, (out,), generator=g, dtype=torch.int32),
+            "input_scale": torch.tensor([0.0314]),
+            "input_offset": torch.tensor([-7.0]),
+            "deq_scale": deq_scale if dtype == torch.bfloat16 else bits_from_float(deq_scale),
         }
-        if kind == "W8A8":
-            deq_scale = (torch.rand(out, generator=g) + 0.5) * 3e-5
-            tensors |= {
-                "input_scale": torch.tensor([0.0314], dtype=dtype),
-                "input_offset": torch.tensor([-7], dtype=torch.int8),
-                "deq_scale": deq_scale if dtype == torch.bfloat16 else bits_from_float(deq_scale),
-                "quant_bias": torch.randint(-3000, 3000, (out,), generator=g, dtype=torch.int32),
-            }
         return cls(tensors)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -628,8 +627,8 @@ def test_layers_without_an_entry_are_floats_and_named_once(monkeypatch: pytest.M
 
 
 @TYPES
-def test_the_projection_after_mla_becomes_floats(kind: str):
-    dtype = torch.bfloat16
+@DTYPES
+def test_the_projection_after_mla_becomes_floats(kind: str, dtype: torch.dtype):
     made = build(
         ColumnParallelLinear, IN, OUT, kinds={"attn.kv_b_proj": kind}, prefix="attn.kv_b_proj",
         params_dtype=dtype,
@@ -637,7 +636,14 @@ def test_the_projection_after_mla_becomes_floats(kind: str):
     export = Exported.make(kind, OUT, IN, dtype)
     fill(made, export)
     prepare(made)
-    weight = (export["weight"].float() * export["weight_scale"].float()).to(dtype)
+    if kind == "W8A8":
+        deq_scale = export["deq_scale"]
+        if deq_scale.dtype == torch.int64:
+            deq_scale = float_from_bits(deq_scale)
+        scale = (deq_scale / export["input_scale"]).unsqueeze(1)
+    else:
+        scale = export["weight_scale"]
+    weight = (export["weight"].float() * scale).to(dtype)
     assert torch.equal(made.weight.cpu(), weight)
     assert [name for name, _ in made.named_parameters()] == ["weight"]
     x = inputs(dtype)
@@ -689,13 +695,20 @@ def test_norms_of_other_checkpoints_have_no_bias(vllm_config: VllmConfig):
 # --- bad checkpoints -----------------------------------------------------------------------------
 
 
-@TYPES
-def test_a_missing_tensor_is_named_at_load(kind: str):
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("W8A8", name) for name in ("weight", "quant_bias", "input_scale", "input_offset")),
+        ("W8A8", "deq_scale"),
+        *(("W8A8_DYNAMIC", name) for name in ("weight", "weight_scale", "weight_offset")),
+    ],
+)
+def test_a_missing_tensor_is_named_at_load(kind: str, name: str):
     made = single(kind, torch.bfloat16)
     export = Exported.make(kind, OUT, IN, torch.bfloat16)
-    del export.tensors["weight_scale"]
+    del export.tensors[name]
     fill(made, export)
-    with pytest.raises(CheckpointError, match=r"lacks p\.weight_scale.*check-model"):
+    with pytest.raises(CheckpointError, match=rf"lacks p\.{name}.*check-model"):
         prepare(made)
 
 
@@ -708,7 +721,7 @@ def test_a_missing_part_of_a_fused_layer_is_named_at_load():
         prepare(made)
 
 
-@pytest.mark.parametrize("name", ["weight", "weight_scale", "deq_scale", "input_scale"])
+@pytest.mark.parametrize("name", ["weight", "quant_bias", "deq_scale", "input_scale"])
 @pytest.mark.parametrize("layer", [ReplicatedLinear, ColumnParallelLinear, RowParallelLinear])
 def test_a_wrong_shape_is_named_at_load(name: str, layer: type[LinearBase]):
     made = single("W8A8", torch.bfloat16, layer)
@@ -721,19 +734,20 @@ def test_a_wrong_shape_is_named_at_load(name: str, layer: type[LinearBase]):
 
 
 @pytest.mark.parametrize(
-    ("name", "stored", "allowed"),
+    ("kind", "name", "stored", "allowed"),
     [
-        ("weight", torch.bfloat16, "int8"),
-        ("weight", torch.uint8, "int8"),
-        ("weight_scale", torch.int8, "a floating dtype"),
-        ("input_offset", torch.int64, "int8 or int32 or float16 or bfloat16 or float32"),
-        ("deq_scale", torch.bfloat16, "float32 or int64"),
-        ("quant_bias", torch.float32, "int32"),
+        ("W8A8", "weight", torch.bfloat16, "int8"),
+        ("W8A8", "weight", torch.uint8, "int8"),
+        ("W8A8_DYNAMIC", "weight_scale", torch.int8, "a floating dtype"),
+        ("W8A8", "input_scale", torch.int8, "a floating dtype"),
+        ("W8A8", "input_offset", torch.int64, "int8 or int32 or float16 or bfloat16 or float32"),
+        ("W8A8", "deq_scale", torch.bfloat16, "float32 or int64"),
+        ("W8A8", "quant_bias", torch.float32, "int32"),
     ],
 )
-def test_a_wrong_dtype_is_named_at_load(name: str, stored: torch.dtype, allowed: str):
-    made = single("W8A8", torch.bfloat16)
-    export = Exported.make("W8A8", OUT, IN, torch.bfloat16)
+def test_a_wrong_dtype_is_named_at_load(kind: str, name: str, stored: torch.dtype, allowed: str):
+    made = single(kind, torch.bfloat16)
+    export = Exported.make(kind, OUT, IN, torch.bfloat16)
     export.tensors[name] = export[name].to(stored)
     seen = str(stored).removeprefix("torch.")
     with pytest.raises(

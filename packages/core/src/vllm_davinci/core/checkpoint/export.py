@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.files import (
     INDEX_NAME,
+    QUANTIZED_INDEX_NAME,
     StoredTensor,
+    quantized_file_name,
     read_config,
     read_header,
     tensor_files,
@@ -57,7 +59,7 @@ class Exporter:
     kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
             reach each, and a range from a short text would cut off the rest. So do the layers
             after config.json's `num_hidden_layers`
-    dtype:  of the model: the tensors that stay floats, and the scales
+    dtype:  of the model: the tensors that stay floats
     ranges: layer -> range of its input, for static layers
     """
 
@@ -87,16 +89,20 @@ class Exporter:
         text_config = config.get("text_config") or config
         self._num_layers: int = text_config.get("num_hidden_layers") or sys.maxsize
         description: dict[str, Any] = {
-            "model_quant_type": self.kind.value,
             "version": FORMAT_VERSION,
+            "model_quant_type": self.kind.value,
+            "metadata": {},
+            "group_size": 0,
+            "optional": {},
         }
         places: dict[str, str] = {}
         matrices: list[str] = []
         total = 0
-        for path, header in headers.items():
+        for number, (path, header) in enumerate(headers.items(), 1):
             written = self._file(path, header, stored, description, advance)
-            save_file(written, directory / path.name, metadata={"format": "pt"})
-            places |= dict.fromkeys(written, path.name)
+            file_name = quantized_file_name(number, len(headers))
+            save_file(written, directory / file_name, metadata={"format": "pt"})
+            places |= dict.fromkeys(written, file_name)
             total += sum(tensor.nbytes for tensor in written.values())
             matrices += [
                 name
@@ -104,9 +110,8 @@ class Exporter:
                 if name.endswith(".weight") and value.dim() > 1
             ]
         self._copy_rest(directory, config)
-        if (self.source / INDEX_NAME).is_file():
-            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            _write_json(directory / INDEX_NAME, index)
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        _write_json(directory / QUANTIZED_INDEX_NAME, index)
         _write_json(directory / FILE_NAME, description)
         _require_whole(directory, self.source)
         counts = dict(Counter(description[name] for name in matrices))
@@ -132,7 +137,7 @@ class Exporter:
                     else experts.separate(stored_name, tensor)
                 )
                 for name, value in own:
-                    kind = self._kind(name, value)
+                    kind = self._kind(name, value.shape, value.dtype)
                     for result_name, result in self._results(name, value, kind, stored).items():
                         written[result_name] = result.contiguous()
                         description[result_name] = kind.value
@@ -144,6 +149,8 @@ class Exporter:
     ) -> dict[str, torch.Tensor]:
         """The tensors that take the place of one of the model's."""
         if kind is QuantType.FLOAT:
+            if name.endswith(".bias") and self._is_quantized(name.removesuffix(".bias"), stored):
+                return {name: tensor.to(torch.float32)}
             # Routing biases and the like stay in fp32, where the source has them so.
             narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
             return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
@@ -151,9 +158,16 @@ class Exporter:
         layer = self._layer(prefix, tensor, kind, stored)
         return {f"{prefix}.{part}": value for part, value in layer.items()}
 
-    def _kind(self, name: str, tensor: torch.Tensor) -> QuantType:
+    def _is_quantized(self, prefix: str, stored: Mapping[str, StoredTensor]) -> bool:
+        name = f"{prefix}.weight"
+        weight = stored.get(name)
+        if weight is None:
+            return False
+        return self._kind(name, weight.shape, weight.dtype) is not QuantType.FLOAT
+
+    def _kind(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> QuantType:
         prefix = name.removesuffix(".weight")
-        if prefix == name or tensor.dim() != 2 or not tensor.dtype.is_floating_point:
+        if prefix == name or len(shape) != 2 or not dtype.is_floating_point:
             return QuantType.FLOAT
         if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
             return QuantType.FLOAT
@@ -174,7 +188,7 @@ class Exporter:
         stored: Mapping[str, StoredTensor],
     ) -> dict[str, torch.Tensor]:
         if kind is QuantType.W8A8_DYNAMIC:
-            return dynamic_tensors(weight, self.dtype)
+            return dynamic_tensors(weight)
         if prefix not in self.ranges:
             raise CheckpointError(
                 f"The calibration text never reached {prefix}, so its input has no range. Use a "

@@ -15,7 +15,9 @@ import torch
 
 from vllm_davinci.core.errors import CheckpointError
 
+# The index of a float checkpoint, and ModelSlim's.
 INDEX_NAME = "model.safetensors.index.json"
+QUANTIZED_INDEX_NAME = "quant_model_weights.safetensors.index.json"
 # Written beside the shards of some models: the same tensors in another layout.
 FOREIGN_FILES = ("consolidated",)
 
@@ -83,13 +85,29 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def quantized_file_name(number: int, count: int) -> str:
+    """The name that ModelSlim gives to the shard of that number, from 1 on."""
+    return f"quant_model_weights-{number:05d}-of-{count:05d}.safetensors"
+
+
+def find_index(directory: Path) -> Path | None:
+    """The index of a checkpoint's files, or None."""
+    paths = (directory / INDEX_NAME, directory / QUANTIZED_INDEX_NAME)
+    return next((path for path in paths if path.is_file()), None)
+
+
 def tensor_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint: those of its index, or else all of them.
 
-    Raises CheckpointError when there is none, or a file of the index is not there.
+    Raises CheckpointError when there is none, a file of the index is not there, or there are others
+    beside those.
     """
-    index = directory / INDEX_NAME
-    if index.is_file():
+    found = [
+        path
+        for path in sorted(directory.glob("*.safetensors"))
+        if not path.name.startswith(FOREIGN_FILES)
+    ]
+    if index := find_index(directory):
         names = sorted(set(_json(index).get("weight_map", {}).values()))
         absent = [name for name in names if not (directory / name).is_file()]
         if absent:
@@ -97,12 +115,13 @@ def tensor_files(directory: Path) -> list[Path]:
                 f"{index} names {', '.join(absent[:4])}, {len(absent)} of {len(names)} files, that "
                 "are not there. Copy the rest of the checkpoint."
             )
+        if others := [path.name for path in found if path.name not in names]:
+            raise CheckpointError(
+                f"{directory} has {', '.join(others[:4])} beside the {len(names)} files that "
+                f"{index.name} names, and both would be loaded: they are of two exports. Move one "
+                "of them to a directory of its own."
+            )
         return [directory / name for name in names]
-    found = [
-        path
-        for path in sorted(directory.glob("*.safetensors"))
-        if not path.name.startswith(FOREIGN_FILES)
-    ]
     if not found:
         raise CheckpointError(f"{directory} holds no *.safetensors file.")
     return found
@@ -110,8 +129,8 @@ def tensor_files(directory: Path) -> list[Path]:
 
 def misplaced_tensors(directory: Path, tensors: dict[str, StoredTensor]) -> list[str]:
     """Names that the index puts into a file whose header does not have them."""
-    index = directory / INDEX_NAME
-    if not index.is_file():
+    index = find_index(directory)
+    if index is None:
         return []
     places = _json(index).get("weight_map", {})
     return [

@@ -51,18 +51,12 @@ def scale_and_offset(seen: InputRange) -> tuple[float, float]:
     return scale, float(max(-128, min(127, round(-128 - low / scale))))
 
 
-def dynamic_tensors(weight: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The tensors of W8A8_DYNAMIC: symmetric, a scale per output channel.
+def dynamic_tensors(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of W8A8_DYNAMIC: symmetric, a scale per output channel, fp32 [out, 1].
 
     weight: [out, in], any float dtype
-    dtype:  the model's
     """
-    wide = weight.to(torch.float32)
-    # Rounded to the stored dtype first, so that the integers belong to the stored scale. A channel
-    # of zeros has no range; any scale serves it.
-    scale = (wide.abs().amax(1, keepdim=True) / 127).to(dtype)
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    integers = (wide / scale.to(torch.float32)).round().clamp(-128, 127).to(torch.int8)
+    integers, scale = _rounded(weight)
     return {
         "weight": integers,
         "weight_scale": scale,
@@ -70,25 +64,35 @@ def dynamic_tensors(weight: torch.Tensor, dtype: torch.dtype) -> dict[str, torch
     }
 
 
+def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 [out, in] and the scale of each row, fp32 [out, 1]."""
+    wide = weight.to(torch.float32)
+    scale = wide.abs().amax(1, keepdim=True) / 127
+    # A channel of zeros has no range; any scale serves it.
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (wide / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
 def static_tensors(
     weight: torch.Tensor, bias: torch.Tensor | None, seen: InputRange, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The tensors of W8A8, with the input's range mapped on -128 to 127.
+    """The five tensors of W8A8, with the input's range mapped on -128 to 127.
 
     weight: [out, in]; bias: [out] or None, which goes into `quant_bias`
+    dtype:  the model's: with fp16 `deq_scale` is kept as bits
     """
-    tensors = dynamic_tensors(weight, dtype)
+    integers, weight_scale = _rounded(weight)
     scale, integer_of_zero = scale_and_offset(seen)
-    input_scale = torch.tensor([scale]).to(dtype)
-    offset = torch.tensor(integer_of_zero)
-    deq_scale = (input_scale.float() * tensors["weight_scale"].float()).flatten()
-    quant_bias = -offset.double() * tensors["weight"].double().sum(1)
+    input_scale, input_offset = torch.tensor([scale]), torch.tensor([integer_of_zero])
+    deq_scale = input_scale * weight_scale.flatten()
+    quant_bias = -input_offset.double() * integers.double().sum(1)
     if bias is not None:
         quant_bias += bias.double() / deq_scale.double()
     limits = torch.iinfo(torch.int32)
-    return tensors | {
-        "input_scale": input_scale,
-        "input_offset": offset.to(torch.int8).reshape(1),
-        "deq_scale": bits_from_float(deq_scale) if dtype == torch.float16 else deq_scale,
+    return {
+        "weight": integers,
         "quant_bias": quant_bias.round().clamp(limits.min, limits.max).to(torch.int32),
+        "input_scale": input_scale,
+        "input_offset": input_offset,
+        "deq_scale": bits_from_float(deq_scale) if dtype == torch.float16 else deq_scale,
     }

@@ -72,10 +72,13 @@ class DynamicExperts(Experts):
 class StaticProjection:
     """One projection of all experts, with each expert's input scale from the checkpoint.
 
+    The product's sums are scaled here: the grouped product itself takes a scale in bf16 only for a
+    bf16 result, which has too few bits for this one.
+
     weight:       [num_local, in, out] int8
     input_scale:  [num_local, 1] fp32
     input_offset: [num_local, 1] fp32
-    deq_scale:    [num_local, out] fp32, or its bits as int64
+    deq_scale:    [num_local, out] fp32
     quant_bias:   [num_local, out] int32, or None where another rank of the sum adds it
     """
 
@@ -92,9 +95,8 @@ class StaticProjection:
         scaled = rows.float() / self.input_scale[expert_of_row] + self.input_offset[expert_of_row]
         integers = scaled.round().clamp(-128, 127).to(torch.int8)
         bias = {} if self.quant_bias is None else {"bias": [self.quant_bias]}
-        return grouped_matmul(
-            integers, self.weight, tokens_per_expert, rows.dtype, scale=[self.deq_scale], **bias
-        )
+        sums = grouped_matmul(integers, self.weight, tokens_per_expert, torch.int32, **bias)
+        return (sums.float() * self.deq_scale[expert_of_row]).to(rows.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

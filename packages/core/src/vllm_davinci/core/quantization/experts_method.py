@@ -16,7 +16,12 @@ from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
 from vllm_davinci.core.quantization.quant_matmul import arrange_weight
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, TensorSpec, device_dtype
+from vllm_davinci.core.quantization.tensors import (
+    LINEAR_TENSORS,
+    TensorSpec,
+    deq_scale_as_float,
+    device_dtype,
+)
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
@@ -143,11 +148,12 @@ class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
         )
 
     def _projection(self, layer: NPURoutedExperts, group: str, adds_bias: bool) -> StaticProjection:
+        deq_scale = _plain(layer, f"{group}_deq_scale")
         return StaticProjection(
             weight=self._arranged(layer.get_parameter(f"{group}_weight")),
             input_scale=_plain(layer, f"{group}_input_scale"),
             input_offset=_plain(layer, f"{group}_input_offset").float(),
-            deq_scale=_plain(layer, f"{group}_deq_scale"),
+            deq_scale=deq_scale_as_float(deq_scale.cpu()).to(deq_scale.device),
             quant_bias=_plain(layer, f"{group}_quant_bias") if adds_bias else None,
         )
 

@@ -35,6 +35,7 @@ from vllm_davinci.core.quantization.quant_matmul import (
     arrange_weight,
     per_token_quant_matmul,
 )
+from vllm_davinci.core.quantization.tensors import deq_scale_as_float
 
 
 @register_weight_loader_v2_supported_method
@@ -139,8 +140,9 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
 
 @register_weight_loader_v2_supported_method
 class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
-    """A quantized weight that is needed as floats: weight * weight_scale, computed once.
+    """A quantized weight that is needed as floats: weight * its scale, computed once.
 
+    The scale of a static layer's weight is deq_scale / input_scale.
     MLA derives its absorbed matrices from `kv_b_proj`.
     """
 
@@ -150,7 +152,13 @@ class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        scaled = plain_tensor(layer, "weight").float() * plain_tensor(layer, "weight_scale").float()
+        if self.kind is QuantType.W8A8:
+            deq_scale = deq_scale_as_float(plain_tensor(layer, "deq_scale").cpu())
+            scale = deq_scale / plain_tensor(layer, "input_scale").cpu()
+            scale = scale.unsqueeze(1).to(layer.get_parameter("weight").device)
+        else:
+            scale = plain_tensor(layer, "weight_scale").float()
+        scaled = plain_tensor(layer, "weight").float() * scale
         for name in self._loaders:
             delattr(layer, name)
         layer.weight = torch.nn.Parameter(scaled.to(self._dtype), requires_grad=False)

@@ -83,7 +83,8 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
         require_loaded(self.prefix, self.kind, missing)
         offset = "weight_offset"
-        require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
+        if offset in self._loaders:
+            require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
 
 
 def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:

@@ -1,4 +1,8 @@
-"""The tensors of a quantized layer in a checkpoint: names, dtypes and shapes, per type."""
+"""The tensors of a quantized layer in a checkpoint: names, dtypes and shapes, per type.
+
+As ModelSlim writes them (AscendV1, version 1.0.0). A static layer has no scale of its weight alone:
+deq_scale is that times input_scale.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +65,14 @@ LINEAR_TENSORS: dict[QuantType, tuple[TensorSpec, ...]] = {
     QuantType.W8A8_DYNAMIC: (_WEIGHT, *_PER_CHANNEL),
     QuantType.W8A8: (
         _WEIGHT,
-        *_PER_CHANNEL,
         TensorSpec("input_scale", Extent.ONE),
-        # int8 in the format's definition; exporters have written it as a float, too.
+        # fp32 today; earlier exporters wrote the model's dtype, others int8.
         TensorSpec(
             "input_offset",
             Extent.ONE,
             (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32),
         ),
+        # int64: the bits of fp32 values, for models in fp16 and where ModelSlim does not know.
         TensorSpec("deq_scale", Extent.CHANNELS, (torch.float32, torch.int64)),
         TensorSpec("quant_bias", Extent.CHANNELS, (torch.int32,)),
     ),
@@ -79,6 +83,11 @@ def float_from_bits(bits: torch.Tensor) -> torch.Tensor:
     """fp32 values whose bit patterns are in the low halves of `bits`, int64."""
     low = bits & 0xFFFFFFFF
     return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
+
+
+def deq_scale_as_float(deq_scale: torch.Tensor) -> torch.Tensor:
+    """fp32 values of a `deq_scale` in either of its forms."""
+    return deq_scale if deq_scale.dtype.is_floating_point else float_from_bits(deq_scale)
 
 
 def bits_from_float(values: torch.Tensor) -> torch.Tensor:

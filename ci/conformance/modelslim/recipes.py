@@ -1,0 +1,99 @@
+"""What ModelSlim is asked for: its recipe files, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Step = dict[str, Any]
+
+
+def scheme(scope: str, dtype: str, symmetric: bool = True) -> Step:
+    return {"scope": scope, "dtype": dtype, "symmetric": symmetric, "method": "minmax"}
+
+
+WEIGHT = scheme("per_channel", "int8")
+STATIC = {"act": scheme("per_tensor", "int8", symmetric=False), "weight": WEIGHT}
+DYNAMIC = {"act": scheme("per_token", "int8"), "weight": WEIGHT}
+MIX = {"act": scheme("pd_mix", "int8", symmetric=False), "weight": WEIGHT}
+INT4 = {"act": scheme("per_token", "int8"), "weight": scheme("per_channel", "int4")}
+WEIGHT_ONLY = {"weight": WEIGHT}
+
+
+def linear(qconfig: Step, include: str = "*", *exclude: str) -> Step:
+    step = {"type": "linear_quant", "qconfig": qconfig, "include": [include]}
+    # Embeddings and heads stay floats in every recipe that ModelSlim ships.
+    return {**step, "exclude": ["lm_head", "*kv_b_proj" if "*self_attn*" in include else "no.name", *exclude]}
+
+
+def group(*configs: Step) -> Step:
+    return {"type": "group", "configs": list(configs)}
+
+
+SMOOTH = {"type": "iter_smooth", "include": ["*"]}
+FLEX_SMOOTH = {"type": "flex_smooth_quant", "include": ["*"]}
+ROTATE = {"type": "quarot", "block_size": 32}
+CACHE = {"type": "dynamic_cache", "qconfig": WEIGHT, "include": ["*"]}
+EXPERTS, NO_EXPERTS = "*mlp.experts.*", ("*gate", "*mlp.experts.*")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One export.
+
+    model_type: one of ModelSlim's names
+    steps:      of its version 1 recipes
+    refused:    part of the one line with which our check and our engine refuse it; None: it serves
+    """
+
+    name: str
+    model: str
+    model_type: str
+    steps: tuple[Step, ...]
+    refused: str | None = None
+
+
+QWEN3, QWEN3_MOE = ("qwen3", "Qwen3-32B"), ("qwen3_moe", "Qwen3-30B")
+QWEN2_5, DEEPSEEK = ("qwen2_5", "Qwen2.5-7B-Instruct"), ("deepseek_v3", "DeepSeek-V3")
+TINY_LLAMA, TINY_DEEPSEEK = ("tiny_llama", "default"), ("tiny_deepseek", "DeepSeek-V3")
+
+RECIPES = (
+    Recipe("static", *QWEN3, (SMOOTH, linear(STATIC))),
+    Recipe("dynamic", *QWEN3, (SMOOTH, linear(DYNAMIC))),
+    Recipe("static, some floats", *QWEN3, (linear(STATIC, "*", "*down_proj", "*layers.1.mlp*"),)),
+    Recipe("mix", *QWEN3, (SMOOTH, linear(MIX))),
+    Recipe("weight only", *QWEN3, (linear(WEIGHT_ONLY),)),
+    Recipe("int8 cache", *QWEN3, (linear(DYNAMIC), CACHE)),
+    Recipe("rotated static", *QWEN3, (ROTATE, linear(STATIC))),
+    Recipe("static", *QWEN2_5, (SMOOTH, linear(STATIC))),
+    Recipe("dynamic", *QWEN2_5, (FLEX_SMOOTH, linear(DYNAMIC))),
+    Recipe("dynamic", *QWEN3_MOE, (FLEX_SMOOTH, linear(DYNAMIC, "*", "*gate"))),
+    Recipe("static, experts too", *QWEN3_MOE, (linear(STATIC, "*", "*gate"),)),
+    Recipe(
+        "static attention, int4 experts", *QWEN3_MOE,
+        (FLEX_SMOOTH, group(linear(STATIC, "*self_attn*"), linear(INT4, EXPERTS))),
+    ),
+    Recipe(
+        "static attention, dynamic experts", *DEEPSEEK,
+        (FLEX_SMOOTH, group(linear(STATIC, "*self_attn*"), linear(DYNAMIC, "*mlp*", "*gate"))),
+    ),
+    Recipe("static, kv_b_proj too", *DEEPSEEK, (linear(STATIC, "*", "*gate", *NO_EXPERTS),)),
+    Recipe(
+        "rotated, int4 experts", *DEEPSEEK,
+        (
+            ROTATE,
+            group(
+                linear(STATIC, "*self_attn*"),
+                linear(DYNAMIC, "*mlp*", *NO_EXPERTS),
+                linear(INT4, EXPERTS),
+            ),
+        ),
+    ),
+    Recipe("static", *TINY_LLAMA, (linear(STATIC),)),
+    Recipe("dynamic", *TINY_LLAMA, (linear(DYNAMIC),)),
+    Recipe(
+        "static attention, dynamic experts", *TINY_DEEPSEEK,
+        (group(linear(STATIC, "*self_attn*"), linear(DYNAMIC, "*mlp*", "*gate")),),
+    ),
+    Recipe("dynamic", *TINY_DEEPSEEK, (linear(DYNAMIC, "*", "*gate", "*kv_b_proj"),)),
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""An int8 checkpoint as transformers runs it, with every quantized layer in plain integers.
+
+Everything else is computed in fp32: the tokens that an engine in 16 bits picks are the same where
+the choice is not close.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
+
+DESCRIPTION = "quant_model_description.json"
+# How far apart two logits may be whose order 16 bits can change.
+CLOSE_LOGITS = 0.25
+
+Product = Callable[[Tensor], Tensor]
+
+
+def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
+    """The product of one layer: [..., in] to [..., out], both fp32.
+
+    tensors: those of the layer in the checkpoint, by their last name
+    """
+    weight = tensors["weight"].double()
+    if kind == "FLOAT":
+        bias = tensors.get("bias")
+        float_weight = tensors["weight"].float()
+        return lambda x: nn.functional.linear(x, float_weight, bias if bias is None else bias.float())
+    if kind == "W8A8":
+        deq_scale = tensors["deq_scale"]
+        if not deq_scale.dtype.is_floating_point:
+            deq_scale = deq_scale.int().view(torch.float32)
+        scale, offset = tensors["input_scale"].float(), tensors["input_offset"].float()
+
+        def static(x: Tensor) -> Tensor:
+            integers = static_quant(x, scale, offset).double()
+            return ((integers @ weight.t() + tensors["quant_bias"]) * deq_scale).float()
+
+        return static
+    assert kind == "W8A8_DYNAMIC", kind
+
+    def dynamic(x: Tensor) -> Tensor:
+        integers, scales = dynamic_quant(x)
+        sums = integers.double() @ weight.t() * tensors["weight_scale"].flatten()
+        result = sums.float() * scales.unsqueeze(-1)
+        return result + tensors["bias"].float() if "bias" in tensors else result
+
+    return dynamic
+
+
+class IntegerLinear(nn.Module):
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)
+
+
+class IntegerExperts(nn.Module):
+    """Routed experts, one by one. products: per expert those of gate, up and down."""
+
+    def __init__(self, products: list[tuple[Product, Product, Product]]) -> None:
+        super().__init__()
+        self.products = products
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden: [num_tokens, hidden_size]; the others: [num_tokens, top_k]."""
+        total = torch.zeros_like(hidden)
+        for number, (gate, up, down) in enumerate(self.products):
+            rows, place = (top_k_index == number).nonzero(as_tuple=True)
+            if len(rows):
+                x = hidden[rows]
+                result = down(nn.functional.silu(gate(x)) * up(x))
+                total.index_add_(0, rows, result * top_k_weights[rows, place].unsqueeze(1))
+        return total
+
+
+class IntegerReference(TransformersReference):
+    """A checkpoint in ModelSlim's format: FLOAT, W8A8 and W8A8_DYNAMIC layers.
+
+    kv_b_proj is computed from floats, as MLA's absorbed matrices are.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        config = transformers.AutoConfig.from_pretrained(checkpoint)
+        self.network = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.network.generation_config.eos_token_id = None
+        types = json.loads((checkpoint / DESCRIPTION).read_text(encoding="utf-8"))
+        self._layers: dict[str, dict[str, Tensor]] = {}
+        for path in sorted(checkpoint.glob("*.safetensors")):
+            for name, tensor in load_file(path).items():
+                prefix, _, last = name.rpartition(".")
+                self._layers.setdefault(prefix, {})[last] = tensor
+        self._types = {prefix: types.get(f"{prefix}.weight", "FLOAT") for prefix in self._layers}
+        for name, module in list(self.network.named_modules()):
+            self._replace(name, module)
+
+    def _replace(self, name: str, module: nn.Module) -> None:
+        if f"{name}.0.gate_proj" in self._layers:
+            count = len({key for key in self._layers if key.startswith(f"{name}.")}) // 3
+            parts = ("gate_proj", "up_proj", "down_proj")
+            self._set(name, IntegerExperts([
+                tuple(self._product(f"{name}.{number}.{part}") for part in parts)  # type: ignore[misc]
+                for number in range(count)
+            ]))  # fmt: skip
+        elif isinstance(module, nn.Linear) and name in self._layers:
+            self._set(name, IntegerLinear(self._product(name)))
+        elif name in self._layers:
+            with torch.no_grad():
+                for last, tensor in self._layers[name].items():
+                    target = getattr(module, last, None)
+                    if target is not None:
+                        target.copy_(tensor)
+                    elif tensor.any():  # of a norm whose outliers were moved
+                        bias = tensor.float()
+                        module.register_forward_hook(lambda _m, _i, output: output + bias)
+
+    def _product(self, prefix: str) -> Product:
+        tensors, kind = self._layers[prefix], self._types[prefix]
+        if prefix.endswith("kv_b_proj") and kind != "FLOAT":
+            if kind == "W8A8":
+                deq_scale = tensors["deq_scale"]
+                if not deq_scale.dtype.is_floating_point:
+                    deq_scale = deq_scale.int().view(torch.float32)
+                scale = (deq_scale / tensors["input_scale"].float()).unsqueeze(1)
+            else:
+                scale = tensors["weight_scale"].float()
+            return integer_product({"weight": tensors["weight"].float() * scale}, "FLOAT")
+        return integer_product(tensors, kind)
+
+    def _set(self, name: str, module: nn.Module) -> None:
+        parent, _, last = name.rpartition(".")
+        setattr(self.network.get_submodule(parent), last, module)
+
+    def differing_tokens(
+        self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+    ) -> tuple[int, int]:
+        """Tokens that are not the greedy choice after those before them: close ones, others."""
+        close = wrong = 0
+        for prompt, tokens in zip(prompts, outputs, strict=True):
+            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+            for row, token in zip(rows, tokens, strict=True):
+                gap = float(row.max() - row[token])
+                close += 0 < gap <= CLOSE_LOGITS
+                wrong += gap > CLOSE_LOGITS
+        return close, wrong
