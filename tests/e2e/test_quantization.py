@@ -23,7 +23,11 @@ from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.model_zoo import POISONS, write_poisoned
+from vllm_davinci_testing.engines.model_zoo import (
+    POISONED_EXPERT,
+    POISONS,
+    write_poisoned,
+)
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
@@ -358,9 +362,19 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
     if kind == "W8A8":
         ranges = input_ranges(source, [torch.tensor([clean[5]])], lambda count: None)
     model = tmp_path / kind
+    # A scale that is not a number does not load. One of the largest makes every product of the
+    # expert infinite.
+    floats = load_file(source / WEIGHTS)
+    expert = f"experts.{POISONED_EXPERT}.down_proj"
+    for name in [name for name in floats if expert in name]:
+        assert floats[name].isnan().all()
+        floats[name] = torch.ones_like(floats[name])
+    save_file(floats, source / WEIGHTS, metadata={"format": "pt"})
     Exporter(source, model, QuantType(kind), torch.bfloat16, ranges).run(lambda count: None)
-    scale = "model.layers.0.mlp.experts.3.down_proj.weight_scale"
-    assert load_file(model / WRITTEN)[scale].isnan().all()
+    tensors = load_file(model / WRITTEN)
+    for name in [name for name in tensors if name.endswith(f"{expert}.weight_scale")]:
+        tensors[name].fill_(torch.finfo(torch.float32).max)
+    rewrite(model, tensors)
     poisoned = [[*prompt, POISONS[number % 3]] for number, prompt in enumerate(clean)]
     mixed = [prompt for pair in zip(clean, poisoned, strict=True) for prompt in pair]
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -404,7 +418,7 @@ EXPERT = "model.layers.2.mlp.experts.5"
         ),
         (f"{EXPERT}.up_proj.weight_scale", None, "w13_weight_scale (1 of 16 parts)"),
         (f"{EXPERT}.up_proj.weight", "FLOAT", f"{EXPERT}.up_proj FLOAT"),
-        (f"{EXPERT}.up_proj.weight", "W4A8_DYNAMIC", "'W4A8_DYNAMIC', and FLOAT, W8A8"),
+        (f"{EXPERT}.up_proj.weight", "W4A4_DYNAMIC", "'W4A4_DYNAMIC', and FLOAT, W8A8"),
         ("model.layers.0.mlp.up_proj.weight", "W8A8", "model.layers.0.mlp.up_proj W8A8"),
         (
             "model.layers.0.self_attn.o_proj.weight",

@@ -21,9 +21,9 @@ WEIGHT_ONLY = {"weight": WEIGHT}
 
 
 def linear(qconfig: Step, include: str = "*", *exclude: str) -> Step:
-    step = {"type": "linear_quant", "qconfig": qconfig, "include": [include]}
-    # Embeddings and heads stay floats in every recipe that ModelSlim ships.
-    return {**step, "exclude": ["lm_head", "*kv_b_proj" if "*self_attn*" in include else "no.name", *exclude]}
+    # Heads stay floats in every recipe that ModelSlim ships, and kv_b_proj where it is attention's.
+    left_out = ["lm_head", *exclude, *(["*kv_b_proj"] if include == "*self_attn*" else [])]
+    return {"type": "linear_quant", "qconfig": qconfig, "include": [include], "exclude": left_out}
 
 
 def group(*configs: Step) -> Step:
@@ -77,7 +77,7 @@ RECIPES = (
         "static attention, dynamic experts", *DEEPSEEK,
         (FLEX_SMOOTH, group(linear(STATIC, "*self_attn*"), linear(DYNAMIC, "*mlp*", "*gate"))),
     ),
-    Recipe("static, kv_b_proj too", *DEEPSEEK, (linear(STATIC, "*", "*gate", *NO_EXPERTS),)),
+    Recipe("static, kv_b_proj too", *DEEPSEEK, (linear(STATIC, "*self_attn.*"),)),
     Recipe(
         "rotated, int4 experts", *DEEPSEEK,
         (

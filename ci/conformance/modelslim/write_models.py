@@ -21,6 +21,7 @@ VOCABULARY = 4096  # of the trained checkpoints' tokenizer
 # ModelSlim reads the layer that predicts further tokens from this file, under this number, whatever
 # the model's depth.
 MTP_FILE, MTP_LAYER = "model-00163-of-000163.safetensors", 61
+DEEPSEEK_CODE = "modeling_deepseek.py"
 
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -41,7 +42,12 @@ MODELS: dict[str, Any] = {
     "qwen3": transformers.Qwen3Config(head_dim=128, **QWEN, **COMMON),
     "qwen2_5": transformers.Qwen2Config(**QWEN, **COMMON),
     "qwen3_moe": transformers.Qwen3MoeConfig(
-        head_dim=64, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=128, **QWEN, **COMMON
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        **QWEN,
+        **COMMON,
     ),
     "deepseek_v3": transformers.DeepseekV3Config(
         hidden_size=256,
@@ -102,9 +108,12 @@ def finish(directory: Path, tokenizer: Path) -> None:
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-        path.write_text(json.dumps(config, indent=2), encoding="utf-8")
     if config["model_type"] == "deepseek_v3":
         split(directory, config)
+        shutil.copy(Path(__file__).with_name(DEEPSEEK_CODE), directory)
+        place = DEEPSEEK_CODE.removesuffix(".py")
+        config["auto_map"] = {"AutoModelForCausalLM": f"{place}.DeepseekV3ForCausalLM"}
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def split(directory: Path, config: dict[str, Any]) -> None:

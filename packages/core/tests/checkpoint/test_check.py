@@ -125,7 +125,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
     elif how == "disagreeing experts":
         checkpoint.quantized(f"{expert}.gate_proj", INTER, HIDDEN, "W8A8")
     elif how == "unknown type":
-        checkpoint.types[f"{expert}.down_proj.weight"] = "W4A8_DYNAMIC"
+        checkpoint.types[f"{expert}.down_proj.weight"] = "W4A4_DYNAMIC"
     elif how == "integers without a type":
         del checkpoint.types[f"{query}.weight"]
     elif how == "entry without a tensor":
@@ -150,7 +150,7 @@ def spoil(checkpoint: Checkpoint, how: str) -> None:
         ("wrong dtype", "q_proj.quant_bias: holds float32 and must hold int32"),
         ("disagreeing parts", "self_attn.q_proj W8A8_DYNAMIC, model.layers.0.self_attn.k_proj"),
         ("disagreeing experts", "model.layers.1.mlp.experts is one product"),
-        ("unknown type", "experts.1.down_proj.weight has quantization type 'W4A8_DYNAMIC'"),
+        ("unknown type", "experts.1.down_proj.weight has quantization type 'W4A4_DYNAMIC'"),
         ("integers without a type", "q_proj.weight: holds int8 and would be loaded as FLOAT"),
         ("entry without a tensor", "model.norm.weight: 1 tensors have an entry"),
         ("missing layer", "config.json says 3, and 2 have no tensors"),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-QUANTIZATION_METHODS = ("ascend", "compressed-tensors")  # see core.quantization
+QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8")  # see core.quantization
 
 _is_described: ContextVar[bool] = ContextVar("is_described", default=False)
 
@@ -227,7 +227,7 @@ class NPUPlatform(Platform):
         if quant not in QUANTIZATION_METHODS:
             raise UnsupportedFeatureError(
                 f"not available in {RELEASE}: quantization {quant!r}; "
-                f"{' and '.join(QUANTIZATION_METHODS)} are. Use the model's unquantized checkpoint "
+                f"{', '.join(QUANTIZATION_METHODS)} are. Use the model's unquantized checkpoint "
                 "and leave --quantization out, or make an int8 checkpoint of it: vllm-davinci "
                 "quantize SOURCE DESTINATION."
             )

@@ -21,6 +21,7 @@ from vllm.model_executor.models import ModelRegistry
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
+from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.layers.activation import NPUSiluAndMul
@@ -66,6 +67,7 @@ def register() -> None:
         if op_registry_oot.get(name) is not layer:
             PluggableLayer.register_oot(layer, name=name)
     register_quantization()
+    register_loader()
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)

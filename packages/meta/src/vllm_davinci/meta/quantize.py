@@ -16,19 +16,21 @@ from rich.progress import (
 
 from vllm_davinci.meta import core_access
 
-TYPES = ("W8A8_DYNAMIC", "W8A8")
+TYPES = ("W8A8_DYNAMIC", "W8A8", "FLOAT")
 DTYPES = ("bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, help="directory of a float checkpoint")
+    parser.add_argument(
+        "source", type=Path, help="directory of a checkpoint of floats, or of fp8 in blocks"
+    )
     parser.add_argument("destination", type=Path, help="directory to write")
     parser.add_argument(
         "--type",
         choices=TYPES,
         default=TYPES[0],
         help="W8A8_DYNAMIC scales every token when it comes; W8A8 takes the input's scale from "
-        "--calibrate (default: %(default)s)",
+        "--calibrate; FLOAT turns fp8 into floats (default: %(default)s)",
     )
     parser.add_argument(
         "--calibrate",
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
         with _progress(console) as progress:
             ranges = {}
             if kind is QuantType.W8A8:
+                export.require_calibratable(options.source, config)
                 windows = calibration.text_windows(
                     options.source, options.calibrate, options.calibration_tokens
                 )

@@ -32,9 +32,8 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
     """
     weight = tensors["weight"].double()
     if kind == "FLOAT":
-        bias = tensors.get("bias")
-        float_weight = tensors["weight"].float()
-        return lambda x: nn.functional.linear(x, float_weight, bias if bias is None else bias.float())
+        floats = {name: tensor.float() for name, tensor in tensors.items()}
+        return lambda x: nn.functional.linear(x, floats["weight"], floats.get("bias"))
     if kind == "W8A8":
         deq_scale = tensors["deq_scale"]
         if not deq_scale.dtype.is_floating_point:
@@ -85,6 +84,11 @@ class IntegerExperts(nn.Module):
         return total
 
 
+def added(bias: Tensor) -> Callable[..., Tensor]:
+    """A hook that adds to a module's output."""
+    return lambda module, inputs, output: output + bias
+
+
 class IntegerReference(TransformersReference):
     """A checkpoint in ModelSlim's format: FLOAT, W8A8 and W8A8_DYNAMIC layers.
 
@@ -123,9 +127,8 @@ class IntegerReference(TransformersReference):
                     target = getattr(module, last, None)
                     if target is not None:
                         target.copy_(tensor)
-                    elif tensor.any():  # of a norm whose outliers were moved
-                        bias = tensor.float()
-                        module.register_forward_hook(lambda _m, _i, output: output + bias)
+                    elif last == "bias":  # of a norm whose outliers were moved
+                        module.register_forward_hook(added(tensor.float()))
 
     def _product(self, prefix: str) -> Product:
         tensors, kind = self._layers[prefix], self._types[prefix]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from vllm_davinci.core.checkpoint.compressed_check import check_compressed
 from vllm_davinci.core.checkpoint.config_check import EXPERT, VOCABULARY, check_against_config
@@ -20,22 +23,25 @@ from vllm_davinci.core.checkpoint.files import (
     tensor_files,
 )
 from vllm_davinci.core.checkpoint.issues import CheckReport, LayerKind
-from vllm_davinci.core.errors import CheckpointError, CoreError
+from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.quantization import block_fp8
 from vllm_davinci.core.quantization.compressed_schemes import NAME as COMPRESSED
 from vllm_davinci.core.quantization.description import (
     FUSED_LAYERS,
+    LOADED_AS,
     QuantDescription,
     QuantType,
     find_description,
     quant_type,
     shortened,
 )
-from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS, dtype_name
+from vllm_davinci.core.quantization.tensors import STORED_TENSORS, Extent, dtype_name
 
+_PLAIN = STORED_TENSORS[QuantType.FLOAT.value]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _EXTRA_NAMES = frozenset(
-    spec.name for specs in LINEAR_TENSORS.values() for spec in specs if spec.name != "weight"
-)
+    spec.name for specs in STORED_TENSORS.values() for spec in specs if spec.name != "weight"
+) | {"weight_scale_second", "weight_offset_second"}
 
 
 def check_checkpoint(directory: Path) -> CheckReport:
@@ -75,12 +81,68 @@ def check_checkpoint(directory: Path) -> CheckReport:
     types = _types(layers, tensors, description, report)
     _add_kinds(layers, types, report)
     if description is not None:
+        _check_scales_have_weights(layers, tensors, report)
         _check_agreement(layers, description, report)
         _check_entries(tensors, description, report)
     elif report.quantization.startswith(COMPRESSED):
         check_compressed(_quantization_config(config), tensors, report)
-    check_against_config(config, tensors, report)
+    elif report.quantization.startswith(block_fp8.NAME):
+        _check_block_fp8(_quantization_config(config), tensors, report)
+    check_against_config(config, _unpacked(tensors, description), report)
     return report
+
+
+def _check_block_fp8(
+    named: Mapping[str, Any], tensors: Mapping[str, StoredTensor], report: CheckReport
+) -> None:
+    try:
+        block = block_fp8.block_of(named)
+    except UnsupportedFeatureError as error:
+        report.problem("config.json", str(error))
+        return
+    assert block is not None
+    for name, tensor in tensors.items():
+        weight = tensors.get(name.removesuffix("_scale_inv"))
+        if weight is not tensor and (weight is None or weight.dtype != block_fp8.DTYPE):
+            report.problem(name, "is there, and it belongs to no fp8 weight")
+        elif tensor.dtype == block_fp8.DTYPE:
+            scale = tensors.get(f"{name}_scale_inv")
+            expected = block.scale_shape(tensor.shape) if len(tensor.shape) == 2 else ()
+            if scale is None:
+                report.problem(f"{name}_scale_inv", "is missing: the weight is fp8")
+            elif scale.shape != expected or scale.dtype != torch.float32:
+                report.problem(
+                    f"{name}_scale_inv",
+                    f"is {dtype_name(scale.dtype)} {list(scale.shape)} and must be float32 "
+                    f"{list(expected)}",
+                )
+
+
+def _check_scales_have_weights(
+    layers: Mapping[str, StoredTensor], tensors: Mapping[str, StoredTensor], report: CheckReport
+) -> None:
+    lacking: dict[str, str] = {}
+    for name in tensors:
+        prefix, _, part = name.rpartition(".")
+        if part in _EXTRA_NAMES and prefix not in layers:
+            lacking.setdefault(f"{prefix}.weight", name)
+    for weight, name in lacking.items():
+        report.problem(weight, f"is missing, and {name} is there")
+
+
+def _unpacked(
+    tensors: Mapping[str, StoredTensor], description: QuantDescription | None
+) -> dict[str, StoredTensor]:
+    """With the shapes that weights have which are stored in fewer rows."""
+    types = {} if description is None else description.types
+    return {
+        name: replace(tensor, shape=(2 * tensor.shape[0], *tensor.shape[1:]))
+        if name.endswith(".weight")
+        and tensor.shape
+        and STORED_TENSORS.get(types.get(name, ""), _PLAIN)[0].extent is Extent.PACKED_ROWS
+        else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _description(
@@ -99,11 +161,11 @@ def _description(
     named = _quantization_config(config)
     if method := named.get("quant_method"):
         report.quantization = f"{method} (config.json)"
-        if method != COMPRESSED:
+        if method not in (COMPRESSED, block_fp8.NAME):
             report.problem(
                 "config.json",
-                f"quantization method {method!r} is not available; ascend and compressed-tensors "
-                "are. Use a float checkpoint, or vllm-davinci quantize on one",
+                f"quantization method {method!r} is not available; ascend, compressed-tensors and "
+                "fp8 in blocks are. Use a float checkpoint, or vllm-davinci quantize on one",
             )
     return None
 
@@ -126,20 +188,21 @@ def _types(
         if description is not None and name is None and len(weight.shape) > 1:
             without_entry.append(prefix)
         if name is None:
-            kind = QuantType.FLOAT
+            name = QuantType.FLOAT.value
             is_foreign = description is None and not report.quantization.startswith("none")
             if is_foreign:
                 types[prefix] = report.quantization.split()[0]
                 continue
         else:
             try:
-                kind = quant_type(name, f"{prefix}.weight")
+                quant_type(name, f"{prefix}.weight")
             except CoreError as error:
                 report.problem(f"{prefix}.weight", str(error))
                 types[prefix] = f"{name} (unknown)"
                 continue
-        types[prefix] = kind.value
-        _check_tensors(prefix, weight, kind, tensors, report)
+        loaded_as = LOADED_AS[name].value
+        types[prefix] = loaded_as if loaded_as == name else f"{loaded_as} ({name})"
+        _check_tensors(prefix, weight, name, tensors, report)
     if without_entry:
         report.note(
             shortened(sorted(without_entry), 6),
@@ -151,40 +214,48 @@ def _types(
 def _check_tensors(
     prefix: str,
     weight: StoredTensor,
-    kind: QuantType,
+    stored_as: str,
     tensors: Mapping[str, StoredTensor],
     report: CheckReport,
 ) -> None:
-    specs = LINEAR_TENSORS[kind]
-    if kind is QuantType.FLOAT:
-        if not weight.dtype.is_floating_point:
-            report.problem(
-                f"{prefix}.weight",
-                f"holds {dtype_name(weight.dtype)} and would be loaded as {kind.value}: its scales "
-                "would be left out. Give it its type in the description",
-            )
-        left = sorted(f"{prefix}.{name}" for name in _EXTRA_NAMES if f"{prefix}.{name}" in tensors)
-        if left:
-            report.problem(
-                shortened(left), f"belongs to a quantized layer, and this is {kind.value}"
-            )
+    """stored_as: the layer's type in the description"""
+    specs = STORED_TENSORS[stored_as]
+    names = {spec.name for spec in specs}
+    if stored_as == QuantType.FLOAT.value and not weight.dtype.is_floating_point:
+        report.problem(
+            f"{prefix}.weight",
+            f"holds {dtype_name(weight.dtype)} and would be loaded as {stored_as}: its scales "
+            "would be left out. Give it its type in the description",
+        )
+    left = sorted(
+        f"{prefix}.{name}" for name in _EXTRA_NAMES - names if f"{prefix}.{name}" in tensors
+    )
+    if left:
+        report.problem(
+            shortened(left), f"belongs to a layer of another type, and this is {stored_as}"
+        )
+    if stored_as == QuantType.FLOAT.value:
         return
     if prefix.rpartition(".")[2] in VOCABULARY:
         report.problem(
-            f"{prefix}.weight", f"is {kind.value}; embeddings and LM heads are FLOAT only"
+            f"{prefix}.weight", f"is {stored_as}; embeddings and LM heads are FLOAT only"
         )
     if len(weight.shape) != 2:
         report.problem(f"{prefix}.weight", f"has shape {list(weight.shape)} and must be a matrix")
         return
+    rows, columns = weight.shape
+    rows *= 2 if specs[0].extent is Extent.PACKED_ROWS else 1
     for spec in specs:
         name = f"{prefix}.{spec.name}"
         tensor = tensors.get(name)
-        expected = spec.extent.shape(*weight.shape)
         if tensor is None:
-            report.problem(name, f"is missing: {kind.value} needs it. Export the model again")
+            if not spec.is_optional:
+                report.problem(name, f"is missing: {stored_as} needs it. Export the model again")
             continue
-        if tensor.shape != expected:
-            report.problem(name, f"has shape {list(tensor.shape)} and must have {list(expected)}")
+        expected = spec.extent.shapes(rows, columns)
+        if tensor.shape not in expected:
+            told = " or ".join(str(list(shape)) for shape in expected)
+            report.problem(name, f"has shape {list(tensor.shape)} and must have {told}")
         if not spec.accepts(tensor.dtype):
             report.problem(
                 name, f"holds {dtype_name(tensor.dtype)} and must hold {spec.accepted()}"

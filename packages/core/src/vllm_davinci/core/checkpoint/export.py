@@ -17,10 +17,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.checkpoint.conversion import require_usable
 from vllm_davinci.core.checkpoint.files import (
     INDEX_NAME,
     QUANTIZED_INDEX_NAME,
     StoredTensor,
+    file_name,
     quantized_file_name,
     read_config,
     read_header,
@@ -30,6 +32,14 @@ from vllm_davinci.core.checkpoint.files import (
 from vllm_davinci.core.checkpoint.fused_experts import find_fused_experts
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.block_fp8 import DTYPE as FP8
+from vllm_davinci.core.quantization.block_fp8 import (
+    SCALE,
+    Block,
+    as_floats,
+    block_of,
+    require_scale,
+)
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,9 +66,9 @@ class Exported:
 class Exporter:
     """One export.
 
-    kind:   type of the projections. Routed experts become W8A8_DYNAMIC whichever it is: few tokens
-            reach each, and a range from a short text would cut off the rest. So do the layers
-            after config.json's `num_hidden_layers`
+    kind:   type of the projections; FLOAT only for fp8 weights, which become floats. Routed experts
+            become W8A8_DYNAMIC with W8A8, too: few tokens reach each, and a range from a short text
+            would cut off the rest. So do the layers after config.json's `num_hidden_layers`
     dtype:  of the model: the tensors that stay floats
     ranges: layer -> range of its input, for static layers
     """
@@ -83,7 +93,14 @@ class Exporter:
         files = tensor_files(self.source)
         headers = {path: read_header(path) for path in files}
         stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
-        require_float(self.source, config, stored)
+        self._block = source_block(config)
+        if self._block is None:
+            require_float(self.source, config, stored)
+            if self.kind is QuantType.FLOAT:
+                raise CheckpointError(
+                    f"{self.source} holds floats, and there is nothing to turn into them. Choose "
+                    f"--type {QuantType.W8A8_DYNAMIC.value} or {QuantType.W8A8.value}."
+                )
         _require_whole(self.source, self.source)
         self._fused = find_fused_experts(stored)
         text_config = config.get("text_config") or config
@@ -100,7 +117,7 @@ class Exporter:
         total = 0
         for number, (path, header) in enumerate(headers.items(), 1):
             written = self._file(path, header, stored, description, advance)
-            file_name = quantized_file_name(number, len(headers))
+            file_name = self._file_name(number, len(headers))
             save_file(written, directory / file_name, metadata={"format": "pt"})
             places |= dict.fromkeys(written, file_name)
             total += sum(tensor.nbytes for tensor in written.values())
@@ -111,11 +128,18 @@ class Exporter:
             ]
         self._copy_rest(directory, config)
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        _write_json(directory / QUANTIZED_INDEX_NAME, index)
-        _write_json(directory / FILE_NAME, description)
+        if self.kind is QuantType.FLOAT:
+            _write_json(directory / INDEX_NAME, index)
+        else:
+            _write_json(directory / QUANTIZED_INDEX_NAME, index)
+            _write_json(directory / FILE_NAME, description)
         _require_whole(directory, self.source)
         counts = dict(Counter(description[name] for name in matrices))
         return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
+
+    def _file_name(self, number: int, count: int) -> str:
+        name = file_name if self.kind is QuantType.FLOAT else quantized_file_name
+        return name(number, count)
 
     def _file(
         self,
@@ -130,6 +154,12 @@ class Exporter:
         with safe_open(path, framework="pt") as file:
             for stored_name in header:
                 tensor = file.get_tensor(stored_name)
+                size = tensor.nbytes
+                if stored_name.endswith(SCALE):
+                    advance(size)
+                    continue  # read beside its weight
+                if tensor.dtype == FP8:
+                    tensor = self._from_fp8(stored_name, tensor, stored)
                 experts = self._fused.get(stored_name)
                 own = (
                     [(stored_name, tensor)]
@@ -141,8 +171,19 @@ class Exporter:
                     for result_name, result in self._results(name, value, kind, stored).items():
                         written[result_name] = result.contiguous()
                         description[result_name] = kind.value
-                advance(tensor.nbytes)
+                advance(size)
         return written
+
+    def _from_fp8(
+        self, name: str, weight: torch.Tensor, stored: Mapping[str, StoredTensor]
+    ) -> torch.Tensor:
+        """fp32, the values that an fp8 weight stands for."""
+        assert self._block is not None
+        scale = _read(stored, f"{name}_scale_inv")
+        require_scale(name, weight, scale, self._block)
+        assert scale is not None
+        require_usable(f"{name}_scale_inv", scale)
+        return as_floats(weight, scale, self._block, torch.float32)
 
     def _results(
         self, name: str, tensor: torch.Tensor, kind: QuantType, stored: Mapping[str, StoredTensor]
@@ -155,6 +196,11 @@ class Exporter:
             narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
             return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
         prefix = name.removesuffix(".weight")
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{name} of {self.source} holds values that are not finite, which no integers stand "
+                "for. Copy the checkpoint again."
+            )
         layer = self._layer(prefix, tensor, kind, stored)
         return {f"{prefix}.{part}": value for part, value in layer.items()}
 
@@ -167,7 +213,9 @@ class Exporter:
 
     def _kind(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> QuantType:
         prefix = name.removesuffix(".weight")
-        if prefix == name or len(shape) != 2 or not dtype.is_floating_point:
+        if self.kind is QuantType.FLOAT or prefix == name or len(shape) != 2:
+            return QuantType.FLOAT
+        if not dtype.is_floating_point:
             return QuantType.FLOAT
         if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
             return QuantType.FLOAT
@@ -194,10 +242,7 @@ class Exporter:
                 f"The calibration text never reached {prefix}, so its input has no range. Use a "
                 "longer text, or --type W8A8_DYNAMIC, which needs none."
             )
-        bias = None
-        if (entry := stored.get(f"{prefix}.bias")) is not None:
-            with safe_open(entry.file, framework="pt") as file:
-                bias = file.get_tensor(f"{prefix}.bias")
+        bias = _read(stored, f"{prefix}.bias")
         return static_tensors(weight, bias, self.ranges[prefix], self.dtype)
 
     def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
@@ -208,7 +253,8 @@ class Exporter:
                 shutil.copy2(path, directory / path.name)
         name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
-        _write_json(directory / "config.json", {**config, key: name})
+        kept = {name: value for name, value in config.items() if name != "quantization_config"}
+        _write_json(directory / "config.json", {**kept, key: name})
 
 
 def _require_whole(directory: Path, source: Path) -> None:
@@ -239,6 +285,29 @@ def require_float(
             f"{weights[0]} of {directory} holds {stored[weights[0]].dtype}. Start from the model's "
             "float checkpoint."
         )
+
+
+def source_block(config: Mapping[str, Any]) -> Block | None:
+    """The blocks of a source with fp8 weights, or None for another source."""
+    return block_of(config.get("quantization_config"))
+
+
+def require_calibratable(source: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for a source that transformers does not run on a CPU."""
+    if source_block(config) is not None:
+        raise CheckpointError(
+            f"{source} holds fp8 weights, with which the model does not run for --calibrate. Make "
+            "a float checkpoint first: vllm-davinci quantize SOURCE DESTINATION --type FLOAT."
+        )
+
+
+def _read(stored: Mapping[str, StoredTensor], name: str) -> torch.Tensor | None:
+    entry = stored.get(name)
+    if entry is None:
+        return None
+    with safe_open(entry.file, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:

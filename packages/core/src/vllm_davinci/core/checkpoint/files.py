@@ -90,6 +90,11 @@ def quantized_file_name(number: int, count: int) -> str:
     return f"quant_model_weights-{number:05d}-of-{count:05d}.safetensors"
 
 
+def file_name(number: int, count: int) -> str:
+    """The name of the shard of that number of a float checkpoint, from 1 on."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
 def find_index(directory: Path) -> Path | None:
     """The index of a checkpoint's files, or None."""
     paths = (directory / INDEX_NAME, directory / QUANTIZED_INDEX_NAME)

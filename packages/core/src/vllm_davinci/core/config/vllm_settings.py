@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.graph_mode import settle_graph_mode
+from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
@@ -50,6 +51,10 @@ def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) ->
     # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
     # killed leaves shared memory behind.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
+
+    load_config = vllm_config.load_config
+    if load_config.load_format in REPLACED:
+        load_config.load_format = f"{PREFIX}{load_config.load_format}"
 
     compilation = vllm_config.compilation_config
     change(compilation, "mode", CompilationMode.NONE, f"not available in {RELEASE}: compilation")

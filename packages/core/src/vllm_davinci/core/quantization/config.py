@@ -24,6 +24,7 @@ from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.quantization import block_fp8
 from vllm_davinci.core.quantization.description import (
     FILE_NAME,
     QuantDescription,
@@ -57,6 +58,17 @@ def read_description(model: str, revision: str | None = None) -> QuantDescriptio
         return None if path is None else QuantDescription.load(path)
     content = get_hf_file_to_dict(FILE_NAME, model, revision)
     return None if content is None else QuantDescription.parse(content, f"{model}/{FILE_NAME}")
+
+
+def describe(
+    model: str, revision: str | None, hf_config: PretrainedConfig | None
+) -> QuantDescription | None:
+    """The description of a model; of one with fp8 weights, the one that they are loaded by."""
+    description = read_description(model, revision)
+    named = getattr(hf_config, "quantization_config", None)
+    if description is None and block_fp8.block_of(named) is not None:
+        return block_fp8.described(block_fp8.tensor_names(model, revision), model)
+    return description
 
 
 class AscendQuantizationConfig(QuantizationConfig):
@@ -109,7 +121,7 @@ class AscendQuantizationConfig(QuantizationConfig):
     ) -> None:
         """Reads the model's description. Raises CheckpointError when there is none."""
         if self._description is None:
-            self._description = read_description(model_name, revision)
+            self._description = describe(model_name, revision, hf_config)
         if self._description is None:
             raise CheckpointError(
                 f"--quantization {NAME} needs {FILE_NAME} beside the weights of {model_name}, and "

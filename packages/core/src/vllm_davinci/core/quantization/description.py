@@ -43,25 +43,36 @@ _EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.(?P<part>[^.]+)\.w
 
 
 class QuantType(str, Enum):
-    """The format of one layer's weight and of the input of its product."""
+    """The format of one layer's weight and of the input of its product, as layers compute it."""
 
     FLOAT = "FLOAT"
     W8A8 = "W8A8"  # int8 weight; the input's scale and offset are in the checkpoint
     W8A8_DYNAMIC = "W8A8_DYNAMIC"  # int8 weight; every token's scale is found when it comes
 
 
+# Types of a checkpoint -> how their layers compute. What is more in the files is converted or left
+# out while loading (`checkpoint.conversion`).
+LOADED_AS: dict[str, QuantType] = {
+    **{kind.value: kind for kind in QuantType},
+    # Both: the scales of tokens are for prefills, the checkpoint's for decodes of another engine.
+    "W8A8_MIX": QuantType.W8A8_DYNAMIC,
+    # The 4-bit integers are int8, too, and their products are the same.
+    "W4A8_DYNAMIC": QuantType.W8A8_DYNAMIC,
+}
+
+
 def quant_type(name: str, tensor: str) -> QuantType:
-    """The type of that name. Raises UnsupportedFeatureError, which names the tensor."""
-    try:
-        return QuantType(name)
-    except ValueError:
-        known = [known.value for known in QuantType]
-        close = difflib.get_close_matches(str(name), known, n=1)
-        hint = f" Did the export mean {close[0]}?" if close else ""
-        raise UnsupportedFeatureError(
-            f"{tensor} has quantization type {name!r}, and {', '.join(known)} are supported."
-            f"{hint} Export the model again with a supported type for this layer."
-        ) from None
+    """How a layer of that type computes. Raises UnsupportedFeatureError, which names the tensor."""
+    kind = LOADED_AS.get(name)
+    if kind is not None:
+        return kind
+    close = difflib.get_close_matches(str(name), LOADED_AS, n=1)
+    hint = f" Did the export mean {close[0]}?" if close else ""
+    raise UnsupportedFeatureError(
+        f"{tensor} has quantization type {name!r}, and {', '.join(LOADED_AS)} are supported."
+        f"{hint} Export the model again with a supported type for this layer, such as "
+        "W8A8_DYNAMIC, or run vllm-davinci quantize on the float checkpoint."
+    )
 
 
 @dataclass(frozen=True)
@@ -131,12 +142,12 @@ class QuantDescription:
     @property
     def has_norm_biases(self) -> bool:
         """Whether outliers were moved out of the activations, which gives norms a bias."""
-        return any(name.endswith("norm.bias") for name in self.types)
+        return any(name.endswith(("norm.bias", "norm.module.bias")) for name in self.types)
 
     @property
     def has_dynamic_layers(self) -> bool:
         """Whether some layers quantize every token with its own scale."""
-        return QuantType.W8A8_DYNAMIC.value in self.types.values()
+        return any(LOADED_AS.get(type_) is QuantType.W8A8_DYNAMIC for type_ in self.types.values())
 
     @property
     def has_static_layers(self) -> bool:

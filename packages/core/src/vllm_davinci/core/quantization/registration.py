@@ -12,7 +12,7 @@ from vllm.model_executor.layers.quantization import (
 from vllm.platforms.interface import PlatformEnum
 
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.quantization import compressed_schemes
+from vllm_davinci.core.quantization import block_fp8, compressed_schemes
 from vllm_davinci.core.quantization.compressed import NPUCompressedTensorsConfig
 from vllm_davinci.core.quantization.config import (
     NAME,
@@ -28,11 +28,12 @@ logger = init_logger(__name__)
 
 
 def register() -> None:
-    """Registers `--quantization ascend` and int8 of compressed-tensors. Idempotent."""
+    """Registers `--quantization ascend`, int8 of compressed-tensors and fp8. Idempotent."""
     if NAME in QUANTIZATION_METHODS:
         return
     register_quantization_config(NAME)(AscendQuantizationConfig)
     register_quantization_config(compressed_schemes.NAME)(NPUCompressedTensorsConfig)
+    register_quantization_config(block_fp8.NAME)(block_fp8.NPUFp8Config)
     register_linear_kernel(NPUInt8ScaledMMLinearKernel, PlatformEnum.OOT, kernel_type="int8")
 
 

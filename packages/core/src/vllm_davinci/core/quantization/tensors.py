@@ -6,8 +6,8 @@ deq_scale is that times input_scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -19,29 +19,40 @@ class Extent(Enum):
     """The shape of a layer's tensor, before it is divided over ranks."""
 
     MATRIX = "[out, in]"
+    PACKED_ROWS = "[out / 2, in]"  # two rows of 4-bit integers in each of int8
     CHANNELS = "[out]"
     CHANNEL_COLUMN = "[out, 1]"
     ONE = "[1]"
+    PER_PART = "[out, 1 or 16]"  # one per part of the input that a rank may have
 
     def shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
         return {
             Extent.MATRIX: (out_features, in_features),
+            Extent.PACKED_ROWS: (out_features // 2, in_features),
             Extent.CHANNELS: (out_features,),
             Extent.CHANNEL_COLUMN: (out_features, 1),
             Extent.ONE: (1,),
+            Extent.PER_PART: (out_features, 1),
         }[self]
+
+    def shapes(self, out_features: int, in_features: int) -> tuple[tuple[int, ...], ...]:
+        """All that a checkpoint may have."""
+        one = self.shape(out_features, in_features)
+        return (one, (out_features, 16)) if self is Extent.PER_PART else (one,)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor of a layer.
 
-    dtypes: what a checkpoint may hold; empty for any floating dtype
+    dtypes:      what a checkpoint may hold; empty for any floating dtype
+    is_optional: whether exporters of some generations leave it out
     """
 
     name: str
     extent: Extent
     dtypes: tuple[torch.dtype, ...] = ()
+    is_optional: bool = False
 
     def accepts(self, dtype: torch.dtype) -> bool:
         return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
@@ -83,6 +94,24 @@ def float_from_bits(bits: torch.Tensor) -> torch.Tensor:
     """fp32 values whose bit patterns are in the low halves of `bits`, int64."""
     low = bits & 0xFFFFFFFF
     return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
+
+
+def _optional(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, is_optional=True) for spec in specs)
+
+
+# The tensors of a checkpoint's types, of which LINEAR_TENSORS are what becomes parameters.
+STORED_TENSORS: dict[str, tuple[TensorSpec, ...]] = {
+    **{kind.value: specs for kind, specs in LINEAR_TENSORS.items()},
+    # Exporters of the version 0 recipes write both scales.
+    QuantType.W8A8.value: (*LINEAR_TENSORS[QuantType.W8A8], *_optional(_PER_CHANNEL)),
+    "W8A8_MIX": (*LINEAR_TENSORS[QuantType.W8A8], *_PER_CHANNEL),
+    "W4A8_DYNAMIC": (
+        TensorSpec("weight", Extent.PACKED_ROWS, (torch.int8,)),
+        *_PER_CHANNEL,
+        TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,)),
+    ),
+}
 
 
 def deq_scale_as_float(deq_scale: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,157 @@
+"""Whether a model took all of its checkpoint, and the checkpoint had all of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from vllm_davinci.core.checkpoint.tracking import LoadTracker
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.layers.norm import NPURMSNorm
+from vllm_davinci.core.quantization.description import FUSED_LAYERS, QuantDescription, shortened
+from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase
+from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
+from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Computed from config.json; older files have them, too.
+_DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_EXPERT_PARTS = {"w13_": ("gate_proj", "up_proj", "w1", "w3"), "w2_": ("down_proj", "w2")}
+
+
+def require_complete(
+    tracker: LoadTracker,
+    model: torch.nn.Module,
+    vllm_config: VllmConfig,
+    description: QuantDescription | None,
+) -> None:
+    """Raises CheckpointError with the names of tensors that were left over, or did not come."""
+    found = {
+        "has {}, in a shape that is not the model's": list(_misshapen(tracker, model, vllm_config)),
+        "lacks {}, without which parameters would hold what memory held": list(
+            _lacking(tracker, model)
+        ),
+        "has {}, for which the model has no place": list(
+            _left_over(tracker, vllm_config, description)
+        ),
+    }
+    told = [text.format(shortened(names, 6)) for text, names in found.items() if names]
+    if told:
+        raise CheckpointError(
+            f"{vllm_config.model_config.model} {'; it '.join(told)}. Its files and its config.json "
+            f"do not belong together: {CHECK_COMMAND}."
+        )
+
+
+def _misshapen(
+    tracker: LoadTracker, model: torch.nn.Module, vllm_config: VllmConfig
+) -> Iterator[str]:
+    """Tensors of which a place took a part, or more than there is."""
+    modules = dict(model.named_modules())
+    ranks = vllm_config.parallel_config.world_size_across_dp
+    for name, copied in tracker.copied.items():
+        shape = tracker.seen[name]
+        module = modules.get(tracker.places[name].rpartition(".")[0])
+        if isinstance(module, VocabParallelEmbedding):  # whose last ranks may have few rows
+            is_whole = shape[0] in (module.org_vocab_size, module.num_embeddings)
+        else:
+            is_whole = copied * ranks >= shape.numel()
+        if name in tracker.spread or not is_whole:
+            yield f"{name} {list(shape)}"
+
+
+def _left_over(
+    tracker: LoadTracker, vllm_config: VllmConfig, description: QuantDescription | None
+) -> Iterator[str]:
+    config = vllm_config.model_config.hf_text_config
+    depth = getattr(config, "num_hidden_layers", None)
+    parallel = vllm_config.parallel_config
+    is_divided = parallel.world_size_across_dp > 1
+    patterns = {_NUMBER.sub("*", name) for name in tracker.read} if is_divided else set()
+    for name in (name for name in tracker.seen if name not in tracker.read):
+        layer = _LAYER.search(name)
+        if _DERIVED.search(name):
+            continue
+        if layer and depth is not None and int(layer[1]) >= depth:
+            continue  # predicts further tokens
+        if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
+            continue
+        if parallel.pipeline_parallel_size > 1 and layer is None:
+            continue  # of the first stage, or of the last
+        if is_divided and _NUMBER.sub("*", name) in patterns:
+            continue  # a layer or an expert of another rank
+        if _is_folded_bias(name, description):
+            continue
+        yield name
+
+
+def _is_folded_bias(name: str, description: QuantDescription | None) -> bool:
+    """Whether it is the bias of a static layer, which is in its quant_bias, too."""
+    prefix, _, part = name.rpartition(".")
+    return (
+        part == "bias"
+        and description is not None
+        and description.types.get(f"{prefix}.weight") == "W8A8"
+    )
+
+
+def _lacking(tracker: LoadTracker, model: torch.nn.Module) -> Iterator[str]:
+    modules = dict(model.named_modules())
+    for name, written, size in tracker.unfilled():
+        prefix, _, part = name.rpartition(".")
+        module = modules.get(prefix)
+        if isinstance(module, NPURMSNorm) and part == "bias":
+            continue  # made for those norms that have one
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase):
+            continue  # names what is missing by itself, when it prepares its weights
+        names = list(_parts_that_did_not_come(name, tracker.seen))
+        share = "" if not written else f" ({size - written} of {size} entries)"
+        yield from names or [f"{name}{share}"]
+
+
+def _parts_that_did_not_come(name: str, seen: Iterable[str]) -> Iterator[str]:
+    """The checkpoint's names for what vLLM keeps in one parameter, without those that came."""
+    prefix, _, part = name.rpartition(".")
+    parent, _, layer = prefix.rpartition(".")
+    for of_layer in FUSED_LAYERS.get(layer, ()):
+        own = f"{parent}.{of_layer}.{part}"
+        if not _came(own, seen):
+            yield own
+    if layer == "experts" or part.startswith(tuple(_EXPERT_PARTS)):
+        yield from _experts_that_did_not_come(prefix, part, seen)
+
+
+def _experts_that_did_not_come(prefix: str, part: str, seen: Iterable[str]) -> Iterator[str]:
+    group = next((group for group in _EXPERT_PARTS if part.startswith(group)), "w13_")
+    last = part.removeprefix(group)
+    pattern = re.compile(r"experts\.(\d+)\.(\w+)\." + re.escape(last) + "$")
+    layer = _LAYER.search(f"{prefix}.")
+    found = [
+        (int(match[1]), match[2], name[: match.start()])
+        for name in seen
+        if (match := pattern.search(name))
+        and (own := _LAYER.search(name))
+        and layer
+        and own[1] == layer[1]
+    ]
+    parts = {part for _, part, _ in found if part in _EXPERT_PARTS[group]}
+    numbers = {number for number, _, _ in found}
+    present = {(number, part) for number, part, _ in found}
+    for number in sorted(numbers):
+        for part in sorted(parts):
+            if (number, part) not in present:
+                yield f"{found[0][2]}experts.{number}.{part}.{last}"
+
+
+def _came(name: str, seen: Iterable[str]) -> bool:
+    """Whether a tensor came, under the model's name or with a first part that vLLM left out."""
+    return name in seen or any(other.endswith(f".{name}") for other in seen)

@@ -1,0 +1,130 @@
+"""vLLM's loader of safetensors files, which converts formats and leaves no tensor out unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.checkpoint.completeness import require_complete
+from vllm_davinci.core.checkpoint.conversion import (
+    Weights,
+    converted,
+    from_block_fp8,
+    require_usable,
+)
+from vllm_davinci.core.checkpoint.files import read_header
+from vllm_davinci.core.checkpoint.tracking import LoadTracker
+from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
+from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.quantization.block_fp8 import Block, block_of
+from vllm_davinci.core.quantization.config import NAME, describe
+from vllm_davinci.core.quantization.description import QuantDescription, shortened
+from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.config.load import LoadConfig
+
+
+_registered: set[str] = set()
+
+
+class NPUModelLoader(DefaultModelLoader):
+    """What vLLM's formats `auto`, `hf` and `safetensors` become on an NPU."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(
+            replace(load_config, load_format=load_config.load_format.removeprefix(PREFIX))
+        )
+        self._tracker: LoadTracker | None = None
+        self._description: QuantDescription | None = None
+        self._block: Block | None = None
+        self._stored: str | None = None
+
+    def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
+        """Loads, and raises CheckpointError for what is damaged, missing or left over.
+
+        The message names file and tensor.
+        """
+        directory = Path(model_config.model)
+        self._description = None
+        hf_config = model_config.hf_config
+        self._block = block_of(getattr(hf_config, "quantization_config", None))
+        if model_config.quantization == NAME:
+            self._description = describe(model_config.model, model_config.revision, hf_config)
+            if directory.is_dir() and (problems := check_checkpoint(directory).problems()):
+                raise CheckpointError(
+                    f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
+                )
+        with LoadTracker(model) as tracker:
+            self._tracker = tracker
+            try:
+                super().load_weights(model, model_config)
+            except SafetensorError:
+                raise
+            except (
+                AssertionError, AttributeError, IndexError, KeyError, RuntimeError, ValueError
+            ) as error:  # fmt: skip
+                if isinstance(error, UnsupportedFeatureError):
+                    raise
+                if tracker.is_at_end:  # vLLM has seen afterwards that something is missing
+                    self._require_complete(tracker, model)
+                    raise
+                raise CheckpointError(_told(directory, self._stored or "", error)) from error
+            finally:
+                self._tracker = None
+        self._require_complete(tracker, model)
+
+    def _require_complete(self, tracker: LoadTracker, model: torch.nn.Module) -> None:
+        require_complete(tracker, model, get_current_vllm_config(), self._description)
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: torch.nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        weights: Weights = self._checked(super().get_all_weights(model_config, model))
+        if self._block is not None:
+            types = {} if self._description is None else self._description.types
+            weights = from_block_fp8(weights, self._block, model_config.dtype, types)
+        elif self._description is not None:
+            weights = converted(weights, self._description)
+        yield from weights if self._tracker is None else self._tracker.watch(weights)
+
+    def _checked(self, weights: Weights) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """The same, while `_stored` is the name in the file of the one that was read last."""
+        for name, tensor in weights:
+            self._stored = name
+            require_usable(name, tensor)
+            yield name, tensor
+
+
+def register() -> None:
+    """Registers this loader under the names that the platform gives it. Idempotent."""
+    for load_format in REPLACED:
+        name = f"{PREFIX}{load_format}"
+        if name not in _registered:
+            register_model_loader(name)(NPUModelLoader)
+            _registered.add(name)
+
+
+def _told(directory: Path, tensor: str, error: Exception) -> str:
+    # vLLM goes on to list every name that there is.
+    reason = str(error).split(". The available")[0] or type(error).__name__
+    files = {
+        name: path for path in sorted(directory.glob("*.safetensors")) for name in read_header(path)
+    }
+    named = reason.split()[0].removesuffix("_scale_inv")
+    if isinstance(error, CoreError) and named in files:
+        return f"{files[named]}: {reason}"
+    file = files.get(tensor, directory)
+    if isinstance(error, CoreError):
+        return f"{file}: {tensor}: {reason}"
+    return f"{file}: {tensor} does not fit the model of config.json: {reason}. {CHECK_COMMAND}."

@@ -1,0 +1,118 @@
+"""Which tensors of a checkpoint a model's own loader reads, and which parameters it fills.
+
+vLLM's models pass over a tensor that they have no place for, take the front of one that is too
+large, and leave a parameter as it was made when nothing comes for it. All are seen here, from the
+copies that the loader makes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_COPY, _INDEX_PUT = torch.ops.aten.copy_.default, torch.ops.aten.index_put_.default
+_FILLS = frozenset(
+    {torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default}
+)
+
+
+class LoadTracker(TorchDispatchMode):
+    """Active while weights are loaded; `watch` is what the loader reads from.
+
+    is_at_end: whether the loader has got all of them
+    seen:    names of the tensors that it has got -> their shapes
+    read:    those whose values it has used
+    copied:  entries that went from a tensor into parameters as they are; not those that were
+             converted on the way
+    places:  tensor -> the parameter that it was copied into
+    spread:  tensors that were copied into a place of another size
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: dict[int, str] = {}  # address of a storage -> its parameter
+        self._sizes: Counter[int] = Counter()
+        for name, parameter in model.named_parameters():
+            address = parameter.untyped_storage().data_ptr()
+            self._names.setdefault(address, name)
+            self._sizes[address] += parameter.numel()
+        self._written: Counter[int] = Counter()
+        self._starts: list[int] = []  # addresses of tensors, sorted
+        self._ends: dict[int, tuple[int, str]] = {}
+        self.is_at_end = False
+        self.seen: dict[str, torch.Size] = {}
+        self.read: set[str] = set()
+        self.copied: Counter[str] = Counter()
+        self.places: dict[str, str] = {}
+        self.spread: set[str] = set()
+
+    def watch(
+        self, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self.seen[name] = tensor.shape
+            if tensor.numel():
+                self._expect(name, tensor)
+            else:
+                self.read.add(name)
+            yield name, tensor
+        self.is_at_end = True
+
+    def unfilled(self) -> Iterator[tuple[str, int, int]]:
+        """Parameters of which less was written than they have: name, written, all entries."""
+        for address, name in self._names.items():
+            if self._written[address] < self._sizes[address]:
+                yield name, self._written[address], self._sizes[address]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self._note(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, func: Any, args: tuple[Any, ...]) -> None:
+        for argument in args:
+            if isinstance(argument, torch.Tensor) and (name := self._name_of(argument)):
+                self.read.add(name)
+        if func is not _COPY and func is not _INDEX_PUT and func not in _FILLS:
+            return
+        target = args[0]
+        address = target.untyped_storage().data_ptr()
+        if address not in self._names:
+            return
+        source = args[1] if func is _COPY else args[2] if func is _INDEX_PUT else target
+        self._written[address] += source.numel()
+        name = self._name_of(source)
+        if name is not None:
+            self.copied[name] += source.numel()
+            self.places[name] = self._names[address]
+            if func is _COPY and source.numel() != target.numel():
+                self.spread.add(name)
+
+    def _expect(self, name: str, tensor: torch.Tensor) -> None:
+        start = tensor.data_ptr()
+        end = start + tensor.numel() * tensor.element_size()
+        # What had these addresses before is gone.
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        while first < len(self._starts) and self._starts[first] < end:
+            if self._ends[self._starts[first]][0] > start:
+                del self._ends[self._starts.pop(first)]
+            else:
+                first += 1
+        insort(self._starts, start)
+        self._ends[start] = (end, name)
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of the checkpoint's tensor in whose memory this one lies."""
+        if not self._starts or not tensor.numel() or tensor.device.type != "cpu":
+            return None
+        address = tensor.data_ptr()
+        at = bisect_right(self._starts, address) - 1
+        if at < 0:
+            return None
+        end, name = self._ends[self._starts[at]]
+        return name if address < end else None

@@ -1,0 +1,66 @@
+"""A checkpoint with fp8 weights in blocks, rounded by transformers' own operation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import FineGrainedFP8Config
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+BLOCK = (128, 128)
+
+
+def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
+    """source: a float checkpoint in one file. Projections whose sizes 128 divides become fp8.
+
+    A weight may lie in another shard than its scales.
+    """
+    shutil.copytree(source, directory)
+    tensors = load_file(source / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    config = FineGrainedFP8Config(weight_block_size=BLOCK)
+    operation = Fp8Quantize(SimpleNamespace(quantization_config=config))
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight") or "kv_a_proj" in name:
+            made |= operation.convert({name: tensor})
+        else:
+            made[name] = tensor
+    places = {name: f"model-{number % num_shards + 1:05d}-of-{num_shards:05d}.safetensors"
+              for number, name in enumerate(sorted(made))}  # fmt: skip
+    for file in sorted(set(places.values())):
+        part = {name: made[name].contiguous() for name in made if places[name] == file}
+        save_file(part, directory / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    content = json.loads((directory / "config.json").read_text())
+    content["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": list(BLOCK),
+    }
+    (directory / "config.json").write_text(json.dumps(content))
+    return directory
+
+
+def dequantized(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of such a checkpoint, fp32 in place of fp8, by transformers' own operation."""
+    stored: dict[str, torch.Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        stored |= load_file(path)
+    config = FineGrainedFP8Config(weight_block_size=BLOCK)
+    operation = Fp8Dequantize(SimpleNamespace(quantization_config=config))
+    found = {}
+    for name, tensor in stored.items():
+        if name.endswith("_scale_inv"):
+            continue
+        if tensor.dtype == torch.float8_e4m3fn:
+            tensor = operation._dequantize_one(tensor, stored[f"{name}_scale_inv"], torch.float32)
+        found[name] = tensor
+    return found

@@ -1,0 +1,45 @@
+"""A model that vLLM has built, into which checkpoints are loaded one after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+
+class LoadedModel:
+    """The model of a checkpoint, on the first device; no engine runs it.
+
+    Its parameters are as the loader leaves them: nothing prepares them for computing. Process
+    groups must be there.
+    """
+
+    def __init__(
+        self, directory: Path, dtype: torch.dtype = torch.bfloat16, **options: Any
+    ) -> None:
+        arguments = EngineArgs(str(directory), skip_tokenizer_init=True, dtype=dtype, **options)
+        self.config = arguments.create_engine_config()
+        with (
+            set_current_vllm_config(self.config),
+            set_default_torch_dtype(dtype),
+            torch.device("npu", 0),
+        ):
+            self.network = initialize_model(self.config)
+
+    def load(self, directory: Path) -> None:
+        """Loads another checkpoint of the same shapes."""
+        model_config = self.config.model_config
+        model_config.model = str(directory)
+        loader = get_model_loader(self.config.load_config)
+        with set_current_vllm_config(self.config):
+            loader.load_weights(self.network, model_config)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All of them, on the host."""
+        return {name: value.detach().cpu() for name, value in self.network.named_parameters()}
