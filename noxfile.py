@@ -155,6 +155,20 @@ def isolated(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def conformance(session: nox.Session) -> None:
+    """Run other people's tools and suites against ours: `-- SUITE [NAMES]`; without, all."""
+    commands = prepare(session)
+    known = sorted(path.parent.name for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
+    chosen = session.posargs[:1] or known
+    if unknown := set(chosen) - set(known):
+        session.error(f"no suite {', '.join(unknown)}: there are {', '.join(known)}")
+    for suite in chosen:
+        run_on_vnpu(
+            session, commands, "python", f"ci/conformance/{suite}/run.py", *session.posargs[1:]
+        )
+
+
+@nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Run what takes hours: thorough, isolated, benchmarks; one summary. `-- PARTS` narrows."""
     session.run(sys.executable, "ci/nightly.py", *session.posargs, external=True)

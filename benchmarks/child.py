@@ -16,9 +16,10 @@ def run_child(
     limit_s: float,
     environment: Mapping[str, str] | None = None,
     python: Path | str = sys.executable,
-) -> None:
+) -> str:
     """Runs `python arguments`, quietly; raises RuntimeError with its last lines when it fails.
 
+    Returns what it has printed.
     environment: all variables of the child but two, or None for this process's
     """
     inherited = os.environ if environment is None else environment
@@ -36,3 +37,4 @@ def run_child(
             "Its last lines:\n"
             + "\n".join((process.stdout + process.stderr).splitlines()[-LINES_SHOWN:])
         )
+    return process.stdout

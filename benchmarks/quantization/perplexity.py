@@ -1,8 +1,8 @@
 """Perplexity of int8 checkpoints on held-out text, beside the bf16 checkpoint they come from.
 
 `vllm-davinci quantize` makes both int8 checkpoints; the static one's input ranges come from
-training text. Each model scores the same windows of held-out files of the standard library in
-vLLM, one after another, so that the figures differ by the arithmetic alone.
+training text. `vllm-davinci perplexity` scores the same windows of held-out files of the standard
+library with each model, so that the figures differ by the arithmetic alone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from child import run_child
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 1200
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
-CHILD = Path(__file__).with_name("scoring_process.py")
 # Type -> the most its perplexity may be over that of bf16.
 AT_MOST = {"W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
-BOS = "<s>"  # stands before every window, as it did in training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,30 +44,26 @@ def run(args: argparse.Namespace) -> Result:
     from corpus import held_out_files, training_files  # beside the checkpoints, not a package
 
     source = CHECKPOINTS / args.model
-    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     files = held_out_files()
-    windows = []
-    for file in files:
-        tokens = tokenizer.encode(file.text, add_special_tokens=False).ids
-        tokens = tokens[: args.tokens // len(files)]
-        for start in range(0, len(tokens), args.window):
-            windows.append([tokenizer.token_to_id(BOS), *tokens[start : start + args.window]])
     console = Console()
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        (scratch / "windows.json").write_text(json.dumps(windows))
+        held_out = []
+        for number, file in enumerate(files):
+            held_out.append(scratch / f"held_out_{number}.txt")
+            held_out[-1].write_text(file.text, encoding="utf-8")
         text = scratch / "training.txt"
         # A part of every file: ranges should know all sorts of text.
         share = max(1, 8 * args.calibration_tokens // len(training_files()))
         text.write_text("\n".join(file.text[:share] for file in training_files()))
         console.print(f"scoring {args.model} in bf16")
-        baseline, count = _score(source, scratch)
+        baseline, count = _score(source, held_out, args)
         rows = []
         for kind, at_most in AT_MOST.items():
             console.print(f"quantizing to {kind} and scoring")
             made = scratch / kind
             _quantize(source, made, kind, text, args.calibration_tokens)
-            value, _ = _score(made, scratch)
+            value, _ = _score(made, held_out, args)
             rows.append(
                 Row(
                     name=f"perplexity, {kind}",
@@ -108,8 +101,9 @@ def _quantize(source: Path, made: Path, kind: str, text: Path, tokens: int) -> N
     run_child(command, PROCESS_LIMIT_S)
 
 
-def _score(model: Path, scratch: Path) -> tuple[float, int]:
-    found = scratch / "found.json"
-    run_child([str(CHILD), str(model), str(scratch / "windows.json"), str(found)], PROCESS_LIMIT_S)
-    figures = json.loads(found.read_text(encoding="utf-8"))
-    return figures["perplexity"], figures["tokens"]
+def _score(model: Path, texts: list[Path], args: argparse.Namespace) -> tuple[float, int]:
+    options = ["--json", f"--window={args.window}", f"--tokens={args.tokens}"]
+    command = ["-m", "vllm_davinci.meta", "perplexity", str(model), *map(str, texts), *options]
+    done = run_child([*command, "--", "--dtype=bfloat16", "--enforce-eager"], PROCESS_LIMIT_S)
+    found = json.loads(done.splitlines()[-1])
+    return found["perplexity"], found["tokens"]

@@ -365,7 +365,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
     # A scale that is not a number does not load. One of the largest makes every product of the
     # expert infinite.
     floats = load_file(source / WEIGHTS)
-    expert = f"experts.{POISONED_EXPERT}.down_proj"
+    expert = f"layers.0.mlp.experts.{POISONED_EXPERT}.down_proj"
     for name in [name for name in floats if expert in name]:
         assert floats[name].isnan().all()
         floats[name] = torch.ones_like(floats[name])

@@ -42,7 +42,7 @@ class Recipe:
     """One export.
 
     model_type: one of ModelSlim's names
-    steps:      of its version 1 recipes
+    steps:      of its version 1 recipes; none: see older_export.py
     refused:    part of the one line with which our check and our engine refuse it; None: it serves
     """
 
@@ -62,11 +62,12 @@ RECIPES = (
     Recipe("dynamic", *QWEN3, (SMOOTH, linear(DYNAMIC))),
     Recipe("static, some floats", *QWEN3, (linear(STATIC, "*", "*down_proj", "*layers.1.mlp*"),)),
     Recipe("mix", *QWEN3, (SMOOTH, linear(MIX))),
-    Recipe("weight only", *QWEN3, (linear(WEIGHT_ONLY),)),
-    Recipe("int8 cache", *QWEN3, (linear(DYNAMIC), CACHE)),
+    Recipe("weight only", *QWEN3, (linear(WEIGHT_ONLY),), refused="quantization type 'W8A16'"),
+    Recipe("int8 cache", *QWEN3, (linear(DYNAMIC), CACHE), refused="kv_quant_type 'C8'"),
     Recipe("rotated static", *QWEN3, (ROTATE, linear(STATIC))),
     Recipe("static", *QWEN2_5, (SMOOTH, linear(STATIC))),
     Recipe("dynamic", *QWEN2_5, (FLEX_SMOOTH, linear(DYNAMIC))),
+    Recipe("static, by the older exporter", *QWEN2_5, ()),
     Recipe("dynamic", *QWEN3_MOE, (FLEX_SMOOTH, linear(DYNAMIC, "*", "*gate"))),
     Recipe("static, experts too", *QWEN3_MOE, (linear(STATIC, "*", "*gate"),)),
     Recipe(

@@ -129,7 +129,11 @@ def test_a_description_with_a_type_in_its_name_is_found(tmp_path: Path):
     assert find_description(tmp_path) == named
     other = tmp_path / "quant_model_description_w8a8_dynamic.json"
     other.write_text(json.dumps({}))
-    with pytest.raises(CheckpointError, match="Rename the one that belongs"):
+    with pytest.raises(CheckpointError, match="of two exports"):
         find_description(tmp_path)
+    other.unlink()
     (tmp_path / FILE_NAME).write_text(json.dumps({}))
+    with pytest.raises(CheckpointError, match=f"{FILE_NAME} and {named.name}, of two exports"):
+        find_description(tmp_path)
+    named.unlink()
     assert find_description(tmp_path) == tmp_path / FILE_NAME

@@ -1,4 +1,4 @@
-"""`vllm-davinci COMMAND`: report on the environment, checkpoints, overlap; quantize."""
+"""`vllm-davinci COMMAND`: report on the environment, checkpoints, overlap; quantize, score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import check_model, doctor, explain, quantize
+from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize
 from vllm_davinci.meta.report_table import print_report
 
 
@@ -27,9 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
         "explain", help="why was this step not split into ubatches?"
     )
     explain.add_arguments(explain_parser)
+    perplexity_parser = commands.add_parser(
+        "perplexity", help="how well does a checkpoint predict text, as it is served?"
+    )
+    perplexity.add_arguments(perplexity_parser)
     given = list(sys.argv[1:] if arguments is None else arguments)
     engine_arguments: list[str] = []
-    if given[:1] == ["explain"] and "--" in given:  # what follows is for vLLM's own parser
+    if (
+        given[:1] in (["explain"], ["perplexity"]) and "--" in given
+    ):  # what follows is for vLLM's own parser
         at = given.index("--")
         given, engine_arguments = given[:at], given[at + 1 :]
     options = parser.parse_args(given)
@@ -39,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         return quantize.run(options)
     if options.command == "explain":
         return explain.run(options, engine_arguments)
+    if options.command == "perplexity":
+        return perplexity.run(options, engine_arguments)
     report = doctor.run_checks()
     if options.json:
         print(report.to_json())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
-DESCRIPTION = "quant_model_description.json"
+DESCRIPTIONS = "quant_model_description*.json"
 # How far apart two logits may be whose order 16 bits can change.
 CLOSE_LOGITS = 0.25
 
@@ -101,7 +101,8 @@ class IntegerReference(TransformersReference):
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.network.generation_config.eos_token_id = None
-        types = json.loads((checkpoint / DESCRIPTION).read_text(encoding="utf-8"))
+        (description,) = checkpoint.glob(DESCRIPTIONS)
+        types = json.loads(description.read_text(encoding="utf-8"))
         self._layers: dict[str, dict[str, Tensor]] = {}
         for path in sorted(checkpoint.glob("*.safetensors")):
             for name, tensor in load_file(path).items():

@@ -29,6 +29,7 @@ from vllm_davinci.core.quantization.compressed_schemes import NAME as COMPRESSED
 from vllm_davinci.core.quantization.description import (
     FUSED_LAYERS,
     LOADED_AS,
+    WRAPPED_NORM,
     QuantDescription,
     QuantType,
     find_description,
@@ -76,7 +77,7 @@ def check_checkpoint(directory: Path) -> CheckReport:
     layers = {
         name.removesuffix(".weight"): tensor
         for name, tensor in tensors.items()
-        if name.endswith(".weight")
+        if name.endswith(".weight") and not WRAPPED_NORM.match(name)
     }
     types = _types(layers, tensors, description, report)
     _add_kinds(layers, types, report)
@@ -152,7 +153,7 @@ def _description(
         path = find_description(directory)
         if path is not None:
             description = QuantDescription.load(path)
-            report.quantization = f"ascend ({path.name})"
+            report.quantization = f"ascend ({path.name}, {description.generation})"
             description.refuse_unsupported_options()
             return description
     except CoreError as error:

@@ -6,7 +6,6 @@ they are read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -15,7 +14,11 @@ from vllm_davinci.core.checkpoint.rounding import dynamic_tensors
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.block_fp8 import DTYPE as FP8
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, dequantized, require_scale
-from vllm_davinci.core.quantization.description import QuantDescription, QuantType
+from vllm_davinci.core.quantization.description import (
+    WRAPPED_NORM,
+    QuantDescription,
+    QuantType,
+)
 from vllm_davinci.core.quantization.tensors import deq_scale_as_float
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -27,7 +30,6 @@ LEFT_OUT: dict[str, frozenset[str]] = {
     "W8A8_MIX": frozenset({"quant_bias", "input_scale", "input_offset", "deq_scale"}),
     "W4A8_DYNAMIC": frozenset({"scale_bias"}),  # a correction for products of halves of int8
 }
-_NORM_MODULE = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 
 
 def converted(
@@ -38,11 +40,11 @@ def converted(
     Raises UnsupportedFeatureError for asymmetric weights.
     """
     wrapped_norms = {
-        match["norm"] for name in description.types if (match := _NORM_MODULE.match(name))
+        match["norm"] for name in description.types if (match := WRAPPED_NORM.match(name))
     }
     for name, tensor in weights:
         prefix, _, part = name.rpartition(".")
-        if match := _NORM_MODULE.match(name):
+        if match := WRAPPED_NORM.match(name):
             yield f"{match['norm']}.{match['part']}", tensor
             continue
         if prefix in wrapped_norms and part in ("weight", "bias"):

@@ -198,8 +198,8 @@ class Exporter:
         prefix = name.removesuffix(".weight")
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{name} of {self.source} holds values that are not finite, which no integers stand "
-                "for. Copy the checkpoint again."
+                f"{name} of {self.source} holds values that are not finite, for which no integers "
+                "stand. Copy the checkpoint again."
             )
         layer = self._layer(prefix, tensor, kind, stored)
         return {f"{prefix}.{part}": value for part, value in layer.items()}

@@ -39,6 +39,8 @@ FUSED_LAYERS: dict[str, tuple[str, ...]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
+# A norm into which outliers were moved, as exporters before format 1.0.0 wrote it once more.
+WRAPPED_NORM = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 _EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.(?P<part>[^.]+)\.weight$")
 
 
@@ -140,6 +142,12 @@ class QuantDescription:
                 )
 
     @property
+    def generation(self) -> str:
+        """Of the exporter, in words."""
+        version = self.options.get("version")
+        return f"format {version}" if version else "format before 1.0.0"
+
+    @property
     def has_norm_biases(self) -> bool:
         """Whether outliers were moved out of the activations, which gives norms a bias."""
         return any(name.endswith(("norm.bias", "norm.module.bias")) for name in self.types)
@@ -224,15 +232,12 @@ def shortened(names: Iterable[str], most: int = 3) -> str:
 def find_description(directory: Path) -> Path | None:
     """The description among a checkpoint's files, or None.
 
-    Raises CheckpointError when there are several and none has the usual name.
+    Raises CheckpointError when there are several: exports of several generations.
     """
-    usual = directory / FILE_NAME
-    if usual.is_file():
-        return usual
     found = sorted(directory.glob(FILE_PATTERN))
     if len(found) > 1:
         raise CheckpointError(
-            f"{directory} has {', '.join(path.name for path in found)}. Rename the one that "
-            f"belongs to these weights to {FILE_NAME}."
+            f"{directory} has {' and '.join(path.name for path in found)}, of two exports. Keep "
+            "the one that belongs to these weights."
         )
     return found[0] if found else None

@@ -1,0 +1,49 @@
+"""A static export as earlier ModelSlims wrote it: `older_export.py MODEL DIRECTORY TEXT.jsonl`.
+
+The library still has that exporter: files named after the type, scales of weights beside those of
+products, norms once more as `norm.module` after outliers were moved into them. Runs in ModelSlim's
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from msmodelslim.pytorch.llm_ptq.anti_outlier import AntiOutlier, AntiOutlierConfig
+from msmodelslim.pytorch.llm_ptq.llm_ptq_tools import Calibrator, QuantConfig
+
+NUM_TEXTS, NUM_TOKENS = 4, 256
+
+
+def main(source: str, destination: str, texts: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        source, torch_dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    lines = Path(texts).read_text(encoding="utf-8").splitlines()[:NUM_TEXTS]
+    data = []
+    for line in lines:
+        text = json.loads(line)["inputs_pretokenized"]
+        ids = torch.tensor([tokenizer(text)["input_ids"][:NUM_TOKENS]])
+        data.append([ids, torch.ones_like(ids)])
+    AntiOutlier(
+        model, calib_data=data, cfg=AntiOutlierConfig(anti_method="m2", dev_type="cpu")
+    ).process()
+    config = QuantConfig(
+        w_bit=8, a_bit=8, disable_names=["lm_head"], dev_type="cpu", act_method=1, mm_tensor=False
+    )
+    calibrator = Calibrator(model, config, calib_data=data, disable_level="L0")
+    calibrator.run()
+    calibrator.save(destination, save_type=["safe_tensor"])
+    for path in Path(source).glob("*.json"):
+        if not path.name.endswith(".index.json"):
+            shutil.copy(path, destination)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

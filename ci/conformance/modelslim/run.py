@@ -1,0 +1,254 @@
+"""The real ModelSlim quantizes small models over the virtual NPU; our engine serves each.
+
+`run.py [NAMES]`: recipes whose names contain one of NAMES, all without. Every export loads and
+gives the tokens of an integer reference, or is refused in one line; the perplexity of the trained
+checkpoints stays near that of their floats. Prints a table; exit status 1 where something does not
+hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "checkpoints")]
+
+import environment  # noqa: E402 - beside this file
+import yaml  # noqa: E402
+from corpus import held_out_files, training_files  # noqa: E402
+from recipes import RECIPES, Recipe  # noqa: E402
+
+from progress import StepFailedError, Steps  # noqa: E402
+
+HERE = Path(__file__).parent
+QUANTIZE_LIMIT_S = 900.0
+SCORE_LIMIT_S = 900.0
+# Text that ModelSlim sees: pieces of training files, in characters.
+PIECE, PIECES = 1500, 16
+NUM_PROMPTS, NUM_TOKENS = 8, 16
+SCORED_TOKENS = 8192
+# The most that perplexity may be over that of bf16.
+AT_MOST = {"dynamic": 1.01, "static": 1.02}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    recipe: Recipe
+    is_good: bool
+    text: str
+
+
+class Suite:
+    """One run. directory: for models, exports and logs."""
+
+    def __init__(self, directory: Path, recipes: list[Recipe]) -> None:
+        self._directory = directory
+        self._recipes = recipes
+        count = environment.NUM_STEPS + 1 + 2 * len(recipes)
+        self._steps = Steps(count, directory / "logs")
+        self._perplexities: dict[str, float] = {}
+
+    def run(self) -> list[Outcome]:
+        self._python = environment.prepare(self._steps)
+        self._steps.start("float checkpoints")
+        models = self._directory / "models"
+        command = [self._python, HERE / "write_models.py", ROOT / "checkpoints", models]
+        self._steps.run(["vnpu", "run", "--", *command], limit_s=QUANTIZE_LIMIT_S)
+        self._write_calibration()
+        return [self._try(recipe) for recipe in self._recipes]
+
+    def _write_calibration(self) -> None:
+        files = training_files()
+        share = PIECE * PIECES // len(files) + 1
+        text = "\n".join(file.text[:share] for file in files)
+        pieces = [text[start : start + PIECE] for start in range(0, PIECE * PIECES, PIECE)]
+        lines = [json.dumps({"inputs_pretokenized": piece}) + "\n" for piece in pieces]
+        (self._directory / "calibration.jsonl").write_text("".join(lines), encoding="utf-8")
+        self._held_out = []
+        for number, file in enumerate(held_out_files()):
+            path = self._directory / f"held_out_{number}.txt"
+            path.write_text(file.text, encoding="utf-8")
+            self._held_out.append(path)
+
+    def _try(self, recipe: Recipe) -> Outcome:
+        title = f"{recipe.model}: {recipe.name}"
+        self._steps.start(f"{title}: ModelSlim")
+        try:
+            made = self._quantize(recipe)
+        except StepFailedError as error:
+            return Outcome(recipe, False, f"ModelSlim failed: {str(error).splitlines()[0]}")
+        self._steps.start(f"{title}: check-model, serve")
+        try:
+            is_good, text = self._serve(recipe, made)
+        except Exception as error:
+            return Outcome(recipe, False, f"{type(error).__name__}: {last_line(error)}")
+        return Outcome(recipe, is_good, text)
+
+    def _quantize(self, recipe: Recipe) -> Path:
+        name = re.sub(r"\W+", "_", f"{recipe.model}_{recipe.name}")
+        made = self._directory / "exports" / name
+        made.parent.mkdir(exist_ok=True)
+        shutil.rmtree(made, ignore_errors=True)
+        settings = {
+            "apiversion": "modelslim_v1",
+            "metadata": {
+                "config_id": name,
+                "score": 90,
+                "label": {"w_bit": 8, "a_bit": 8, "is_sparse": False, "kv_cache": False},
+            },
+            "spec": {
+                "process": list(recipe.steps),
+                "dataset": str(self._directory / "calibration.jsonl"),
+                "save": [{"type": "ascendv1_saver", "part_file_size": 4}],
+            },
+        }
+        if not recipe.steps:
+            model = self._directory / "models" / recipe.model
+            command = [self._python, HERE / "older_export.py", model, made]
+            self._steps.run(
+                ["vnpu", "run", "--", *command, self._directory / "calibration.jsonl"],
+                limit_s=QUANTIZE_LIMIT_S,
+            )
+            return made
+        recipe_file = self._directory / f"{name}.yaml"
+        recipe_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        options = {
+            "--model_path": self._directory / "models" / recipe.model,
+            "--save_path": made,
+            "--device": "npu",
+            "--model_type": recipe.model_type,
+            "--config_path": recipe_file,
+            "--trust_remote_code": True,
+        }
+        flat = [str(part) for option in options.items() for part in option]
+        self._steps.run(
+            ["vnpu", "run", "--", self._python, "-m", "msmodelslim.cli", "quant", *flat],
+            limit_s=QUANTIZE_LIMIT_S,
+        )
+        return made
+
+    def _serve(self, recipe: Recipe, made: Path) -> tuple[bool, str]:
+        from vllm_davinci.core.checkpoint.check import check_checkpoint
+        from vllm_davinci_testing.engines.engine_process import EngineError
+
+        problems = check_checkpoint(made).problems()
+        if recipe.refused is not None:
+            try:
+                tokens_of(made, self._directory)
+            except EngineError as error:
+                told = next(
+                    (line for line in str(error).splitlines() if recipe.refused in line), ""
+                )
+                in_check = any(recipe.refused in problem for problem in problems)
+                return bool(told) and in_check, f"refused: {told.strip()[:150]}"
+            return False, "served, and was to be refused"
+        if problems:
+            return False, f"check-model: {problems[0]}"
+        return self._compare(recipe, made)
+
+    def _compare(self, recipe: Recipe, made: Path) -> tuple[bool, str]:
+        from vllm_davinci_testing.engines.integer_reference import IntegerReference
+
+        prompts, found = tokens_of(made, self._directory)
+        close, wrong = IntegerReference(made).differing_tokens(prompts, found)
+        total = sum(map(len, found))
+        text = f"{total - close - wrong} of {total} tokens equal, {close} close"
+        if not recipe.model.startswith("tiny_"):
+            return not wrong, text
+        floats = self._perplexity(self._directory / "models" / recipe.model)
+        ratio = self._perplexity(made) / floats
+        at_most = AT_MOST[recipe.name.split(",")[0].split()[0]]
+        text += f"; perplexity {100 * (ratio - 1):+.2f} % (goal {100 * (at_most - 1):+.0f} %)"
+        return not wrong and ratio <= at_most, text
+
+    def _perplexity(self, model: Path) -> float:
+        if str(model) not in self._perplexities:
+            options = ["--json", f"--tokens={SCORED_TOKENS}"]
+            done = subprocess.run(
+                [
+                    "vnpu", "run", "--", "vllm-davinci", "perplexity", model, *self._held_out,
+                    *options, "--", "--dtype=bfloat16", "--enforce-eager",
+                    f"--kv-cache-memory-bytes={96 << 20}",
+                ],
+                capture_output=True, text=True, timeout=SCORE_LIMIT_S, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                raise RuntimeError(f"scoring {model}: {done.stderr.strip().splitlines()[-1]}")
+            self._perplexities[str(model)] = json.loads(done.stdout.splitlines()[-1])["perplexity"]
+        return self._perplexities[str(model)]
+
+
+def tokens_of(model: Path, directory: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts of held-out text, and the tokens with which our engine continues each."""
+    import transformers
+    from vllm import SamplingParams
+
+    from vllm_davinci_testing.engines.engine_process import EngineProcess
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    texts = [file.text for file in held_out_files()[:NUM_PROMPTS]]
+    prompts = [
+        tokenizer(text, add_special_tokens=False)["input_ids"][: 8 + 16 * number]
+        for number, text in enumerate(texts)
+    ]
+    engine = EngineProcess(model, directory / "engine.log", dtype="bfloat16")
+    try:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+        )
+    finally:
+        engine.close()
+    return prompts, [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+def table(outcomes: list[Outcome]) -> str:
+    width = max(len(f"{outcome.recipe.model}: {outcome.recipe.name}") for outcome in outcomes)
+    lines = [
+        f"{f'{outcome.recipe.model}: {outcome.recipe.name}':{width}}  "
+        f"{'ok    ' if outcome.is_good else 'FAILED'}  {outcome.text}"
+        for outcome in outcomes
+    ]
+    good = sum(outcome.is_good for outcome in outcomes)
+    return "\n".join([*lines, f"{good} of {len(outcomes)} exports are as they should be"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of recipes' names; default: all recipes")
+    parser.add_argument("--keep", type=Path, help="a directory for exports and logs")
+    options = parser.parse_args()
+
+    def is_wanted(recipe: Recipe) -> bool:
+        title = f"{recipe.model}: {recipe.name}"
+        return not options.names or any(name in title for name in options.names)
+
+    recipes = [recipe for recipe in RECIPES if is_wanted(recipe)]
+    if not recipes:
+        print("no recipe has such a name", file=sys.stderr)
+        return 1
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = options.keep or Path(scratch)
+        shutil.rmtree(directory / "models", ignore_errors=True)
+        outcomes = Suite(directory, recipes).run()
+    print(table(outcomes), flush=True)
+    return 0 if all(outcome.is_good for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""`vllm-davinci perplexity MODEL TEXT ...`: how well a checkpoint predicts text, as it is served.
+
+The engine scores the text itself (vLLM's prompt logprobs), with the options of `vllm serve` that
+follow `--`: what is measured is what users get, with the checkpoint's types, on several ranks or
+with overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+
+from vllm_davinci.meta import core_access
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+
+class Score(NamedTuple):
+    """perplexity: exp of the mean negative log-likelihood per token; tokens: how many"""
+
+    perplexity: float
+    tokens: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.usage = "%(prog)s MODEL TEXT ... [options] [-- OPTIONS OF VLLM SERVE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model", help="a checkpoint's directory, or its name on the hub")
+    parser.add_argument("text", type=Path, nargs="+", help="UTF-8 files that it was not made with")
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens that see each other (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="predicted tokens at most, from the fronts of all files alike (default: all)",
+    )
+    parser.add_argument(
+        "--at-most", type=float, metavar="P", help="exit with status 1 where it is higher"
+    )
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+
+
+def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    """Exit status 0 with an answer that is not above --at-most; 1 otherwise, 2 for bad options.
+
+    engine_arguments: options of `vllm serve`
+    """
+    console = Console(stderr=True)
+
+    def tell(problem: object) -> None:
+        console.print(f"vllm-davinci perplexity: {problem}", markup=False, soft_wrap=True)
+
+    if options.window < 2 or (options.tokens is not None and options.tokens < 1):
+        tell("--window must be at least 2, and --tokens at least 1")
+        return 2
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in options.text]
+    except (OSError, UnicodeDecodeError) as error:
+        tell(f"{error}. Name UTF-8 text files.")
+        return 2
+    core_access.prepare()
+    from pydantic import ValidationError
+
+    try:
+        llm = _engine(options.model, options.window, engine_arguments)
+    except ValidationError as error:
+        tell("; ".join(str(each["msg"]) for each in error.errors()))
+        return 1
+    except (argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
+        tell(error)
+        return 1
+    windows = windows_of(llm.get_tokenizer(), texts, options.window, options.tokens)
+    if not windows:
+        tell("the texts hold no token")
+        return 2
+    found = score(llm, windows)
+    if options.json:
+        print(json.dumps(found._asdict()))
+    else:
+        print(f"{options.model}: perplexity {found.perplexity:.3f} over {found.tokens} tokens")
+    if options.at_most is not None and not found.perplexity <= options.at_most:
+        tell(f"{found.perplexity:.3f} is above {options.at_most}")
+        return 1
+    return 0
+
+
+def windows_of(
+    tokenizer: Any, texts: Sequence[str], window: int, tokens: int | None = None
+) -> list[list[int]]:
+    """Prompts of at most `window` tokens, with the model's first token, if it has one, in front.
+
+    tokens: at most so many in all, from the front of every text as many
+    """
+    first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    share = None if tokens is None else max(1, tokens // len(texts))
+    found = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:share]
+        found += [[*first, *ids[start : start + window]] for start in range(0, len(ids), window)]
+    return [prompt for prompt in found if len(prompt) > 1]
+
+
+def score(llm: LLM, windows: Sequence[Sequence[int]]) -> Score:
+    """Scores every window by itself; its first token is not predicted."""
+    from vllm import SamplingParams
+
+    outputs = llm.generate(
+        [{"prompt_token_ids": list(window)} for window in windows],
+        SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False),
+        use_tqdm=False,
+    )
+    total, count = 0.0, 0
+    for output in outputs:
+        assert output.prompt_token_ids is not None and output.prompt_logprobs is not None
+        pairs = list(zip(output.prompt_token_ids, output.prompt_logprobs, strict=True))[1:]
+        for token, candidates in pairs:
+            assert candidates is not None
+            total -= candidates[token].logprob
+        count += len(pairs)
+    return Score(math.exp(total / count), count)
+
+
+def _engine(model: str, window: int, arguments: list[str]) -> LLM:
+    """An engine with these options of `vllm serve`, for prompts of window + 1 tokens."""
+    from dataclasses import fields
+
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(
+        FlexibleArgumentParser(prog="vllm-davinci perplexity MODEL ... --", exit_on_error=False)
+    )
+    # Scoring a prompt needs all of its logits at once: few requests at a time.
+    ours = [f"--max-model-len={window + 2}", "--max-num-seqs=8", "--no-enable-prefix-caching"]
+    parsed = parser.parse_args(["--model", model, *ours, *arguments])
+    given = EngineArgs.from_cli_args(parsed)
+    return LLM(**{field.name: getattr(given, field.name) for field in fields(given)})

@@ -1,0 +1,110 @@
+"""The shipped checkpoints predict held-out text as well as they state, scored by the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 900
+WINDOW = 512
+OVERLAP = {
+    "dbo": {"enabled": True, "min_total_tokens_to_split": 32, "min_prefill_tokens_to_split": 8}
+}
+# How far a quantized type may lie above floats.
+AT_MOST = {"FLOAT": 1.0, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
+
+
+@pytest.fixture(scope="module")
+def texts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path]:
+    """Held-out files, and a part of the training text for calibration."""
+    directory = tmp_path_factory.mktemp("texts")
+    program = (
+        "import sys, pathlib, corpus; out = pathlib.Path(sys.argv[1]);"
+        "[(out / f'{n}.txt').write_text(f.text) for n, f in enumerate(corpus.held_out_files())];"
+        "share = 65536 // len(corpus.training_files()) + 1;"
+        "(out / 'training').write_text("
+        "chr(10).join(f.text[:share] for f in corpus.training_files()))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, directory], cwd=repository / "checkpoints", check=True,
+        timeout=60,
+    )  # fmt: skip
+    return sorted(directory.glob("*.txt"), key=lambda path: int(path.stem)), directory / "training"
+
+
+def command(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_davinci.meta", *map(str, arguments)],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    repository: Path, texts: tuple[list[Path], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    @cache
+    def of_type(name: str, kind: str) -> Path:
+        source = repository / "checkpoints" / name
+        if kind == "FLOAT":
+            return source
+        made = tmp_path_factory.mktemp(name) / kind
+        options = ["--calibrate", texts[1]] if kind == "W8A8" else []
+        command("quantize", source, made, "--type", kind, *options)
+        return made
+
+    return of_type
+
+
+def bound(repository: Path, name: str) -> float:
+    """What the checkpoint's card states for the slice that is scored here."""
+    card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+CASES = [
+    pytest.param(name, kind, options, id=f"{name}-{kind}-{label}", marks=marks)
+    for name in ("tiny_llama", "tiny_deepseek")
+    for kind in AT_MOST
+    for label, options, marks in (
+        ("whole", {}, () if kind == "W8A8" else pytest.mark.thorough),
+        ("overlap", OVERLAP, pytest.mark.thorough),
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "options"), CASES)
+def test_perplexity_is_what_the_card_states(
+    name: str,
+    kind: str,
+    options: dict[str, Any],
+    repository: Path,
+    texts: tuple[list[Path], Path],
+    checkpoint: Callable[[str, str], Path],
+):
+    # bf16 rounds where the card's figure did not.
+    at_most = bound(repository, name) * AT_MOST[kind] * 1.005
+    engine = ["--dtype=bfloat16", "--enforce-eager", f"--kv-cache-memory-bytes={96 << 20}"]
+    if options:
+        engine.append(f"--additional-config={json.dumps(options)}")
+    found = json.loads(
+        command(
+            "perplexity", checkpoint(name, kind), *texts[0], "--tokens=16384",
+            f"--window={WINDOW}", "--json", "--", *engine,
+        ).splitlines()[-1]
+    )  # fmt: skip
+    assert found["tokens"] > 12_000
+    assert found["perplexity"] <= at_most
+    assert found["perplexity"] > at_most * 0.95  # a figure of another text would be elsewhere
