@@ -15,9 +15,7 @@ import pytest
 
 LIMIT_S = 900
 WINDOW = 512
-OVERLAP = {
-    "dbo": {"enabled": True, "min_total_tokens_to_split": 32, "min_prefill_tokens_to_split": 8}
-}
+OVERLAP = {"dbo": {"enabled": True}}
 # How far a quantized type may lie above floats.
 AT_MOST = {"FLOAT": 1.0, "W8A8_DYNAMIC": 1.01, "W8A8": 1.02}
 

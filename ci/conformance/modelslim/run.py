@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "checkpoints")]
+sys.path += [str(ROOT / "ci"), str(ROOT / "checkpoints")]  # which has recipes of its own
 
 import environment  # noqa: E402 - beside this file
 import yaml  # noqa: E402
