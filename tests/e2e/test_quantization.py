@@ -414,9 +414,9 @@ EXPERT = "model.layers.2.mlp.experts.5"
         (
             "model.layers.0.mlp.down_proj.weight_scale",
             None,
-            "model.layers.0.mlp.down_proj is quantized as W8A8_DYNAMIC, and the checkpoint lacks",
+            "model.layers.0.mlp.down_proj.weight_scale: is missing: W8A8_DYNAMIC needs it",
         ),
-        (f"{EXPERT}.up_proj.weight_scale", None, "w13_weight_scale (1 of 16 parts)"),
+        (f"{EXPERT}.up_proj.weight_scale", None, f"{EXPERT}.up_proj.weight_scale: is missing"),
         (f"{EXPERT}.up_proj.weight", "FLOAT", f"{EXPERT}.up_proj FLOAT"),
         (f"{EXPERT}.up_proj.weight", "W4A4_DYNAMIC", "'W4A4_DYNAMIC', and FLOAT, W8A8"),
         ("model.layers.0.mlp.up_proj.weight", "W8A8", "model.layers.0.mlp.up_proj W8A8"),
@@ -428,7 +428,7 @@ EXPERT = "model.layers.2.mlp.experts.5"
         (
             "model.layers.1.input_layernorm.bias",
             "W8A8_DYNAMIC",
-            "has an entry for model.layers.1.input_layernorm.bias, and no file has the tensor",
+            "model.layers.1.input_layernorm.bias: 1 tensors have an entry in the description and",
         ),
     ],
 )

@@ -67,6 +67,7 @@ MODELS: dict[str, Any] = {
         qk_rope_head_dim=64,
         v_head_dim=64,
         routed_scaling_factor=2.0,
+        topk_method="noaux_tc",
         **COMMON,
     ),
 }
@@ -110,6 +111,7 @@ def finish(directory: Path, tokenizer: Path) -> None:
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     if config["model_type"] == "deepseek_v3":
         split(directory, config)
+        config["num_nextn_predict_layers"] = 1
         shutil.copy(Path(__file__).with_name(DEEPSEEK_CODE), directory)
         place = DEEPSEEK_CODE.removesuffix(".py")
         config["auto_map"] = {"AutoModelForCausalLM": f"{place}.DeepseekV3ForCausalLM"}

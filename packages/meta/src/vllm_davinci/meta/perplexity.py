@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,6 +73,8 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     except (OSError, UnicodeDecodeError) as error:
         tell(f"{error}. Name UTF-8 text files.")
         return 2
+    # The answer alone goes to the output; vLLM's processes would write there, too.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     core_access.prepare()
     from pydantic import ValidationError
 
@@ -88,6 +91,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         tell("the texts hold no token")
         return 2
     found = score(llm, windows)
+    del llm  # its processes end before the answer is printed
     if options.json:
         print(json.dumps(found._asdict()))
     else:

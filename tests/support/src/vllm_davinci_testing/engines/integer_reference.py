@@ -30,6 +30,12 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
 
     tensors: those of the layer in the checkpoint, by their last name
     """
+    if kind == "W4A8_DYNAMIC":  # a byte has two rows, the first in its low half
+        packed = tensors["weight"]
+        rows = torch.stack((packed << 4 >> 4, packed >> 4), dim=1).flatten(0, 1)
+        tensors, kind = {**tensors, "weight": rows}, "W8A8_DYNAMIC"
+    if kind == "W8A8_MIX":
+        kind = "W8A8_DYNAMIC"
     weight = tensors["weight"].double()
     if kind == "FLOAT":
         floats = {name: tensor.float() for name, tensor in tensors.items()}

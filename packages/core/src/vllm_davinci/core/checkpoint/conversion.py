@@ -6,6 +6,7 @@ they are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -124,6 +125,9 @@ def require_usable(name: str, tensor: torch.Tensor) -> None:
         must = "integers from -128 to 127"
     elif part in SCALES:
         values = deq_scale_as_float(tensor).float()
+        low, high = (float(end) for end in values.aminmax())
+        if low > 0 and math.isfinite(high):
+            return
         is_good, must = values.isfinite() & (values > 0), "positive numbers"
     else:
         return

@@ -49,6 +49,7 @@ class NPUModelLoader(DefaultModelLoader):
         self._description: QuantDescription | None = None
         self._block: Block | None = None
         self._stored: str | None = None
+        self._streams: list[Generator[tuple[str, torch.Tensor], None, None]] = []
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         """Loads, and raises CheckpointError for what is damaged, missing or left over.
@@ -65,23 +66,25 @@ class NPUModelLoader(DefaultModelLoader):
                 raise CheckpointError(
                     f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
                 )
-        with LoadTracker(model) as tracker:
-            self._tracker = tracker
-            try:
-                super().load_weights(model, model_config)
-            except SafetensorError:
+        tracker = self._tracker = LoadTracker(model)
+        try:
+            super().load_weights(model, model_config)
+        except SafetensorError:
+            raise
+        except (
+            AssertionError, AttributeError, IndexError, KeyError, RuntimeError, ValueError
+        ) as error:  # fmt: skip
+            if isinstance(error, UnsupportedFeatureError):
                 raise
-            except (
-                AssertionError, AttributeError, IndexError, KeyError, RuntimeError, ValueError
-            ) as error:  # fmt: skip
-                if isinstance(error, UnsupportedFeatureError):
-                    raise
-                if tracker.is_at_end:  # vLLM has seen afterwards that something is missing
-                    self._require_complete(tracker, model)
-                    raise
-                raise CheckpointError(_told(directory, self._stored or "", error)) from error
-            finally:
-                self._tracker = None
+            if tracker.is_at_end:  # vLLM has seen afterwards that something is missing
+                self._require_complete(tracker, model)
+                raise
+            raise CheckpointError(_told(directory, self._stored or "", error)) from error
+        finally:
+            self._tracker = None
+            for stream in self._streams:
+                stream.close()
+            self._streams.clear()
         self._require_complete(tracker, model)
 
     def _require_complete(self, tracker: LoadTracker, model: torch.nn.Module) -> None:
@@ -96,7 +99,10 @@ class NPUModelLoader(DefaultModelLoader):
             weights = from_block_fp8(weights, self._block, model_config.dtype, types)
         elif self._description is not None:
             weights = converted(weights, self._description)
-        yield from weights if self._tracker is None else self._tracker.watch(weights)
+        if self._tracker is not None:
+            weights = self._tracker.watch(weights)
+            self._streams.append(weights)
+        yield from weights
 
     def _checked(self, weights: Weights) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The same, while `_stored` is the name in the file of the one that was read last."""

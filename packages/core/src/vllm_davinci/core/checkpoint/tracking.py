@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ _FILLS = frozenset(
 
 
 class LoadTracker(TorchDispatchMode):
-    """Active while weights are loaded; `watch` is what the loader reads from.
+    """Active while the loader has a tensor in its hands; `watch` is what it reads from.
+
+    Close `watch`'s generator when the loader raises, or the mode stays on.
 
     is_at_end: whether the loader has got all of them
     seen:    names of the tensors that it has got -> their shapes
@@ -53,14 +55,15 @@ class LoadTracker(TorchDispatchMode):
 
     def watch(
         self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
         for name, tensor in weights:
             self.seen[name] = tensor.shape
             if tensor.numel():
                 self._expect(name, tensor)
             else:
                 self.read.add(name)
-            yield name, tensor
+            with self:  # not while the next one is read
+                yield name, tensor
         self.is_at_end = True
 
     def unfilled(self) -> Iterator[tuple[str, int, int]]:

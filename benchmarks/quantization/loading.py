@@ -1,0 +1,130 @@
+"""Time and memory to load quantized checkpoints, beside the bf16 checkpoint of the same layers.
+
+One DeepSeek of random weights: in bf16, as the int8 checkpoint that `vllm-davinci quantize` makes
+of it, and with fp8 weights in blocks, which become floats or int8 while they are read. Every load
+is a process of its own, whose host memory is sampled; the baseline of the memory rows is one shard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+from rich.console import Console
+
+from child import run_child
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 900
+CHILD = Path(__file__).with_name("loading_process.py")
+NUM_SHARDS = 4
+# Of the float checkpoint's time; and host memory beyond the weights, in shards.
+TIME_AT_MOST, SHARDS_AT_MOST = 1.2, 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--experts", type=int, default=16, help="of each of two layers")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the quickest counts")
+
+
+def run(args: argparse.Namespace) -> Result:
+    console = Console()
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        console.print("writing the checkpoints")
+        models = _write(scratch, args)
+        found = {}
+        for name, (model, options) in models.items():
+            console.print(f"loading {name}")
+            runs = [_load(model, options, scratch) for _ in range(args.rounds)]
+            found[name] = {key: min(run[key] for run in runs) for key in runs[0]}
+        shard_bytes = max(path.stat().st_size for path in models["bf16"][0].glob("*.safetensors"))
+    rows = [
+        Row(
+            name=f"load, {name}",
+            unit="s",
+            ours=figures["seconds"],
+            baseline=found["bf16"]["seconds"],
+            kind=Kind.MEASURED,
+            at_most=TIME_AT_MOST if name == "int8" else None,
+            note="weights only, of the quickest of the rounds",
+        )
+        for name, figures in found.items()
+        if name != "bf16"
+    ]
+    rows += [
+        Row(
+            name=f"host memory beyond the weights, {name}",
+            unit="bytes",
+            ours=figures["extra_bytes"],
+            baseline=float(shard_bytes),
+            kind=Kind.MEASURED,
+            at_most=SHARDS_AT_MOST,
+            note="largest anonymous memory while loading, less what was there before",
+        )
+        for name, figures in found.items()
+    ]
+    return Result(
+        benchmark="quantization/loading",
+        ours="quantized",
+        baseline="bf16, or one of its shards",
+        rows=rows,
+        settings={"hidden": args.hidden, "experts": args.experts, "shards": NUM_SHARDS},
+        seed=0,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="reading files, and copying into the device's memory",
+    )
+
+
+def _write(scratch: Path, args: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
+    from vllm_davinci_testing.engines.fp8_checkpoint import write_block_fp8
+
+    config = transformers.DeepseekV3Config(
+        vocab_size=1024,
+        hidden_size=args.hidden,
+        intermediate_size=2 * args.hidden,
+        moe_intermediate_size=args.hidden // 2,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        n_routed_experts=args.experts,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=512,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        topk_method="noaux_tc",
+        max_position_embeddings=256,
+    )
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    floats, whole = scratch / "bf16", scratch / "whole"
+    network.save_pretrained(whole, max_shard_size="100GB")
+    size = (whole / "model.safetensors").stat().st_size
+    network.save_pretrained(floats, max_shard_size=size // NUM_SHARDS + 1)
+    fp8 = write_block_fp8(whole, scratch / "fp8", NUM_SHARDS)
+    int8 = scratch / "int8"
+    run_child(["-m", "vllm_davinci.meta", "quantize", str(floats), str(int8)], PROCESS_LIMIT_S)
+    return {
+        "bf16": (floats, []),
+        "int8": (int8, []),
+        "fp8 to floats": (fp8, []),
+        "fp8 to int8": (fp8, ["ascend"]),
+    }
+
+
+def _load(model: Path, options: list[str], scratch: Path) -> dict[str, float]:
+    result = scratch / "loaded.json"
+    run_child([str(CHILD), str(model), str(result), *options], PROCESS_LIMIT_S)
+    figures: dict[str, float] = json.loads(result.read_text(encoding="utf-8"))
+    return figures

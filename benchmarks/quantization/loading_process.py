@@ -1,0 +1,62 @@
+"""Loads one checkpoint's weights: `loading_process.py MODEL RESULT.json [QUANTIZATION]`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+from vllm_davinci_testing.engines.loaded_model import LoadedModel
+
+SAMPLE_S = 0.002
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file backs; the virtual device's is among it."""
+    amounts = []
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(("RssAnon:", "RssShmem:")):
+            amounts.append(int(line.split()[1]) << 10)
+    return sum(amounts)
+
+
+def main(model: Path, result: Path, quantization: str | None = None) -> None:
+    from vllm.config import VllmConfig
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    with tempfile.NamedTemporaryFile() as store, set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{store.name}", 0, backend="gloo")
+        initialize_model_parallel(1, 1)
+    made = LoadedModel(model, quantization=quantization)
+    for parameter in made.network.parameters():
+        parameter.data.fill_(1)  # so that all of the weights' memory is there before
+    torch.accelerator.synchronize()
+    before = anonymous_bytes()
+    largest, ended = 0, threading.Event()
+
+    def sample() -> None:
+        nonlocal largest
+        while not ended.wait(SAMPLE_S):
+            largest = max(largest, anonymous_bytes())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    began = time.perf_counter()
+    made.load(model)
+    seconds = time.perf_counter() - began
+    ended.set()
+    thread.join()
+    extra = max(largest - before, 0)
+    result.write_text(json.dumps({"seconds": seconds, "extra_bytes": extra}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])
