@@ -55,7 +55,8 @@ class Recipe:
 
 QWEN3, QWEN3_MOE = ("qwen3", "Qwen3-32B"), ("qwen3_moe", "Qwen3-30B")
 QWEN2_5, DEEPSEEK = ("qwen2_5", "Qwen2.5-7B-Instruct"), ("deepseek_v3", "DeepSeek-V3")
-TINY_LLAMA, TINY_DEEPSEEK = ("tiny_llama", "default"), ("tiny_deepseek", "DeepSeek-V3")
+# Llama's modules have Qwen2.5's names, and ModelSlim has no adapter of its own for it that smooths.
+TINY_LLAMA, TINY_DEEPSEEK = ("tiny_llama", QWEN2_5[1]), ("tiny_deepseek", "DeepSeek-V3")
 
 RECIPES = (
     Recipe("static", *QWEN3, (SMOOTH, linear(STATIC))),
@@ -90,7 +91,11 @@ RECIPES = (
             ),
         ),
     ),
-    Recipe("static", *TINY_LLAMA, (linear(STATIC),)),
+    # As the recipes for Qwen3 do: the inputs of down_proj have outliers, which minmax widens for.
+    Recipe(
+        "static, down_proj dynamic", *TINY_LLAMA,
+        (SMOOTH, group(linear(STATIC, "*", "*down_proj"), linear(DYNAMIC, "*down_proj"))),
+    ),
     Recipe("dynamic", *TINY_LLAMA, (linear(DYNAMIC),)),
     Recipe(
         "static attention, dynamic experts", *TINY_DEEPSEEK,

@@ -68,6 +68,7 @@ MODELS: dict[str, Any] = {
         v_head_dim=64,
         routed_scaling_factor=2.0,
         topk_method="noaux_tc",
+        scoring_func="sigmoid",
         **COMMON,
     ),
 }

@@ -19,8 +19,8 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
 DESCRIPTIONS = "quant_model_description*.json"
-# How far apart two logits may be whose order 16 bits can change.
-CLOSE_LOGITS = 0.25
+# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
+CLOSE = 0.25
 
 Product = Callable[[Tensor], Tensor]
 
@@ -162,7 +162,7 @@ class IntegerReference(TransformersReference):
         for prompt, tokens in zip(prompts, outputs, strict=True):
             rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
             for row, token in zip(rows, tokens, strict=True):
-                gap = float(row.max() - row[token])
-                close += 0 < gap <= CLOSE_LOGITS
-                wrong += gap > CLOSE_LOGITS
+                gap = float((row.max() - row[token]) / row.std())
+                close += 0 < gap <= CLOSE
+                wrong += gap > CLOSE
         return close, wrong
