@@ -63,8 +63,7 @@ class Suite:
         self._python = environment.prepare(self._steps)
         self._steps.start("float checkpoints")
         models = self._directory / "models"
-        command = [self._python, HERE / "write_models.py", ROOT / "checkpoints", models]
-        self._steps.run(["vnpu", "run", "--", *command], limit_s=QUANTIZE_LIMIT_S)
+        self._run_tool(HERE / "write_models.py", ROOT / "checkpoints", models)
         self._write_calibration()
         return [self._try(recipe) for recipe in self._recipes]
 
@@ -115,11 +114,8 @@ class Suite:
         }
         if not recipe.steps:
             model = self._directory / "models" / recipe.model
-            command = [self._python, HERE / "older_export.py", model, made]
-            self._steps.run(
-                ["vnpu", "run", "--", *command, self._directory / "calibration.jsonl"],
-                limit_s=QUANTIZE_LIMIT_S,
-            )
+            texts = self._directory / "calibration.jsonl"
+            self._run_tool(HERE / "older_export.py", model, made, texts)
             return made
         recipe_file = self._directory / f"{name}.yaml"
         recipe_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -132,11 +128,13 @@ class Suite:
             "--trust_remote_code": True,
         }
         flat = [str(part) for option in options.items() for part in option]
-        self._steps.run(
-            ["vnpu", "run", "--", self._python, "-m", "msmodelslim.cli", "quant", *flat],
-            limit_s=QUANTIZE_LIMIT_S,
-        )
+        self._run_tool("-m", "msmodelslim.cli", "quant", *flat)
         return made
+
+    def _run_tool(self, *arguments: str | Path) -> None:
+        """Python of ModelSlim's environment; what it leaves lying about lies in our directory."""
+        command = ["env", "-C", self._directory, "vnpu", "run", "--", self._python, *arguments]
+        self._steps.run(command, limit_s=QUANTIZE_LIMIT_S)
 
     def _serve(self, recipe: Recipe, made: Path) -> tuple[bool, str]:
         from vllm_davinci.core.checkpoint.check import check_checkpoint
@@ -246,7 +244,7 @@ def main() -> int:
         return 1
     os.environ["HF_HUB_OFFLINE"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
-        directory = options.keep or Path(scratch)
+        directory = (options.keep or Path(scratch)).resolve()
         shutil.rmtree(directory / "models", ignore_errors=True)
         outcomes = Suite(directory, recipes).run()
     print(table(outcomes), flush=True)
