@@ -85,6 +85,7 @@ class NPUModelLoader(DefaultModelLoader):
             for stream in self._streams:
                 stream.close()
             self._streams.clear()
+            tracker.release()
         self._require_complete(tracker, model)
 
     def _require_complete(self, tracker: LoadTracker, model: torch.nn.Module) -> None:

@@ -24,7 +24,8 @@ _FILLS = frozenset(
 class LoadTracker(TorchDispatchMode):
     """Active while the loader has a tensor in its hands; `watch` is what it reads from.
 
-    Close `watch`'s generator when the loader raises, or the mode stays on.
+    Close `watch`'s generator when the loader raises, and `release` when it is done, or the mode
+    stays on.
 
     is_at_end: whether the loader has got all of them
     seen:    names of the tensors that it has got -> their shapes
@@ -47,6 +48,7 @@ class LoadTracker(TorchDispatchMode):
         self._starts: list[int] = []  # addresses of tensors, sorted
         self._ends: dict[int, tuple[int, str]] = {}
         self.is_at_end = False
+        self._is_held = False
         self.seen: dict[str, torch.Size] = {}
         self.read: set[str] = set()
         self.copied: Counter[str] = Counter()
@@ -56,6 +58,7 @@ class LoadTracker(TorchDispatchMode):
     def watch(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        self.release()
         for name, tensor in weights:
             self.seen[name] = tensor.shape
             if tensor.numel():
@@ -65,6 +68,15 @@ class LoadTracker(TorchDispatchMode):
             with self:  # not while the next one is read
                 yield name, tensor
         self.is_at_end = True
+        # Some models list all tensors before they copy the first.
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self._is_held = True
+
+    def release(self) -> None:
+        """Ends what goes on after the last tensor. Idempotent."""
+        if self._is_held:
+            self._is_held = False
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def unfilled(self) -> Iterator[tuple[str, int, int]]:
         """Parameters of which less was written than they have: name, written, all entries."""
