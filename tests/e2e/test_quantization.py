@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -23,12 +24,18 @@ from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.fp8_checkpoint import dequantized, write_block_fp8
 from vllm_davinci_testing.engines.model_zoo import (
     POISONED_EXPERT,
     POISONS,
+    fill_with_normal_weights,
     write_poisoned,
+    write_tokenizer,
 )
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.engines.transformers_reference import (
+    TransformersReference,
+    assert_greedy,
+)
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"
@@ -88,7 +95,7 @@ def likelihood_of(
 ) -> Callable[..., float]:
     """Starts an engine and scores the text."""
 
-    def score(model: Path, **options: Any) -> float:
+    def score(model: Path, text: list[int] = text, **options: Any) -> float:
         with start_engine(model, **{**BF16, **options}) as engine:
             return likelihood(engine, text)
 
@@ -345,6 +352,73 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
     rewrite(directory, tensors, description)
     actual = likelihood_of(directory)
     assert abs(actual - found[-1]) < CLOSE
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """DeepSeek-V3's shape with fp8 weights in blocks, and the floats that these stand for."""
+    config = transformers.DeepseekV3Config(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=384,
+        moe_intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        q_lora_rank=128,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        max_position_embeddings=512,
+    )
+    directory = tmp_path_factory.mktemp("fp8")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = transformers.AutoModelForCausalLM.from_config(config)
+        fill_with_normal_weights(network)
+    network.save_pretrained(directory / "source")
+    blocks = write_block_fp8(directory / "source", directory / "blocks")
+    floats = directory / "floats"
+    shutil.copytree(directory / "source", floats)
+    save_file(dequantized(blocks), floats / WEIGHTS, metadata={"format": "pt"})
+    for checkpoint in (blocks, floats):
+        write_tokenizer(checkpoint)
+    return blocks, floats
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp8_in_blocks_gives_the_tokens_of_its_floats(
+    ranks: int,
+    fp8: tuple[Path, Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    blocks, floats = fp8
+    options = {"tensor_parallel_size": ranks, "enable_expert_parallel": ranks > 1}
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with start_engine(blocks, **options) as engine:
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts[:16]], greedy)
+        assert "which become floats of twice their size" in engine.log_text()
+    assert_greedy(TransformersReference(floats), prompts[:16], outputs, 16)
+
+
+def test_fp8_in_blocks_becomes_int8_where_the_option_says_so(
+    fp8: tuple[Path, Path], likelihood_of: Callable[..., float], text: list[int]
+):
+    blocks, floats = fp8
+    within = [token % 512 for token in text]
+    rows = TransformersReference(floats).logprobs(within)[:-1]
+    expected = float(rows.gather(1, torch.tensor(within[1:]).unsqueeze(1)).mean())
+    with_int8 = likelihood_of(blocks, quantization="ascend", text=within)
+    assert 0 < abs(with_int8 - expected) < CLOSE
 
 
 @pytest.mark.thorough
