@@ -15,9 +15,9 @@ namespace {
 
 // Rows of one kernel call. A kernel is made per number of rows, so there are at most as many.
 constexpr int64_t kBlockRows = 64;
-constexpr int64_t kMostColumns = 64;         // of a block
-// Multiply-adds worth a second thread: about 0.1 ms of one core, since a sleeping thread takes up to
-// half of that to wake up.
+constexpr int64_t kMostColumns = 64;  // of a block
+// Multiply-adds worth a second thread: about 0.1 ms of one core, since a sleeping thread takes up
+// to half of that to wake up.
 constexpr int64_t kGrainBFloat16 = 1 << 24;
 constexpr int64_t kGrainFloat = 1 << 22;
 
@@ -155,8 +155,8 @@ bool blocked_products(c10::ArrayRef<BlockedProduct> products) {
   }
   const int64_t count = first.back();
   if (count == 0) return true;
-  const auto grain =
-      std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(count) / std::max(grains, 1.0)));
+  const auto grain = std::max<int64_t>(
+      1, static_cast<int64_t>(static_cast<double>(count) / std::max(grains, 1.0)));
   const auto run = [&](int64_t begin, int64_t end) {
     auto i = static_cast<size_t>(std::upper_bound(first.begin(), first.end(), begin) -
                                  first.begin() - 1);
