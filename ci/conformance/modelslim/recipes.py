@@ -91,7 +91,7 @@ RECIPES = (
             ),
         ),
     ),
-    # As the recipes for Qwen3 do: the inputs of down_proj have outliers, which minmax widens for.
+    # The inputs of down_proj have outliers, for which minmax widens.
     Recipe(
         "static, down_proj dynamic", *TINY_LLAMA,
         (SMOOTH, group(linear(STATIC, "*", "*down_proj"), linear(DYNAMIC, "*down_proj"))),
