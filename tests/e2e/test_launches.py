@@ -32,10 +32,10 @@ THOROUGH = pytest.mark.thorough
             "tiny_llama", 1, "W8A8_DYNAMIC", (13, 10, 7), id="dense_dynamic", marks=THOROUGH
         ),
         pytest.param("tiny_llama", 1, "W8A8", (14, 11, 7), id="dense_static"),
-        pytest.param("tiny_deepseek", 2, "bf16", (23, 12, 18), id="experts", marks=THOROUGH),
-        pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (27, 14, 20), id="experts_dynamic"),
+        pytest.param("tiny_deepseek", 2, "bf16", (25, 12, 18), id="experts", marks=THOROUGH),
+        pytest.param("tiny_deepseek", 2, "W8A8_DYNAMIC", (29, 14, 20), id="experts_dynamic"),
         # This export leaves experts W8A8_DYNAMIC.
-        pytest.param("tiny_deepseek", 2, "W8A8", (28, 15, 20), id="experts_static", marks=THOROUGH),
+        pytest.param("tiny_deepseek", 2, "W8A8", (30, 15, 20), id="experts_static", marks=THOROUGH),
     ],
 )
 def test_launches_per_layer_stay_in_the_budget(

@@ -24,7 +24,11 @@ from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.fp8_checkpoint import dequantized, write_block_fp8
+from vllm_davinci_testing.engines.fp8_checkpoint import (
+    deepseek_of_blocks,
+    dequantized,
+    write_block_fp8,
+)
 from vllm_davinci_testing.engines.model_zoo import (
     POISONED_EXPERT,
     POISONS,
@@ -357,28 +361,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """DeepSeek-V3's shape with fp8 weights in blocks, and the floats that these stand for."""
-    config = transformers.DeepseekV3Config(
-        vocab_size=512,
-        hidden_size=256,
-        intermediate_size=384,
-        moe_intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        q_lora_rank=128,
-        kv_lora_rank=512,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        v_head_dim=64,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        max_position_embeddings=512,
-    )
+    config = deepseek_of_blocks(vocab_size=512, scoring_func="sigmoid", max_position_embeddings=512)
     directory = tmp_path_factory.mktemp("fp8")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -26,6 +26,7 @@ from vllm_davinci.core.errors import CoreError
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
+from vllm_davinci_testing.engines.model_zoo import small_deepseek
 
 COMMON: dict[str, Any] = {
     "vocab_size": 64,
@@ -39,21 +40,14 @@ CONFIGS = {
     "qwen3": transformers.Qwen3Config(
         num_hidden_layers=1, num_key_value_heads=1, head_dim=64, tie_word_embeddings=True, **COMMON
     ),
-    "deepseek": transformers.DeepseekV3Config(
+    "deepseek": small_deepseek(
         moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_key_value_heads=2,
         n_routed_experts=2,
         num_experts_per_tok=1,
         n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
         q_lora_rank=32,
-        kv_lora_rank=512,
         qk_nope_head_dim=32,
-        qk_rope_head_dim=64,
         v_head_dim=32,
-        topk_method="noaux_tc",
         **COMMON,
     ),
 }
@@ -166,6 +160,21 @@ def test_a_tensor_that_is_not_as_the_model_has_it_is_named(
         else:
             wrong.append(f"{what}: no error")
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong)
+
+
+def test_a_model_that_lists_the_tensors_before_it_copies_the_first_is_watched_to_the_end(
+    write: Callable[[str, str], Path], one_rank: None, vllm_config: VllmConfig, tmp_path: Path
+):
+    register()
+    stored = Stored(write("qwen2", "FLOAT"))
+    network = stored.model.network
+    load = network.load_weights
+    network.load_weights = lambda weights: load(list(weights))
+    stored.load(stored.tensors, None, tmp_path / "whole")
+    name = "model.norm.weight"
+    others = {other: tensor for other, tensor in stored.tensors.items() if other != name}
+    with pytest.raises(CoreError, match=name):
+        stored.load(others, None, tmp_path / "spoilt")
 
 
 @pytest.fixture(scope="module")

@@ -19,31 +19,13 @@ from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeat
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, block_of
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.registration import register
-from vllm_davinci_testing.engines.fp8_checkpoint import dequantized, write_block_fp8
+from vllm_davinci_testing.engines.fp8_checkpoint import (
+    deepseek_of_blocks,
+    dequantized,
+    write_block_fp8,
+)
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 
-# DeepSeek-V3's shape, small; blocks of 128 x 128 divide most of its matrices.
-DEEPSEEK = transformers.DeepseekV3Config(
-    vocab_size=64,
-    hidden_size=256,
-    intermediate_size=384,
-    moe_intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    n_group=2,
-    topk_group=1,
-    first_k_dense_replace=1,
-    q_lora_rank=128,
-    kv_lora_rank=512,
-    qk_nope_head_dim=64,
-    qk_rope_head_dim=64,
-    v_head_dim=64,
-    topk_method="noaux_tc",
-    max_position_embeddings=64,
-)
 DOWN = "model.layers.1.mlp.experts.2.down_proj.weight"
 
 
@@ -52,7 +34,9 @@ def fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fp8")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = transformers.AutoModelForCausalLM.from_config(DEEPSEEK, dtype=torch.bfloat16)
+        network = transformers.AutoModelForCausalLM.from_config(
+            deepseek_of_blocks(), dtype=torch.bfloat16
+        )
     network.save_pretrained(directory / "floats")
     return write_block_fp8(directory / "floats", directory / "blocks")
 

@@ -19,29 +19,10 @@ from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, s
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantDescription, QuantType
 from vllm_davinci.core.quantization.tensors import float_from_bits
+from vllm_davinci_testing.engines.model_zoo import small_deepseek
 from vllm_davinci_testing.operators.reference import static_quant
 
-# DeepSeek's shapes at their smallest: a dense layer, then one of experts; MLA.
-DEEPSEEK = transformers.DeepseekV3Config(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    moe_intermediate_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    n_group=2,
-    topk_group=1,
-    first_k_dense_replace=1,
-    q_lora_rank=16,
-    kv_lora_rank=512,
-    qk_nope_head_dim=16,
-    qk_rope_head_dim=64,
-    v_head_dim=16,
-    max_position_embeddings=64,
-)
+DEEPSEEK = small_deepseek()
 WEIGHTS = "model.safetensors"
 WRITTEN = "quant_model_weights-00001-of-00001.safetensors"
 WINDOWS = [torch.arange(60).remainder(61)[None]]

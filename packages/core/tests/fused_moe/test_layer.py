@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DeepseekV3Config
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
@@ -23,6 +22,7 @@ from vllm_davinci.core.errors import (
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
 from vllm_davinci.core.registration import register
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 
 NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48
 SCALING_FACTOR = 2.5
@@ -88,20 +88,6 @@ def defined(layer: DeepseekV2MoE, x: torch.Tensor) -> torch.Tensor:
         w13, w2 = (named[f"experts.routed_experts.{name}_weight"][expert] for name in ("w13", "w2"))
         total += share * mlp(x, w13, w2)
     return total
-
-
-class LaunchCounter(TorchDispatchMode):
-    """Names of the operators that a block calls, without views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().split(".")[0]
-        if not func.is_view and name not in ("aten::empty", "aten::detach"):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 def run(layer: torch.nn.Module, x: torch.Tensor, config: VllmConfig) -> torch.Tensor:

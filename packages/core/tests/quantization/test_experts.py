@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch_npu
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
@@ -18,6 +15,7 @@ from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
 from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.operators.reference import (
     dynamic_quant,
     dynamic_quant_in_launch,
@@ -180,19 +178,6 @@ def static_experts(
         num_local=NUM_EXPERTS,
         num_experts=NUM_EXPERTS,
     )
-
-
-class LaunchCounter(TorchDispatchMode):
-    """Names of the operators that a block calls, without views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def test_launches_per_stage_stay_in_the_budget():

@@ -1,7 +1,6 @@
 """One process per NPU: device set-up, memory profile, warm-up."""
 
 import gc
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -130,10 +129,6 @@ class NPUWorker(Worker):
         if components.active_device() is None:
             # A chip leaves the host only small work, which threads slow down.
             set_torch_threads_for_runtime()
-        elif "OMP_NUM_THREADS" not in os.environ:
-            # A virtual device computes on the host's cores, which DP ranks share.
-            num_ranks = max(self.parallel_config.data_parallel_size_local, 1)
-            torch.set_num_threads(max(torch.get_num_threads() // num_ranks, 1))
         freeze_gc_heap()
         maybe_attach_gc_debug_callback()
         return CompilationTimes(

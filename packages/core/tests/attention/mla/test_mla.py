@@ -21,6 +21,7 @@ from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.mla_layer import (
     CHUNKED,
     DECODES,
@@ -205,26 +206,6 @@ def test_nan_and_inf_stay_in_their_request(
     for request, (before, after) in enumerate(zip(plain, outputs, strict=True)):
         assert request == poisoned or torch.equal(before, after)
     assert not outputs[poisoned].isfinite().any()
-
-
-class LaunchCounter(TorchDispatchMode):
-    """Counts calls that compute: no views, no bare allocations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        # `contiguous` is a view of what is contiguous already, and else a copy.
-        is_view = func.is_view and (isinstance(result, list) or _same_memory(result, args[0]))
-        if not is_view and "empty" not in func.name():
-            self.names.append(func.name())
-        return result
-
-
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 # Launches of one block: projections, norm, rotary, cache write, attention, output projection.

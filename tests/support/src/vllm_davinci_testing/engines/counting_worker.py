@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe.runner import moe_runner
 
@@ -15,6 +14,7 @@ from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.kernels._C import launch_count
 from vllm_davinci.vnpu import _C
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 
 
 class CountingWorker:
@@ -68,20 +68,6 @@ class CallCountingWorker:
     def compiled_calls(self) -> dict[str, int]:
         """How often each was called."""
         return dict(self.called)
-
-
-class LaunchCounter(TorchDispatchMode):
-    """Names of the operators that a block calls, without views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().split(".")[0]
-        if not func.is_view and name not in ("aten::empty", "aten::detach"):
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 class LaunchCountingWorker:

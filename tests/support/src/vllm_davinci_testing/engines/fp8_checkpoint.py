@@ -6,13 +6,29 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import FineGrainedFP8Config
+from transformers import DeepseekV3Config, FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
+from vllm_davinci_testing.engines.model_zoo import small_deepseek
+
 BLOCK = (128, 128)
+
+
+def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
+    """A small DeepSeek-V3 of which blocks divide most matrices. fields: those to be otherwise"""
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 128,
+        "q_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "v_head_dim": 64,
+    }
+    return small_deepseek(**{**sizes, **fields})
 
 
 def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:

@@ -248,6 +248,37 @@ MIXTURES = (
 BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, *MIXTURES)}
 
 
+def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:
+    """DeepSeek-V3's shape at its smallest: a dense layer, then one of experts; MLA.
+
+    fields: those that are to be otherwise
+    """
+    return transformers.DeepseekV3Config(
+        **{
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "moe_intermediate_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 16,
+            "topk_method": "noaux_tc",
+            "max_position_embeddings": 64,
+            **fields,
+        }
+    )
+
+
 def write_checkpoint(model: ZooModel, directory: Path) -> Path:
     """Writes configuration, fp32 weights and tokenizer as transformers does; the directory."""
     with torch.random.fork_rng(devices=[]):

@@ -7,17 +7,18 @@ such a checkpoint becomes floats (vLLM's quantization `fp8`), or W8A8_DYNAMIC (`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
@@ -143,12 +144,9 @@ def tensor_names(model: str, revision: str | None) -> list[str]:
     if directory.is_dir():
         names: list[str] = []
         for path in sorted(directory.glob("*.safetensors")):
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                names += [name for name in json.loads(file.read(length)) if name != "__metadata__"]
+            with safe_open(path, "pt") as file:
+                names += file.keys()
         return names
-    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
-
     index = get_hf_file_to_dict("model.safetensors.index.json", model, revision)
     if index is None:
         raise CheckpointError(
