@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from vllm_davinci_testing.processes.ranks import free_port
 
 # An engine's whole life on a busy machine with two cores.
 LIMIT_S = 400
@@ -77,9 +78,7 @@ def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ran
     quantized = tmp_path / "quantized"
     source = repository / "checkpoints" / "tiny_deepseek"
     run_on_vnpu(COMMANDS / "vllm-davinci", "quantize", source, quantized)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def report_of(rank: int) -> dict[str, Any]:
         return attributes_after_an_engine(

@@ -42,7 +42,10 @@ class CountingWorker:
     def host_waits(self) -> dict[str, int]:
         """How often the host waited for the device since then, and copied from it."""
         now = _C.host_counts()
-        return {name: now[name] - count for name, count in self._host_counts.items()}
+        return {
+            name: now[name] - self._host_counts[name]
+            for name in ("synchronizations", "copies_to_host")
+        }
 
 
 class CallCountingWorker:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 import textwrap
 from pathlib import Path
@@ -25,11 +27,16 @@ dist.init_process_group("hccl")
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A TCP port of this host that nobody listens on now, nor is given for a while.
+
+    Below those that Linux gives to whoever connects (32768 and up): one of them may be taken
+    between this call and the listener's.
+    """
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def program_of(source: str) -> str:
