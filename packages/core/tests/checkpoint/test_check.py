@@ -212,12 +212,19 @@ def test_a_directory_without_a_checkpoint_is_told_what_it_lacks(tmp_path: Path):
 
 
 def test_another_quantization_is_named(checkpoint: Checkpoint, tmp_path: Path):
-    checkpoint.config["quantization_config"] = {"quant_method": "gptq"}
+    checkpoint.config["quantization_config"] = {"quant_method": "quark"}
     checkpoint.write(tmp_path)
     (tmp_path / FILE_NAME).unlink()
     found = check_checkpoint(tmp_path)
     assert not found.can_load
-    assert "quantization method 'gptq' is not available" in problems(found)
+    assert "quantization method 'quark' is not available" in problems(found)
+
+
+def test_settings_that_lack_the_number_of_bits_are_named(checkpoint: Checkpoint, tmp_path: Path):
+    checkpoint.config["quantization_config"] = {"quant_method": "gptq"}
+    checkpoint.write(tmp_path)
+    (tmp_path / FILE_NAME).unlink()
+    assert "config.json says gptq and has no bits" in problems(check_checkpoint(tmp_path))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8")  # see core.quantization
+# See core.quantization.
+QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")
 
 _is_described: ContextVar[bool] = ContextVar("is_described", default=False)
 

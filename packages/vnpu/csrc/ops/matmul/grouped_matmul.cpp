@@ -131,7 +131,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
     const Tensor offset = parameter(call.weight_offset, dims);
     require(scale.defined(), "an integer weight with x of floats needs antiquantScale.");
     if (offset.defined()) dense = dense + over_rows(offset);
-    dense = dense * over_rows(scale);
+    // The matrix unit multiplies numbers of one dtype: the vector unit rounds the weight to x's.
+    dense = (dense * over_rows(scale)).to(x.scalar_type());
   }
   // In the operands' own dtype, with sums in fp32, when nothing follows that has to see them
   // unrounded.

@@ -72,6 +72,8 @@ void weight_quant_matmul(const WeightQuantMatmul& call, int64_t group_size, cons
   Tensor weight = integers.to(at::kFloat);
   if (call.offset) weight = weight + over_rows(*call.offset, rows, group_size);
   weight = weight * over_rows(float_scales(call.scale), rows, group_size);
+  // The matrix unit multiplies numbers of one dtype: the vector unit rounds the weight to x's.
+  weight = weight.to(call.x.scalar_type()).to(at::kFloat);
   Tensor values = at::matmul(call.x.to(at::kFloat), weight);
   if (call.bias) values = values + call.bias->to(at::kFloat);
   if (call.out_scale) values = values * float_scales(*call.out_scale);

@@ -140,6 +140,7 @@ def test_weights_quantized_alone(bits: int, offset: bool, blocks: int | None) ->
         return t[:, None].double() if blocks is None else t.double().repeat_interleave(16, 1)
 
     dense = (weight.double() + (spread(shift) if offset else 0)) * spread(scale)
+    dense = dense.half().double()
     near(y, one_by_one([r.double() @ dense[g] for g, r in enumerate(x[:7].split(COUNTS))]))
 
 

@@ -189,4 +189,4 @@ def test_products_with_quantized_weights(
         return t.double() if groups is None else t.double().repeat_interleave(64 // groups, 0)
 
     dense = (weight.double() + (spread(shift) if offset else 0)) * spread(scale)
-    near(y, x.double() @ dense)
+    near(y, x.double() @ dense.to(dtype).double())

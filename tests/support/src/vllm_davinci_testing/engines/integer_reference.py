@@ -7,7 +7,7 @@ the choice is not close.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,8 +19,6 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
 DESCRIPTIONS = "quant_model_description*.json"
-# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
-CLOSE = 0.25
 
 Product = Callable[[Tensor], Tensor]
 
@@ -153,16 +151,3 @@ class IntegerReference(TransformersReference):
     def _set(self, name: str, module: nn.Module) -> None:
         parent, _, last = name.rpartition(".")
         setattr(self.network.get_submodule(parent), last, module)
-
-    def differing_tokens(
-        self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
-    ) -> tuple[int, int]:
-        """Tokens that are not the greedy choice after those before them: close ones, others."""
-        close = wrong = 0
-        for prompt, tokens in zip(prompts, outputs, strict=True):
-            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
-            for row, token in zip(rows, tokens, strict=True):
-                gap = float((row.max() - row[token]) / row.std())
-                close += 0 < gap <= CLOSE
-                wrong += gap > CLOSE
-        return close, wrong

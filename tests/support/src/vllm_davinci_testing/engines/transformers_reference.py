@@ -9,6 +9,9 @@ from typing import Any
 import torch
 import transformers
 
+# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
+CLOSE = 0.25
+
 
 class TransformersReference:
     """A checkpoint as transformers runs it."""
@@ -69,6 +72,19 @@ class TransformersReference:
                     f"{row[expected] - row[token]:.2e} apart"
                 )
         return None
+
+    def differing_tokens(
+        self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+    ) -> tuple[int, int]:
+        """Tokens that are not the greedy choice after those before them: close ones, others."""
+        close = wrong = 0
+        for prompt, tokens in zip(prompts, outputs, strict=True):
+            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+            for row, token in zip(rows, tokens, strict=True):
+                gap = float((row.max() - row[token]) / row.std())
+                close += 0 < gap <= CLOSE
+                wrong += gap > CLOSE
+        return close, wrong
 
 
 def assert_greedy(

@@ -23,12 +23,14 @@ from vllm_davinci.core.checkpoint.files import (
     tensor_files,
 )
 from vllm_davinci.core.checkpoint.issues import CheckReport, LayerKind
+from vllm_davinci.core.checkpoint.packed_check import check_packed, unpacked
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization import block_fp8
 from vllm_davinci.core.quantization.compressed_schemes import NAME as COMPRESSED
 from vllm_davinci.core.quantization.description import (
     FUSED_LAYERS,
     LOADED_AS,
+    WEIGHT_ONLY,
     WRAPPED_NORM,
     QuantDescription,
     QuantType,
@@ -36,7 +38,9 @@ from vllm_davinci.core.quantization.description import (
     quant_type,
     shortened,
 )
-from vllm_davinci.core.quantization.tensors import STORED_TENSORS, Extent, dtype_name
+from vllm_davinci.core.quantization.packed_weights import AWQ, GPTQ, PackedFormat, packed_format
+from vllm_davinci.core.quantization.tensors import STORED_TENSORS, dtype_name, stored_tensors
+from vllm_davinci.core.quantization.weight_only import WAY_OUT, refusal_of_groups
 
 _PLAIN = STORED_TENSORS[QuantType.FLOAT.value]
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -74,6 +78,7 @@ def check_checkpoint(directory: Path) -> CheckReport:
             shortened(misplaced), "the index puts it into a file whose header does not have it"
         )
     description = _description(directory, config, report)
+    packing = None if description is not None else _packing(config, report)
     layers = {
         name.removesuffix(".weight"): tensor
         for name, tensor in tensors.items()
@@ -85,12 +90,23 @@ def check_checkpoint(directory: Path) -> CheckReport:
         _check_scales_have_weights(layers, tensors, report)
         _check_agreement(layers, description, report)
         _check_entries(tensors, description, report)
+    elif packing is not None:
+        check_packed(packing, tensors, report)
     elif report.quantization.startswith(COMPRESSED):
         check_compressed(_quantization_config(config), tensors, report)
     elif report.quantization.startswith(block_fp8.NAME):
         _check_block_fp8(_quantization_config(config), tensors, report)
-    check_against_config(config, _unpacked(tensors, description), report)
+    whole = _unpacked(tensors, description) if packing is None else unpacked(packing, tensors)
+    check_against_config(config, whole, report)
     return report
+
+
+def _packing(config: Mapping[str, Any], report: CheckReport) -> PackedFormat | None:
+    try:
+        return packed_format(_quantization_config(config))
+    except CoreError as error:
+        report.problem("config.json", str(error))
+        return None
 
 
 def _check_block_fp8(
@@ -135,15 +151,16 @@ def _unpacked(
     tensors: Mapping[str, StoredTensor], description: QuantDescription | None
 ) -> dict[str, StoredTensor]:
     """With the shapes that weights have which are stored in fewer rows."""
-    types = {} if description is None else description.types
-    return {
-        name: replace(tensor, shape=(2 * tensor.shape[0], *tensor.shape[1:]))
-        if name.endswith(".weight")
-        and tensor.shape
-        and STORED_TENSORS.get(types.get(name, ""), _PLAIN)[0].extent is Extent.PACKED_ROWS
-        else tensor
-        for name, tensor in tensors.items()
-    }
+    if description is None:
+        return dict(tensors)
+    whole: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        kind = description.types.get(name, "")
+        if name.endswith(".weight") and kind in STORED_TENSORS and len(tensor.shape) == 2:
+            extent = stored_tensors(kind, description)[0].extent
+            tensor = replace(tensor, shape=extent.matrix(tensor.shape))
+        whole[name] = tensor
+    return whole
 
 
 def _description(
@@ -162,11 +179,12 @@ def _description(
     named = _quantization_config(config)
     if method := named.get("quant_method"):
         report.quantization = f"{method} (config.json)"
-        if method not in (COMPRESSED, block_fp8.NAME):
+        if method not in (AWQ, GPTQ, COMPRESSED, block_fp8.NAME):
             report.problem(
                 "config.json",
-                f"quantization method {method!r} is not available; ascend, compressed-tensors and "
-                "fp8 in blocks are. Use a float checkpoint, or vllm-davinci quantize on one",
+                f"quantization method {method!r} is not available; ascend, compressed-tensors, "
+                "awq, gptq and fp8 in blocks are. Use a float checkpoint, or vllm-davinci quantize "
+                "on one",
             )
     return None
 
@@ -203,7 +221,7 @@ def _types(
                 continue
         loaded_as = LOADED_AS[name].value
         types[prefix] = loaded_as if loaded_as == name else f"{loaded_as} ({name})"
-        _check_tensors(prefix, weight, name, tensors, report)
+        _check_tensors(prefix, weight, name, description, tensors, report)
     if without_entry:
         report.note(
             shortened(sorted(without_entry), 6),
@@ -216,11 +234,13 @@ def _check_tensors(
     prefix: str,
     weight: StoredTensor,
     stored_as: str,
+    description: QuantDescription | None,
     tensors: Mapping[str, StoredTensor],
     report: CheckReport,
 ) -> None:
     """stored_as: the layer's type in the description"""
-    specs = STORED_TENSORS[stored_as]
+    specs = _PLAIN if description is None else stored_tensors(stored_as, description)
+    group_size = 0 if description is None else description.group_size
     names = {spec.name for spec in specs}
     if stored_as == QuantType.FLOAT.value and not weight.dtype.is_floating_point:
         report.problem(
@@ -244,8 +264,9 @@ def _check_tensors(
     if len(weight.shape) != 2:
         report.problem(f"{prefix}.weight", f"has shape {list(weight.shape)} and must be a matrix")
         return
-    rows, columns = weight.shape
-    rows *= 2 if specs[0].extent is Extent.PACKED_ROWS else 1
+    rows, columns = specs[0].extent.matrix(weight.shape)
+    if LOADED_AS[stored_as] in WEIGHT_ONLY and (reason := refusal_of_groups(group_size)):
+        report.problem(f"{prefix}.weight", f"is {stored_as}: {reason}. {WAY_OUT}")
     for spec in specs:
         name = f"{prefix}.{spec.name}"
         tensor = tensors.get(name)
@@ -253,7 +274,7 @@ def _check_tensors(
             if not spec.is_optional:
                 report.problem(name, f"is missing: {stored_as} needs it. Export the model again")
             continue
-        expected = spec.extent.shapes(rows, columns)
+        expected = spec.extent.shapes(rows, columns, group_size)
         if tensor.shape not in expected:
             told = " or ".join(str(list(shape)) for shape in expected)
             report.problem(name, f"has shape {list(tensor.shape)} and must have {told}")

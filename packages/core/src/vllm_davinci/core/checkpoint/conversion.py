@@ -1,6 +1,6 @@
 """From what a quantized checkpoint holds to what its layers load, tensor by tensor.
 
-Checkpoints of ModelSlim's types and generations are turned into FLOAT, W8A8 and W8A8_DYNAMIC while
+Checkpoints of ModelSlim's types and generations are turned into the types of LINEAR_TENSORS while
 they are read.
 """
 
@@ -16,15 +16,17 @@ from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.block_fp8 import DTYPE as FP8
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, dequantized, require_scale
 from vllm_davinci.core.quantization.description import (
+    WEIGHT_ONLY,
     WRAPPED_NORM,
     QuantDescription,
     QuantType,
 )
 from vllm_davinci.core.quantization.tensors import deq_scale_as_float
+from vllm_davinci.core.quantization.weight_only import packed_columns
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
-SCALES = frozenset({"weight_scale", "input_scale", "deq_scale", "weight_scale_inv"})
+SCALES = frozenset({"weight_scale", "input_scale", "deq_scale", "weight_scale_inv", "scales"})
 # Type in the checkpoint -> tensors of its layers that the computation does not need.
 LEFT_OUT: dict[str, frozenset[str]] = {
     "W8A8": frozenset({"weight_scale", "weight_offset"}),  # the weight's share of deq_scale
@@ -60,7 +62,23 @@ def converted(
             continue
         if kind == "W4A8_DYNAMIC" and part == "weight":
             tensor = unpacked_rows(tensor)
+        if kind in WEIGHT_ONLY:
+            tensor = _of_weight_only(part, tensor, kind, description)
         yield name, tensor
+
+
+def _of_weight_only(
+    part: str, tensor: torch.Tensor, kind: str, description: QuantDescription
+) -> torch.Tensor:
+    """A tensor of W8A16 or W4A16 as LINEAR_TENSORS has it."""
+    if part in ("weight_scale", "weight_offset") and tensor.dim() == 1:
+        return tensor.unsqueeze(1)
+    if kind != QuantType.W4A16.value or part != "weight":
+        return tensor
+    if not description.version:
+        return packed_columns(tensor)
+    # Where scales have groups, two rows lie in a byte.
+    return packed_columns(unpacked_rows(tensor)) if description.group_size else tensor
 
 
 def from_block_fp8(

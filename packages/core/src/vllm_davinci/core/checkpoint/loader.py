@@ -29,6 +29,7 @@ from vllm_davinci.core.quantization.block_fp8 import Block, block_of
 from vllm_davinci.core.quantization.config import NAME, describe
 from vllm_davinci.core.quantization.description import QuantDescription, shortened
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.packed_weights import PackedFormat, PackedWeightsConfig
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -48,6 +49,7 @@ class NPUModelLoader(DefaultModelLoader):
         self._tracker: LoadTracker | None = None
         self._description: QuantDescription | None = None
         self._block: Block | None = None
+        self._packing: PackedFormat | None = None
         self._stored: str | None = None
         self._streams: list[Generator[tuple[str, torch.Tensor], None, None]] = []
 
@@ -60,12 +62,16 @@ class NPUModelLoader(DefaultModelLoader):
         self._description = None
         hf_config = model_config.hf_config
         self._block = block_of(getattr(hf_config, "quantization_config", None))
+        quantization = get_current_vllm_config().quant_config
+        is_packed = isinstance(quantization, PackedWeightsConfig)
+        self._packing = quantization.packing if is_packed else None
         if model_config.quantization == NAME:
             self._description = describe(model_config.model, model_config.revision, hf_config)
-            if directory.is_dir() and (problems := check_checkpoint(directory).problems()):
-                raise CheckpointError(
-                    f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
-                )
+        is_checked = (self._packing or self._description) and directory.is_dir()
+        if is_checked and (problems := check_checkpoint(directory).problems()):
+            raise CheckpointError(
+                f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
+            )
         tracker = self._tracker = LoadTracker(model)
         try:
             super().load_weights(model, model_config)
@@ -98,6 +104,8 @@ class NPUModelLoader(DefaultModelLoader):
         if self._block is not None:
             types = {} if self._description is None else self._description.types
             weights = from_block_fp8(weights, self._block, model_config.dtype, types)
+        elif self._packing is not None:
+            weights = self._packing.converted(weights)
         elif self._description is not None:
             weights = converted(weights, self._description)
         if self._tracker is not None:

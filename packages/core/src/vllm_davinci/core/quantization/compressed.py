@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, register_weight_loader_v2_supported_method
@@ -20,6 +22,7 @@ from vllm_davinci.core.quantization.compressed_schemes import NAME, WAY_OUT, ref
 from vllm_davinci.core.quantization.config import load_settings
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
+from vllm_davinci.core.quantization.packed_weights import PackedCompressedConfig, packed_format
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
 
 _EXPERT_TENSORS = tuple(
@@ -29,6 +32,12 @@ _EXPERT_TENSORS = tuple(
 
 class NPUCompressedTensorsConfig(CompressedTensorsConfig):
     """vLLM's configuration, with int8 experts and the floats that MLA takes."""
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Another configuration for checkpoints of which only the weights are quantized."""
+        packing = packed_format(config)
+        return super().from_config(config) if packing is None else PackedCompressedConfig(packing)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, RoutedExperts) and (experts := self._int8_experts(layer, prefix)):

@@ -27,17 +27,16 @@ from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.quantization import block_fp8
 from vllm_davinci.core.quantization.description import (
     FILE_NAME,
+    WEIGHT_ONLY,
     QuantDescription,
     QuantType,
     find_description,
     shortened,
 )
 from vllm_davinci.core.quantization.experts_method import EXPERT_METHODS
-from vllm_davinci.core.quantization.linear import (
-    W8A8DynamicLinearMethod,
-    W8A8LinearMethod,
-    WeightOnlyAtLoadLinearMethod,
-)
+from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
+from vllm_davinci.core.quantization.linear import W8A8DynamicLinearMethod, W8A8LinearMethod
+from vllm_davinci.core.quantization.weight_only import WeightOnlyLinearMethod
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -72,7 +71,7 @@ def describe(
 
 
 class AscendQuantizationConfig(QuantizationConfig):
-    """int8 checkpoints in ModelSlim's format. vLLM makes one per engine."""
+    """Quantized checkpoints in ModelSlim's format. vLLM makes one per engine."""
 
     def __init__(self, description: QuantDescription | None = None) -> None:
         super().__init__()
@@ -192,8 +191,11 @@ class AscendQuantizationConfig(QuantizationConfig):
         if kind is QuantType.FLOAT:
             return NPUUnquantizedLinearMethod()
         is_loaded, use_nz = load_settings()
+        group_size = self.description.group_size
         if prefix.rpartition(".")[2] == "kv_b_proj":
-            return WeightOnlyAtLoadLinearMethod(kind, prefix, is_loaded)
+            return FloatsAtLoadLinearMethod(kind, prefix, is_loaded, group_size)
+        if kind in WEIGHT_ONLY:
+            return WeightOnlyLinearMethod(kind, prefix, is_loaded, group_size)
         if kind is QuantType.W8A8:
             return W8A8LinearMethod(prefix, is_loaded, use_nz)
         return W8A8DynamicLinearMethod(prefix, is_loaded, use_nz)
@@ -204,7 +206,9 @@ class AscendQuantizationConfig(QuantizationConfig):
             self._missing[prefix] = None
         if kind is None or kind is QuantType.FLOAT:
             return None  # vLLM takes the unquantized method
-        return EXPERT_METHODS[kind](layer.moe_config, prefix, *load_settings())
+        return EXPERT_METHODS[kind](
+            layer.moe_config, prefix, *load_settings(), group_size=self.description.group_size
+        )
 
 
 def load_settings() -> tuple[bool, bool]:

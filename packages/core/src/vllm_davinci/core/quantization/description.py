@@ -32,6 +32,16 @@ GLOBAL_KEYS = frozenset(
         "metadata",
     }
 )
+# Keys of an export that no engine here serves -> why.
+_INT8_CACHE = (
+    "CANN documents int8 keys and values of A2 and A3 neither for prompts over a paged cache nor "
+    "for layout TND (aclnnFusedInferAttentionScoreV3, constraints)"
+)
+UNAVAILABLE_OPTIONS = {
+    "kv_quant_type": _INT8_CACHE,
+    "kv_cache_type": _INT8_CACHE,
+    "fa_quant_type": "attention of int8 queries is left to later releases",
+}
 # Layers that vLLM computes as one product -> their parts in a checkpoint. A model's own
 # `packed_modules_mapping` goes first.
 FUSED_LAYERS: dict[str, tuple[str, ...]] = {
@@ -50,6 +60,11 @@ class QuantType(str, Enum):
     FLOAT = "FLOAT"
     W8A8 = "W8A8"  # int8 weight; the input's scale and offset are in the checkpoint
     W8A8_DYNAMIC = "W8A8_DYNAMIC"  # int8 weight; every token's scale is found when it comes
+    W8A16 = "W8A16"  # int8 weight, which is turned into floats for the product
+    W4A16 = "W4A16"  # the same of 4 bits
+
+
+WEIGHT_ONLY = frozenset({QuantType.W8A16, QuantType.W4A16})
 
 
 # Types of a checkpoint -> how their layers compute. What is more in the files is converted or left
@@ -133,19 +148,28 @@ class QuantDescription:
 
     def refuse_unsupported_options(self) -> None:
         """Raises UnsupportedFeatureError for a quantized KV cache or attention."""
-        for key in ("kv_quant_type", "kv_cache_type", "fa_quant_type"):
+        for key, reason in UNAVAILABLE_OPTIONS.items():
             value = self.options.get(key)
             if value not in (None, "", QuantType.FLOAT.value):
                 raise UnsupportedFeatureError(
-                    f"{self.source} says {key} {value!r}, which is not available. Export the "
-                    f"model without it, or take the key out when the layers' own types suffice."
+                    f"{self.source} says {key} {value!r}, which is not available: {reason}. Export "
+                    "the model without it."
                 )
+
+    @property
+    def version(self) -> str:
+        """Of the format; empty for exporters before 1.0.0."""
+        return str(self.options.get("version") or "")
 
     @property
     def generation(self) -> str:
         """Of the exporter, in words."""
-        version = self.options.get("version")
-        return f"format {version}" if version else "format before 1.0.0"
+        return f"format {self.version}" if self.version else "format before 1.0.0"
+
+    @property
+    def group_size(self) -> int:
+        """Entries of the input that share a scale of a weight-only layer; 0: all."""
+        return int(self.options.get("group_size") or 0)
 
     @property
     def has_norm_biases(self) -> bool:

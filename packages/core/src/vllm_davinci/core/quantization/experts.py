@@ -1,4 +1,4 @@
-"""Routed experts on int8 products."""
+"""Routed experts with integer weights."""
 
 from __future__ import annotations
 
@@ -117,3 +117,43 @@ class StaticExperts(Experts):
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
         return self.down(torch_npu.npu_swiglu(gate_up), expert_of_row, tokens_per_expert)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOnlyProjection:
+    """One projection of all experts, whose integers the product turns into the rows' dtype.
+
+    weight: [num_local, in, out] int8, or [num_local, in, out / 8] int32, see `weight_only`
+    scale:  [num_local, out] or [num_local, groups, out], dtype of the rows
+    offset: as scale, added to the integers
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor
+
+    def __call__(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        """rows: [num_rows, in]. Returns [num_rows, out]."""
+        return grouped_matmul(
+            rows,
+            self.weight,
+            tokens_per_expert,
+            antiquant_scale=[self.scale],
+            antiquant_offset=[self.offset],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOnlyExperts(Experts):
+    """Gated experts with integer weights and rows of 16-bit floats."""
+
+    gate_up: WeightOnlyProjection
+    down: WeightOnlyProjection
+
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Experts.__call__. Three launches."""
+        assert scales is None, "rows are floats here"
+        gate_up = self.gate_up(rows, tokens_per_expert)
+        return self.down(torch_npu.npu_swiglu(gate_up), tokens_per_expert)

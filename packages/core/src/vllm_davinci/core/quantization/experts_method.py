@@ -8,11 +8,18 @@ import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import FusedMoeWeightScaleSupported
 from vllm.model_executor.utils import set_weight_attrs
 
+from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.experts import Experts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase, transposed_in_memory
-from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.experts import DynamicExperts, StaticExperts, StaticProjection
+from vllm_davinci.core.quantization.description import WEIGHT_ONLY, QuantType
+from vllm_davinci.core.quantization.experts import (
+    DynamicExperts,
+    StaticExperts,
+    StaticProjection,
+    WeightOnlyExperts,
+    WeightOnlyProjection,
+)
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
 from vllm_davinci.core.quantization.quant_matmul import arrange_weight
@@ -21,6 +28,12 @@ from vllm_davinci.core.quantization.tensors import (
     TensorSpec,
     deq_scale_as_float,
     device_dtype,
+)
+from vllm_davinci.core.quantization.weight_only import (
+    WAY_OUT,
+    arranged_experts,
+    refusal,
+    require_exact_offset,
 )
 
 if TYPE_CHECKING:
@@ -31,9 +44,10 @@ if TYPE_CHECKING:
 class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
     """Experts in integers, with the tensors of their checkpoint's format.
 
-    prefix:    name of the layer, for messages
-    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
-    tensors:   those of an expert's projection in the checkpoint's format; None for ModelSlim's
+    prefix:     name of the layer, for messages
+    is_loaded:  whether tensors come through weight loaders, so that a missing one can be told
+    tensors:    those of an expert's projection in the checkpoint's format; None for ModelSlim's
+    group_size: entries of the input that share a scale of a weight-only layer; 0: all
     """
 
     kind: QuantType
@@ -45,8 +59,10 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
         is_loaded: bool = True,
         use_nz: bool = False,
         tensors: tuple[TensorSpec, ...] | None = None,
+        group_size: int = 0,
     ) -> None:
         super().__init__(moe)
+        self._group_size = group_size if self.kind in WEIGHT_ONLY else 0
         self._tensors = LINEAR_TENSORS[self.kind] if tensors is None else tensors
         self._prefix = prefix
         self._is_loaded = is_loaded
@@ -79,12 +95,14 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
                 self._loaders[name] = loader
                 data = torch.zeros(
                     num_experts,
-                    *spec.extent.shape(*matrix),
+                    *spec.extent.shape(*matrix, self._group_size),
                     dtype=device_dtype(spec, params_dtype),
                 )
                 parameter = torch.nn.Parameter(data, requires_grad=False)
                 layer.register_parameter(name, parameter)
-                scale_kind = FusedMoeWeightScaleSupported.CHANNEL.value
+                scale_kind = FusedMoeWeightScaleSupported[
+                    "GROUP" if self._group_size else "CHANNEL"
+                ].value
                 set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
@@ -110,7 +128,7 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
         require_loaded(self._prefix, self.kind, missing)
         for name, loader in self._loaders.items():
             loader.require_agreement()
-            if name.endswith("weight_offset"):
+            if name.endswith("weight_offset") and self.kind not in WEIGHT_ONLY:
                 require_symmetric(self._prefix, self.kind, name, layer.get_parameter(name))
 
 
@@ -158,9 +176,70 @@ class W8A8FusedMoEMethod(QuantizedFusedMoEMethodBase):
         )
 
 
+class WeightOnlyFusedMoEMethod(QuantizedFusedMoEMethodBase):
+    """Integer weights, tokens in 16 bits."""
+
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Raises UnsupportedFeatureError for weights that the grouped product does not take."""
+        sizes = (
+            (hidden_size, 2 * intermediate_size_per_partition),
+            (intermediate_size_per_partition, hidden_size),
+        )
+        for matrix in sizes:
+            if reason := refusal(self.kind, self._group_size, *matrix, is_expert=True):
+                raise UnsupportedFeatureError(
+                    f"{self._prefix} are {self.kind.value}: {reason}. {WAY_OUT}."
+                )
+        super().create_weights(
+            layer, num_experts, hidden_size, intermediate_size_per_partition, params_dtype,
+            **extra_weight_attrs,
+        )  # fmt: skip
+
+    def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        return WeightOnlyExperts(
+            gate_up=self._projection(layer, "w13"), down=self._projection(layer, "w2"), **place
+        )
+
+    def _projection(self, layer: NPURoutedExperts, group: str) -> WeightOnlyProjection:
+        offset = _plain(layer, f"{group}_weight_offset")
+        require_exact_offset(f"{self._prefix}.{group}_weight_offset", offset)
+        weight, scale, offset = arranged_experts(
+            _plain(layer, f"{group}_weight"),
+            _plain(layer, f"{group}_weight_scale").to(self._dtype),
+            offset.to(self._dtype),
+            self.kind,
+        )
+        setattr(layer, f"{group}_weight", torch.nn.Parameter(weight, requires_grad=False))
+        for part in ("scale", "offset"):
+            delattr(layer, f"{group}_weight_{part}")
+        return WeightOnlyProjection(weight=weight, scale=scale, offset=offset)
+
+
+class W8A16FusedMoEMethod(WeightOnlyFusedMoEMethod):
+    """Weights of 8 bits."""
+
+    kind = QuantType.W8A16
+
+
+class W4A16FusedMoEMethod(WeightOnlyFusedMoEMethod):
+    """Weights of 4 bits."""
+
+    kind = QuantType.W4A16
+
+
 EXPERT_METHODS: dict[QuantType, type[QuantizedFusedMoEMethodBase]] = {
     QuantType.W8A8_DYNAMIC: W8A8DynamicFusedMoEMethod,
     QuantType.W8A8: W8A8FusedMoEMethod,
+    QuantType.W8A16: W8A16FusedMoEMethod,
+    QuantType.W4A16: W4A16FusedMoEMethod,
 }
 
 

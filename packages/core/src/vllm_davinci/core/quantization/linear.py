@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
 )
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,
@@ -35,7 +34,6 @@ from vllm_davinci.core.quantization.quant_matmul import (
     arrange_weight,
     per_token_quant_matmul,
 )
-from vllm_davinci.core.quantization.tensors import deq_scale_as_float
 
 
 @register_weight_loader_v2_supported_method
@@ -136,39 +134,3 @@ class W8A8DynamicLinearMethod(QuantizedLinearMethodBase):
             return QuantizedActivation(sums, scales, x.dtype, self._weight_scale)
         result = per_token_quant_matmul(x, self._weight, self._weight_scale, bias)
         return TracedActivation(result, self.output) if isinstance(self.output, Readers) else result
-
-
-@register_weight_loader_v2_supported_method
-class WeightOnlyAtLoadLinearMethod(QuantizedLinearMethodBase):
-    """A quantized weight that is needed as floats: weight * its scale, computed once.
-
-    The scale of a static layer's weight is deq_scale / input_scale.
-    MLA derives its absorbed matrices from `kv_b_proj`.
-    """
-
-    def __init__(self, kind: QuantType, prefix: str, is_loaded: bool) -> None:
-        super().__init__(prefix, is_loaded)
-        self.kind = kind
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        super().process_weights_after_loading(layer)
-        if self.kind is QuantType.W8A8:
-            deq_scale = deq_scale_as_float(plain_tensor(layer, "deq_scale").cpu())
-            scale = deq_scale / plain_tensor(layer, "input_scale").cpu()
-            scale = scale.unsqueeze(1).to(layer.get_parameter("weight").device)
-        else:
-            scale = plain_tensor(layer, "weight_scale").float()
-        scaled = plain_tensor(layer, "weight").float() * scale
-        for name in self._loaders:
-            delattr(layer, name)
-        layer.weight = torch.nn.Parameter(scaled.to(self._dtype), requires_grad=False)
-        method = NPUUnquantizedLinearMethod()
-        method.process_weights_after_loading(layer)
-        layer.quant_method = method
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        raise CheckpointError(
-            f"{self.prefix} is used before its weights were prepared: load the model through vLLM."
-        )

@@ -10,11 +10,12 @@ from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinea
 from vllm.model_executor.parameter import (
     BasevLLMParameter,
     ChannelQuantScaleParameter,
+    GroupQuantScaleParameter,
     ModelWeightParameter,
     PerTensorScaleParameter,
 )
 
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.description import WEIGHT_ONLY, QuantType
 from vllm_davinci.core.quantization.loading import (
     RecordingLoader,
     require_loaded,
@@ -32,8 +33,9 @@ from vllm_davinci.core.quantization.tensors import (
 class QuantizedLinearMethodBase(LinearMethodBase):
     """The tensors of one type: made, filled from the checkpoint, checked.
 
-    prefix:    name of the layer, for messages
-    is_loaded: whether tensors come through weight loaders, so that a missing one can be told
+    prefix:     name of the layer, for messages
+    is_loaded:  whether tensors come through weight loaders, so that a missing one can be told
+    group_size: entries of the input that share a scale of the weight; 0: all
 
     `quant_matmul` has the operands for a stage that multiplies by itself, once weights are loaded.
     None for a layer that is more than a product.
@@ -42,8 +44,9 @@ class QuantizedLinearMethodBase(LinearMethodBase):
     kind: QuantType
     quant_matmul: QuantMatmul | None = None
 
-    def __init__(self, prefix: str, is_loaded: bool) -> None:
+    def __init__(self, prefix: str, is_loaded: bool, group_size: int = 0) -> None:
         self.prefix = prefix
+        self.group_size = group_size
         self._is_loaded = is_loaded
         self._loaders: dict[str, RecordingLoader] = {}
 
@@ -71,6 +74,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
                     device_dtype(spec, params_dtype),
                     (out_features, input_size_per_partition),
                     len(output_partition_sizes),
+                    self.group_size,
                     loader,
                 ),
             )
@@ -83,7 +87,7 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
         require_loaded(self.prefix, self.kind, missing)
         offset = "weight_offset"
-        if offset in self._loaders:
+        if offset in self._loaders and self.kind not in WEIGHT_ONLY:
             require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
 
 
@@ -105,13 +109,17 @@ def _parameter(
     dtype: torch.dtype,
     matrix: tuple[int, int],
     num_parts: int,
+    group_size: int,
     loader: RecordingLoader,
 ) -> BasevLLMParameter:
     """The vLLM parameter that divides a tensor over ranks as its extent says."""
-    shape = (num_parts,) if spec.extent is Extent.ONE else spec.extent.shape(*matrix)
+    is_one = spec.extent is Extent.ONE
+    shape = (num_parts,) if is_one else spec.extent.shape(*matrix, group_size)
     data = torch.zeros(shape, dtype=dtype)
-    if spec.extent is Extent.MATRIX:
+    if spec.extent in (Extent.MATRIX, Extent.PACKED_COLUMNS):
         return ModelWeightParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
-    if spec.extent is Extent.ONE:
+    if is_one:
         return PerTensorScaleParameter(data=data, weight_loader=loader)
+    if spec.extent is Extent.GROUPS and group_size:
+        return GroupQuantScaleParameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
     return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)

@@ -19,6 +19,7 @@ from vllm_davinci.core.quantization.config import (
     AscendQuantizationConfig,
     read_description,
 )
+from vllm_davinci.core.quantization.packed_weights import NPUAWQConfig, NPUGPTQConfig
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 
 if TYPE_CHECKING:
@@ -28,12 +29,15 @@ logger = init_logger(__name__)
 
 
 def register() -> None:
-    """Registers `--quantization ascend`, int8 of compressed-tensors and fp8. Idempotent."""
+    """Registers `--quantization ascend` and ours of vLLM's methods. Idempotent."""
     if NAME in QUANTIZATION_METHODS:
         return
     register_quantization_config(NAME)(AscendQuantizationConfig)
     register_quantization_config(compressed_schemes.NAME)(NPUCompressedTensorsConfig)
     register_quantization_config(block_fp8.NAME)(block_fp8.NPUFp8Config)
+    for packed in (NPUAWQConfig, NPUGPTQConfig):
+        for name in (packed.method, packed.name):
+            register_quantization_config(name)(packed)
     register_linear_kernel(NPUInt8ScaledMMLinearKernel, PlatformEnum.OOT, kernel_type="int8")
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.description import QuantDescription, QuantType
 
 
 class Extent(Enum):
@@ -20,25 +20,43 @@ class Extent(Enum):
 
     MATRIX = "[out, in]"
     PACKED_ROWS = "[out / 2, in]"  # two rows of 4-bit integers in each of int8
+    PACKED_COLUMNS = "[out, in / 2]"  # two columns of them
     CHANNELS = "[out]"
     CHANNEL_COLUMN = "[out, 1]"
+    GROUPS = "[out, groups of in]"
     ONE = "[1]"
     PER_PART = "[out, 1 or 16]"  # one per part of the input that a rank may have
 
-    def shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
+    def shape(self, out_features: int, in_features: int, group_size: int = 0) -> tuple[int, ...]:
+        """group_size: entries of the input that share a scale; 0: all"""
         return {
             Extent.MATRIX: (out_features, in_features),
             Extent.PACKED_ROWS: (out_features // 2, in_features),
+            Extent.PACKED_COLUMNS: (out_features, in_features // 2),
             Extent.CHANNELS: (out_features,),
             Extent.CHANNEL_COLUMN: (out_features, 1),
+            Extent.GROUPS: (out_features, in_features // group_size if group_size else 1),
             Extent.ONE: (1,),
             Extent.PER_PART: (out_features, 1),
         }[self]
 
-    def shapes(self, out_features: int, in_features: int) -> tuple[tuple[int, ...], ...]:
+    def shapes(
+        self, out_features: int, in_features: int, group_size: int = 0
+    ) -> tuple[tuple[int, ...], ...]:
         """All that a checkpoint may have."""
-        one = self.shape(out_features, in_features)
-        return (one, (out_features, 16)) if self is Extent.PER_PART else (one,)
+        one = self.shape(out_features, in_features, group_size)
+        if self is Extent.PER_PART:
+            return one, (out_features, 16)
+        if self is Extent.GROUPS and not group_size:  # exporters before format 1.0.0: the second
+            return one, (out_features,)
+        return (one,)
+
+    def matrix(self, stored: tuple[int, int]) -> tuple[int, int]:
+        """[out, in] of a weight that a checkpoint stores with that shape."""
+        rows, columns = stored
+        if self is Extent.PACKED_ROWS:
+            return 2 * rows, columns
+        return (rows, 2 * columns) if self is Extent.PACKED_COLUMNS else (rows, columns)
 
 
 @dataclass(frozen=True)
@@ -71,9 +89,15 @@ _PER_CHANNEL = (
     TensorSpec("weight_scale", Extent.CHANNEL_COLUMN),
     TensorSpec("weight_offset", Extent.CHANNEL_COLUMN),
 )
+_PER_GROUP = (
+    TensorSpec("weight_scale", Extent.GROUPS),
+    TensorSpec("weight_offset", Extent.GROUPS),
+)
 LINEAR_TENSORS: dict[QuantType, tuple[TensorSpec, ...]] = {
     QuantType.FLOAT: (TensorSpec("weight", Extent.MATRIX),),
     QuantType.W8A8_DYNAMIC: (_WEIGHT, *_PER_CHANNEL),
+    QuantType.W8A16: (_WEIGHT, *_PER_GROUP),
+    QuantType.W4A16: (TensorSpec("weight", Extent.PACKED_COLUMNS, (torch.int8,)), *_PER_GROUP),
     QuantType.W8A8: (
         _WEIGHT,
         TensorSpec("input_scale", Extent.ONE),
@@ -112,6 +136,20 @@ STORED_TENSORS: dict[str, tuple[TensorSpec, ...]] = {
         TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,)),
     ),
 }
+
+
+def stored_tensors(kind: str, description: QuantDescription) -> tuple[TensorSpec, ...]:
+    """STORED_TENSORS, with the layout in which this export has integers of 4 bits.
+
+    kind: one of STORED_TENSORS
+    """
+    weight, *others = STORED_TENSORS[kind]
+    if kind == QuantType.W4A16.value:
+        if not description.version:
+            return _WEIGHT, *others  # one in each of int8
+        if description.group_size:
+            return replace(weight, extent=Extent.PACKED_ROWS), *others
+    return weight, *others
 
 
 def deq_scale_as_float(deq_scale: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,251 @@
+"""Products of 16-bit rows with weights of integers, which the operator turns into 16-bit floats.
+
+y = x @ ((weight + offset) * scale) + bias, where (weight + offset) * scale is rounded to the dtype
+of x and sums are fp32. A checkpoint's offset has the other sign: (weight - weight_offset) *
+weight_scale. Limits are those of aclnnWeightQuantBatchMatmulV2 on Atlas A2 and A3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch_npu
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
+
+BITS = {QuantType.W8A16: 8, QuantType.W4A16: 4}
+WAY_OUT = (
+    "Quantize the model again with other groups, or run vllm-davinci quantize on its float "
+    "checkpoint"
+)
+_LARGEST = 65535
+_GROUP_UNIT = 32
+_PACKED = 8  # integers of 4 bits in one of int32
+_LARGEST_OFFSET = 256  # up to which bf16 holds every integer
+
+
+def refusal_of_groups(group_size: int) -> str | None:
+    """Why the operator does not take groups of that size, or None when it does.
+
+    group_size: entries of the input that share a scale; 0: all
+    """
+    if group_size and (group_size < _GROUP_UNIT or group_size % _GROUP_UNIT):
+        return (
+            f"weights with a scale per {group_size} entries are not available; those with one per "
+            f"multiple of {_GROUP_UNIT}, or per channel, are"
+        )
+    return None
+
+
+def refusal(
+    kind: QuantType, group_size: int, in_features: int, out_features: int, is_expert: bool = False
+) -> str | None:
+    """Why the operators do not take a rank's weight of these sizes, or None when they do."""
+    if reason := refusal_of_groups(group_size):
+        return reason
+    if group_size and in_features % group_size:
+        return (
+            f"{in_features} inputs on a rank are not divided by groups of {group_size}: choose "
+            "another number of ranks"
+        )
+    if max(in_features, out_features) > _LARGEST:
+        return f"weights of {in_features} x {out_features}: the most on a side is {_LARGEST}"
+    packed = out_features if is_expert or 0 < group_size < in_features else in_features
+    if kind is QuantType.W4A16 and packed % _PACKED:
+        return f"4-bit weights of {in_features} x {out_features}: {packed} is not divided by 8"
+    return None
+
+
+class WeightOnlyMatmul(NamedTuple):
+    """The operands of one product.
+
+    weight:     [in, out] int8, or int32 with eight 4-bit integers in each, along the dimension
+                that is contiguous
+    scale:      [out], or [groups, out] with a group_size; dtype of the rows
+    offset:     as scale, or None for symmetric weights
+    group_size: entries of the input that share a scale; 0: all
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
+    group_size: int
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """One launch. bias: [out], fp32 beside bf16 rows and fp16 beside fp16 ones, or None.
+
+        x: [..., in]. Returns [..., out] of the same dtype.
+        """
+        result: torch.Tensor = torch_npu.npu_weight_quant_batchmatmul(
+            x if x.dim() == 2 else x.reshape(-1, x.shape[-1]),
+            self.weight,
+            self.scale,
+            self.offset,
+            bias=bias,
+            antiquant_group_size=self.group_size,
+        )
+        return result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
+
+
+def arranged(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    offset: torch.Tensor,
+    kind: QuantType,
+    dtype: torch.dtype,
+) -> WeightOnlyMatmul:
+    """A loaded layer's tensors as the product takes them.
+
+    weight:        [out, in] int8; of W4A16 [out, in / 2], the first of two integers in the low half
+    scale, offset: [out, groups], as a checkpoint has them
+    dtype:         of the model
+    """
+    groups = scale.shape[1]
+    if groups > 1:  # as CANN recommends: [in, out] with groups, [out, in] transposed without
+        matrix = _packed(weight, is_turned=True) if kind is QuantType.W4A16 else _turned(weight)
+        scale, offset = _turned(scale), _turned(offset)
+    else:
+        matrix = (_packed(weight, is_turned=False) if kind is QuantType.W4A16 else weight).t()
+        scale, offset = scale.flatten(), offset.flatten()
+    in_features = weight.shape[1] * (2 if kind is QuantType.W4A16 else 1)
+    return WeightOnlyMatmul(
+        weight=matrix,
+        scale=scale.to(dtype),
+        offset=offset.neg().to(dtype) if bool(offset.any()) else None,
+        group_size=in_features // groups if groups > 1 else 0,
+    )
+
+
+def arranged_experts(
+    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, kind: QuantType
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tensors of a projection of all experts as the grouped product takes them.
+
+    Arguments as in `arranged`, with experts in front. Returns the weight [experts, in, out] int8 or
+    [experts, in, out / 8] int32, scale and offset [experts, out] or [experts, groups, out] in the
+    dtype of `scale`; the grouped product takes no weight without an offset.
+    """
+    if kind is QuantType.W4A16:
+        matrices = torch.stack([_packed(one, is_turned=True) for one in weight])
+    else:
+        matrices = _turned(weight)
+    offset = offset.neg()
+    if scale.shape[-1] == 1:
+        return matrices, scale.squeeze(-1), offset.squeeze(-1)
+    return matrices, _turned(scale), _turned(offset)
+
+
+def _turned(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.transpose(-1, -2).contiguous()
+
+
+def _packed(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
+    """int32 [in, out / 8] where `is_turned`, else [out, in / 8], as the operators read it."""
+    integers = unpacked_columns(weight.cpu())
+    if is_turned:
+        integers = integers.t()
+    wide = integers.to(torch.int32).contiguous().to(weight.device)
+    packed: torch.Tensor = torch_npu.npu_convert_weight_to_int4pack(wide)
+    return packed
+
+
+def unpacked_columns(packed: torch.Tensor) -> torch.Tensor:
+    """4-bit integers, of which a byte has those of two columns, the first in its low half.
+
+    packed: [..., in / 2] int8
+    Returns [..., in] int8, from -8 to 7.
+    """
+    low, high = (packed << 4) >> 4, packed >> 4  # int8 keeps its sign
+    return torch.stack((low, high), dim=-1).flatten(-2)
+
+
+def packed_columns(integers: torch.Tensor) -> torch.Tensor:
+    """The inverse of `unpacked_columns`."""
+    return (integers[..., 0::2] & 15) | (integers[..., 1::2] << 4)
+
+
+def floats_of(
+    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, kind: QuantType
+) -> torch.Tensor:
+    """fp32 [out, in], the values that a layer's tensors stand for; arguments as in `arranged`."""
+    integers = unpacked_columns(weight) if kind is QuantType.W4A16 else weight
+    wide = integers.float().unflatten(1, (scale.shape[1], -1))
+    values: torch.Tensor = (wide - offset.float().unsqueeze(2)) * scale.float().unsqueeze(2)
+    return values.flatten(1)
+
+
+def require_exact_offset(name: str, offset: torch.Tensor) -> None:
+    """Raises UnsupportedFeatureError for offsets that 16-bit floats do not hold.
+
+    name: of the tensor
+    """
+    if bool(((offset != offset.round()) | (offset.abs() > _LARGEST_OFFSET)).any()):
+        raise UnsupportedFeatureError(
+            f"{name} holds offsets that are no integers of 8 bits, and the product takes them in "
+            f"16 bits. {WAY_OUT}."
+        )
+
+
+@register_weight_loader_v2_supported_method
+class WeightOnlyLinearMethod(QuantizedLinearMethodBase):
+    """Integer weight with a scale per channel or per group, input in 16 bits."""
+
+    def __init__(self, kind: QuantType, prefix: str, is_loaded: bool, group_size: int) -> None:
+        super().__init__(prefix, is_loaded, group_size)
+        self.kind = kind
+        self._bias: torch.Tensor | None = None
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Raises UnsupportedFeatureError for a weight that the operator does not take."""
+        reason = refusal(
+            self.kind, self.group_size, input_size_per_partition, sum(output_partition_sizes)
+        )
+        if reason is not None:
+            raise UnsupportedFeatureError(
+                f"{self.prefix} is {self.kind.value}: {reason}. {WAY_OUT}."
+            )
+        super().create_weights(
+            layer, input_size_per_partition, output_partition_sizes, input_size, output_size,
+            params_dtype, **extra_weight_attrs,
+        )  # fmt: skip
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        super().process_weights_after_loading(layer)
+        offset = plain_tensor(layer, "weight_offset")
+        require_exact_offset(f"{self.prefix}.weight_offset", offset)
+        self._product = arranged(
+            plain_tensor(layer, "weight"),
+            plain_tensor(layer, "weight_scale"),
+            offset,
+            self.kind,
+            self._dtype,
+        )
+        for name in ("weight_scale", "weight_offset"):
+            delattr(layer, name)
+        layer.weight = torch.nn.Parameter(self._product.weight, requires_grad=False)
+        bias = getattr(layer, "bias", None)
+        if bias is not None:
+            is_wide = self._dtype == torch.bfloat16
+            self._bias = bias.detach().to(torch.float32 if is_wide else self._dtype)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [..., in_features]. Returns [..., out_features] of the same dtype.
+
+        bias: that of the layer, or None where another rank adds it
+        """
+        return self._product(x, None if bias is None else self._bias)

@@ -1,0 +1,110 @@
+"""AWQ's, GPTQ's and compressed-tensors' packed integers become those that layers load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.quantization.packed_weights import packed_format
+from vllm_davinci.core.quantization.weight_only import floats_of
+from vllm_davinci_testing.engines.packed_checkpoint import Integers, settings_of, tensors_of
+
+CASES = [
+    ("awq", 4, 32, False),
+    ("awq", 4, 0, False),
+    ("gptq", 4, 32, True),
+    ("gptq", 4, 0, True),
+    ("gptq", 4, 32, False),
+    ("gptq", 8, 32, True),
+    ("compressed-tensors", 4, 32, True),
+    ("compressed-tensors", 4, 32, False),
+    ("compressed-tensors", 4, 0, True),
+    ("compressed-tensors", 8, 0, True),
+]
+
+
+@pytest.mark.parametrize(("method", "bits", "group_size", "is_symmetric"), CASES)
+def test_integers_keep_what_they_stand_for(
+    method: str, bits: int, group_size: int, is_symmetric: bool
+):
+    weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    made = Integers.of(weight, bits, group_size, is_symmetric)
+    packing = packed_format(settings_of(method, bits, group_size, is_symmetric))
+    assert packing is not None
+    stored = tensors_of(method, made, "a.p") | {"a.norm.weight": torch.ones(3)}
+    description = packing.described(stored, "here")
+    assert description.types == {"a.p.weight": f"W{bits}A16", "a.norm.weight": "FLOAT"}
+    assert description.group_size == group_size
+    found = dict(packing.converted(stored.items()))
+    parts = ("weight", "weight_scale", "weight_offset")
+    assert found.keys() == {*(f"a.p.{part}" for part in parts), "a.norm.weight"}
+    values = floats_of(*(found[f"a.p.{part}"] for part in parts), QuantType(f"W{bits}A16"))
+    assert torch.equal(values.to(torch.float16), made.floats(torch.float16))
+    shapes = {f"a.p.{part}": shape for part, shape in packing.tensors(48, 96).items()}
+    assert all(stored[name].shape == shape for name, shape in shapes.items())
+    assert packing.matrix(stored[f"a.p.{packing.weight}"].shape) == (48, 96)
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "told"),
+    [
+        ("awq", {"version": "gemv"}, "version 'gemv'"),
+        ("awq", {"zero_point": False}, "zero_point false"),
+        ("awq", {"bits": 8}, "weights of 8 bits"),
+        ("awq", {"group_size": 16}, "a scale per 16 entries"),
+        ("gptq", {"desc_act": True}, "desc_act"),
+        ("gptq", {"bits": 3}, "weights of 3 bits"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ("gptq", {"dynamic": {r"+:.*mlp.*": {"bits": 8}}}, "settings of its own"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_in_one_line(
+    method: str, changed: dict[str, Any], told: str
+):
+    config = {**settings_of(method, 4, 32, method != "awq"), **changed}
+    with pytest.raises(UnsupportedFeatureError, match=told) as error:
+        packed_format(config)
+    assert "Quantize the model again" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_activation_order_with_one_group_is_no_order():
+    assert packed_format({**settings_of("gptq", 4, 0, True), "desc_act": True}) is not None
+
+
+def test_groups_of_inputs_that_are_no_neighbours_are_refused():
+    made = Integers.of(torch.randn(16, 64), 4, 32, True)
+    packing = packed_format(settings_of("gptq", 4, 32, True))
+    stored = tensors_of("gptq", made, "a.p")
+    stored["a.p.g_idx"] = stored["a.p.g_idx"].flip(0)
+    assert packing is not None
+    with pytest.raises(UnsupportedFeatureError, match=r"a\.p\.g_idx puts inputs"):
+        dict(packing.converted(stored.items()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"actorder": "group"}, "actorder 'group'"),
+        ({"num_bits": 3}, "weights of 3 bits"),
+        ({"group_size": 16}, "a scale per 16 entries"),
+        ({"type": "float"}, "not static integers"),
+    ],
+)
+def test_schemes_of_compressed_tensors_are_refused(changed: dict[str, Any], told: str):
+    config = settings_of("compressed-tensors", 4, 32, True)
+    config["config_groups"]["group_0"]["weights"] |= changed
+    with pytest.raises(UnsupportedFeatureError, match=told):
+        packed_format(config)
+
+
+def test_quantized_activations_are_another_configuration():
+    config = settings_of("compressed-tensors", 8, 0, True)
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    assert packed_format(config) is None
+    assert packed_format({"quant_method": "fp8"}) is None
+    assert packed_format(None) is None
