@@ -64,6 +64,7 @@ class GraphReplay final : public Task {
   ~GraphReplay() override;
   void wait(std::chrono::microseconds limit) override;
   bool waits_outside() const override;
+  bool is_long() const override { return true; }
   std::string waiting_for() const override;
 
  private:

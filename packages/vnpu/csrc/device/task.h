@@ -87,6 +87,8 @@ class Task {
   virtual void wait(std::chrono::microseconds limit) { std::this_thread::sleep_for(limit); }
   // True if what the task waits for lies outside this process's streams.
   virtual bool waits_outside() const { return false; }
+  // True if it is work of a whole step: the host would rather go on meanwhile, as beside a chip.
+  virtual bool is_long() const { return false; }
   // For reports: "event 7 of stream 3", "rank 1 of group world (all_reduce #12)".
   virtual std::string waiting_for() const { return "its turn"; }
   // Makes a finished task runnable again (graph replay).

@@ -107,13 +107,14 @@ void TaskQueues::run_head(Stream& stream, Lock& lock) {
   if (!stream.blocked) announce_progress();
 }
 
-bool TaskQueues::run_all(Lock& lock) {
+bool TaskQueues::run_heads(bool long_ones, Lock& lock) {
   bool any = false;
   for (bool again = true; again && pending_ > 0;) {
     again = false;
     for (size_t i = 0; i < streams_.size(); ++i) {
       const StreamPtr stream = streams_[i];
       while (!stream->queue.empty() && !stream->running) {
+        if (!long_ones && stream->queue.front()->is_long()) break;
         run_head(*stream, lock);
         if (stream->blocked) break;
         again = any = true;

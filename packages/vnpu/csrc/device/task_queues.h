@@ -36,7 +36,9 @@ class TaskQueues {
   // Runs the head of a stream until it is done or blocked.
   void run_head(Stream& stream, Lock& lock);
   // Runs all that can run, stream by stream; returns whether anything got done.
-  bool run_all(Lock& lock);
+  bool run_all(Lock& lock) { return run_heads(true, lock); }
+  // The same for a thread that has other things to do: up to what is long on each stream.
+  bool run_short(Lock& lock) { return run_heads(false, lock); }
   // Sleeps inside one head that waits for something outside; false if there is none that another
   // thread is not already in.
   bool wait_outside(Lock& lock);
@@ -70,6 +72,7 @@ class TaskQueues {
   }
 
  private:
+  bool run_heads(bool long_ones, Lock& lock);
   // One call of a task, with the time it takes. Not under the lock.
   Progress advance(const Stream& stream, Task& task) const;
   void wait_inside(Stream& stream, std::chrono::microseconds limit, Lock& lock);

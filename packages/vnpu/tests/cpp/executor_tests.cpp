@@ -273,6 +273,40 @@ TEST(EagerSchedule, RunsOnTheLaunchingThreadAndThrowsThere) {
   EXPECT_THROW(executor.submit(stream, failing("went wrong")), Failure);
 }
 
+TEST(EagerSchedule, DoesWhatIsLongBesideTheHost) {
+  Executor& executor = make_executor(SchedulePolicy::kEager);
+  const StreamPtr a = executor.create_stream(0, 0);
+  const StreamPtr b = executor.create_stream(0, 0);
+  std::atomic<bool> goes_on{false};
+  std::string ran;
+  executor.submit(a, tests::long_call([&] {
+                    while (!goes_on) std::this_thread::yield();
+                    ran += 'a';
+                  }));
+  executor.submit(a, call([&] { ran += 'b'; }));
+  std::thread::id ran_on;
+  executor.submit(b, call([&] { ran_on = std::this_thread::get_id(); }));
+  EXPECT_EQ(ran_on, std::this_thread::get_id());
+  EXPECT_FALSE(executor.query(a));
+  goes_on = true;
+  executor.synchronize(a, std::nullopt);
+  EXPECT_EQ(ran, "ab");
+}
+
+TEST(EagerSchedule, RunsWhatIsLongWhileAHostThreadWaitsForSomethingElse) {
+  Executor& executor = make_executor(SchedulePolicy::kEager);
+  const StreamPtr a = executor.create_stream(0, 0);
+  const StreamPtr b = executor.create_stream(0, 0);
+  const auto gate = std::make_shared<Gate>();
+  executor.submit(b, gate);
+  std::thread waiting([&] { executor.synchronize(b, std::nullopt); });
+  std::atomic<bool> ran{false};
+  executor.submit(a, tests::long_call([&] { ran = true; }));
+  while (!ran) std::this_thread::yield();
+  gate->open = true;
+  waiting.join();
+}
+
 TEST(ThreadsSchedule, RunsStreamsBesideEachOther) {
   Executor& executor = make_executor(SchedulePolicy::kThreads);
   const StreamPtr a = executor.create_stream(0, 0);

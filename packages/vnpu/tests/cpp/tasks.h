@@ -51,6 +51,23 @@ inline TaskPtr call(std::function<void()> function) {
   return std::make_shared<Call>(std::move(function));
 }
 
+// A call that is long: what a graph's replay is to the schedule.
+inline TaskPtr long_call(std::function<void()> function) {
+  class Long final : public Task {
+   public:
+    explicit Long(std::function<void()> function) : Task("long"), function_(std::move(function)) {}
+    Progress advance() override {
+      function_();
+      return Progress::kDone;
+    }
+    bool is_long() const override { return true; }
+
+   private:
+    std::function<void()> function_;
+  };
+  return std::make_shared<Long>(std::move(function));
+}
+
 inline TaskPtr failing(const std::string& message) {
   return call([message] { throw Failure(FailureKind::kOperatorFailed, message); });
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "device/schedule/schedule.h"
@@ -12,35 +13,50 @@ class EagerSchedule final : public Schedule {
   explicit EagerSchedule(TaskQueues& queues) : queues_(queues) {}
 
   void submit(const StreamPtr& stream, TaskPtr task, Lock& lock) override {
-    if (!stream->idle()) {
+    if (task->is_long() || !stream->idle()) {
       queues_.enqueue(stream, std::move(task));
-      queues_.run_all(lock);
+      queues_.run_short(lock);
+      if (any_long()) hand_over();
       return;
     }
     bool done = false;
     try {
       done = queues_.run_now(stream, std::move(task), lock);
     } catch (...) {
-      queues_.run_all(lock);
+      queues_.run_short(lock);
       throw;
     }
     if (done) {
-      queues_.run_all(lock);
+      queues_.run_short(lock);
       return;
     }
-    queues_.start_background([this](Lock& held) { background_turn(held); });
-    if (!queues_.is_driven()) queues_.wake_background();
+    hand_over();
   }
 
   bool drive(Lock& lock) override { return queues_.run_all(lock); }
   void rest(steady_clock::time_point until, Lock& lock) override {
     if (!queues_.wait_outside(lock)) queues_.wait_for_progress(until, lock);
   }
-  void poll(Lock& lock) override { queues_.run_all(lock); }
+  void poll(Lock& lock) override { queues_.run_short(lock); }
 
  private:
+  // Whether a stream has come to something long that no thread runs.
+  bool any_long() const {
+    return std::ranges::any_of(queues_.streams(), [](const StreamPtr& stream) {
+      return !stream->queue.empty() && !stream->running && stream->queue.front()->is_long();
+    });
+  }
+  // Whether the background thread has to run tasks: a host thread that waits may do so too, but it
+  // looks for new ones now and then only.
+  bool is_needed() const { return queues_.pending() > 0 && (!queues_.is_driven() || any_long()); }
+
+  void hand_over() {
+    queues_.start_background([this](Lock& held) { background_turn(held); });
+    if (is_needed()) queues_.wake_background();
+  }
+
   void background_turn(Lock& lock) {
-    if (queues_.pending() == 0 || queues_.is_driven()) {
+    if (!is_needed()) {
       queues_.sleep_in_background(lock);
     } else if (!queues_.run_all(lock)) {
       rest(steady_clock::time_point::max(), lock);

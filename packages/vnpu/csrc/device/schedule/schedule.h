@@ -30,8 +30,9 @@ class Schedule {
   virtual void poll(Lock& lock) = 0;
 };
 
-// Runs a task at once, on the launching thread, when nothing is before it; what cannot run at once
-// (another rank is late, say) is finished by a background thread.
+// Runs a task at once, on the launching thread, when nothing is before it; a background thread runs
+// what is long (a graph's replay), so that the host prepares the next step meanwhile, and finishes
+// what cannot run at once (another rank is late, say).
 std::unique_ptr<Schedule> make_eager_schedule(TaskQueues& queues);
 // One worker thread per stream.
 std::unique_ptr<Schedule> make_threads_schedule(TaskQueues& queues);
