@@ -45,6 +45,8 @@ CORE_FOLDERS = (
     "components",
     "device",
     "config",
+    "scheduler",
+    "sampling",
     "graph",
     "distributed",
     "layers",

@@ -233,6 +233,42 @@ def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
     engines.__exit__()
 
 
+def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_record_is_not(
+    start_engine: Callable[..., EngineProcess], zoo: Callable[[str], Path], tmp_path: Path
+):
+    graph = {
+        "enabled": True,
+        "use_cached_graph": True,
+        "use_cached_kv_cache_bytes": True,
+        "graph_batch_sizes": [8],
+    }
+
+    def start() -> tuple[int, str]:
+        engine = start_engine(
+            zoo(DENSE),
+            environment={"VLLM_CACHE_ROOT": str(tmp_path), "VNPU_MEMORY": "1GiB"},
+            enforce_eager=False,
+            kv_cache_memory_bytes=None,
+            gpu_memory_utilization=0.5,
+            additional_config={"torchair_graph_config": graph},
+            **SMALL,
+        )
+        (blocks,) = engine.on_workers("num_kv_cache_blocks")
+        engine.close()
+        return blocks, engine.log_text()
+
+    measured, log = start()
+    assert "Applying persisted startup plan" not in log
+    again, log = start()
+    assert again == measured
+    assert "Applying persisted startup plan" in log
+    (plan,) = (tmp_path / "startup_plan").iterdir()
+    plan.write_text("{", encoding="utf-8")
+    rebuilt, log = start()
+    assert rebuilt == measured
+    assert f"Ignoring unreadable startup plan {plan}" in log
+
+
 @pytest.mark.parametrize(
     ("options", "environment", "message"),
     [
@@ -247,6 +283,17 @@ def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
             {"ASCEND_LAUNCH_BLOCKING": "1"},
             "ASCEND_LAUNCH_BLOCKING=1 excludes graph mode",
             id="blocking_launches",
+        ),
+        pytest.param(
+            {
+                "enforce_eager": False,
+                "additional_config": {
+                    "torchair_graph_config": {"enabled": True, "graph_batch_sizes": 24}
+                },
+            },
+            {},
+            "graph_batch_sizes' is 24 .*expected a list of integers",
+            id="sizes_that_are_no_list",
         ),
     ],
 )

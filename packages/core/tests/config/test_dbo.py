@@ -37,7 +37,7 @@ def test_flags_of_vllm_become_options_and_are_reset(
     flags: dict[str, Any], options: dict[str, Any], vllm_config: VllmConfig
 ):
     asked = config(**flags)
-    notes = gather_requests(asked, {})
+    notes = gather_requests(asked, {}).notes
     expected = DualBatchConfig().model_copy(update=options)
     assert get_config(asked).dbo == expected
     assert not asked.parallel_config.use_ubatching
@@ -45,7 +45,7 @@ def test_flags_of_vllm_become_options_and_are_reset(
         assert getattr(asked.parallel_config, field) == default
     assert len(notes) == len(options)
     assert all(note.startswith("--") for note in notes)
-    assert gather_requests(asked, {}) == []
+    assert gather_requests(asked, {}).notes == []
     assert get_config(asked).dbo == expected
 
 
@@ -83,12 +83,12 @@ def test_a_flag_and_an_option_may_say_the_same(name: str, vllm_config: VllmConfi
 @pytest.mark.parametrize("variable", ["VLLM_ASCEND_ENABLE_DBO", "VLLM_ENABLE_DBO"])
 def test_variables_of_earlier_plugins_turn_it_on(variable: str, vllm_config: VllmConfig):
     asked = config()
-    (note,) = gather_requests(asked, {variable: "1"})
+    (note,) = gather_requests(asked, {variable: "1"}).notes
     assert variable in note
     assert get_config(asked).dbo.enabled
     for value in ("0", ""):
         asked = config()
-        assert gather_requests(asked, {variable: value}) == []
+        assert gather_requests(asked, {variable: value}).notes == []
         assert not get_config(asked).dbo.enabled
     with pytest.raises(ConfigurationError, match=f"{variable}='yes' is not valid"):
         gather_requests(config(), {variable: "yes"})
@@ -96,7 +96,7 @@ def test_variables_of_earlier_plugins_turn_it_on(variable: str, vllm_config: Vll
 
 def test_an_option_wins_over_a_variable_and_the_conflict_is_told(vllm_config: VllmConfig):
     asked = config(additional_config={"dbo": {"enabled": False}})
-    (note,) = gather_requests(asked, {"VLLM_ASCEND_ENABLE_DBO": "1"})
+    (note,) = gather_requests(asked, {"VLLM_ASCEND_ENABLE_DBO": "1"}).notes
     assert "has no effect" in note
     assert not get_config(asked).dbo.enabled
 

@@ -118,7 +118,8 @@ def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
     if asked == becomes:
         assert not told
     else:
-        (line,) = told
+        (change,) = told
+        line = change.told()
         assert line.startswith(f"cudagraph_mode: {asked.name} -> {becomes.name}")
         assert reason in line
     assert not settle_graph_mode(config, obstacle, {})

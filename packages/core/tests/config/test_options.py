@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.config.aliases import ALIASES, RETIRED, older_keys
+from vllm_davinci.core.config.aliases import ALIASES, REPLACED, RETIRED, older_keys
 from vllm_davinci.core.config.options import DavinciConfig, DualBatchConfig, GraphConfig
 from vllm_davinci.core.config.parsing import (
     KEYS_OF_VLLM,
@@ -88,6 +88,9 @@ def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
         ("expert_map_path", 3, "string"),
         ("kv_cache_dtype", "fp8", "'int8'"),
         ("lmhead_tp_size", None, "integer"),
+        ("lmhead_tp_size", -2, "greater than or equal to -1"),
+        ("torchair_graph_config.graph_batch_sizes", 24, "expected a list of integers"),
+        ("torchair_graph_config.graph_batch_sizes", "24", "expected a list of integers"),
         ("enable_inter_dp_scheduling", "true", "bool"),
         ("refresh", 0, "bool"),
     ],
@@ -113,15 +116,11 @@ def test_options_that_are_no_object_are_an_error(whole: object):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("ascend_scheduler_config.enabled", True),
         ("dynamic_eplb", True),
         ("num_iterations_eplb_update", 10),
         ("num_wait_worker_iterations", 10),
         ("gate_eplb", True),
         ("kv_cache_dtype", "int8"),
-        ("enable_prefill_optimizations", True),
-        ("enable_cpu_binding", True),
-        ("lmhead_tp_size", 2),
     ],
 )
 def test_a_feature_this_release_lacks_is_refused_by_name(key: str, value: object):
@@ -144,6 +143,9 @@ def test_every_top_level_option_either_works_or_is_refused():
         "moe_communication",
         "overlap",
         "enable_compiled_operators",
+        "enable_prefill_optimizations",
+        "enable_cpu_binding",
+        "lmhead_tp_size",
     }
     refused = {key for key in NOT_AVAILABLE if "." not in key}
     assert set(DavinciConfig.model_fields) == works | refused
@@ -160,7 +162,15 @@ def test_expert_tensor_parallel_size_may_be_a_string_of_digits(digits: object):
     [
         ({"torchair_graph_config": {"use_cached_graph": True}}, "only when graph mode is enabled"),
         ({"torchair_graph_config": {"graph_batch_sizes": [8]}}, "only when graph mode is enabled"),
-        ({"init_torchair_graph_batch_sizes": True}, "only when graph mode is enabled"),
+        ({"torchair_graph_config": {"graph_batch_sizes_init": True}}, "only when graph mode is en"),
+        (
+            {"torchair_graph_config": {"enable_super_kernel": True}},
+            "only when graph mode is enabled",
+        ),
+        (
+            {"torchair_graph_config": {"enabled": True, "enable_super_kernel": True}},
+            "enable_super_kernel needs enable_multistream_moe",
+        ),
         (
             {"torchair_graph_config": {"enabled": True, "use_cached_kv_cache_bytes": True}},
             "needs use_cached_graph",
@@ -189,6 +199,48 @@ def test_expert_tensor_parallel_size_may_be_a_string_of_digits(digits: object):
 def test_contradicting_options_are_an_error(options: dict[str, object], message: str):
     with pytest.raises(ConfigurationError, match=message):
         parse_config(options)
+
+
+@pytest.mark.parametrize("sizes", [["8"], [8.0], [True], [None]])
+def test_graph_sizes_that_are_no_integers_are_an_error(sizes: list[object]):
+    with pytest.raises(ConfigurationError, match=r"graph_batch_sizes\.0' is .*valid integer"):
+        parse_config({"torchair_graph_config": {"enabled": True, "graph_batch_sizes": sizes}})
+
+
+@pytest.mark.parametrize("key", REPLACED)
+def test_a_key_of_another_release_is_answered_with_today_s(key: str):
+    options = nested(key, 1)
+    if key.startswith("ascend_scheduler_config."):
+        options["ascend_scheduler_config"]["enabled"] = True  # type: ignore[index]
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(options)
+    assert f"has no key {key!r} in this release. Use {REPLACED[key]}" in str(caught.value)
+
+
+def test_replacements_name_keys_that_exist():
+    for key, today in REPLACED.items():
+        assert key not in ALL_KEYS
+        first = today.split()[0].rstrip(",:")
+        assert first in ALL_KEYS or first.startswith(("-", "nothing", "ascend_scheduler")), today
+
+
+def test_sizes_of_graphs_without_graph_mode_are_a_note_under_the_older_name():
+    published = {
+        "expert_tensor_parallel_size": 1,
+        "enable_inter_dp_scheduling": True,
+        "init_torchair_graph_batch_sizes": True,
+        "trace_recompiles": True,
+        "ascend_scheduler_config": {},
+        "enable_graph_mode": False,
+    }
+    assert parse_config(published) == DavinciConfig(expert_tensor_parallel_size=1)
+    assert older_keys(published)["init_torchair_graph_batch_sizes"] == (
+        "has no effect: torchair_graph_config.enabled is false"
+    )
+    published["enable_graph_mode"] = True
+    assert parse_config(published).torchair_graph_config.graph_batch_sizes_init
+    with pytest.raises(ConfigurationError, match="expected a bool"):
+        parse_config({"init_torchair_graph_batch_sizes": 1})
 
 
 def test_older_spellings_are_accepted_and_reported_with_their_replacement():

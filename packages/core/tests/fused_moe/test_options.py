@@ -200,10 +200,10 @@ def test_variables_of_earlier_plugins_become_the_option(
     variable: str, method: str, vllm_config: VllmConfig
 ):
     asked = config({})
-    (note,) = gather_exchange_requests(asked, {variable: "1"})
+    (note,) = gather_exchange_requests(asked, {variable: "1"}).notes
     assert f"{variable}=1 is served as moe_communication = {method!r}" in note
     assert get_config(asked).moe_communication == method
-    assert gather_exchange_requests(asked, {variable: "1"}) == []
+    assert gather_exchange_requests(asked, {variable: "1"}).notes == []
 
 
 def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -217,7 +217,7 @@ def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.Mo
 
 def test_an_option_wins_over_a_variable(vllm_config: VllmConfig):
     asked = config({"moe_communication": "multicast"})
-    (note,) = gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: "1"})
+    (note,) = gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: "1"}).notes
     assert "has no effect: additional_config sets moe_communication = 'multicast'" in note
     assert get_config(asked).moe_communication == "multicast"
 
@@ -225,7 +225,7 @@ def test_an_option_wins_over_a_variable(vllm_config: VllmConfig):
 @pytest.mark.parametrize("value", ["", "0"])
 def test_a_variable_that_asks_for_nothing_changes_nothing(value: str, vllm_config: VllmConfig):
     asked = config({})
-    assert gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: value}) == []
+    assert gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: value}).notes == []
     assert get_config(asked).moe_communication == "auto"
 
 

@@ -15,11 +15,13 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
-from vllm_davinci.core.config.parsing import is_resolved, non_default_options
+from vllm_davinci.core.config.parsing import get_changes, is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
+from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import set_for_npu
+from vllm_davinci.core.config.without_effect import check_effects
 from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import (
@@ -240,6 +242,7 @@ class NPUPlatform(Platform):
         from vllm_davinci.core.quantization.registration import choose_quantization
 
         choose_quantization(vllm_config)
+        override_scheduler_fields(vllm_config)
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE
@@ -251,12 +254,12 @@ class NPUPlatform(Platform):
         let_interrupts_end_the_start()
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
-        warnings = gather_exchange_requests(vllm_config)
-        resolution = resolve(vllm_config)
+        resolution = resolve(vllm_config, earlier=gather_exchange_requests(vllm_config))
         config = resolution.config
-        warnings += resolution.warnings
+        warnings = resolution.warnings
         warnings += check_overlap(vllm_config, config.dbo)
         check_streams(vllm_config)
+        warnings += check_effects(vllm_config, config)
         warnings += environment_variables.check_inherited()
         refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
@@ -266,12 +269,14 @@ class NPUPlatform(Platform):
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
         changes = set_for_npu(vllm_config, graph_obstacle(vllm_config, config, _soc()))
+        changes += settle_scheduler(vllm_config)
         if not is_new:
             return
+        get_changes(vllm_config).extend(changes)
         for warning in warnings:
             logger.warning_once("%s", warning)
-        for change in resolution.choices + changes:
-            logger.info_once("%s", change)
+        for told in [*resolution.choices, *(change.told() for change in changes)]:
+            logger.info_once("%s", told)
         logger.info_once(
             "Effective vllm-davinci configuration: %s",
             # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.

@@ -160,6 +160,45 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the division can be refused by platform",
     ),
     Override(
+        what="penalties and bad words take the newest tokens from the device, and a step's inputs "
+        "are waited for only where they are still being copied",
+        where=(
+            "core.model_runner:NPUModelRunner._sample",
+            "core.model_runner:NPUModelRunner.synchronize_input_prep",
+            "core.sampling.sampler:NPUSampler",
+            "core.sampling.newest_tokens:TokenHistory",
+        ),
+        why="with asynchronous scheduling vLLM waits for them in every step",
+        upstream={
+            RUNNER: ("def _sample", "update_async_output_token_ids", "def synchronize_input_prep"),
+            "v1/worker/gpu_input_batch.py": (
+                "async_copy_ready_event.synchronize()",
+                "sampled_token_ids_cpu",
+                "prev_req_id_to_index",
+                "prev_sampled_token_ids",
+            ),
+            "v1/sample/sampler.py": ("def apply_logits_processors", "def apply_penalties"),
+        },
+        goes_when="vLLM's sampler reads output tokens on the device",
+    ),
+    Override(
+        what="the prefill-first scheduler shows vLLM's own other queues during one call, and keeps "
+        "requests out of a step by the number of the step in which they may decode",
+        where=("core.scheduler.prefill_first:PrefillFirstScheduler",),
+        why="vLLM's scheduler has one order of running and waiting requests",
+        upstream={
+            "v1/core/sched/scheduler.py": (
+                "next_decode_eligible_step",
+                "self.skipped_waiting",
+                "_get_local_prefix_cache_hit",
+                "_try_promote_blocked_waiting_request",
+                "self.prev_step_scheduled_req_ids",
+            ),
+            "v1/core/kv_cache_manager.py": ("get_num_blocks_to_allocate", "watermark_blocks"),
+        },
+        goes_when="the order can be chosen",
+    ),
+    Override(
         what="a Ctrl-C that vLLM swallows while its engine starts is repeated",
         where=("core.process.interrupt:let_interrupts_end_the_start",),
         why="the client then waits for an engine that the same Ctrl-C has ended",

@@ -1,6 +1,7 @@
 """One process per NPU: device set-up, memory profile, warm-up."""
 
 import gc
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.utils.mem_utils import MemorySnapshot
 from vllm.utils.torch_utils import set_random_seed, set_torch_threads_for_runtime
 from vllm.v1.utils import report_usage_stats
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.startup_plan import maybe_save_startup_plan
 from vllm.v1.worker.utils import request_memory
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
@@ -22,8 +24,10 @@ from vllm.v1.worker.workspace import init_workspace_manager
 from vllm_davinci.core import components
 from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_use
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.without_effect import CPU_AFFINITY
+from vllm_davinci.core.device.cpu_binding import bind_threads
 from vllm_davinci.core.device.memory import check_kv_cache_budget
-from vllm_davinci.core.device.placement import logical_device
+from vllm_davinci.core.device.placement import logical_device, place_among_workers
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
@@ -40,6 +44,7 @@ class NPUWorker(Worker):
 
     local_rank: int
     profiler: Any
+    _measured_kv_cache_bytes: int | None = None
 
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
@@ -63,6 +68,8 @@ class NPUWorker(Worker):
         self.init_snapshot = MemorySnapshot(device=self.device)
         self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
         config = get_config(self.vllm_config)
+        if config.enable_cpu_binding and os.environ.get(CPU_AFFINITY, "0") in ("", "0"):
+            bind_threads(*place_among_workers(self.local_rank, self.parallel_config))
         init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
         choose_fused_ops(config.enable_compiled_operators)
         name_streams()
@@ -88,6 +95,8 @@ class NPUWorker(Worker):
     def determine_available_memory(self) -> int:
         available_bytes: int = super().determine_available_memory()
         available_bytes -= self._memory_of_graphs()
+        if self.cache_config.kv_cache_memory_bytes is None:
+            self._measured_kv_cache_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
         return available_bytes
 
@@ -124,6 +133,8 @@ class NPUWorker(Worker):
                 self.model_runner._dummy_pooler_run(hidden_states)
             else:
                 self.model_runner._dummy_sampler_run(hidden_states=last_hidden_states)
+        if self._measured_kv_cache_bytes is not None:
+            maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # where it is asked for
         # Profiling and warm-up must not change what a seed gives.
         set_random_seed(self.model_config.seed)
         if components.active_device() is None:
@@ -151,6 +162,10 @@ class NPUWorker(Worker):
     def graph_replays(self) -> dict[int, int]:
         """Tokens of a captured graph -> steps of this worker that replayed it."""
         return self.model_runner.graph_replays()
+
+    def num_kv_cache_blocks(self) -> int:
+        """Blocks of the KV cache, the one that vLLM keeps empty included."""
+        return int(self.model_runner.kv_cache_config.num_blocks)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         if is_start and self.profiler is None and self.profiler_config.profiler == "torch":

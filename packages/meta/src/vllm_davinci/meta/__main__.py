@@ -1,4 +1,4 @@
-"""`vllm-davinci COMMAND`: report on the environment, checkpoints, overlap; quantize, score."""
+"""`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize
+from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize, show_config
 from vllm_davinci.meta.report_table import print_report
 
 
@@ -17,6 +17,10 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     doctor_parser = commands.add_parser("doctor", help="can a model run here?")
     doctor_parser.add_argument("--json", action="store_true", help="the report for programs")
+    config_parser = commands.add_parser(
+        "config", help="what would an engine run with, who decided it, and why?"
+    )
+    show_config.add_arguments(config_parser)
     check_parser = commands.add_parser(
         "check-model", help="what a checkpoint would be loaded as, what is missing or disagrees"
     )
@@ -34,11 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     engine_arguments: list[str] = []
     if (
-        given[:1] in (["explain"], ["perplexity"]) and "--" in given
+        given[:1] in (["config"], ["explain"], ["perplexity"]) and "--" in given
     ):  # what follows is for vLLM's own parser
         at = given.index("--")
         given, engine_arguments = given[:at], given[at + 1 :]
     options = parser.parse_args(given)
+    if options.command == "config":
+        return show_config.run(options, engine_arguments)
     if options.command == "check-model":
         return check_model.run(options)
     if options.command == "quantize":

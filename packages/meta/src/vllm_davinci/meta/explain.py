@@ -19,12 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_davinci.meta import core_access
+from vllm_davinci.meta.engine_configuration import engine_configuration
 from vllm_davinci.meta.errors import ExplanationError, MetaError
 from vllm_davinci.meta.server_metrics import decision_counts
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-
     from vllm_davinci.core.ubatch.explanation import Explanation, StepExplanation
 
 
@@ -134,7 +133,7 @@ def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> N
         tokens *= options.requests
     try:
         found = explain_step(
-            _configuration(options.subject, engine_arguments),
+            engine_configuration("vllm-davinci explain", options.subject, engine_arguments),
             [1] * options.decodes + tokens,
             is_supported=not options.special,
         )
@@ -144,28 +143,6 @@ def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> N
         print(json.dumps(asdict(found), indent=2))
     else:
         print_step(found, options.decodes, tokens, Console())
-
-
-def _configuration(model: str, arguments: list[str]) -> VllmConfig:
-    """What `vllm serve MODEL ARGUMENTS` would run with. Raises ExplanationError."""
-    from pydantic import ValidationError
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    from vllm_davinci.core.platform import described_only
-
-    parser = EngineArgs.add_cli_args(
-        FlexibleArgumentParser(prog="vllm-davinci explain MODEL ... --", exit_on_error=False)
-    )
-    try:
-        parsed = parser.parse_args(["--model", model, *arguments])
-        with described_only():
-            return EngineArgs.from_cli_args(parsed).create_engine_config()
-    except ValidationError as error:
-        problems = "; ".join(str(each["msg"]) for each in error.errors())
-        raise ExplanationError(problems) from error
-    except (argparse.ArgumentError, OSError, RuntimeError, ValueError) as error:
-        raise ExplanationError(str(error)) from error
 
 
 def print_step(found: StepExplanation, decodes: int, tokens: list[int], console: Console) -> None:

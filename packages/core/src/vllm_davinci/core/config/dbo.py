@@ -12,6 +12,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.aliases import canonical, key_in_use
 from vllm_davinci.core.config.environment_variables import OVERLAP_REQUESTS
 from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
 from vllm_davinci.core.errors import RELEASE, ComponentError, ConfigurationError
 from vllm_davinci.core.log import init_logger
 
@@ -28,10 +29,8 @@ THRESHOLDS = {
 }
 
 
-def gather_requests(
-    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
-) -> list[str]:
-    """Moves flags and variables into `additional_config["dbo"]`. Returns warnings for the user.
+def gather_requests(vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ) -> Requests:
+    """Moves flags and variables into `additional_config["dbo"]`.
 
     Idempotent; older keys get today's names. Raises ConfigurationError when a flag contradicts the
     option, or a variable does not parse; an option wins over a variable.
@@ -40,9 +39,10 @@ def gather_requests(
     additional = canonical(asked)
     given = additional.get("dbo", {})
     if not isinstance(given, Mapping):
-        return []  # the typed model names what is wrong
+        return NO_REQUESTS  # the typed model names what is wrong
     options = dict(given)
     notes = []
+    origins: dict[str, Origin] = {}
     for flag, name, value in _flags(vllm_config.parallel_config):
         if name in given and given[name] != value:
             raise ConfigurationError(
@@ -50,6 +50,7 @@ def gather_requests(
                 f"{key_in_use(asked, f'dbo.{name}')} to {given[name]!r}. Remove one of the two."
             )
         options[name] = value
+        origins[f"dbo.{name}"] = Origin(Source.FLAG, flag)
         notes.append(f"{flag} is served as dbo.{name} = {value!r}.")
     _reset(vllm_config.parallel_config)
     for variable in _variables(environ):
@@ -59,9 +60,10 @@ def gather_requests(
             notes.append(f"{variable}=1 has no effect: additional_config sets dbo.enabled = false.")
         elif not options.get("enabled"):
             options["enabled"] = True
+            origins["dbo.enabled"] = Origin(Source.VARIABLE, f"{variable}=1")
             notes.append(f"{variable}=1 is served as dbo.enabled = true; prefer that option.")
     vllm_config.additional_config = {**additional, "dbo": options} if options else additional
-    return notes
+    return Requests(notes, origins)
 
 
 def _flags(parallel: Any) -> Iterator[tuple[str, str, Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
+from vllm_davinci.core.config.origins import Change
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
@@ -127,8 +128,8 @@ def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
 
 def settle_graph_mode(
     vllm_config: "VllmConfig", obstacle: str | None, environ: Mapping[str, str] = os.environ
-) -> list[str]:
-    """Brings vLLM's graph mode to what this release has. Returns a line per change. Idempotent.
+) -> list[Change]:
+    """Brings vLLM's graph mode to what this release has. Returns the change. Idempotent.
 
     obstacle: why decode steps of this engine cannot be captured, a clause for "because"; or None
     Raises ConfigurationError for settings of torch_npu with which nothing can be captured.
@@ -157,7 +158,7 @@ def settle_graph_mode(
     if wanted == mode:
         return []
     compilation.cudagraph_mode = wanted
-    return [f"cudagraph_mode: {mode.name} -> {wanted.name} ({reason})"]
+    return [Change("cudagraph_mode", mode, wanted, reason)]
 
 
 # Variables of torch_npu -> the value with which nothing can be captured, and why.

@@ -2,7 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
+
+
+def _list_to_tuple(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a list of integers")
+    return tuple(value)
 
 
 def _digits_to_int(value: Any) -> Any:
@@ -25,8 +31,9 @@ class GraphConfig(_Options):
     """Reuse a graph that an earlier run stored: graphs are captured at every start, whatever this
     says."""
     use_cached_kv_cache_bytes: bool = False
-    """Reuse the recorded KV cache size. Needs use_cached_graph."""
-    graph_batch_sizes: tuple[int, ...] = Field(default=(), strict=False)
+    """Reuse the KV cache size that an earlier start of this configuration measured: vLLM's startup
+    plan (VLLM_ENABLE_STARTUP_PLAN). Needs use_cached_graph."""
+    graph_batch_sizes: Annotated[tuple[StrictInt, ...], BeforeValidator(_list_to_tuple)] = ()
     """Padded decode sizes, in requests; --max-num-seqs is one of them. Empty: one, and that."""
     graph_batch_sizes_init: bool = False
     """Derive the sizes: doubling, from max(4, tensor parallel size). Excludes graph_batch_sizes."""
@@ -38,9 +45,10 @@ class GraphConfig(_Options):
     enable_view_optimize: bool = True
     """Fold views when compiling: nothing is compiled, whatever this says."""
     enable_kv_nz: bool = False
-    """Blocked (NZ) layout of the KV cache of MLA."""
+    """Blocked (NZ) layout of the KV cache of MLA: not in this release."""
     enable_super_kernel: bool = False
-    """Fuse consecutive kernels. Needs enabled and enable_multistream_moe."""
+    """Fuse consecutive kernels. Needs enabled and enable_multistream_moe, and does nothing: the
+    host launches a captured step as a whole."""
     on_capture_failure: Literal["fewer_sizes", "stop"] = "fewer_sizes"
     """When a size cannot be captured, on any rank: serve its steps in a larger one, or eagerly; or
     end the start."""
@@ -54,7 +62,8 @@ class SchedulerOptions(BaseModel):
     )
 
     enabled: bool = False
-    """Schedule whole prompts before decodes."""
+    """Schedule whole prompts before decodes. With enable_chunked_prefill = true vLLM's own
+    scheduler runs, with the other keys."""
 
 
 class DualBatchConfig(_Options):
@@ -127,13 +136,13 @@ class DavinciConfig(_Options):
     enable_weight_nz_layout: bool = False
     """Cast quantized weights to the NZ layout."""
     enable_prefill_optimizations: bool = False
-    """DeepSeek's prefill operators."""
+    """DeepSeek's prefill operators: always used, whatever this says."""
     enable_compiled_operators: bool = True
     """Launch whole stages with the operators of vllm-davinci-kernels, where it is installed."""
     enable_cpu_binding: bool = False
-    """Bind each worker's threads to cores near its device."""
-    lmhead_tp_size: int = -1
-    """Tensor parallel size of the LM head alone; -1 uses the model's."""
+    """Bind each worker's threads to an equal share of the host's cores, in the order of devices."""
+    lmhead_tp_size: int = Field(default=-1, ge=-1)
+    """Tensor parallel size of the LM head alone; -1 uses the model's. Other sizes are refused."""
     refresh: bool = False
     """Read the options anew although an engine exists. Accepted; they always are."""
 

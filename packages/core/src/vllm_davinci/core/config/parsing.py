@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from vllm_davinci.core.config.aliases import ALIASES, RETIRED, canonical
+from vllm_davinci.core.config.aliases import ALIASES, REPLACED, RETIRED, canonical
 from vllm_davinci.core.config.options import (
     SCHEDULES,
     DavinciConfig,
     GraphConfig,
     SchedulerOptions,
 )
+from vllm_davinci.core.config.origins import Change, Origin
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 # Keys that vLLM 0.29 itself puts into additional_config (config/vllm.py).
 KEYS_OF_VLLM = frozenset({"gdn_prefill_backend", "kda_prefill_backend"})
 
-# Keys of torchair_graph_config that mean something without graph mode.
+# Keys of torchair_graph_config that mean something where it is not `enabled`; graphs may be on
+# without it.
 WITHOUT_GRAPHS = (
     "enabled",
+    "on_capture_failure",
     "enable_view_optimize",
     "enable_multistream_mla",
     "enable_multistream_moe",
@@ -33,31 +36,32 @@ WITHOUT_GRAPHS = (
 
 # Keys whose feature is not in this release -> what they ask for. Their defaults are accepted.
 NOT_AVAILABLE: dict[str, str] = {
-    "torchair_graph_config.use_cached_kv_cache_bytes": "a recorded size of the KV cache",
     "torchair_graph_config.enable_kv_nz": "a KV cache in the NZ layout",
-    "torchair_graph_config.enable_super_kernel": "super kernels",
-    "ascend_scheduler_config.enabled": "the prefill-first scheduler",
     "dynamic_eplb": "dynamic expert balancing",
     "num_iterations_eplb_update": "dynamic expert balancing",
     "num_wait_worker_iterations": "dynamic expert balancing",
     "gate_eplb": "dynamic expert balancing",
     "kv_cache_dtype": "a quantized KV cache",
-    "enable_prefill_optimizations": "DeepSeek's prefill operators",
-    "enable_cpu_binding": "CPU binding",
-    "lmhead_tp_size": "a tensor parallel size of the LM head alone",
 }
 
 
 class ResolvedOptions(dict[str, Any]):
     """`additional_config` of an engine whose options are resolved, with their typed form.
 
+    origins: of those that are no defaults, by dotted key
+    changes: of vLLM's configuration, which the platform makes afterwards
+
     A dictionary, because vLLM hashes and reads `additional_config` as one; it travels to worker
     processes with vLLM's configuration, so that no layer parses again. Not to be changed.
     """
 
-    def __init__(self, options: Mapping[str, Any], config: DavinciConfig) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], config: DavinciConfig, origins: Mapping[str, Origin]
+    ) -> None:
         super().__init__(options)
         self.config = config
+        self.origins = origins
+        self.changes: list[Change] = []
 
 
 def get_config(vllm_config: "VllmConfig") -> DavinciConfig:
@@ -67,6 +71,18 @@ def get_config(vllm_config: "VllmConfig") -> DavinciConfig:
     """
     additional = vllm_config.additional_config
     return additional.config if is_resolved(vllm_config) else parse_config(additional)
+
+
+def get_origins(vllm_config: "VllmConfig") -> Mapping[str, Origin]:
+    """Dotted key -> where its value comes from, for options that are no defaults."""
+    additional = vllm_config.additional_config
+    return additional.origins if isinstance(additional, ResolvedOptions) else {}
+
+
+def get_changes(vllm_config: "VllmConfig") -> list[Change]:
+    """What the platform has changed of vLLM's configuration; more can be added to it."""
+    additional = vllm_config.additional_config
+    return additional.changes if isinstance(additional, ResolvedOptions) else []
 
 
 def is_resolved(vllm_config: "VllmConfig") -> bool:
@@ -100,11 +116,25 @@ def non_default_options(config: DavinciConfig) -> dict[str, Any]:
     return dict(_differences(config, DavinciConfig(), ()))
 
 
+def given_options(config: BaseModel, path: tuple[str, ...] = ()) -> list[str]:
+    """Dotted keys that were given, whatever their values."""
+    found: list[str] = []
+    for name in (*type(config).model_fields, *(config.model_extra or {})):
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            found += given_options(value, (*path, name))
+        elif name in config.model_fields_set:
+            found.append(".".join((*path, name)))
+    return found
+
+
 def _explain(error: ValidationError, options: dict[str, Any]) -> Iterator[str]:
     for detail in error.errors():
         location = [str(part) for part in detail["loc"]]
         key = ".".join(location)
-        if detail["type"] == "extra_forbidden":
+        if detail["type"] == "extra_forbidden" and key in REPLACED:
+            yield _replaced(key)
+        elif detail["type"] == "extra_forbidden":
             known = _known_keys(location[:-1])
             nearest = difflib.get_close_matches(location[-1], known, n=1, cutoff=0)
             hint = ".".join([*location[:-1], nearest[0]])
@@ -117,7 +147,12 @@ def _explain(error: ValidationError, options: dict[str, Any]) -> Iterator[str]:
             )
 
 
+def _replaced(key: str) -> str:
+    return f"additional_config has no key {key!r} in this release. Use {REPLACED[key]}"
+
+
 def _expectation(message: str) -> str:
+    message = message.removeprefix("Value error, ")
     return message.replace("Input should be", "expected").rstrip(".")
 
 
@@ -141,6 +176,8 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
                 yield f"torchair_graph_config.{name} is valid only when graph mode is enabled"
     if graph.use_cached_kv_cache_bytes and not graph.use_cached_graph:
         yield "torchair_graph_config.use_cached_kv_cache_bytes needs use_cached_graph"
+    if graph.enable_super_kernel and not graph.enable_multistream_moe:
+        yield "torchair_graph_config.enable_super_kernel needs enable_multistream_moe"
     if graph.graph_batch_sizes_init and graph.graph_batch_sizes:
         yield "torchair_graph_config.graph_batch_sizes_init excludes graph_batch_sizes: set one"
     if config.dbo.token_alignment > 1 and config.dbo.split != "token":
@@ -152,7 +189,9 @@ def _contradictions(config: DavinciConfig) -> Iterator[str]:
     scheduler = config.ascend_scheduler_config
     scheduler_keys = [*SchedulerOptions.model_fields, *_scheduler_fields()]
     for name in scheduler.model_extra or ():
-        if name not in scheduler_keys:
+        if (key := f"ascend_scheduler_config.{name}") in REPLACED:
+            yield _replaced(key)
+        elif name not in scheduler_keys:
             nearest = difflib.get_close_matches(name, scheduler_keys, n=1, cutoff=0)[0]
             yield (
                 f"additional_config has no key 'ascend_scheduler_config.{name}'. "

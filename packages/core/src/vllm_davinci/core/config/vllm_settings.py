@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from vllm_davinci.core import components
 from vllm_davinci.core.config.graph_mode import settle_graph_mode
 from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
+from vllm_davinci.core.config.origins import Change
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
@@ -15,20 +17,20 @@ if TYPE_CHECKING:
 SHUTDOWN_LIMIT_S = 15
 
 
-def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) -> list[str]:
-    """Sets what the NPU needs. Returns one line per value it changed, with the reason.
+def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) -> list[Change]:
+    """Sets what the NPU needs. Returns the values that it changed, with the reasons.
 
     graph_obstacle: why decode steps cannot be captured, a clause for "because"; or None
     """
     from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
-    changes: list[str] = []
+    changes: list[Change] = []
 
     def change(holder: Any, name: str, value: Any, reason: str) -> None:
         old = getattr(holder, name)
         if old != value:
             setattr(holder, name, value)
-            changes.append(f"{name}: {old} -> {value} ({reason})")
+            changes.append(Change(name, old, value, reason))
 
     parallel = vllm_config.parallel_config
     if parallel.worker_cls == "auto":
@@ -52,6 +54,8 @@ def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) ->
     # killed leaves shared memory behind.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
 
+    if get_config(vllm_config).torchair_graph_config.use_cached_kv_cache_bytes:
+        os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "1"
     load_config = vllm_config.load_config
     if load_config.load_format in REPLACED:
         load_config.load_format = f"{PREFIX}{load_config.load_format}"

@@ -57,6 +57,18 @@ def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int
     return _checked(dp_rank * ranks_per_dp_rank + local_rank, num_visible)
 
 
+def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, int]:
+    """A worker's number among those on this host, and how many there are.
+
+    device: logical number of its device, as logical_device gives it
+    """
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    count = ranks * max(parallel.data_parallel_size_local, 1)
+    if parallel.assigned_physical_gpu_ids is not None:
+        device += ranks * (parallel.data_parallel_rank_local or 0)
+    return device % count, count
+
+
 def _checked(number: int, count: int) -> int:
     if number >= count:
         raise DeviceError(

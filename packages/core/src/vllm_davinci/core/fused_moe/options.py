@@ -4,7 +4,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.effective import Setting
 from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
+from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod, CommunicationRule
@@ -21,15 +23,15 @@ KEY = "moe_communication"
 
 def gather_exchange_requests(
     vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
-) -> list[str]:
-    """Moves variables of earlier Ascend plugins into `additional_config`; what to tell the user.
+) -> Requests:
+    """Moves variables of earlier Ascend plugins into `additional_config`.
 
     Idempotent. An option wins over a variable. Raises ConfigurationError for a variable that does
     not parse, and for two that contradict each other.
     """
     additional = vllm_config.additional_config or {}
     if not isinstance(additional, Mapping):
-        return []  # the typed model names what is wrong
+        return NO_REQUESTS  # the typed model names what is wrong
     asked = _requested(environ)
     if len(asked) > 1:
         raise ConfigurationError(
@@ -39,10 +41,12 @@ def gather_exchange_requests(
     for method, name in asked.items():
         if KEY not in additional:
             vllm_config.additional_config = {**additional, KEY: method}
-            return [f"{name}=1 is served as {KEY} = {method!r}; prefer that option."]
+            note = f"{name}=1 is served as {KEY} = {method!r}; prefer that option."
+            return Requests([note], {KEY: Origin(Source.VARIABLE, f"{name}=1")})
         if additional[KEY] != method:
-            return [f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."]
-    return []
+            note = f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."
+            return Requests([note], {})
+    return NO_REQUESTS
 
 
 def _requested(environ: Mapping[str, str]) -> dict[str, str]:
@@ -110,3 +114,24 @@ def graph_obstacle(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc)
         "their experts are reached by all-to-all, whose row counts the host waits for in every "
         f"layer ({choice.reason})"
     )
+
+
+def communication_settings(
+    vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc
+) -> list[Setting]:
+    """How tokens of decodes and of prefills reach their experts, and why; [] without experts."""
+    model = vllm_config.model_config
+    if model is None or not model.is_moe:
+        return []
+    rule = CommunicationRule.of_engine(
+        vllm_config, config, soc, model.dtype, model.get_hidden_size()
+    )
+    steps = {
+        "decodes": rule.choose(1),
+        "prefills": rule.choose(vllm_config.scheduler_config.max_num_batched_tokens),
+    }
+    source = Source.MODEL if rule.forced is None else Source.ADDITIONAL_CONFIG
+    return [
+        Setting(f"experts' tokens of {step}", choice.method.value, source, choice.reason)
+        for step, choice in steps.items()
+    ]

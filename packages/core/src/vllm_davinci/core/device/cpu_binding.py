@@ -1,0 +1,36 @@
+"""Workers' threads on cores of their own."""
+
+import os
+from collections.abc import Collection
+
+from vllm_davinci.core.log import init_logger
+
+logger = init_logger(__name__)
+
+
+def share_of_cores(cores: Collection[int], rank: int, count: int) -> list[int]:
+    """Cores of one of `count` processes: neighbours, as many for each; [] where they are too few.
+
+    cores: that the processes may use
+    rank:  number of the process, from 0
+    """
+    ordered = sorted(cores)
+    each = len(ordered) // count
+    return ordered[rank * each : (rank + 1) * each]
+
+
+def bind_threads(rank: int, count: int) -> None:
+    """Binds every thread of this process, and those it will start, to its share of cores."""
+    cores = os.sched_getaffinity(0)
+    own = share_of_cores(cores, rank, count)
+    if not own:
+        logger.warning(
+            "enable_cpu_binding has no effect: %d workers share %d cores.", count, len(cores)
+        )
+        return
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), own)
+        except ProcessLookupError:
+            continue  # it has ended meanwhile
+    logger.info("Worker %d runs on cores %s.", rank, ", ".join(map(str, own)))

@@ -1,0 +1,364 @@
+"""The prefill-first scheduler on vLLM's own requests, queues and KV cache manager.
+
+A cache block holds 128 tokens; each prompt below is its number of tokens.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from vllm_davinci.core.scheduler.prefill_first import (
+    AsyncPrefillFirstScheduler,
+    PrefillFirstScheduler,
+)
+
+MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
+BLOCK = 128
+TOKEN = 7
+
+
+class Served:
+    """A scheduler, and a model that answers each request with the same token.
+
+    steps: what was scheduled: request -> tokens, by step
+    """
+
+    def __init__(self, blocks: int, **options: Any) -> None:
+        section = {"enabled": True, **options.pop("section", {})}
+        given = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 4}
+        self.config = engine_config(section, **{**given, **options})
+        self.config.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(
+            block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.bfloat16
+        )
+        cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler = self.config.scheduler_config.get_scheduler_cls()(
+            vllm_config=self.config,
+            kv_cache_config=cache,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=BLOCK,
+            hash_block_size=BLOCK,
+            log_stats=True,
+        )
+        self.steps: list[dict[str, int]] = []
+        self.tokens: dict[str, int] = {}
+        self.reasons: dict[str, FinishReason] = {}
+        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._depth = 2 if self.config.scheduler_config.async_scheduling else 1
+        init_none_hash(sha256)
+
+    def add(self, name: str, prompt: int | list[int], max_tokens: int = 8) -> Request:
+        ids = [len(self.tokens) + 11] * prompt if isinstance(prompt, int) else prompt
+        request = Request(
+            name,
+            ids,
+            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            None,
+            block_hasher=get_request_block_hasher(BLOCK, sha256),
+        )
+        self.tokens[name] = 0
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> dict[str, int]:
+        """Schedules, and takes the output of the step that is oldest by now."""
+        output = self.scheduler.schedule()
+        names = list(output.num_scheduled_tokens)
+        sampled = [
+            [] if self.scheduler.requests[name].is_prefill_chunk else [TOKEN] for name in names
+        ]
+        of_model = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            pooler_output=[],
+        )
+        self._in_flight.append((output, of_model))
+        self.steps.append(dict(output.num_scheduled_tokens))
+        if len(self._in_flight) == self._depth:
+            self.settle()
+        return self.steps[-1]
+
+    def settle(self) -> None:
+        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
+            for output in outputs.outputs:
+                self._take(output)
+
+    def _take(self, output: EngineCoreOutput) -> None:
+        self.tokens[output.request_id] += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            self.reasons[output.request_id] = output.finish_reason
+
+    def waiting(self) -> list[str]:
+        queues = [*self.scheduler.skipped_waiting, *self.scheduler.waiting]
+        return [request.request_id for request in queues]
+
+    def run(self, most: int = 500) -> None:
+        """Steps until nothing is left."""
+        for _ in range(most):
+            if self.scheduler.has_unfinished_requests():
+                self.step()
+            elif self._in_flight:
+                self.settle()
+            else:
+                return
+        raise AssertionError(f"not done after {most} steps: {self.steps[-3:]}")
+
+
+def engine_config(section: dict[str, Any], **options: Any) -> VllmConfig:
+    return EngineArgs(
+        model=str(MODEL),
+        hf_overrides={"max_position_embeddings": 2048},
+        additional_config={"ascend_scheduler_config": section},
+        **options,
+    ).create_engine_config()
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def serve(request: pytest.FixtureRequest) -> Callable[..., Served]:
+    """Makes a scheduler: of both kinds, one after the other."""
+
+    def make(blocks: int = 100, **options: Any) -> Served:
+        return Served(blocks, async_scheduling=request.param, **options)
+
+    return make
+
+
+def test_async_scheduling_decides_the_class():
+    for is_asynchronous, kind in [
+        (False, PrefillFirstScheduler),
+        (True, AsyncPrefillFirstScheduler),
+    ]:
+        assert type(Served(9, async_scheduling=is_asynchronous).scheduler) is kind
+
+
+def test_prompts_come_first_and_decodes_in_steps_of_their_own(serve: Callable[..., Served]):
+    served = serve()
+    served.add("a", 100)
+    served.add("b", 200)
+    assert served.step() == {"a": 100, "b": 200}
+    assert served.step() == {"a": 1, "b": 1}
+    served.add("c", 50)
+    assert served.step() == {"c": 50}
+    served.add("d", 60)
+    assert served.step() == {"d": 60}
+    assert served.step() == dict.fromkeys("abcd", 1)
+    served.run()
+    assert served.tokens == dict.fromkeys("abcd", 8)
+    assert set(served.reasons.values()) == {FinishReason.LENGTH}
+
+
+def test_a_prompt_larger_than_what_is_left_of_a_step_keeps_its_place(
+    serve: Callable[..., Served],
+):
+    served = serve()
+    for name, tokens in [("a", 300), ("b", 400), ("c", 200), ("d", 450)]:
+        served.add(name, tokens)
+    assert served.step() == {"a": 300, "c": 200}
+    assert served.waiting() == ["b", "d"]
+    assert served.step() == {"b": 400}
+    assert served.step() == {"d": 450}
+    assert served.step() == dict.fromkeys("acbd", 1)
+
+
+def test_no_more_requests_run_than_there_are_slots(serve: Callable[..., Served]):
+    served = serve(max_num_seqs=2)
+    for name in "abc":
+        served.add(name, 10, max_tokens=3)
+    assert served.step() == {"a": 10, "b": 10}
+    assert served.step() == {"a": 1, "b": 1}
+    served.run()
+    first = [list(step) for step in served.steps].index(["c"])
+    assert all("c" not in step for step in served.steps[:first])
+    assert served.tokens == dict.fromkeys("abc", 3)
+
+
+def test_below_the_watermark_a_prompt_is_passed_over(serve: Callable[..., Served]):
+    # 20 blocks, one of which is never given away, 4 to be kept: 19 are free.
+    served = serve(21, section={"watermark": 0.2}, max_num_batched_tokens=2048)
+    served.add("a", 10 * BLOCK)
+    assert served.step() == {"a": 10 * BLOCK}
+    served.add("b", 8 * BLOCK)  # 10 are free: 2 would be left
+    served.add("c", 5 * BLOCK)  # 5 are left
+    assert served.step() == {"c": 5 * BLOCK}
+    assert served.waiting() == ["b"]
+
+
+def test_alone_a_prompt_may_have_the_whole_cache(serve: Callable[..., Served]):
+    served = serve(9, section={"watermark": 0.5}, max_num_batched_tokens=2048)
+    served.add("a", 8 * BLOCK)
+    assert served.step() == {"a": 8 * BLOCK}
+
+
+def test_without_blocks_the_choice_ends(serve: Callable[..., Served]):
+    served = serve(11, section={"watermark": 0.0}, max_num_batched_tokens=2048)
+    served.add("a", 6 * BLOCK - 10)
+    served.step()
+    served.add("b", 5 * BLOCK)
+    served.add("c", 10)
+    assert served.step() == {"a": 1}
+    assert served.waiting() == ["b", "c"]
+
+
+def test_a_decode_without_a_block_preempts_the_last_request(serve: Callable[..., Served]):
+    served = serve(7, max_num_batched_tokens=2048, enable_prefix_caching=False)
+    served.add("a", 3 * BLOCK, max_tokens=BLOCK)
+    served.add("b", 3 * BLOCK, max_tokens=4)
+    assert served.step() == {"a": 3 * BLOCK, "b": 3 * BLOCK}
+    assert served.step() == {"a": 1}  # which takes what had been b's
+    assert served.waiting() == ["b"]
+    served.run()
+    assert served.tokens == {"a": BLOCK, "b": 4}
+    again = [step["b"] for step in served.steps[1:] if step.get("b", 0) > 1]
+    assert again == [3 * BLOCK + 1]  # prompt and output, whole
+
+
+def test_a_preempted_request_that_has_outgrown_a_step_comes_back_in_parts(
+    serve: Callable[..., Served],
+):
+    served = serve(9, max_num_batched_tokens=4 * BLOCK, enable_prefix_caching=False)
+    served.add("a", 3 * BLOCK + 100, max_tokens=BLOCK)
+    served.add("b", 4 * BLOCK - 20, max_tokens=60)
+    served.run()
+    assert served.tokens == {"a": BLOCK, "b": 60}
+    preempted = {name for step in served.steps[2:] for name, count in step.items() if count > 1}
+    (name,) = preempted
+    parts = [step[name] for step in served.steps[2:] if step.get(name, 0) > 1]
+    assert parts[0] == 4 * BLOCK
+    assert all(list(step) == [name] for step in served.steps[2:] if step.get(name, 0) > 1)
+
+
+def test_a_prompt_that_fits_no_step_ends_at_once(
+    serve: Callable[..., Served], caplog: pytest.LogCaptureFixture
+):
+    served = serve()
+    served.add("a", 513)
+    served.add("b", 512)
+    served.run()
+    assert served.tokens == {"a": 0, "b": 8}
+    assert served.reasons["a"] == FinishReason.LENGTH
+    assert all("a" not in step for step in served.steps)
+    assert not served.scheduler.requests
+
+
+def test_alone_it_ends_too(serve: Callable[..., Served]):
+    served = serve()
+    served.add("a", 600)
+    served.run(6)
+    assert served.reasons == {"a": FinishReason.LENGTH}
+
+
+def test_a_prompt_that_no_cache_holds_ends_at_once(serve: Callable[..., Served]):
+    served = serve(4, max_num_batched_tokens=2048)
+    served.add("a", 3 * BLOCK + 1)
+    served.add("b", 2 * BLOCK)
+    served.run()
+    assert served.tokens == {"a": 0, "b": 8}
+
+
+def test_what_the_prefix_cache_holds_is_no_token_of_the_step(serve: Callable[..., Served]):
+    served = serve()
+    prefix = [5] * 3 * BLOCK
+    served.add("a", [*prefix, *[6] * 10], max_tokens=1)
+    served.run()
+    served.add("b", 300)
+    served.add("c", [*prefix, *[8] * 20])
+    assert served.step() == {"b": 300, "c": 20}
+
+
+def test_aborted_requests_leave_the_queue(serve: Callable[..., Served]):
+    served = serve()
+    for name, tokens in [("a", 400), ("b", 400), ("c", 100)]:
+        served.add(name, tokens)
+    served.step()
+    served.scheduler.finish_requests("b", RequestStatus.FINISHED_ABORTED)
+    assert served.waiting() == []
+    served.run()
+    assert served.tokens == {"a": 8, "b": 0, "c": 8}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_load_is_served(seed: int, serve: Callable[..., Served]):
+    """Steps are of one kind, within the budget, and every request gets its tokens."""
+    generator = random.Random(seed)
+    served = serve(generator.randint(14, 30), max_num_batched_tokens=1024, max_num_seqs=6)
+    wanted: dict[str, int] = {}
+    for number in range(40):
+        if generator.random() < 0.5:
+            name = str(number)
+            wanted[name] = generator.randint(1, 200)
+            prompt = generator.choice([generator.randint(1, 1000), generator.randint(1, 60)])
+            served.add(name, prompt, wanted[name])
+        for _ in range(generator.randint(0, 3)):
+            served.step()
+    served.run(20_000)
+    assert served.tokens == wanted
+    computed: dict[str, int] = {}
+    for step in served.steps:
+        assert sum(step.values()) <= 1024
+        assert len(step) <= 6
+        # A prompt of one token looks like a decode, and so does one that is cached but for one.
+        assert len({count > 1 for name, count in step.items() if name in computed}) <= 1 or (
+            min(step.values()) == 1
+        )
+        for name, count in step.items():
+            computed[name] = computed.get(name, 0) + count
+
+
+# --- the choice of the scheduler -----------------------------------------------------------
+
+
+def test_chunked_prefill_in_the_section_leaves_vllm_s_scheduler():
+    section = {"enabled": True, "enable_chunked_prefill": True, "max_num_seqs": 3}
+    config = engine_config(section)
+    assert config.scheduler_config.scheduler_cls is None
+    assert config.scheduler_config.max_num_seqs == 3
+    assert config.scheduler_config.watermark == 0
+
+
+def test_keys_override_vllm_s_fields_and_the_watermark_has_another_default():
+    section = {"enabled": True, "max_num_batched_tokens": 4096, "max_num_seqs": 5}
+    config = engine_config(section, max_num_seqs=7, max_model_len=1024).scheduler_config
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (4096, 5)
+    assert config.watermark == 0.01
+    assert engine_config({"enabled": True}, watermark=0.2).scheduler_config.watermark == 0.2
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "message"),
+    [
+        ({"policy": "priority"}, {}, "its policy is fcfs, and 'priority' is asked for"),
+        ({}, {"scheduling_policy": "priority"}, "its policy is fcfs"),
+        ({"policy": "lifo"}, {}, "'ascend_scheduler_config.policy' is 'lifo'"),
+        ({"max_num_seqs": "many"}, {}, r"max_num_seqs' is 'many' \(str\)"),
+        ({"max_num_seqs": 0}, {}, "greater than or equal to 1"),
+        ({"max_num_seqs": 99}, {"max_num_batched_tokens": 64}, "does not fit the model"),
+        ({"scheduler_cls": "mine.Scheduler"}, {}, "Remove the key"),
+        ({"long_prefill_token_threshold": 64}, {}, "prompts stay whole"),
+        ({"async_scheduling": True}, {"async_scheduling": False}, "--no-async-scheduling"),
+        ({}, {"scheduler_cls": "mine.Scheduler"}, "--scheduler-cls is mine.Scheduler"),
+        ({"max_num_sequences": 4}, {}, "Did you mean 'ascend_scheduler_config.max_num_seqs'"),
+        ({"num_scheduler_steps": 8}, {}, "no longer has steps of several tokens"),
+    ],
+)
+def test_what_it_cannot_do_ends_the_configuration(
+    section: dict[str, Any], options: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        engine_config({"enabled": True, **section}, **options)

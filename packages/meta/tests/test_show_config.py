@@ -1,0 +1,50 @@
+"""`vllm-davinci config`: the table, the answer for programs, and engines that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+COMMAND = ("-m", "vllm_davinci.meta", "config")
+MODEL = Path(__file__).parents[3] / "checkpoints" / "tiny_deepseek"
+OPTIONS = (
+    "--tensor-parallel-size=2",
+    "-cc.cudagraph_mode=FULL",
+    '--additional-config={"overlap": "auto", "enable_cpu_binding": true}',
+)
+
+
+def test_values_come_with_source_and_reason(run_without_device):
+    done = run_without_device(*COMMAND, str(MODEL), "--json", "--", *OPTIONS, VNPU_DEVICES="1")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout[done.stdout.index('{"vLLM"') :])
+    of_vllm = {each["key"]: each for each in answer["vLLM"]}
+    mode = of_vllm["cudagraph_mode"]
+    assert (mode["value"], mode["source"]) == ("FULL_DECODE_ONLY", "release")
+    assert mode["reason"].endswith("asked for FULL: -cc.cudagraph_mode=FULL")
+    assert of_vllm["experts' tokens of decodes"]["value"] == "all_gather"
+    options = {each["key"]: each for each in answer["additional_config"]}
+    assert options["enable_cpu_binding"]["source"] == "additional_config"
+    assert (options["dbo.enabled"]["value"], options["dbo.enabled"]["source"]) == (True, "model")
+    assert options["refresh"] == {
+        "key": "refresh",
+        "value": False,
+        "source": "default",
+        "reason": "",
+    }
+
+
+def test_the_table_can_leave_out_defaults(run_without_device):
+    done = run_without_device(
+        *COMMAND, str(MODEL), "--changed", "--", "--max-num-seqs=3", COLUMNS="150"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--max-num-seqs 3" in done.stdout
+    assert "refresh" not in done.stdout
+
+
+def test_an_engine_that_cannot_be_is_answered_with_the_reason(run_without_device):
+    done = run_without_device(*COMMAND, str(MODEL), "--", '--additional-config={"eplb_config": 1}')
+    assert done.returncode == 1
+    assert "has no key 'eplb_config' in this release. Use dynamic_eplb" in done.stderr
+    assert "Traceback" not in done.stderr
