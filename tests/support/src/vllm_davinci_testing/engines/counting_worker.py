@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -112,3 +113,48 @@ class LaunchCountingWorker:
     def launches(self) -> dict[int, tuple[list[str], int]]:
         """By layer of the newest step: what the host called, what compiled operators launched."""
         return self.launched
+
+
+class StepCountingWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls.
+
+    Counts per step, from the beginning of one to that of the next: what the whole process waited
+    for, outputs that are taken on another thread included.
+    """
+
+    model_runner: Any
+
+    def count_waits_of_steps(self) -> None:
+        """From now on."""
+        runner = self.model_runner
+        self._counted_steps: list[tuple[int, dict[str, int], int]] = []
+        self._waits_of_forward = 0
+        execute, forward = runner.execute_model, runner._model_forward
+
+        def counting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            tokens = scheduler_output.total_num_scheduled_tokens
+            self._counted_steps.append((tokens, _C.host_counts(), self._waits_of_forward))
+            return execute(scheduler_output, *args, **kwargs)
+
+        def counting_forward(*args: Any, **kwargs: Any) -> Any:
+            before = _C.host_counts()["synchronizations"]
+            output = forward(*args, **kwargs)
+            self._waits_of_forward += _C.host_counts()["synchronizations"] - before
+            return output
+
+        runner.execute_model = counting_execute  # of this object alone
+        runner._model_forward = counting_forward
+
+    def waits_of_steps(self) -> list[tuple[int, int, int]]:
+        """Of each step but the last: its tokens, the waits, and those of the forward."""
+        steps = self._counted_steps
+        found = [
+            (
+                tokens,
+                after["synchronizations"] - before["synchronizations"],
+                forward_after - forward_before,
+            )
+            for (tokens, before, forward_before), (_, after, forward_after) in pairwise(steps)
+        ]
+        steps.clear()
+        return found

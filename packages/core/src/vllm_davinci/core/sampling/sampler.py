@@ -1,0 +1,136 @@
+"""vLLM's sampler, which takes the newest tokens of penalties and bad words from the device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from vllm.model_executor.layers.utils import apply_penalties
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from vllm_davinci.core.sampling.newest_tokens import PLACEHOLDER, NewestTokens
+
+NO_TOKEN = -1
+
+
+class NPUSampler(Sampler):
+    """The same results as vLLM's, without a wait for tokens that only the device knows.
+
+    newest: what the step before has sampled, for one call; None where the host knows all tokens
+    """
+
+    newest: NewestTokens | None = None
+
+    def apply_logits_processors(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        predict_bonus_token: bool,
+    ) -> torch.Tensor:
+        if self.newest is not None and sampling_metadata.bad_words_token_ids:
+            _exclude(
+                logits,
+                list(
+                    bad_word_ends(
+                        sampling_metadata.bad_words_token_ids, sampling_metadata.output_token_ids
+                    )
+                ),
+                self.newest.tokens,
+            )
+            sampling_metadata = replace(sampling_metadata, bad_words_token_ids={})
+        processed: torch.Tensor = super().apply_logits_processors(
+            logits, sampling_metadata, predict_bonus_token
+        )
+        return processed
+
+    def apply_penalties(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        output_token_ids: list[list[int]],
+    ) -> torch.Tensor:
+        if self.newest is None or sampling_metadata.no_penalties:
+            penalized: torch.Tensor = super().apply_penalties(
+                logits, sampling_metadata, output_token_ids
+            )
+            return penalized
+        assert sampling_metadata.prompt_token_ids is not None
+        penalized = apply_penalties(
+            logits,
+            sampling_metadata.prompt_token_ids,
+            _outputs_on_device(output_token_ids, self.newest, logits),
+            sampling_metadata.presence_penalties,
+            sampling_metadata.frequency_penalties,
+            sampling_metadata.repetition_penalties,
+        )
+        return penalized
+
+
+class BadWordEnd(NamedTuple):
+    """A token that must not follow. after: the newest token it must not follow, or NO_TOKEN"""
+
+    row: int
+    token: int
+    after: int
+
+
+def bad_word_ends(
+    bad_words: dict[int, list[list[int]]], outputs: Sequence[Sequence[int]]
+) -> Iterator[BadWordEnd]:
+    """Last tokens of bad words whose other tokens stand at the end of a request's output.
+
+    bad_words: row -> words, each its tokens
+    outputs:   of each row; a placeholder at its end stands for the newest token
+    """
+    for row, words in bad_words.items():
+        output = outputs[row]
+        for *start, last in words:
+            if len(start) > len(output):
+                continue
+            end = list(output[len(output) - len(start) :])
+            if end == start:
+                yield BadWordEnd(row, last, NO_TOKEN)
+            elif end and end[-1] == PLACEHOLDER and end[:-1] == start[:-1]:
+                yield BadWordEnd(row, last, start[-1])
+
+
+def _exclude(logits: torch.Tensor, ends: list[BadWordEnd], newest: torch.Tensor) -> None:
+    """Takes these tokens out of the choice, in place.
+
+    logits: [num_requests, vocabulary]; newest: [num_requests]
+    """
+    if not ends:
+        return
+    columns = _to_device(np.array(ends, dtype=np.int64).T.copy(), logits.device)
+    rows, tokens, after = columns[0], columns[1], columns[2]
+    follows = (after == NO_TOKEN) | (newest.index_select(0, rows) == after)
+    change = torch.where(follows, -torch.inf, 0.0).to(logits.dtype)
+    logits.index_put_((rows, tokens), change, accumulate=True)
+
+
+def _outputs_on_device(
+    outputs: Sequence[Sequence[int]], newest: NewestTokens, logits: torch.Tensor
+) -> torch.Tensor:
+    """[num_requests, longest output + 1]: tokens of each output; elsewhere the vocabulary's size.
+
+    The last column takes what rows without a newest token have in its place.
+    """
+    vocabulary = logits.shape[1]
+    width = max(map(len, outputs)) + 1
+    padded = np.full((len(outputs), width + 1), vocabulary, dtype=np.int64)
+    for row, output in enumerate(outputs):
+        padded[row, : len(output)] = output
+        # The last column of all is each row's place for its newest token.
+        padded[row, width] = len(output) - 1 if newest.known[row] else width - 1
+    padded[:, :width][padded[:, :width] == PLACEHOLDER] = vocabulary
+    on_device = _to_device(padded, logits.device)
+    tokens, places = on_device[:, :width], on_device[:, width:]
+    known = places < width - 1
+    value = torch.where(known, newest.tokens.to(torch.int64).unsqueeze(1), vocabulary)
+    return tokens.scatter(1, places, value)
+
+
+def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
