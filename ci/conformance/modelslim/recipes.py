@@ -18,6 +18,13 @@ DYNAMIC = {"act": scheme("per_token", "int8"), "weight": WEIGHT}
 MIX = {"act": scheme("pd_mix", "int8", symmetric=False), "weight": WEIGHT}
 INT4 = {"act": scheme("per_token", "int8"), "weight": scheme("per_channel", "int4")}
 WEIGHT_ONLY = {"weight": WEIGHT}
+WEIGHT_ONLY_GROUPS = {
+    "weight": {
+        **scheme("per_group", "int8", symmetric=False),
+        "method": "gptq",
+        "ext": {"group_size": 64},
+    }
+}
 
 
 def linear(qconfig: Step, include: str = "*", *exclude: str) -> Step:
@@ -42,8 +49,10 @@ class Recipe:
     """One export.
 
     model_type: one of ModelSlim's names
-    steps:      of its version 1 recipes; none: see older_export.py
+    steps:      of its version 1 recipes; none where `older` says what to export
     refused:    part of the one line with which our check and our engine refuse it; None: it serves
+    older:      a KIND of older_export.py
+    ours:       the --type of vllm-davinci quantize whose tensors are compared with these
     """
 
     name: str
@@ -51,6 +60,8 @@ class Recipe:
     model_type: str
     steps: tuple[Step, ...]
     refused: str | None = None
+    older: str | None = None
+    ours: str | None = None
 
 
 QWEN3, QWEN3_MOE = ("qwen3", "Qwen3-32B"), ("qwen3_moe", "Qwen3-30B")
@@ -63,12 +74,16 @@ RECIPES = (
     Recipe("dynamic", *QWEN3, (SMOOTH, linear(DYNAMIC))),
     Recipe("static, some floats", *QWEN3, (linear(STATIC, "*", "*down_proj", "*layers.1.mlp*"),)),
     Recipe("mix", *QWEN3, (SMOOTH, linear(MIX))),
-    Recipe("weight only", *QWEN3, (linear(WEIGHT_ONLY),), refused="quantization type 'W8A16'"),
+    Recipe("weights of 8 bits", *QWEN3, (linear(WEIGHT_ONLY),)),
+    Recipe("weights of 8 bits, groups", *QWEN2_5, (linear(WEIGHT_ONLY_GROUPS),)),
+    Recipe("weights of 8 bits", *QWEN3_MOE, (linear(WEIGHT_ONLY, "*", "*gate"),)),
+    Recipe("weights of 4 bits", *QWEN2_5, (), older="w4a16"),
+    Recipe("weights of 4 bits, groups", *QWEN2_5, (), older="w4a16-groups"),
     Recipe("int8 cache", *QWEN3, (linear(DYNAMIC), CACHE), refused="kv_quant_type 'C8'"),
     Recipe("rotated static", *QWEN3, (ROTATE, linear(STATIC))),
     Recipe("static", *QWEN2_5, (SMOOTH, linear(STATIC))),
     Recipe("dynamic", *QWEN2_5, (FLEX_SMOOTH, linear(DYNAMIC))),
-    Recipe("static, by the older exporter", *QWEN2_5, ()),
+    Recipe("static, by the older exporter", *QWEN2_5, (), older="w8a8"),
     Recipe("dynamic", *QWEN3_MOE, (FLEX_SMOOTH, linear(DYNAMIC, "*", "*gate"))),
     Recipe("static, experts too", *QWEN3_MOE, (linear(STATIC, "*", "*gate"),)),
     Recipe(
@@ -96,10 +111,15 @@ RECIPES = (
         "static, down_proj dynamic", *TINY_LLAMA,
         (SMOOTH, group(linear(STATIC, "*", "*down_proj"), linear(DYNAMIC, "*down_proj"))),
     ),
-    Recipe("dynamic", *TINY_LLAMA, (linear(DYNAMIC),)),
+    Recipe("static", *TINY_LLAMA, (linear(STATIC),), ours="W8A8"),
+    Recipe("dynamic", *TINY_LLAMA, (linear(DYNAMIC),), ours="W8A8_DYNAMIC"),
+    Recipe("weights of 8 bits", *TINY_LLAMA, (linear(WEIGHT_ONLY),)),
     Recipe(
         "static attention, dynamic experts", *TINY_DEEPSEEK,
         (group(linear(STATIC, "*self_attn*"), linear(DYNAMIC, "*mlp*", "*gate")),),
     ),
-    Recipe("dynamic", *TINY_DEEPSEEK, (linear(DYNAMIC, "*", "*gate", "*kv_b_proj"),)),
+    Recipe(
+        "dynamic", *TINY_DEEPSEEK, (linear(DYNAMIC, "*", "*gate", "*kv_b_proj"),),
+        ours="W8A8_DYNAMIC",
+    ),
 )  # fmt: skip

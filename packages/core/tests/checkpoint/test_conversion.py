@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from torch import Tensor
 from vllm_davinci.core.checkpoint.conversion import converted, unpacked_rows
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.quantization.description import QuantDescription, QuantType, quant_type
+from vllm_davinci.core.quantization.weight_only import packed_columns, unpacked_columns
 
 
 def pack_rows(values: Tensor) -> Tensor:
@@ -41,6 +45,26 @@ def test_a_layer_of_four_bits_loads_as_one_of_eight():
     assert quant_type("W4A8_DYNAMIC", "p.weight") is QuantType.W8A8_DYNAMIC
     assert made.keys() == {"p.weight", "p.weight_scale", "p.weight_offset"}
     assert torch.equal(made["p.weight"], values.to(torch.int8))
+
+
+@pytest.mark.parametrize(
+    ("options", "stored"),
+    [
+        ({}, lambda values: values.to(torch.int8)),
+        ({"version": "1.0.0"}, lambda values: packed_columns(values.to(torch.int8))),
+        ({"version": "1.0.0", "group_size": 2}, pack_rows),
+    ],
+    ids=["one in a byte", "two columns", "two rows"],
+)
+def test_weights_of_four_bits_load_from_every_layout(
+    options: dict[str, Any], stored: Callable[[Tensor], Tensor]
+):
+    values = torch.randint(-8, 8, (4, 6))
+    tensors = {"p.weight": stored(values), "p.weight_scale": torch.ones(4)}
+    types = dict.fromkeys(tensors, "W4A16")
+    made = dict(converted(tensors.items(), QuantDescription.parse({**types, **options})))
+    assert torch.equal(unpacked_columns(made["p.weight"]), values.to(torch.int8))
+    assert made["p.weight_scale"].shape == (4, 1)
 
 
 STATIC = {

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.description import (
@@ -137,3 +139,15 @@ def test_a_description_with_a_type_in_its_name_is_found(tmp_path: Path):
         find_description(tmp_path)
     named.unlink()
     assert find_description(tmp_path) == tmp_path / FILE_NAME
+
+
+@pytest.mark.parametrize(("groups", "told", "expected"), [(1, 64, 0), (4, 0, 32), (4, 32, 32)])
+def test_groups_are_those_of_the_scales(tmp_path: Path, groups: int, told: int, expected: int):
+    tensors = {
+        "p.weight": torch.zeros(8, 128, dtype=torch.int8),
+        "p.weight_scale": torch.ones(8, groups),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / FILE_NAME
+    path.write_text(json.dumps({**dict.fromkeys(tensors, "W8A16"), "group_size": told}))
+    assert QuantDescription.load(path).group_size == expected

@@ -16,7 +16,7 @@ from rich.progress import (
 
 from vllm_davinci.meta import core_access
 
-TYPES = ("W8A8_DYNAMIC", "W8A8", "FLOAT")
+TYPES = ("W8A8_DYNAMIC", "W8A8", "W8A16", "FLOAT")
 DTYPES = ("bfloat16", "float16")
 
 
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TYPES,
         default=TYPES[0],
         help="W8A8_DYNAMIC scales every token when it comes; W8A8 takes the input's scale from "
-        "--calibrate; FLOAT turns fp8 into floats (default: %(default)s)",
+        "--calibrate; W8A16 leaves inputs in 16 bits; FLOAT turns fp8 into floats (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--calibrate",

@@ -34,6 +34,9 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
         tensors, kind = {**tensors, "weight": rows}, "W8A8_DYNAMIC"
     if kind == "W8A8_MIX":
         kind = "W8A8_DYNAMIC"
+    if kind in ("W8A16", "W4A16"):
+        floats = {name: tensors[name] for name in ("bias",) if name in tensors}
+        tensors, kind = {**floats, "weight": weight_only_floats(tensors, kind)}, "FLOAT"
     weight = tensors["weight"].double()
     if kind == "FLOAT":
         floats = {name: tensor.float() for name, tensor in tensors.items()}
@@ -58,6 +61,20 @@ def integer_product(tensors: dict[str, Tensor], kind: str) -> Product:
         return result + tensors["bias"].float() if "bias" in tensors else result
 
     return dynamic
+
+
+def weight_only_floats(tensors: dict[str, Tensor], kind: str) -> Tensor:
+    """[out, in] bf16, as the product of an engine of that dtype rounds a weight."""
+    weight, scale, offset = (tensors[f"weight{part}"] for part in ("", "_scale", "_offset"))
+    scale, offset = (each.float().reshape(len(each), -1) for each in (scale, offset))
+    if kind == "W4A16" and bool((weight.abs().int() > 8).any()):  # two in a byte
+        low, high = weight << 4 >> 4, weight >> 4
+        is_rows = len(weight) < len(scale)
+        weight = torch.stack((low, high), dim=1 if is_rows else 2)
+        weight = weight.flatten(0, 1) if is_rows else weight.flatten(1)
+    wide = weight.float().unflatten(1, (scale.shape[1], -1)) - offset.unsqueeze(2)
+    values: Tensor = (wide * scale.bfloat16().float().unsqueeze(2)).bfloat16()
+    return values.flatten(1)
 
 
 class IntegerLinear(nn.Module):
@@ -94,7 +111,7 @@ def added(bias: Tensor) -> Callable[..., Tensor]:
 
 
 class IntegerReference(TransformersReference):
-    """A checkpoint in ModelSlim's format: FLOAT, W8A8 and W8A8_DYNAMIC layers.
+    """A checkpoint in ModelSlim's format, of any type that engines serve.
 
     kv_b_proj is computed from floats, as MLA's absorbed matrices are.
     """
@@ -137,7 +154,7 @@ class IntegerReference(TransformersReference):
 
     def _product(self, prefix: str) -> Product:
         tensors, kind = self._layers[prefix], self._types[prefix]
-        if prefix.endswith("kv_b_proj") and kind != "FLOAT":
+        if prefix.endswith("kv_b_proj") and kind.startswith("W8A8"):
             if kind == "W8A8":
                 deq_scale = tensors["deq_scale"]
                 if not deq_scale.dtype.is_floating_point:

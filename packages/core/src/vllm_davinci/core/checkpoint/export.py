@@ -219,7 +219,8 @@ class Exporter:
             return QuantType.FLOAT
         if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
             return QuantType.FLOAT
-        if _ROUTED.search(prefix) or self._is_after_the_model(prefix):
+        is_reached = not (_ROUTED.search(prefix) or self._is_after_the_model(prefix))
+        if self.kind is QuantType.W8A8 and not is_reached:
             return QuantType.W8A8_DYNAMIC
         return self.kind
 
@@ -235,7 +236,7 @@ class Exporter:
         kind: QuantType,
         stored: Mapping[str, StoredTensor],
     ) -> dict[str, torch.Tensor]:
-        if kind is QuantType.W8A8_DYNAMIC:
+        if kind in (QuantType.W8A8_DYNAMIC, QuantType.W8A16):  # the same integers
             return dynamic_tensors(weight)
         if prefix not in self.ranges:
             raise CheckpointError(

@@ -6,11 +6,13 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 
@@ -140,7 +142,11 @@ class QuantDescription:
             raise CheckpointError(
                 f"{path} does not read: {error}. Copy the file again from the export."
             ) from error
-        return cls.parse(content, str(path))
+        found = cls.parse(content, str(path))
+        groups = _stored_group_size(path.parent, found.types)
+        if groups is None or groups == found.group_size:
+            return found
+        return replace(found, options={**found.options, "group_size": groups})
 
     def renamed(self, rename: Callable[[dict[str, str]], dict[str, str]]) -> QuantDescription:
         """With the names of the model's modules in place of the checkpoint's."""
@@ -244,6 +250,30 @@ class QuantDescription:
                 f"{listed}. Export the model again with one type for all of them."
             )
         return next(iter(by_type), None)
+
+
+def _stored_group_size(directory: Path, types: Mapping[str, str]) -> int | None:
+    """The group size that the first weight-only layer of a directory has, 0 for one group.
+
+    Descriptions from before format 1.0.0 do not say it. None without such a layer, or where files
+    do not read, which others tell.
+    """
+    weights = {name for name, kind in types.items() if LOADED_AS.get(kind) in WEIGHT_ONLY}
+    try:
+        for path in sorted(directory.glob("*.safetensors")) if weights else ():
+            with safe_open(path, "pt") as file:
+                names = set(file.keys())
+                for name in sorted(weights & names):
+                    scale = f"{name}_scale"
+                    if not name.endswith(".weight") or scale not in names:
+                        continue
+                    shape = file.get_slice(scale).get_shape()
+                    groups = shape[1] if len(shape) == 2 else 1
+                    columns = file.get_slice(name).get_shape()[-1]
+                    return columns // groups if groups > 1 else 0
+    except (SafetensorError, OSError):
+        pass
+    return None
 
 
 def shortened(names: Iterable[str], most: int = 3) -> str:

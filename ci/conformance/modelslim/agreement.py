@@ -1,0 +1,64 @@
+"""Two checkpoints in one format, tensor by tensor and bit by bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the tensors of one compare with those of the other.
+
+    equal, other: last parts of tensors' names -> how many have the same dtype, shape and bits, and
+                  how many have not
+    only_one:     names that one of the two has, without biases that both have in quant_bias
+    """
+
+    equal: Counter[str]
+    other: Counter[str]
+    only_one: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.equal.total()} of {self.equal.total() + self.other.total()} tensors equal"
+        if self.other:
+            text += f" ({', '.join(f'{count} {part} not' for part, count in self.other.items())})"
+        if self.only_one:
+            text += f", {len(self.only_one)} names in one alone ({self.only_one[0]})"
+        return text
+
+
+def compare(one: Path, other: Path) -> Agreement:
+    """The tensors of two checkpoint directories."""
+    places = [
+        {name: path for path in sorted(each.glob("*.safetensors")) for name in names(path)}
+        for each in (one, other)
+    ]
+    equal: Counter[str] = Counter()
+    different: Counter[str] = Counter()
+    for name in sorted(places[0].keys() & places[1].keys()):
+        first, second = (tensor(place[name], name) for place in places)
+        is_equal = first.dtype == second.dtype and first.shape == second.shape
+        is_equal = is_equal and torch.equal(bits(first), bits(second))
+        (equal if is_equal else different)[name.rpartition(".")[2]] += 1
+    return Agreement(equal, different, tuple(sorted(places[0].keys() ^ places[1].keys())))
+
+
+def names(path: Path) -> list[str]:
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def tensor(path: Path, name: str) -> torch.Tensor:
+    with safe_open(path, "pt") as file:
+        found: torch.Tensor = file.get_tensor(name)
+    return found
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """Bytes, so that -0 is not 0 and NaN is itself."""
+    return values.contiguous().flatten().view(torch.uint8)
