@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -456,3 +457,27 @@ def test_the_shipped_checkpoint_completes_python_in_bfloat16(
         ]
         # bfloat16 keeps 8 bits: logits of about 20 are off by up to 0.1.
         assert seen == pytest.approx(expected, abs=0.25)
+
+
+# --- profiling --------------------------------------------------------------------------------
+
+
+def test_vllm_s_profiler_writes_a_trace_of_the_host(
+    start_engine: Callable[..., EngineProcess], tiny_llama: Path, tmp_path: Path
+):
+    engine = start_engine(
+        tiny_llama,
+        enforce_eager=False,
+        max_num_seqs=4,
+        profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)},
+    )
+    engine.on_workers("profile", True)
+    engine.generate(as_inputs([[5, 6, 7]]), SamplingParams(temperature=0, max_tokens=4))
+    engine.on_workers("profile", False)
+    engine.close()
+    (trace,) = tmp_path.glob("*.pt.trace.json.gz")
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        names = Counter(event.get("name") for event in json.load(file)["traceEvents"])
+    assert names["aten::argmax"] >= 4
+    assert sum(count for name, count in names.items() if str(name).startswith("aten::")) > 100
+    assert "vnpu run --trace FILE" in engine.log_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from vllm_davinci.meta.machine import machine_checks
 from vllm_davinci.meta.report import Check, Report, Status
 from vllm_davinci.meta.report_table import print_report
 
@@ -52,6 +53,17 @@ def test_a_real_cann_beside_the_virtual_npu_is_reported_with_the_winner(
     found = checks(run_on_vnpu("-c", program, FOUND_CANN=str(tmp_path)))
     assert found["CANN"]["seen"] == str(tmp_path)
     assert found["both present"]["seen"].startswith("the virtual NPU wins")
+
+
+def test_machine_and_variables_are_listed_without_secrets():
+    given = {"VNPU_DEVICES": "3", "VLLM_API_KEY": "abc", "HOME": "/root", "VLLM_KEYBOARD": "1"}
+    found = {check.subject: check.seen for check in machine_checks(given)}
+    assert found["VNPU_DEVICES"] == "3"
+    assert found["VLLM_API_KEY"] == "(hidden)"
+    assert found["VLLM_KEYBOARD"] == "1"
+    assert "HOME" not in found
+    assert found["cores"].endswith("for this process")
+    assert "GiB" in found["memory"]
 
 
 @pytest.mark.parametrize("distribution", ["vllm", "torch"])

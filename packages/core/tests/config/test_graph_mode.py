@@ -179,3 +179,18 @@ def test_sizes_given_twice_are_an_error():
                 "torchair_graph_config": {"enabled": True, "graph_batch_sizes": [4]}
             },
         )
+
+
+@pytest.mark.parametrize(
+    ("mode", "decode", "is_told"),
+    [
+        (CUDAGraphMode.FULL_DECODE_ONLY, True, True),
+        (CUDAGraphMode.FULL_DECODE_ONLY, False, False),
+        (CUDAGraphMode.NONE, True, False),
+    ],
+)
+def test_split_decodes_beside_graphs_are_told(mode: CUDAGraphMode, decode: bool, is_told: bool):
+    config = with_mode(mode)
+    config.additional_config = {"dbo": {"enabled": True, "decode": decode}}
+    notes = graph_mode.graph_mode_notes(config)
+    assert is_told == any("--enforce-eager splits them all" in note for note in notes)

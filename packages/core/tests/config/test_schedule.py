@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.dbo import check_overlap
@@ -115,6 +115,13 @@ def test_auto_picks_for_the_engine_and_says_why(
     options, notes = applied(vllm_config, **engine, overlap="auto")
     assert options == {"overlap": "auto", **expected}
     assert sum(reason in note for note in notes) == 1
+
+
+def test_auto_uses_mla_s_side_stream_where_decodes_replay_graphs(vllm_config: VllmConfig):
+    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    options, notes = applied(vllm_config, overlap="auto")
+    assert options["torchair_graph_config.enable_multistream_mla"]
+    assert sum("decodes replay graphs" in note for note in notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from vllm_davinci.core.config.without_effect import CPU_AFFINITY
 from vllm_davinci.core.device.cpu_binding import bind_threads
 from vllm_davinci.core.device.memory import check_kv_cache_budget
 from vllm_davinci.core.device.placement import logical_device, place_among_workers
+from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
@@ -174,6 +175,6 @@ class NPUWorker(Worker):
                 self.profiler_config,
                 worker_name=trace_name,
                 local_rank=self.local_rank,
-                activities=["CPU", "PrivateUse1"],
+                activities=profiler_activities(),
             )
         super().profile(is_start=is_start, profile_prefix=profile_prefix)

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 
 from vllm_davinci.meta import device_library, supported_versions
 from vllm_davinci.meta.device_probe import REQUIRED_LIBRARIES
+from vllm_davinci.meta.machine import machine_checks
 from vllm_davinci.meta.registration import PLATFORM_CLASS
 from vllm_davinci.meta.report import Check, Report, Status
 
@@ -57,7 +58,7 @@ PLUGIN_GROUPS = {
 
 def run_checks() -> Report:
     """Look at everything, in the order in which one thing needs the other."""
-    checks = [*_packages(), *_components(), *_entry_points(), *_installations()]
+    checks = [*machine_checks(), *_packages(), *_components(), *_entry_points(), *_installations()]
     libraries = _probe("libraries")
     checks += _libraries(libraries)
     if all("path" in found for found in libraries.answers.get("libraries", {"": {}}).values()):

@@ -114,14 +114,28 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
     """What options of graph mode do otherwise than they seem to. Needs the model."""
-    asked = get_config(vllm_config).torchair_graph_config
-    if not asked.enabled:
-        return []
-    notes = chosen_sizes(vllm_config).notes
-    if asked.use_cached_graph:
+    from vllm.config import CUDAGraphMode
+
+    config = get_config(vllm_config)
+    asked, dbo = config.torchair_graph_config, config.dbo
+    notes = []
+    if (
+        dbo.enabled
+        and dbo.decode
+        and vllm_config.compilation_config.cudagraph_mode not in (None, CUDAGraphMode.NONE)
+    ):
         notes.append(
-            "torchair_graph_config.use_cached_graph has no effect: graphs are captured at every "
-            "start, and none is stored"
+            "dbo.decode splits only the decode steps that no graph holds: a replay takes the host "
+            "less time than the halves of a split step. --enforce-eager splits them all"
+        )
+    if not asked.enabled:
+        return notes
+    notes += chosen_sizes(vllm_config).notes
+    if asked.use_cached_graph and not asked.use_cached_kv_cache_bytes:
+        notes.append(
+            "torchair_graph_config.use_cached_graph has no effect by itself: graphs are captured "
+            "at every start, and none is stored; use_cached_kv_cache_bytes keeps the size of the "
+            "KV cache"
         )
     return notes
 

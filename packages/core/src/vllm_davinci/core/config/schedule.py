@@ -75,6 +75,13 @@ def _applies(key: str, vllm_config: "VllmConfig", against_sequence_parallel: str
     return has_shared_experts(model) if key == EXPERTS else True
 
 
+def _replays_decodes(vllm_config: "VllmConfig") -> bool:
+    from vllm.config import CUDAGraphMode  # vLLM imports this module first
+
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode is not None and mode != CUDAGraphMode.NONE
+
+
 def _automatic(
     vllm_config: "VllmConfig", against_sequence_parallel: str | None
 ) -> Iterator[Choice]:
@@ -93,9 +100,14 @@ def _automatic(
             DUAL_BATCH, True, "ranks communicate in each layer; small steps and decodes stay whole"
         )
     if _applies(ATTENTION, vllm_config, against_sequence_parallel):
-        yield Choice(
-            ATTENTION, False, "without graph mode the host's launches take a decode's time"
-        )
+        if _replays_decodes(vllm_config):
+            yield Choice(
+                ATTENTION, True, "decodes replay graphs, where side streams cost the host nothing"
+            )
+        else:
+            yield Choice(
+                ATTENTION, False, "without graph mode the host's launches take a decode's time"
+            )
     if _applies(EXPERTS, vllm_config, against_sequence_parallel):
         if parallel.data_parallel_size > 1:
             yield Choice(EXPERTS, True, "tokens travel between DP ranks in every step")
