@@ -32,6 +32,7 @@ DEVICE_FOLDERS = (
     "device/**/*.cpp",
     "collective/*.cpp",
     "race/*.cpp",
+    "timing/*.cpp",
     "trace/*.cpp",
     "observers.cpp",
 )

@@ -9,6 +9,7 @@
 #include "device/memory.h"
 #include "device/memory_watch.h"
 #include "device/system.h"
+#include "module_timing.h"
 #include "race/detector.h"
 #include "trace/recorder.h"
 
@@ -59,4 +60,5 @@ PYBIND11_MODULE(_C, m) {
     return vnpu::MemoryWatch::instance().watches({address, address + bytes});
   });
   m.def("memory_bytes", [] { return vnpu::Configuration::instance().memory_bytes; });
+  vnpu::bind_timing(m);
 }

@@ -9,6 +9,7 @@ from vllm_davinci.vnpu import _C, coverage, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.timing import chip_names, topology_names
 from vllm_davinci.vnpu.traced_command import run_traced
 
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
     merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
 
+    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
     commands.add_parser("devices", help="the virtual devices of this environment")
 
     cover = commands.add_parser("coverage", help="operators asked for and present")
@@ -83,6 +85,12 @@ def _merge(sources: list[pathlib.Path], destination: pathlib.Path) -> int:
     return 0
 
 
+def _machines() -> int:
+    print("chips:     ", ", ".join(chip_names()))
+    print("topologies:", ", ".join(topology_names()))
+    return 0
+
+
 def _devices() -> int:
     count = _C.device_count()
     for device in range(count):
@@ -98,6 +106,8 @@ def main() -> int:
             return _run(options)
         if options.command == "trace":
             return _merge(options.sources, options.output)
+        if options.command == "machines":
+            return _machines()
         if options.command == "devices":
             return _devices()
         return coverage.report(options.names, missing=options.missing, as_json=options.json)

@@ -11,3 +11,7 @@ class TraceError(VirtualDeviceError):
 
 class ActivationError(VirtualDeviceError):
     """The virtual NPU cannot be put in place in this process or environment."""
+
+
+class MachineError(VirtualDeviceError):
+    """A chip or topology of the timing model is not known, or its file is not valid."""

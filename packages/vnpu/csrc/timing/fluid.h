@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "timing/resources.h"
+
+namespace vnpu::timing {
+
+// Fractions, of speed and of resources, are integers: this is 1.
+inline constexpr uint64_t kWhole = uint64_t{1} << 32;
+
+// What share of each resource a task takes at full speed.
+using Shares = std::array<uint64_t, kResources>;
+
+// Of the busiest resource a task takes the whole. Rounded up.
+Shares shares_of(const Busy& busy);
+
+// The speeds of tasks that run together, in the order of `tasks`: max-min fair. All speeds rise
+// together from 0 until a resource is used up; the tasks that use it stay there, the others rise
+// on, at most to kWhole. Integers throughout and rounded down, so that every machine gives the
+// same.
+void speeds_of(const std::vector<const Shares*>& tasks, std::vector<uint64_t>& speeds);
+
+}  // namespace vnpu::timing

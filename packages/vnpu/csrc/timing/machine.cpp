@@ -1,0 +1,286 @@
+#include "timing/machine.h"
+
+#include <charconv>
+#include <map>
+
+#include "device/failure.h"
+
+namespace vnpu::timing {
+namespace {
+
+using Wide = unsigned __int128;
+
+constexpr int64_t kMillion = 1'000'000;
+constexpr int64_t kSecond = 1'000'000'000'000;  // ps
+
+// The tile of a matrix product that a cube core works on, and the step in which operands are
+// padded: 16 rows, and 32 bytes.
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 256;
+constexpr int64_t kStep = 16;
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// For how long `amount` keeps something busy that does `rate` per second, of which a share in
+// millionths is reached.
+Time time_for(Wide amount, int64_t rate, int64_t share) {
+  const Wide effective = static_cast<Wide>(rate) * static_cast<Wide>(share);
+  return static_cast<Time>((amount * kSecond * kMillion + effective - 1) / effective);
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Failure(FailureKind::kInvalidArgument,
+                "vnpu: VNPU_TIMING " + message +
+                    " Let `vnpu run --chip NAME --topology NAME` write the variable.");
+}
+
+}  // namespace
+
+const std::vector<Machine::Figure>& Machine::figures() {
+  static const std::vector<Figure> all = {
+      {"cube_cores", &Machine::cube_cores_},
+      {"cube_int8", &Machine::cube_int8_},
+      {"cube_float16", &Machine::cube_float16_},
+      {"cube_bfloat16", &Machine::cube_bfloat16_},
+      {"cube_float32", &Machine::cube_float32_},
+      {"vector_16bit", &Machine::vector_16bit_},
+      {"vector_32bit", &Machine::vector_32bit_},
+      {"matmul_share", &Machine::matmul_share_},
+      {"attention_share", &Machine::attention_share_},
+      {"vector_share", &Machine::vector_share_},
+      {"hbm_bandwidth", &Machine::hbm_bandwidth_},
+      {"hbm_share", &Machine::hbm_share_},
+      {"copy_in_bandwidth", &Machine::copy_in_bandwidth_},
+      {"copy_out_bandwidth", &Machine::copy_out_bandwidth_},
+      {"vector_static", &Machine::vector_static_},
+      {"matmul_static", &Machine::matmul_static_},
+      {"attention_static", &Machine::attention_static_},
+      {"collective_static", &Machine::collective_static_},
+      {"copy_static", &Machine::copy_static_},
+      {"ai_cpu_static", &Machine::ai_cpu_static_},
+      {"event_record", &Machine::event_record_},
+      {"event_wait", &Machine::event_wait_},
+      {"graph_node", &Machine::graph_node_},
+      {"queue_depth", &Machine::queue_depth_},
+  };
+  return all;
+}
+
+namespace {
+
+using HostFigure = std::pair<const char*, Time Machine::HostCosts::*>;
+constexpr HostFigure kHostFigures[] = {
+    {"host_operator_launch", &Machine::HostCosts::operator_launch},
+    {"host_collective_launch", &Machine::HostCosts::collective_launch},
+    {"host_copy_launch", &Machine::HostCosts::copy_launch},
+    {"host_graph_launch", &Machine::HostCosts::graph_launch},
+    {"host_event_call", &Machine::HostCosts::event_call},
+    {"host_synchronize", &Machine::HostCosts::synchronize},
+};
+
+}  // namespace
+
+std::vector<std::string> Machine::figure_names() {
+  std::vector<std::string> names;
+  for (const Figure& figure : figures()) names.emplace_back(figure.name);
+  for (const auto& [name, member] : kHostFigures) names.emplace_back(name);
+  return names;
+}
+
+Machine::Machine(std::string_view text) {
+  std::map<std::string, int64_t, std::less<>> values;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t end = std::min(rest.find(';'), rest.size());
+    const std::string_view part = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const size_t equals = part.find('=');
+    if (equals == std::string_view::npos) {
+      refuse("has '" + std::string(part) + "' where NAME=INTEGER is expected.");
+    }
+    const std::string_view number = part.substr(equals + 1);
+    int64_t value = 0;
+    const auto [stop, error] = std::from_chars(number.begin(), number.end(), value);
+    if (error != std::errc() || stop != number.end() || value < 0) {
+      refuse("has '" + std::string(part) + "': no integer of at least 0.");
+    }
+    if (!values.emplace(part.substr(0, equals), value).second) {
+      refuse("states " + std::string(part.substr(0, equals)) + " twice.");
+    }
+  }
+  const auto take = [&](const std::string& name, bool may_be_zero) {
+    const auto found = values.find(name);
+    if (found == values.end()) refuse("lacks the figure " + name + ".");
+    const int64_t value = found->second;
+    if (value == 0 && !may_be_zero) refuse("states 0 for " + name + ".");
+    values.erase(found);
+    return value;
+  };
+  for (const Figure& figure : figures()) {
+    const std::string_view name = figure.name;
+    const bool is_time =
+        name.ends_with("_static") || name.starts_with("event_") || name == "graph_node";
+    this->*figure.member = take(figure.name, is_time);
+  }
+  for (const auto& [name, member] : kHostFigures) host_.*member = take(name, true);
+  for (size_t i = 0; values.count("tier" + std::to_string(i) + "_ranks") != 0; ++i) {
+    if (i == kTiers) refuse("has more than " + std::to_string(kTiers) + " tiers of links.");
+    const std::string tier = "tier" + std::to_string(i);
+    tiers_.push_back({take(tier + "_ranks", false), take(tier + "_bandwidth", false),
+                      take(tier + "_share", false), take(tier + "_latency", true)});
+  }
+  if (tiers_.empty()) refuse("has no tier of links (tier0_ranks).");
+  if (!values.empty()) refuse("has an unknown figure: " + values.begin()->first + ".");
+}
+
+Time Machine::matrix_time(const MatrixProduct& product, int64_t share) const {
+  if (product.batch <= 0 || product.m <= 0 || product.n <= 0 || product.k <= 0) return 0;
+  const bool is_byte = product.arithmetic == Arithmetic::kInt8;
+  const bool is_wide = product.arithmetic == Arithmetic::kFloat32;
+  const int64_t rate = is_byte                                      ? cube_int8_
+                       : is_wide                                    ? cube_float32_
+                       : product.arithmetic == Arithmetic::kFloat16 ? cube_float16_
+                                                                    : cube_bfloat16_;
+  const int64_t m = round_up(product.m, kStep);
+  const int64_t n = round_up(product.n, kStep);
+  const int64_t k = round_up(product.k, is_byte ? 2 * kStep : kStep);
+  Wide operations = static_cast<Wide>(2) * static_cast<Wide>(product.batch) * static_cast<Wide>(m) *
+                    static_cast<Wide>(n) * static_cast<Wide>(k);
+  // Cores without a tile in the last wave wait for the others. With fewer tiles than cores, the
+  // library cuts them smaller.
+  const int64_t tiles = product.batch * divide_up(m, kTileRows) * divide_up(n, kTileColumns);
+  if (tiles > cube_cores_) {
+    operations =
+        operations * static_cast<Wide>(round_up(tiles, cube_cores_)) / static_cast<Wide>(tiles);
+  }
+  return time_for(operations, rate, share);
+}
+
+Time Machine::memory_time(int64_t bytes) const {
+  return time_for(static_cast<Wide>(bytes), hbm_bandwidth_, hbm_share_);
+}
+
+std::vector<Phase> Machine::phases_of(const Work& work) const {
+  if (work.kind == Work::Class::kNothing) return {};
+  Phase phase;
+  const bool is_attention = work.kind == Work::Class::kAttention;
+  switch (work.kind) {
+    case Work::Class::kMatmul: phase.fixed = matmul_static_; break;
+    case Work::Class::kAttention: phase.fixed = attention_static_; break;
+    case Work::Class::kAiCpu: phase.fixed = ai_cpu_static_; break;
+    case Work::Class::kVector:
+    case Work::Class::kNothing: phase.fixed = vector_static_; break;
+  }
+  Time& cube = phase.busy[index_of(Resource::kCube)];
+  for (const MatrixProduct& product : work.products) {
+    cube += matrix_time(product, is_attention ? attention_share_ : matmul_share_);
+  }
+  const Time vector = time_for(static_cast<Wide>(work.vector_operations),
+                               work.wide ? vector_32bit_ : vector_16bit_, vector_share_);
+  const Resource engine = work.kind == Work::Class::kAiCpu ? Resource::kAiCpu : Resource::kVector;
+  phase.busy[index_of(engine)] = vector;
+  phase.busy[index_of(Resource::kHbm)] = memory_time(work.read_bytes + work.written_bytes);
+  return {phase};
+}
+
+std::vector<Phase> Machine::phases_of_copy(Direction direction, int64_t bytes) const {
+  Phase phase;
+  phase.fixed = copy_static_;
+  phase.busy[index_of(Resource::kHbm)] =
+      memory_time(direction == Direction::kWithin ? 2 * bytes : bytes);
+  if (direction == Direction::kIn) {
+    phase.busy[index_of(Resource::kCopyIn)] =
+        time_for(static_cast<Wide>(bytes), copy_in_bandwidth_, kMillion);
+  } else if (direction == Direction::kOut) {
+    phase.busy[index_of(Resource::kCopyOut)] =
+        time_for(static_cast<Wide>(bytes), copy_out_bandwidth_, kMillion);
+  }
+  return {phase};
+}
+
+std::vector<Phase> Machine::phases_of(const Collective& collective) const {
+  std::vector<Phase> phases;
+  // The units that a group of neighbours spans in each tier.
+  std::vector<int64_t> spans;
+  int64_t left = collective.ranks;
+  int64_t size = 1;
+  for (const Tier& tier : tiers_) {
+    const int64_t span = std::min(left, tier.ranks);
+    spans.push_back(span);
+    left = divide_up(left, span);
+    size *= tier.ranks;
+  }
+  if (left > 1) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: a group of " + std::to_string(collective.ranks) +
+                      " ranks on a topology of " + std::to_string(size) +
+                      ". Choose a larger topology, or fewer ranks.");
+  }
+  const auto bytes = static_cast<Wide>(collective.bytes);
+  const auto over_links = [&](size_t tier, Wide amount) {
+    return time_for(amount, tiers_[tier].bandwidth, tiers_[tier].share);
+  };
+  // Tier by tier: within a unit every rank exchanges its part with each of the others at once, and
+  // takes what is left, 1 / span of it, to the next tier.
+  const auto sweep = [&](Wide memory_passes, bool outwards) {
+    std::vector<Phase> swept;
+    Wide part = bytes;
+    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+      const auto span = static_cast<Wide>(spans[tier]);
+      if (span <= 1) continue;
+      Phase phase;
+      phase.fixed = tiers_[tier].latency;
+      phase.busy[index_of(links(tier))] = over_links(tier, part * (span - 1) / span);
+      phase.busy[index_of(Resource::kHbm)] =
+          memory_time(static_cast<int64_t>(memory_passes * part));
+      swept.push_back(phase);
+      part /= span;
+    }
+    if (!outwards) std::reverse(swept.begin(), swept.end());
+    phases.insert(phases.end(), swept.begin(), swept.end());
+  };
+  switch (collective.exchange) {
+    // Passes over memory: own input is read, the others' is written and read; then the result is
+    // read and written by the gathering half.
+    case Exchange::kReduceScatter: sweep(3, true); break;
+    case Exchange::kAllGather: sweep(2, false); break;
+    case Exchange::kAllReduce:
+      sweep(3, true);
+      sweep(2, false);
+      break;
+    case Exchange::kBroadcast:
+    case Exchange::kAllToAll: {
+      // All tiers at once: to each rank goes an equal part.
+      Phase phase;
+      const auto ranks = static_cast<Wide>(collective.ranks);
+      Wide inside = 1;
+      for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+        const auto span = static_cast<Wide>(spans[tier]);
+        if (span > 1) {
+          phase.fixed = std::max(phase.fixed, tiers_[tier].latency);
+          const Wide sent = collective.exchange == Exchange::kBroadcast
+                                ? bytes
+                                : bytes * (inside * (span - 1)) / ranks;
+          phase.busy[index_of(links(tier))] = over_links(tier, sent);
+        }
+        inside *= span;
+      }
+      phase.busy[index_of(Resource::kHbm)] = memory_time(2 * collective.bytes);
+      phases.push_back(phase);
+      break;
+    }
+    case Exchange::kBarrier: {
+      Phase phase;
+      for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+        if (spans[tier] > 1) phase.fixed += tiers_[tier].latency;
+      }
+      phases.push_back(phase);
+      break;
+    }
+  }
+  if (phases.empty()) phases.emplace_back();
+  phases.front().fixed += collective_static_;
+  return phases;
+}
+
+}  // namespace vnpu::timing

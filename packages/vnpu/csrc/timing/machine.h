@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "timing/resources.h"
+#include "timing/work.h"
+
+namespace vnpu::timing {
+
+// A chip and the links between chips, as figures in base units: operations, bytes and ranks, per
+// second where they are rates, picoseconds, and millionths for shares.
+class Machine {
+ public:
+  // Of "NAME=INTEGER;..." with every figure of figure_names() once and, for each tier of links,
+  // innermost first, tier0_ranks, tier0_bandwidth, tier0_share, tier0_latency. Throws
+  // Failure(kInvalidArgument) that names the figure.
+  explicit Machine(std::string_view text);
+  static std::vector<std::string> figure_names();  // without the tiers'
+
+  struct Tier {
+    int64_t ranks = 1;      // or units of the tier within, in one unit of this
+    int64_t bandwidth = 0;  // bytes per second of one rank, one way, to all others of its unit
+    int64_t share = 0;      // of the bandwidth that a collective reaches, in millionths
+    Time latency = 0;
+  };
+
+  std::vector<Phase> phases_of(const Work& work) const;
+  std::vector<Phase> phases_of(const Collective& collective) const;
+  enum class Direction { kIn, kOut, kWithin };
+  std::vector<Phase> phases_of_copy(Direction direction, int64_t bytes) const;
+
+  // What the host spends on a call before it goes on.
+  struct HostCosts {
+    Time operator_launch = 0;
+    Time collective_launch = 0;
+    Time copy_launch = 0;
+    Time graph_launch = 0;
+    Time event_call = 0;
+    Time synchronize = 0;  // after what it waited for is done
+  };
+  const HostCosts& host() const { return host_; }
+  // Of a device.
+  Time event_record() const { return event_record_; }
+  Time event_wait() const { return event_wait_; }
+  Time graph_node() const { return graph_node_; }
+  int64_t queue_depth() const { return queue_depth_; }
+
+ private:
+  Time matrix_time(const MatrixProduct& product, int64_t share) const;
+  Time memory_time(int64_t bytes) const;
+
+  int64_t cube_cores_ = 0;
+  int64_t cube_int8_ = 0;
+  int64_t cube_float16_ = 0;
+  int64_t cube_bfloat16_ = 0;
+  int64_t cube_float32_ = 0;
+  int64_t vector_16bit_ = 0;
+  int64_t vector_32bit_ = 0;
+  int64_t matmul_share_ = 0;
+  int64_t attention_share_ = 0;
+  int64_t vector_share_ = 0;
+  int64_t hbm_bandwidth_ = 0;
+  int64_t hbm_share_ = 0;
+  int64_t copy_in_bandwidth_ = 0;
+  int64_t copy_out_bandwidth_ = 0;
+  Time vector_static_ = 0;
+  Time matmul_static_ = 0;
+  Time attention_static_ = 0;
+  Time collective_static_ = 0;
+  Time copy_static_ = 0;
+  Time ai_cpu_static_ = 0;
+  Time event_record_ = 0;
+  Time event_wait_ = 0;
+  Time graph_node_ = 0;
+  int64_t queue_depth_ = 0;
+  HostCosts host_;
+  std::vector<Tier> tiers_;
+
+  struct Figure {
+    const char* name;
+    int64_t Machine::* member;
+  };
+  static const std::vector<Figure>& figures();
+};
+
+}  // namespace vnpu::timing

@@ -1,0 +1,49 @@
+#pragma once
+
+// What tasks of one device share, and what one of them asks for.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace vnpu::timing {
+
+using Time = int64_t;  // picoseconds of the modelled clock, which begins at 0
+
+enum class Resource : uint8_t {
+  kCube,
+  kVector,
+  kHbm,
+  kAiCpu,
+  kCopyIn,   // host to device
+  kCopyOut,  // device to host
+  kLinks0,   // to the ranks of the innermost tier of the topology
+  kLinks1,
+  kLinks2,
+};
+inline constexpr size_t kResources = 9;
+inline constexpr size_t kTiers = 3;  // of links
+
+constexpr size_t index_of(Resource resource) { return static_cast<size_t>(resource); }
+constexpr Resource links(size_t tier) {
+  return static_cast<Resource>(index_of(Resource::kLinks0) + tier);
+}
+const char* name_of(Resource resource);
+
+// For how long a task would keep each resource busy if it had all of it.
+using Busy = std::array<Time, kResources>;
+
+// A part of a task: first a time in which it uses nothing that others could miss (launching cores,
+// the latency of a link), then work that uses resources together, at a pace that all of them can
+// keep up with.
+struct Phase {
+  Time fixed = 0;
+  Busy busy = {};
+
+  // What the work takes if the task has the device for itself.
+  Time work() const { return *std::max_element(busy.begin(), busy.end()); }
+  Time alone() const { return fixed + work(); }
+};
+
+}  // namespace vnpu::timing

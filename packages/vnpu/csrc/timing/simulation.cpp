@@ -1,0 +1,279 @@
+#include "timing/simulation.h"
+
+#include <limits>
+#include <numeric>
+
+#include "device/failure.h"
+
+namespace vnpu::timing {
+namespace {
+
+using Wide = unsigned __int128;
+
+constexpr Time kNever = std::numeric_limits<Time>::max();
+constexpr size_t kRemembered = 4096;  // records whose time is kept
+
+}  // namespace
+
+Time Plan::alone() const {
+  return std::accumulate(phases.begin(), phases.end(), Time{0},
+                         [](Time sum, const Phase& phase) { return sum + phase.alone(); });
+}
+
+Simulation::Stream& Simulation::stream_of(int device, int id) {
+  Stream& stream = streams_[id];
+  stream.device = device;
+  stream.id = id;
+  return stream;
+}
+
+void Simulation::push(int device, int stream, Item item) {
+  if (item.launched < now_) {
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: ") + (item.plan == nullptr ? "an event" : item.plan->name) +
+                      " is launched at " + std::to_string(item.launched) +
+                      " ps, before the modelled device's time of " + std::to_string(now_) +
+                      " ps. This is a defect of the timing model.");
+  }
+  stream_of(device, stream).items.push_back(std::move(item));
+}
+
+void Simulation::launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label) {
+  Item item{std::move(plan), launched, label};
+  if (item.plan->turn != nullptr) item.ticket = turns_[item.plan->turn].tickets++;
+  push(device, stream, std::move(item));
+}
+
+uint64_t Simulation::record(int device, int stream, PlanPtr plan, Time launched) {
+  reached_.push_back(-1);
+  const uint64_t record = forgotten_ + reached_.size();
+  push(device, stream, {std::move(plan), launched, 0, record});
+  return record;
+}
+
+void Simulation::wait(int device, int stream, uint64_t record, PlanPtr plan, Time launched) {
+  push(device, stream, {std::move(plan), launched, 0, record, true});
+}
+
+bool Simulation::reached(uint64_t record) const {
+  return record <= forgotten_ || reached_[record - forgotten_ - 1] >= 0;
+}
+
+Time Simulation::time_of(uint64_t record) const {
+  return record <= forgotten_ ? -1 : reached_[record - forgotten_ - 1];
+}
+
+bool Simulation::try_begin(Stream& stream) {
+  if (stream.running || stream.items.empty()) return false;
+  const Item& head = stream.items.front();
+  if (head.launched > now_) return false;
+  if (head.waits && !reached(head.record)) return false;
+  const void* const turn = head.plan == nullptr ? nullptr : head.plan->turn;
+  if (turn != nullptr && turns_[turn].over != head.ticket) return false;
+  stream.running = true;
+  stream.begun = now_;
+  stream.phase = 0;
+  running_.push_back(&stream);
+  enter_phase(stream);
+  return true;
+}
+
+void Simulation::enter_phase(Stream& stream) {
+  speeds_known_ = false;
+  stream.fixed_left = 0;
+  stream.work_left = 0;
+  stream.shares = {};
+  const Plan* const plan = stream.items.front().plan.get();
+  if (plan == nullptr || stream.phase >= plan->phases.size()) return;
+  const Phase& phase = plan->phases[stream.phase];
+  stream.fixed_left = phase.fixed;
+  stream.work_left = static_cast<Wide>(phase.work()) * kWhole;
+  stream.shares = shares_of(phase.busy);
+}
+
+void Simulation::end_head(Stream& stream) {
+  Item item = std::move(stream.items.front());
+  stream.items.pop_front();
+  stream.running = false;
+  stream.ended = now_;
+  std::erase(running_, &stream);
+  speeds_known_ = false;
+  if (item.record != 0 && !item.waits) {
+    reached_[item.record - forgotten_ - 1] = now_;
+    while (reached_.size() > kRemembered && reached_.front() >= 0) {
+      reached_.pop_front();
+      ++forgotten_;
+    }
+  }
+  if (item.plan == nullptr) return;
+  if (item.plan->turn != nullptr) ++turns_[item.plan->turn].over;
+  Usage& usage = usages_[stream.device];
+  for (const Phase& phase : item.plan->phases) {
+    for (size_t r = 0; r < kResources; ++r) usage.busy[r] += phase.busy[r];
+  }
+  if (item.plan->kind == Kind::kCompute) usage.compute_alone += item.plan->alone();
+  if (item.plan->kind == Kind::kCommunication) usage.communication_alone += item.plan->alone();
+  if (on_end_ != nullptr) {
+    on_end_({item.plan, stream.device, stream.id, item.launched, stream.begun, now_, item.label,
+             item.record, item.waits});
+  }
+}
+
+void Simulation::settle() {
+  for (bool again = true; again;) {
+    again = false;
+    for (auto& [id, stream] : streams_) {
+      again |= try_begin(stream);
+      while (stream.running && stream.fixed_left == 0 && stream.work_left == 0) {
+        const Plan* const plan = stream.items.front().plan.get();
+        if (plan != nullptr && ++stream.phase < plan->phases.size()) {
+          enter_phase(stream);
+          continue;
+        }
+        end_head(stream);
+        again = true;
+      }
+    }
+  }
+}
+
+void Simulation::find_speeds() {
+  if (speeds_known_) return;
+  speeds_known_ = true;
+  std::map<int, std::vector<Stream*>> working;  // by device
+  for (Stream* stream : running_) {
+    stream->speed = 0;
+    if (stream->fixed_left == 0) working[stream->device].push_back(stream);
+  }
+  std::vector<const Shares*> shares;
+  std::vector<uint64_t> speeds;
+  for (auto& [device, streams] : working) {
+    shares.clear();
+    for (const Stream* stream : streams) shares.push_back(&stream->shares);
+    speeds_of(shares, speeds);
+    for (size_t i = 0; i < streams.size(); ++i) streams[i]->speed = speeds[i];
+  }
+}
+
+Time Simulation::next_change() const {
+  Time next = kNever;
+  for (const Stream* stream : running_) {
+    if (stream->fixed_left > 0) {
+      next = std::min(next, now_ + stream->fixed_left);
+    } else if (stream->speed > 0) {
+      const Wide time = (stream->work_left + stream->speed - 1) / stream->speed;
+      next = std::min(next, now_ + static_cast<Time>(time));
+    }
+  }
+  for (const auto& [id, stream] : streams_) {
+    if (stream.running || stream.items.empty()) continue;
+    if (stream.items.front().launched > now_) {
+      next = std::min(next, stream.items.front().launched);
+    }
+  }
+  return next;
+}
+
+void Simulation::move_to(Time time) {
+  const Time passed = time - now_;
+  now_ = time;
+  if (passed == 0) return;
+  std::map<int, std::array<bool, 3>> busy;  // by device: compute, communication, any
+  for (Stream* stream : running_) {
+    const Plan* const plan = stream->items.front().plan.get();
+    std::array<bool, 3>& kinds = busy[stream->device];
+    kinds[2] = true;
+    if (plan != nullptr) {
+      kinds[0] |= plan->kind == Kind::kCompute;
+      kinds[1] |= plan->kind == Kind::kCommunication;
+    }
+    if (stream->fixed_left > 0) {
+      stream->fixed_left -= passed;
+      if (stream->fixed_left == 0) speeds_known_ = false;
+    } else {
+      const Wide done = static_cast<Wide>(stream->speed) * static_cast<Wide>(passed);
+      stream->work_left -= std::min(stream->work_left, done);
+    }
+  }
+  for (const auto& [device, kinds] : busy) {
+    Usage& usage = usages_[device];
+    if (kinds[0]) usage.compute += passed;
+    if (kinds[1]) usage.communication += passed;
+    if (kinds[0] && kinds[1]) usage.both += passed;
+    usage.any += passed;
+  }
+}
+
+bool Simulation::step(Time until) {
+  settle();
+  find_speeds();
+  const Time next = next_change();
+  if (next > until) return false;
+  move_to(next);
+  settle();
+  return true;
+}
+
+void Simulation::advance(Time until) {
+  while (step(until)) {
+  }
+  if (until > now_) move_to(until);
+}
+
+template <class Done>
+void Simulation::run_until(Done done, const char* what) {
+  settle();
+  while (!done()) {
+    if (!step(kNever - 1)) {
+      throw Failure(FailureKind::kInternal,
+                    std::string("vnpu: ") + what +
+                        " never gets done on the modelled device: " + stuck() + ".");
+    }
+  }
+}
+
+std::string Simulation::stuck() const {
+  std::string text;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.items.empty()) continue;
+    const Item& head = stream.items.front();
+    if (!text.empty()) text += "; ";
+    text += "stream " + std::to_string(id) + " waits at ";
+    text += head.waits ? "record " + std::to_string(head.record)
+                       : std::string(head.plan == nullptr ? "an event" : head.plan->name);
+  }
+  return text.empty() ? "nothing is queued" : text;
+}
+
+Time Simulation::finish_stream(int id) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end()) return now_;
+  const Stream& stream = found->second;
+  run_until([&] { return stream.items.empty(); }, "a stream");
+  return stream.ended;
+}
+
+Time Simulation::finish_record(uint64_t record) {
+  run_until([&] { return reached(record); }, "the record of an event");
+  return time_of(record);
+}
+
+Time Simulation::finish_device(int device) {
+  Time ended = 0;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.device == device) ended = std::max(ended, finish_stream(id));
+  }
+  return ended;
+}
+
+size_t Simulation::queued(int id) const {
+  const auto found = streams_.find(id);
+  return found == streams_.end() ? 0 : found->second.items.size();
+}
+
+Time Simulation::make_room(int id, size_t depth) {
+  run_until([&] { return queued(id) < depth; }, "room in a stream's queue");
+  return now_;
+}
+
+}  // namespace vnpu::timing

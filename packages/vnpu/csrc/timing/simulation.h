@@ -1,0 +1,146 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "timing/fluid.h"
+#include "timing/resources.h"
+
+namespace vnpu::timing {
+
+enum class Kind : uint8_t { kCompute, kCommunication, kCopy, kEvent };
+
+// A task as the model sees it. Shared by all its launches.
+struct Plan {
+  const char* name = "";  // a literal
+  Kind kind = Kind::kCompute;
+  std::vector<Phase> phases;
+  uint64_t bytes = 0;          // of device memory, read and written
+  const void* turn = nullptr;  // tasks of one turn run in the order of launch: a communicator's
+  Time alone() const;
+};
+using PlanPtr = std::shared_ptr<const Plan>;
+
+// A task that has ended.
+struct Span {
+  PlanPtr plan;
+  int device = 0;
+  int stream = 0;
+  Time launched = 0;
+  Time begin = 0;
+  Time end = 0;
+  uint32_t label = 0;   // the caller's
+  uint64_t record = 0;  // of an event's record or wait: which record
+  bool waits = false;   // for the record
+};
+
+// What a device did, added up. Times with work of a kind under way; `both`: of compute and of
+// communication.
+struct Usage {
+  Time compute = 0;
+  Time communication = 0;
+  Time both = 0;
+  Time any = 0;
+  Busy busy = {};  // of the work that has ended
+  // Sums over tasks of what each takes alone.
+  Time compute_alone = 0;
+  Time communication_alone = 0;
+};
+
+// Streams, events and tasks on the modelled clock. Event by event and in integers: what comes out
+// depends on what went in and on nothing else.
+//
+// A task begins when it heads its stream, has been launched, and its turn has come. Simulating goes
+// no further than it is asked to, and where it stops has no influence: what is launched later just
+// must not be launched earlier than now().
+class Simulation {
+ public:
+  using OnEnd = std::function<void(const Span&)>;
+  explicit Simulation(OnEnd on_end = nullptr) : on_end_(std::move(on_end)) {}
+
+  void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
+  // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
+  uint64_t record(int device, int stream, PlanPtr plan, Time launched);
+  // What follows on the stream waits for the record.
+  void wait(int device, int stream, uint64_t record, PlanPtr plan, Time launched);
+
+  Time now() const { return now_; }
+  // Simulates up to a time.
+  void advance(Time until);
+  // Simulate until the stream (device, all) has nothing to do, or the record is reached; return the
+  // time at which that was so, which may lie before now(). Throw Failure(kInternal) where that can
+  // never be.
+  Time finish_stream(int stream);
+  Time finish_record(uint64_t record);
+  Time finish_device(int device);
+  // Until fewer than `depth` tasks are queued on the stream.
+  Time make_room(int stream, size_t depth);
+  size_t queued(int stream) const;
+  // When it was reached; -1: not yet, or forgotten.
+  Time time_of(uint64_t record) const;
+
+  const Usage& usage(int device) { return usages_[device]; }
+
+ private:
+  struct Item {
+    PlanPtr plan;
+    Time launched;
+    uint32_t label;
+    uint64_t record = 0;  // that it makes or waits for
+    bool waits = false;
+    uint64_t ticket = 0;  // of its turn
+  };
+  struct Turn {
+    uint64_t tickets = 0;  // given
+    uint64_t over = 0;
+  };
+  struct Stream {
+    int device = 0;
+    int id = 0;
+    std::deque<Item> items;
+    bool running = false;  // the head
+    Time begun = 0;
+    size_t phase = 0;
+    Time fixed_left = 0;
+    unsigned __int128 work_left = 0;  // in 1 / kWhole of a picosecond at full speed
+    Shares shares = {};
+    uint64_t speed = 0;
+    Time ended = 0;  // when the newest task ended
+  };
+
+  Stream& stream_of(int device, int id);
+  void push(int device, int stream, Item item);
+  // Begins and ends all that can begin and end now.
+  void settle();
+  bool try_begin(Stream& stream);
+  void enter_phase(Stream& stream);
+  void end_head(Stream& stream);
+  void find_speeds();
+  // The next time at which something changes; kNever if nothing will.
+  Time next_change() const;
+  void move_to(Time time);
+  bool step(Time until);
+  template <class Done>
+  void run_until(Done done, const char* what);
+  bool reached(uint64_t record) const;
+  std::string stuck() const;
+
+  OnEnd on_end_;
+  Time now_ = 0;
+  std::map<int, Stream> streams_;
+  std::vector<Stream*> running_;
+  bool speeds_known_ = false;
+  std::unordered_map<const void*, Turn> turns_;
+  std::unordered_map<int, Usage> usages_;
+  std::deque<Time> reached_;  // by record - forgotten_ - 1; -1: not yet
+  uint64_t forgotten_ = 0;    // records up to this one are reached
+};
+
+}  // namespace vnpu::timing

@@ -1,0 +1,278 @@
+"""Machines of the timing model: a chip and the links between chips, read from TOML files.
+
+A file of `chips/` or `topologies/` states every figure as `{ value, unit, source }`; `source` is
+where the figure was read, or begins with "assumed". `--chip` and `--topology` take a name of these
+folders or the path of a file of one's own. A chip may say `based_on = "OTHER"` and state only
+what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import difflib
+import hashlib
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_davinci.vnpu.errors import MachineError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FORMAT = 1
+"""Version of the model and of its files; part of each machine's hash."""
+
+_FOLDER = pathlib.Path(__file__).parent
+_MOST_TIERS = 3
+
+# Of a figure's unit: the dimension, and how much of the base unit it is.
+_UNITS: dict[str, tuple[str, int]] = {
+    "GOP/s": ("rate of operations", 10**9),
+    "TOP/s": ("rate of operations", 10**12),
+    "GB/s": ("bandwidth", 10**9),
+    "TB/s": ("bandwidth", 10**12),
+    "ns": ("time", 10**3),
+    "us": ("time", 10**6),
+    "ms": ("time", 10**9),
+    "MiB": ("size", 1 << 20),
+    "GiB": ("size", 1 << 30),
+    "share": ("share", 10**6),
+    "cores": ("number", 1),
+    "tasks": ("number", 1),
+    "ranks": ("number", 1),
+}
+
+# Figures of a chip, which libvnpu reads, and their dimensions.
+_CHIP_FIGURES: dict[str, str] = {
+    "cube_cores": "number",
+    "cube_int8": "rate of operations",
+    "cube_float16": "rate of operations",
+    "cube_bfloat16": "rate of operations",
+    "cube_float32": "rate of operations",
+    "vector_16bit": "rate of operations",
+    "vector_32bit": "rate of operations",
+    "matmul_share": "share",
+    "attention_share": "share",
+    "vector_share": "share",
+    "hbm_bandwidth": "bandwidth",
+    "hbm_share": "share",
+    "copy_in_bandwidth": "bandwidth",
+    "copy_out_bandwidth": "bandwidth",
+    "vector_static": "time",
+    "matmul_static": "time",
+    "attention_static": "time",
+    "collective_static": "time",
+    "copy_static": "time",
+    "ai_cpu_static": "time",
+    "event_record": "time",
+    "event_wait": "time",
+    "graph_node": "time",
+    "queue_depth": "number",
+    "host_operator_launch": "time",
+    "host_collective_launch": "time",
+    "host_copy_launch": "time",
+    "host_graph_launch": "time",
+    "host_event_call": "time",
+    "host_synchronize": "time",
+}
+_TIER_FIGURES: dict[str, str] = {
+    "ranks": "number",
+    "bandwidth": "bandwidth",
+    "share": "share",
+    "latency": "time",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumption:
+    """A figure that no source states."""
+
+    figure: str
+    value: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A chip in a topology.
+
+    soc:          what the runtime reports
+    memory_bytes: of one device
+    ranks:        devices that the topology holds
+    figures:      in base units: operations, bytes and ranks, per second where they are rates,
+                  picoseconds, millionths of shares
+    """
+
+    chip: str
+    topology: str
+    soc: str
+    memory_bytes: int
+    ranks: int
+    figures: Mapping[str, int]
+    assumptions: tuple[Assumption, ...]
+
+    @property
+    def hash(self) -> str:
+        """Of everything that decides a modelled time; the same figures have the same hash."""
+        return hashlib.sha256(f"{FORMAT}\n{self.encoded()}".encode()).hexdigest()[:16]
+
+    @property
+    def title(self) -> str:
+        """For reports: names, version and hash."""
+        return f"{self.chip} in {self.topology} (model {FORMAT}, figures {self.hash})"
+
+    def encoded(self) -> str:
+        """The figures as libvnpu reads them: VNPU_TIMING."""
+        return ";".join(f"{name}={value}" for name, value in self.figures.items())
+
+    def require_ranks(self, ranks: int) -> None:
+        """Raises MachineError if the topology has no room for so many devices."""
+        if ranks > self.ranks:
+            fitting = [n for n in topology_names() if _ranks_of(n) >= ranks]
+            hint = f"Topologies with room: {', '.join(fitting)}." if fitting else ""
+            raise MachineError(
+                f"{ranks} ranks do not fit into topology {self.topology}, which has {self.ranks}. "
+                f"Choose smaller parallel sizes or a larger topology. {hint}".rstrip()
+            )
+
+
+def chip_names() -> list[str]:
+    """The chips that are there by name."""
+    return sorted(path.stem for path in (_FOLDER / "chips").glob("*.toml"))
+
+
+def topology_names() -> list[str]:
+    """The topologies that are there by name."""
+    return sorted(path.stem for path in (_FOLDER / "topologies").glob("*.toml"))
+
+
+def load_machine(chip: str, topology: str) -> Machine:
+    """The machine of a chip and a topology, each a name or the path of a TOML file.
+
+    Raises MachineError for a name that is not known, a figure that is missing, unknown or in a
+    wrong unit; it says what to change.
+    """
+    chip_table = _read("chip", chip)
+    base = chip_table.get("based_on")
+    if base is not None:
+        below = _read("chip", str(base))
+        figures = {**below["figures"], **chip_table.get("figures", {})}
+        chip_table = {**below, **chip_table, "figures": figures}
+    topology_table = _read("topology", topology)
+    chip_name, topology_name = _name(chip), _name(topology)
+
+    assumptions: list[Assumption] = []
+    memory = _figure(chip_name, "memory", chip_table, "size", assumptions)
+    soc = chip_table.get("soc")
+    if not isinstance(soc, str) or not soc.startswith("Ascend"):
+        raise MachineError(
+            f"chip {chip_name}: soc={soc!r}. State what the runtime reports, as in "
+            'soc = "Ascend910B2".'
+        )
+    stated = chip_table.get("figures", {})
+    _refuse_unknown(f"chip {chip_name}", stated, _CHIP_FIGURES)
+    figures = {
+        name: _figure(chip_name, name, stated, dimension, assumptions)
+        for name, dimension in _CHIP_FIGURES.items()
+    }
+    tiers = topology_table.get("tiers", [])
+    if not 1 <= len(tiers) <= _MOST_TIERS:
+        raise MachineError(
+            f"topology {topology_name} has {len(tiers)} [[tiers]]; 1 to {_MOST_TIERS} are "
+            "possible, innermost first."
+        )
+    ranks = 1
+    for number, tier in enumerate(tiers):
+        where = f"{topology_name}, tier {number}"
+        links = {name: value for name, value in tier.items() if name != "name"}
+        _refuse_unknown(f"topology {where}", links, _TIER_FIGURES)
+        for name, dimension in _TIER_FIGURES.items():
+            value = _figure(where, name, links, dimension, assumptions)
+            figures[f"tier{number}_{name}"] = value
+        ranks *= figures[f"tier{number}_ranks"]
+    return Machine(chip_name, topology_name, soc, memory, ranks, figures, tuple(assumptions))
+
+
+def _name(name_or_path: str) -> str:
+    return pathlib.Path(name_or_path).stem if name_or_path.endswith(".toml") else name_or_path
+
+
+def _ranks_of(topology: str) -> int:
+    ranks = 1
+    for tier in _read("topology", topology)["tiers"]:
+        ranks *= int(tier["ranks"]["value"])
+    return ranks
+
+
+def _read(kind: str, name: str) -> dict[str, Any]:
+    """The table of a file: kind is "chip" or "topology"."""
+    if name.endswith(".toml"):
+        path = pathlib.Path(name)
+    else:
+        known = chip_names() if kind == "chip" else topology_names()
+        if name not in known:
+            nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
+            raise MachineError(
+                f"there is no {kind} {name!r}. Did you mean {nearest!r}? Known: "
+                f"{', '.join(known)}; the path of a file of your own ends in .toml."
+            )
+        folder = "chips" if kind == "chip" else "topologies"
+        path = _FOLDER / folder / f"{name}.toml"
+    try:
+        text = path.read_text(encoding="utf-8")
+        table: dict[str, Any] = tomllib.loads(text, parse_float=decimal.Decimal)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MachineError(f"{kind} file {path}: {error}.") from error
+    return table
+
+
+def _refuse_unknown(where: str, stated: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    for name in stated:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise MachineError(
+                f"{where} states {name!r}, which is no figure. Did you mean {nearest!r}?"
+            )
+
+
+def _figure(
+    where: str,
+    name: str,
+    stated: Mapping[str, Any],
+    dimension: str,
+    assumptions: list[Assumption],
+) -> int:
+    """The figure in its base unit. Notes it if it was assumed."""
+    units = [unit for unit, (of, _) in _UNITS.items() if of == dimension]
+    shape = f'{name} = {{ value = ..., unit = "{units[0]}", source = "..." }}'
+    entry = stated.get(name)
+    if entry is None:
+        raise MachineError(f"{where} lacks the figure {name} ({dimension}). State {shape}.")
+    if not isinstance(entry, dict) or not {"value", "unit", "source"} <= entry.keys():
+        raise MachineError(f"{where}: {name} = {entry!r}. Expected {shape}.")
+    value, unit, source = entry["value"], entry["unit"], str(entry["source"])
+    if unit not in units:
+        raise MachineError(
+            f"{where}: {name} is in {unit!r}, but a {dimension} is needed: {', '.join(units)}."
+        )
+    if isinstance(value, bool) or not isinstance(value, (int, decimal.Decimal)) or value < 0:
+        raise MachineError(f"{where}: {name} has the value {value!r}. Expected a number from 0 on.")
+    exact = value * _UNITS[unit][1]
+    if exact != int(exact):
+        raise MachineError(
+            f"{where}: {name} = {value} {unit} has more digits than the model keeps."
+        )
+    if dimension == "share" and not 0 < exact <= 10**6:
+        raise MachineError(f"{where}: {name} = {value} is no share: it lies above 0 and up to 1.")
+    if not source:
+        raise MachineError(
+            f'{where}: {name} has no source. Say where it was read, or "assumed: ...".'
+        )
+    if source.startswith("assumed"):
+        assumptions.append(Assumption(f"{where}: {name}", f"{value} {unit}", source))
+    return int(exact)

@@ -1,0 +1,241 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "device/failure.h"
+#include "timing/machine.h"
+#include "timing/simulation.h"
+#include "timing/work.h"
+
+namespace vnpu::timing {
+namespace {
+
+constexpr size_t kCube = index_of(Resource::kCube);
+constexpr size_t kHbm = index_of(Resource::kHbm);
+
+PlanPtr plan(std::vector<Phase> phases, const void* turn = nullptr) {
+  auto made = std::make_shared<Plan>();
+  made->name = "task";
+  made->phases = std::move(phases);
+  made->turn = turn;
+  return made;
+}
+
+Phase work(Time fixed, std::map<Resource, Time> busy) {
+  Phase phase;
+  phase.fixed = fixed;
+  for (const auto& [resource, time] : busy) phase.busy[index_of(resource)] = time;
+  return phase;
+}
+
+using Changes = std::map<std::string, std::string>;
+
+// A chip whose figures are round: 1 operation per ps, 1 byte per ps, no fixed times.
+std::string figures(const Changes& changes = {}) {
+  Changes values;
+  for (const std::string& name : Machine::figure_names()) {
+    const bool is_time = name.ends_with("_static") || name.starts_with("event_") ||
+                         name == "graph_node" || name.starts_with("host_");
+    values[name] = is_time                    ? "0"
+                   : name.ends_with("_share") ? "1000000"
+                   : name == "cube_cores"     ? "24"
+                   : name == "queue_depth"    ? "1000"
+                                              : "1000000000000";
+  }
+  values["tier0_ranks"] = "8";
+  values["tier0_bandwidth"] = "1000000000000";
+  values["tier0_share"] = "1000000";
+  values["tier0_latency"] = "0";
+  for (const auto& [name, value] : changes) values[name] = value;
+  std::string text;
+  for (const auto& [name, value] : values) {
+    if (!value.empty()) text += (text.empty() ? "" : ";") + name + "=" + value;
+  }
+  return text;
+}
+
+TEST(Speeds, ATaskAloneRunsAtFullSpeed) {
+  Busy busy = {};
+  busy[kHbm] = 10;
+  busy[kCube] = 3;
+  const Shares shares = shares_of(busy);
+  EXPECT_EQ(shares[kHbm], kWhole);
+  std::vector<uint64_t> speeds;
+  speeds_of({&shares}, speeds);
+  EXPECT_EQ(speeds, std::vector<uint64_t>{kWhole});
+}
+
+TEST(Speeds, WhoDoesNotUseWhatIsUsedUpRunsOn) {
+  Shares all_memory = {};
+  all_memory[kHbm] = kWhole;
+  Shares half_memory = {};
+  half_memory[kHbm] = kWhole / 2;
+  half_memory[kCube] = kWhole;
+  Shares links = {};
+  links[index_of(Resource::kLinks0)] = kWhole;
+  std::vector<uint64_t> speeds;
+  speeds_of({&all_memory, &half_memory, &links}, speeds);
+  // 1.5 of memory is asked for: both get 2 / 3 of their speed.
+  EXPECT_EQ(speeds[0], kWhole * 2 / 3);
+  EXPECT_EQ(speeds[1], speeds[0]);
+  EXPECT_EQ(speeds[2], kWhole);
+}
+
+TEST(Simulation, TasksOfAStreamFollowEachOther) {
+  std::vector<Span> spans;
+  Simulation simulation([&](const Span& span) { spans.push_back(span); });
+  simulation.launch(0, 1, plan({work(5, {{Resource::kCube, 100}})}), 10);
+  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 50}})}), 20);
+  EXPECT_EQ(simulation.finish_stream(1), 10 + 105 + 50);
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_EQ(spans[0].begin, 10);
+  EXPECT_EQ(spans[0].end, 115);
+  EXPECT_EQ(spans[1].begin, 115);
+}
+
+TEST(Simulation, TasksThatRunTogetherShareWhatBothUse) {
+  Simulation simulation;
+  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 100}})}), 0);
+  simulation.launch(0, 2, plan({work(0, {{Resource::kHbm, 200}})}), 0);
+  simulation.launch(0, 3, plan({work(0, {{Resource::kCube, 100}})}), 0);
+  EXPECT_EQ(simulation.finish_stream(3), 100);
+  EXPECT_EQ(simulation.finish_stream(1), 200);
+  EXPECT_EQ(simulation.finish_stream(2), 300);
+  EXPECT_EQ(simulation.usage(0).busy[kHbm], 300);
+  EXPECT_EQ(simulation.usage(0).any, 300);
+}
+
+TEST(Simulation, FixedTimesAreNotShared) {
+  Simulation simulation;
+  for (int stream = 1; stream < 5; ++stream) simulation.launch(0, stream, plan({work(70, {})}), 0);
+  EXPECT_EQ(simulation.finish_device(0), 70);
+}
+
+TEST(Simulation, AWaitLastsUntilItsRecordIsReached) {
+  Simulation simulation;
+  simulation.launch(0, 1, plan({work(0, {{Resource::kCube, 100}})}), 0);
+  const uint64_t record = simulation.record(0, 1, nullptr, 0);
+  simulation.wait(0, 2, record, nullptr, 0);
+  simulation.launch(0, 2, plan({work(0, {{Resource::kHbm, 10}})}), 0);
+  EXPECT_EQ(simulation.finish_stream(2), 110);
+  EXPECT_EQ(simulation.time_of(record), 100);
+}
+
+TEST(Simulation, TasksOfOneTurnRunInTheOrderOfLaunch) {
+  const int turn = 0;
+  Simulation simulation;
+  simulation.launch(0, 1, plan({work(0, {{Resource::kCube, 40}})}), 0);
+  simulation.launch(0, 1, plan({work(10, {})}, &turn), 0);
+  simulation.launch(0, 2, plan({work(10, {})}, &turn), 0);
+  EXPECT_EQ(simulation.finish_stream(2), 60);
+}
+
+TEST(Simulation, DevicesShareNothing) {
+  Simulation simulation;
+  simulation.launch(0, 1, plan({work(0, {{Resource::kHbm, 100}})}), 0);
+  simulation.launch(1, 2, plan({work(0, {{Resource::kHbm, 100}})}), 0);
+  EXPECT_EQ(simulation.finish_stream(1), 100);
+  EXPECT_EQ(simulation.finish_stream(2), 100);
+}
+
+TEST(Simulation, WhereItStopsOnTheWayHasNoInfluence) {
+  const auto ends = [](Time step) {
+    std::vector<Time> times;
+    Simulation simulation([&](const Span& span) { times.push_back(span.end); });
+    for (int i = 0; i < 12; ++i) {
+      const Time launched = 37 * i;
+      if (step != 0) {
+        for (Time at = simulation.now(); at < launched; at += step) simulation.advance(at);
+      }
+      simulation.launch(
+          0, i % 3,
+          plan({work(i * 3, {{Resource::kHbm, 91 + 17 * i},
+                             {i % 2 == 0 ? Resource::kCube : Resource::kVector, 77}})}),
+          launched);
+    }
+    simulation.finish_device(0);
+    return times;
+  };
+  const std::vector<Time> whole = ends(0);
+  EXPECT_EQ(whole.size(), 12U);
+  EXPECT_EQ(ends(1), whole);
+  EXPECT_EQ(ends(13), whole);
+}
+
+TEST(Simulation, AWaitThatNothingEndsIsToldWithItsStream) {
+  Simulation simulation;
+  const uint64_t record = 1;
+  simulation.wait(0, 2, record + 0, nullptr, 0);
+  const uint64_t later = simulation.record(0, 2, nullptr, 0);
+  EXPECT_EQ(later, record);  // the stream waits for what follows on itself
+  try {
+    simulation.finish_stream(2);
+    FAIL();
+  } catch (const Failure& failure) {
+    EXPECT_NE(std::string(failure.what()).find("stream 2 waits at record 1"), std::string::npos);
+  }
+}
+
+TEST(MachineFigures, AreRefusedByNameWhereTheyDoNotFit) {
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      const Machine machine(text);
+    } catch (const Failure& failure) {
+      return failure.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message(figures()), "");
+  EXPECT_NE(message(figures({{"hbm_bandwidth", ""}})).find("lacks the figure hbm_bandwidth"),
+            std::string::npos);
+  EXPECT_NE(message(figures({{"hbm_bandwidth", "0"}})).find("0 for hbm_bandwidth"),
+            std::string::npos);
+  EXPECT_NE(message(figures({{"hbm_bandwidth", "1.5"}})).find("no integer"), std::string::npos);
+  EXPECT_NE(message(figures({{"new_figure", "1"}})).find("unknown figure: new_figure"),
+            std::string::npos);
+  EXPECT_NE(message(figures({{"tier0_ranks", ""}})).find("no tier of links"), std::string::npos);
+}
+
+TEST(MachineWork, AnOperatorTakesTheTimeOfWhatItUsesLongest) {
+  const Machine machine(figures({{"matmul_static", "7"}}));
+  Work work{.kind = Work::Class::kMatmul, .products = {}};
+  work.products.push_back({.m = 32, .n = 32, .k = 32});
+  work.read_bytes = 50;
+  const Phase phase = machine.phases_of(work).at(0);
+  EXPECT_EQ(phase.busy[kCube], 2 * 32 * 32 * 32);
+  EXPECT_EQ(phase.busy[kHbm], 50);
+  EXPECT_EQ(phase.alone(), 7 + 2 * 32 * 32 * 32);
+}
+
+TEST(MachineWork, TheLastWaveOfTilesKeepsAllCores) {
+  const Machine machine(figures());
+  Work work{.kind = Work::Class::kMatmul, .products = {}};
+  work.products.push_back({.m = 128 * 25, .n = 256, .k = 16});  // 25 tiles for 24 cores
+  const Time one = int64_t{2} * 128 * 256 * 16;
+  EXPECT_EQ(machine.phases_of(work).at(0).busy[kCube], 48 * one);
+}
+
+TEST(MachineCollectives, AnAllReduceIsAReduceScatterAndAnAllGatherOfEveryTier) {
+  const Changes two_tiers = {{"tier1_ranks", "2"},
+                             {"tier1_bandwidth", "500000000000"},
+                             {"tier1_share", "500000"},
+                             {"tier1_latency", "3"}};
+  const Machine machine(figures(two_tiers));
+  const std::vector<Phase> phases = machine.phases_of(Collective{Exchange::kAllReduce, 1600, 16});
+  ASSERT_EQ(phases.size(), 4U);
+  EXPECT_EQ(phases[0].busy[index_of(Resource::kLinks0)], 1400);
+  EXPECT_EQ(phases[1].fixed, 3);
+  EXPECT_EQ(phases[1].busy[index_of(Resource::kLinks1)], 400);  // 100 bytes at a quarter
+  EXPECT_EQ(phases[2].busy, [&] {
+    Busy busy = phases[1].busy;
+    busy[kHbm] = 400;
+    return busy;
+  }());
+  EXPECT_EQ(phases[3].busy[index_of(Resource::kLinks0)], 1400);
+  EXPECT_THROW(machine.phases_of(Collective{Exchange::kAllReduce, 16, 17}), Failure);
+}
+
+}  // namespace
+}  // namespace vnpu::timing

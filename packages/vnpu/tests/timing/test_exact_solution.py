@@ -1,0 +1,155 @@
+"""The model's fluid sharing against an independent solution in exact fractions."""
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+
+from vllm_davinci.vnpu import _C
+
+RESOURCES = ["cube", "vector", "hbm", "ai_cpu", "copy_in", "copy_out", "links_0", "links_1"]
+
+
+class Phase(NamedTuple):
+    """`fixed` picoseconds, then work that takes `busy[resource]` of each resource."""
+
+    fixed: int
+    busy: dict[str, int]
+
+
+class Task(NamedTuple):
+    """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks of
+    one `turn` other than 0 run in their order."""
+
+    stream: int
+    launched: int
+    phases: list[Phase]
+    after: list[int]
+    turn: int
+
+
+def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
+    """Max-min fair speeds of tasks that claim these shares of each resource at speed 1."""
+    speeds = [Fraction(0)] * len(claims)
+    frozen: set[int] = set()
+    while len(frozen) < len(claims):
+        rising = [i for i in range(len(claims)) if i not in frozen]
+        # The level at which each resource would be used up if all that rise rose on together.
+        levels = {}
+        for resource in {r for i in rising for r, share in claims[i].items() if share}:
+            taken = sum(speeds[i] * claims[i].get(resource, 0) for i in frozen)
+            slope = sum(claims[i].get(resource, 0) for i in rising)
+            levels[resource] = (1 - taken) / slope
+        level = min([Fraction(1), *levels.values()])
+        for i in rising:
+            speeds[i] = level
+        if level == 1:
+            break
+        full = {r for r, at in levels.items() if at == level}
+        frozen |= {i for i in rising if any(claims[i].get(r) for r in full)}
+    return speeds
+
+
+def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
+    """Begin and end of each task, in exact picoseconds."""
+    begin: list[Fraction | None] = [None] * len(tasks)
+    end: list[Fraction | None] = [None] * len(tasks)
+    phase = [0] * len(tasks)
+    fixed = [Fraction(0)] * len(tasks)
+    work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
+    now = Fraction(0)
+
+    def enter(i: int) -> None:
+        fixed[i] = Fraction(tasks[i].phases[phase[i]].fixed)
+        busy = tasks[i].phases[phase[i]].busy
+        work[i] = Fraction(1 if any(busy.values()) else 0)
+
+    def may_begin(i: int) -> bool:
+        task = tasks[i]
+        ahead = [
+            j
+            for j in range(i)
+            if tasks[j].stream == task.stream or (task.turn and tasks[j].turn == task.turn)
+        ]
+        waits = [*ahead, *task.after]
+        return begin[i] is None and task.launched <= now and all(end[j] is not None for j in waits)
+
+    while any(e is None for e in end):
+        changed = True
+        while changed:
+            changed = False
+            for i in range(len(tasks)):
+                if may_begin(i):
+                    begin[i] = now
+                    changed = True
+                    if tasks[i].phases:
+                        enter(i)
+                while begin[i] is not None and end[i] is None and not fixed[i] and not work[i]:
+                    changed = True
+                    phase[i] += 1
+                    if phase[i] >= len(tasks[i].phases):
+                        end[i] = now
+                    else:
+                        enter(i)
+        running = [i for i in range(len(tasks)) if begin[i] is not None and end[i] is None]
+        working = [i for i in running if not fixed[i]]
+        longest = {i: max(tasks[i].phases[phase[i]].busy.values()) for i in working}
+        claims = [
+            {r: Fraction(b, longest[i]) for r, b in tasks[i].phases[phase[i]].busy.items()}
+            for i in working
+        ]
+        speeds = dict(zip(working, fair_speeds(claims), strict=True))
+        changes = [now + fixed[i] for i in running if fixed[i]]
+        changes += [now + work[i] * longest[i] / speeds[i] for i in working]
+        changes += [Fraction(t.launched) for t in tasks if t.launched > now]
+        if not any(e is None for e in end):
+            break
+        next_change = min(changes)
+        for i in running:
+            if fixed[i]:
+                fixed[i] -= next_change - now
+            else:
+                work[i] -= (next_change - now) * speeds[i] / longest[i]
+        now = next_change
+    return [(b, e) for b, e in zip(begin, end, strict=True) if b is not None and e is not None]
+
+
+def random_plan(rng: random.Random) -> list[Task]:
+    """Up to 12 tasks on 4 streams, which wait for each other and take turns."""
+    tasks: list[Task] = []
+    launched = 0
+    for i in range(rng.randint(1, 12)):
+        phases = [
+            Phase(
+                rng.choice([0, rng.randint(1, 10**6)]),
+                {
+                    resource: rng.choice([0, rng.randint(1, 10**8)])
+                    for resource in rng.sample(RESOURCES, rng.randint(0, 4))
+                },
+            )
+            for _ in range(rng.randint(0, 3))
+        ]
+        launched += rng.choice([0, rng.randint(0, 10**7)])
+        after = rng.sample(range(i), rng.randint(0, min(i, 2)))
+        tasks.append(Task(rng.randint(0, 3), launched, phases, after, rng.choice([0, 0, 1])))
+    return tasks
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_of_up_to_twelve_tasks_equal_the_exact_solution(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(5):
+        plan = random_plan(rng)
+        modelled = _C.simulate(plan)
+        # A change comes at a whole picosecond: at most one late each.
+        tolerance = 1 + sum(len(task.phases) for task in plan)
+        for (begin, end), (exact_begin, exact_end) in zip(modelled, solve(plan), strict=True):
+            assert abs(begin - exact_begin) <= tolerance
+            assert abs(end - exact_end) <= tolerance
+
+
+def test_two_runs_are_equal() -> None:
+    plan = random_plan(random.Random(7))
+    assert _C.simulate(plan) == _C.simulate(plan)

@@ -1,0 +1,77 @@
+import dataclasses
+import pathlib
+
+import pytest
+
+from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu.errors import MachineError
+from vllm_davinci.vnpu.timing import chip_names, load_machine, topology_names
+
+CHIP = pathlib.Path(load_machine.__code__.co_filename).parent / "chips" / "ascend910b2.toml"
+
+
+def test_every_chip_goes_with_every_topology():
+    for chip in chip_names():
+        for topology in topology_names():
+            machine = load_machine(chip, topology)
+            names = {n for n in machine.figures if not n.startswith("tier")}
+            assert names == set(_C.figure_names())
+    assert {"ascend910b1", "ascend910b2", "ascend910b3", "ascend910b4", "ascend910c"} <= {
+        *chip_names()
+    }
+
+
+def test_figures_are_exact_integers_of_base_units():
+    figures = load_machine("ascend910b2", "two-meshes-of-8").figures
+    assert figures["cube_bfloat16"] == 353_900_000_000_000
+    assert figures["hbm_share"] == 660_000
+    assert figures["event_wait"] == 750_000  # ps
+    assert figures["tier1_bandwidth"] == 25_000_000_000
+
+
+def test_an_unknown_chip_is_refused_with_the_nearest_name():
+    with pytest.raises(MachineError, match=r"no chip '910B2'. Did you mean 'ascend910b2'\?"):
+        load_machine("910B2", "node-of-8")
+    with pytest.raises(MachineError, match="Did you mean 'two-meshes-of-8'"):
+        load_machine("ascend910b2", "two-mesh-of-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('unit = "TB/s"', 'unit = "GHz"', "hbm_bandwidth is in 'GHz', but a bandwidth is needed"),
+        ("hbm_bandwidth", "hbm_bandwith", "'hbm_bandwith', which is no figure. Did you mean"),
+        ("cube_cores = {", "# {", "lacks the figure cube_cores"),
+        ("value = 0.7,", "value = 1.2,", "is no share"),
+        ("value = 24,", 'value = "24",', "Expected a number"),
+        ('soc = "Ascend910B2"', 'soc = "910"', "State what the runtime reports"),
+        ("value = 1.6,", "value = ,", "ascend.toml"),
+    ],
+)
+def test_a_file_that_is_not_valid_is_refused(tmp_path, old, new, message):
+    text = CHIP.read_text()
+    file = tmp_path / "ascend.toml"
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(MachineError, match=message):
+        load_machine(str(file), "node-of-8")
+
+
+def test_ranks_that_do_not_fit_name_topologies_that_have_room():
+    machine = load_machine("ascend910b2", "node-of-8")
+    machine.require_ranks(8)
+    with pytest.raises(MachineError, match=r"16 ranks .* which has 8.*two-meshes-of-8"):
+        machine.require_ranks(16)
+
+
+def test_the_hash_follows_the_figures_and_nothing_else():
+    machine = load_machine("ascend910b2", "node-of-8")
+    assert machine.hash == load_machine("ascend910b2", "node-of-8").hash
+    slower = {**machine.figures, "hbm_bandwidth": 1}
+    assert dataclasses.replace(machine, figures=slower).hash != machine.hash
+    assert dataclasses.replace(machine, chip="another").hash == machine.hash
+
+
+def test_assumed_figures_are_listed():
+    assumptions = load_machine("ascend910b2", "node-of-8").assumptions
+    assert any(a.figure == "ascend910b2: matmul_share" for a in assumptions)
+    assert not any("cube_int8" in a.figure for a in assumptions)
