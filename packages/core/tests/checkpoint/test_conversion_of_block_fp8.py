@@ -54,6 +54,16 @@ def test_blocks_are_multiplied_by_their_scales_also_where_they_are_cut():
     assert torch.equal(as_floats(weight, scale, Block(128, 128), torch.bfloat16), expected)
 
 
+def test_every_number_of_fp8_keeps_its_value():
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    one = torch.ones(1, 1)
+    finite = numbers[numbers.float().isfinite()].view(2, 127)
+    made = as_floats(finite, one, Block(2, 127), torch.float32)
+    assert torch.equal(made.view(torch.int32), finite.float().view(torch.int32))  # -0, too
+    made = as_floats(numbers.view(2, 128), one, Block(2, 128), torch.bfloat16)
+    assert int(made.isnan().sum()) == 2
+
+
 def test_only_blocks_are_read():
     assert block_of(None) is None
     assert block_of({"quant_method": "gptq"}) is None
