@@ -37,7 +37,6 @@ from progress import StepFailedError, Steps  # noqa: E402
 
 HERE = Path(__file__).parent
 QUANTIZE_LIMIT_S = 900.0
-SCORE_LIMIT_S = 900.0
 # Text that ModelSlim sees: pieces of training files, in characters.
 PIECE, PIECES = 1500, 16
 NUM_PROMPTS, NUM_TOKENS = 8, 16
@@ -82,11 +81,6 @@ class Suite:
         lines = [json.dumps({"inputs_pretokenized": piece}) + "\n" for piece in pieces]
         (self._directory / "calibration.jsonl").write_text("".join(lines), encoding="utf-8")
         (self._directory / "calibration.txt").write_text("".join(pieces), encoding="utf-8")
-        self._held_out = []
-        for number, file in enumerate(held_out_files()):
-            path = self._directory / f"held_out_{number}.txt"
-            path.write_text(file.text, encoding="utf-8")
-            self._held_out.append(path)
 
     def _try(self, recipe: Recipe) -> Outcome:
         title = f"{recipe.model}: {recipe.name}"
@@ -151,7 +145,7 @@ class Suite:
         problems = check_checkpoint(made).problems()
         if recipe.refused is not None:
             try:
-                tokens_of(made, self._directory)
+                self._served(made)
             except EngineError as error:
                 told = next(
                     (line for line in str(error).splitlines() if recipe.refused in line), ""
@@ -166,18 +160,22 @@ class Suite:
     def _compare(self, recipe: Recipe, made: Path) -> tuple[bool, str]:
         from vllm_davinci_testing.engines.integer_reference import IntegerReference
 
-        prompts, found = tokens_of(made, self._directory)
+        is_scored = recipe.model.startswith("tiny_")
+        prompts, found, perplexity = self._served(made, is_scored)
         definition = IntegerReference(made)
         close, wrong = definition.differing_tokens(prompts, found)
         total = sum(map(len, found))
         text = f"{total - close - wrong} of {total} tokens equal, {close} close, {wrong} not"
         is_equal = wrong <= WRONG_AT_MOST * total
-        if not recipe.model.startswith("tiny_"):
+        if not is_scored:
             return is_equal, text
         if recipe.ours is not None:
             text += f"; beside vllm-davinci quantize {self._agreement(recipe.ours, recipe, made)}"
-        floats = self._perplexity(ROOT / "checkpoints" / recipe.model)
-        ratio = self._perplexity(made) / floats
+        if recipe.model not in self._perplexities:
+            source = ROOT / "checkpoints" / recipe.model
+            self._perplexities[recipe.model] = self._served(source, is_scored)[2]
+        floats = self._perplexities[recipe.model]
+        ratio = perplexity / floats
         at_most = AT_MOST[recipe.name.split(",")[0].split()[0]]
         text += f"; perplexity {100 * (ratio - 1):+.2f} % (goal {100 * (at_most - 1):+.0f} %)"
         if ratio <= at_most:
@@ -189,18 +187,50 @@ class Suite:
     def _defined_perplexity(self, model: Path, definition: TransformersReference) -> float:
         """Of the same windows."""
         import torch
+
+        total, count = 0.0, 0
+        for window in self._windows(model):
+            rows = definition.logprobs(window)[:-1]
+            total -= float(rows.gather(1, torch.tensor(window[1:]).unsqueeze(1)).sum())
+            count += len(rows)
+        return math.exp(total / count)
+
+    def _windows(self, model: Path) -> list[list[int]]:
         import transformers
 
         from vllm_davinci.meta.perplexity import windows_of
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        texts = [path.read_text(encoding="utf-8") for path in self._held_out]
-        total, count = 0.0, 0
-        for window in windows_of(tokenizer, texts, WINDOW, SCORED_TOKENS):
-            rows = definition.logprobs(window)[:-1]
-            total -= float(rows.gather(1, torch.tensor(window[1:]).unsqueeze(1)).sum())
-            count += len(rows)
-        return math.exp(total / count)
+        texts = [file.text for file in held_out_files()]
+        return windows_of(tokenizer, texts, WINDOW, SCORED_TOKENS)
+
+    def _served(
+        self, model: Path, is_scored: bool = False
+    ) -> tuple[list[list[int]], list[list[int]], float]:
+        """Prompts of held-out text, the tokens with which our engine continues each, and the
+        perplexity of that text where it `is_scored`."""
+        import transformers
+        from vllm import SamplingParams
+
+        from vllm_davinci.meta.perplexity import score
+        from vllm_davinci_testing.engines.engine_process import EngineProcess
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        texts = [file.text for file in held_out_files()[:NUM_PROMPTS]]
+        prompts = [
+            tokenizer(text, add_special_tokens=False)["input_ids"][: 8 + 16 * number]
+            for number, text in enumerate(texts)
+        ]
+        engine = EngineProcess(model, self._directory / "engine.log", dtype="bfloat16")
+        try:
+            outputs = engine.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts],
+                SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+            )
+            found = score(engine, self._windows(model)).perplexity if is_scored else math.nan
+        finally:
+            engine.close()
+        return prompts, [list(output.outputs[0].token_ids) for output in outputs], found
 
     def _agreement(self, kind: str, recipe: Recipe, made: Path) -> str:
         """How the tensors of our own exporter compare with ModelSlim's, in words."""
@@ -216,46 +246,6 @@ class Suite:
         if done.returncode:
             raise RuntimeError(f"quantize {source}: {done.stderr.strip().splitlines()[-1]}")
         return str(compare(made, ours))
-
-    def _perplexity(self, model: Path) -> float:
-        if str(model) not in self._perplexities:
-            options = ["--json", f"--tokens={SCORED_TOKENS}", f"--window={WINDOW}"]
-            done = subprocess.run(
-                [
-                    "vnpu", "run", "--", "vllm-davinci", "perplexity", model, *self._held_out,
-                    *options, "--", "--dtype=bfloat16", "--enforce-eager",
-                    f"--kv-cache-memory-bytes={96 << 20}",
-                ],
-                capture_output=True, text=True, timeout=SCORE_LIMIT_S, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                raise RuntimeError(f"scoring {model}: {done.stderr.strip().splitlines()[-1]}")
-            self._perplexities[str(model)] = json.loads(done.stdout.splitlines()[-1])["perplexity"]
-        return self._perplexities[str(model)]
-
-
-def tokens_of(model: Path, directory: Path) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of held-out text, and the tokens with which our engine continues each."""
-    import transformers
-    from vllm import SamplingParams
-
-    from vllm_davinci_testing.engines.engine_process import EngineProcess
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    texts = [file.text for file in held_out_files()[:NUM_PROMPTS]]
-    prompts = [
-        tokenizer(text, add_special_tokens=False)["input_ids"][: 8 + 16 * number]
-        for number, text in enumerate(texts)
-    ]
-    engine = EngineProcess(model, directory / "engine.log", dtype="bfloat16")
-    try:
-        outputs = engine.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
-        )
-    finally:
-        engine.close()
-    return prompts, [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def last_line(error: Exception) -> str:

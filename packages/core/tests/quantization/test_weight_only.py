@@ -26,6 +26,7 @@ from vllm_davinci.core.quantization.weight_only import (
     unpacked_columns,
 )
 from vllm_davinci.core.registration import register
+from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.quantized_linear import fill, prepare
 
 IN, OUT = 128, 48
@@ -134,6 +135,21 @@ def test_a_float_bias_is_added_before_rounding(
     prepare(made)
     x = inputs(dtype)
     assert torch.equal(made(x.npu()).cpu(), export.product(x, bias))
+
+
+def test_a_product_is_one_launch():
+    export = Exported(QuantType.W4A16, 32, is_symmetric=False)
+    made = build(
+        ReplicatedLinear, IN, OUT, kinds={"p": QuantType.W4A16}, group_size=32, bias=True,
+        params_dtype=torch.bfloat16,
+    )  # fmt: skip
+    fill(made, export)
+    made.bias.data.zero_()
+    prepare(made)
+    x = inputs(torch.bfloat16).npu()
+    with LaunchCounter() as counter:
+        made(x)
+    assert counter.names == ["npu::npu_weight_quant_batchmatmul"]
 
 
 @KINDS

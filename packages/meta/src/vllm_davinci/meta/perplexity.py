@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rich.console import Console
 
@@ -118,7 +118,13 @@ def windows_of(
     return [prompt for prompt in found if len(prompt) > 1]
 
 
-def score(llm: LLM, windows: Sequence[Sequence[int]]) -> Score:
+class Generates(Protocol):
+    """Of vLLM's LLM, what scoring needs."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> list[Any]: ...
+
+
+def score(llm: Generates, windows: Sequence[Sequence[int]]) -> Score:
     """Scores every window by itself; its first token is not predicted."""
     from vllm import SamplingParams
 

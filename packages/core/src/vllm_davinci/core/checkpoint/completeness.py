@@ -111,8 +111,10 @@ def _lacking(tracker: LoadTracker, model: torch.nn.Module) -> Iterator[str]:
         if isinstance(module, NPURMSNorm) and part == "bias":
             continue  # made for those norms that have one
         method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase):
-            continue  # names what is missing by itself, when it prepares its weights
+        if isinstance(
+            method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase
+        ) and not method.takes_as_it_is(part):
+            continue  # it names what is missing by itself, when it prepares its weights
         names = list(_parts_that_did_not_come(name, tracker.seen))
         share = "" if not written else f" ({size - written} of {size} entries)"
         yield from names or [f"{name}{share}"]

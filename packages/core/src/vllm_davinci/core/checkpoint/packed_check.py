@@ -29,6 +29,11 @@ def check_packed(
 ) -> None:
     """Whether every packed weight's other tensors are there and fit it."""
     ending = f".{packing.weight}"
+    others = set(packing.tensors(32, 32)) - {packing.weight}
+    for name in tensors:
+        prefix, _, part = name.rpartition(".")
+        if part in others and f"{prefix}{ending}" not in tensors:
+            report.problem(f"{prefix}{ending}", f"is missing, and {name} is there")
     for name, weight in tensors.items():
         if not name.endswith(ending):
             continue

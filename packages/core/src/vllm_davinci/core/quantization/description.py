@@ -36,8 +36,8 @@ GLOBAL_KEYS = frozenset(
 )
 # Keys of an export that no engine here serves -> why.
 _INT8_CACHE = (
-    "CANN documents int8 keys and values of A2 and A3 neither for prompts over a paged cache nor "
-    "for layout TND (aclnnFusedInferAttentionScoreV3, constraints)"
+    "CANN documents int8 keys and values on A2 and A3 neither for layout TND nor for bf16 prompts "
+    "over a paged cache (aclnnFusedInferAttentionScoreV3, constraints)"
 )
 UNAVAILABLE_OPTIONS = {
     "kv_quant_type": _INT8_CACHE,

@@ -105,6 +105,10 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
                 ].value
                 set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": scale_kind})
 
+    def takes_as_it_is(self, part: str) -> bool:
+        """Whether the layer's parameter of that name is none of the type's tensors."""
+        return part not in self._loaders
+
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """See NPUFusedMoEMethodBase.
 

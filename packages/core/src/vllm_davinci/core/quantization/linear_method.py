@@ -79,6 +79,13 @@ class QuantizedLinearMethodBase(LinearMethodBase):
                 ),
             )
 
+    def takes_as_it_is(self, part: str) -> bool:
+        """Whether the layer's parameter of that name is none of the type's tensors, and used.
+
+        A static layer has its bias in quant_bias.
+        """
+        return part not in self._loaders and self.kind is not QuantType.W8A8
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Raises CheckpointError for a tensor that is missing or that the format rules out."""
         if not self._is_loaded:
