@@ -214,7 +214,7 @@ def _serve(
             elif method == "collective_rpc":
                 value = llm.collective_rpc(*args, **kwargs)
             else:
-                value = getattr(llm, method)(*args, use_tqdm=False, **kwargs)
+                value = getattr(llm, method)(*args, **{"use_tqdm": False, **kwargs})
             answer = (True, value)
         except Exception:
             answer = (False, traceback.format_exc())
