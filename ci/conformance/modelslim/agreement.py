@@ -16,12 +16,14 @@ class Agreement:
 
     equal, other: last parts of tensors' names -> how many have the same dtype, shape and bits, and
                   how many have not
-    only_one:     names that one of the two has, without biases that both have in quant_bias
+    only_one:     names that one of the two has
+    num_integers_apart: of the other tensors, those of layers with integer weights
     """
 
     equal: Counter[str]
     other: Counter[str]
     only_one: tuple[str, ...]
+    num_integers_apart: int
 
     def __str__(self) -> str:
         text = f"{self.equal.total()} of {self.equal.total() + self.other.total()} tensors equal"
@@ -40,12 +42,16 @@ def compare(one: Path, other: Path) -> Agreement:
     ]
     equal: Counter[str] = Counter()
     different: Counter[str] = Counter()
+    num_integers_apart = 0
     for name in sorted(places[0].keys() & places[1].keys()):
         first, second = (tensor(place[name], name) for place in places)
         is_equal = first.dtype == second.dtype and first.shape == second.shape
         is_equal = is_equal and torch.equal(bits(first), bits(second))
-        (equal if is_equal else different)[name.rpartition(".")[2]] += 1
-    return Agreement(equal, different, tuple(sorted(places[0].keys() ^ places[1].keys())))
+        prefix, _, part = name.rpartition(".")
+        (equal if is_equal else different)[part] += 1
+        num_integers_apart += not is_equal and f"{prefix}.weight_scale" in places[0]
+    only_one = tuple(sorted(places[0].keys() ^ places[1].keys()))
+    return Agreement(equal, different, only_one, num_integers_apart)
 
 
 def names(path: Path) -> list[str]:

@@ -63,6 +63,11 @@ class Recipe:
     older: str | None = None
     ours: str | None = None
 
+    @property
+    def source(self) -> str:
+        """The shipped checkpoint that the model is, for those that are."""
+        return self.model.removesuffix("_wide")
+
 
 QWEN3, QWEN3_MOE = ("qwen3", "Qwen3-32B"), ("qwen3_moe", "Qwen3-30B")
 QWEN2_5, DEEPSEEK = ("qwen2_5", "Qwen2.5-7B-Instruct"), ("deepseek_v3", "DeepSeek-V3")
@@ -114,6 +119,7 @@ RECIPES = (
     Recipe("static", *TINY_LLAMA, (linear(STATIC),), ours="W8A8"),
     Recipe("dynamic", *TINY_LLAMA, (linear(DYNAMIC),), ours="W8A8_DYNAMIC"),
     Recipe("weights of 8 bits", *TINY_LLAMA, (linear(WEIGHT_ONLY),)),
+    Recipe("dynamic", "tiny_llama_wide", QWEN2_5[1], (linear(DYNAMIC),), ours="W8A8_DYNAMIC"),
     Recipe(
         "static attention, dynamic experts", *TINY_DEEPSEEK,
         (group(linear(STATIC, "*self_attn*"), linear(DYNAMIC, "*mlp*", "*gate")),),

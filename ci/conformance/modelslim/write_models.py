@@ -86,6 +86,18 @@ def main(checkpoints: Path, directory: Path) -> None:
         target = directory / name
         shutil.copytree(checkpoints / name, target)
         finish(target, checkpoints / name)
+    widen(directory / "tiny_llama", directory / "tiny_llama_wide")
+
+
+def widen(source: Path, target: Path) -> None:
+    """The same numbers in fp32, in which ModelSlim then rounds."""
+    shutil.copytree(source, target)
+    file = target / "model.safetensors"
+    wide = {name: tensor.float() for name, tensor in load_file(file).items()}
+    save_file(wide, file, metadata={"format": "pt"})
+    path = target / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, "torch_dtype": "float32"}, indent=2), encoding="utf-8")
 
 
 def fill(network: torch.nn.Module) -> None:
