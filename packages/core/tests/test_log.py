@@ -33,6 +33,14 @@ def test_a_warning_without_meaning_here_is_left_out(
     assert vllm_logs.messages == ["another one"]
 
 
+def test_a_warning_about_a_user_s_scheduler_stays(vllm_logs: pytest.LogCaptureFixture):
+    leave_out_what_means_nothing()
+    logger = logging.getLogger("vllm.config.scheduler")
+    logger.warning("Using custom scheduler class %s. And so on.", "vllm_davinci.core.x.Scheduler")
+    logger.warning("Using custom scheduler class %s. And so on.", "mine.Scheduler")
+    assert vllm_logs.messages == ["Using custom scheduler class mine.Scheduler. And so on."]
+
+
 @pytest.mark.parametrize(("name", "text"), WARNINGS)
 def test_vllm_has_that_warning(name: str, text: str):
     file = importlib.import_module(name).__file__

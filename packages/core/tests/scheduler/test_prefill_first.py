@@ -16,6 +16,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -76,9 +77,9 @@ class Served:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> dict[str, int]:
+    def step(self, throttle_prefills: bool = False) -> dict[str, int]:
         """Schedules, and takes the output of the step that is oldest by now."""
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(throttle_prefills)
         names = list(output.num_scheduled_tokens)
         sampled = [
             [] if self.scheduler.requests[name].is_prefill_chunk else [TOKEN] for name in names
@@ -280,6 +281,28 @@ def test_what_the_prefix_cache_holds_is_no_token_of_the_step(serve: Callable[...
     served.add("b", 300)
     served.add("c", [*prefix, *[8] * 20])
     assert served.step() == {"b": 300, "c": 20}
+
+
+def test_a_throttled_step_decodes_where_it_can(serve: Callable[..., Served]):
+    served = serve()
+    served.add("a", 100)
+    served.step()
+    served.step()
+    served.add("b", 50)
+    assert served.step(throttle_prefills=True) == {"a": 1}
+    assert served.waiting() == ["b"]
+    assert served.step() == {"b": 50}
+
+
+def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
+    served = serve()
+    served.add("a", 100)
+    served.step()
+    served.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    served.add("b", 50)
+    assert served.step() == {"a": 1}
+    served.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert served.step() == {"b": 50}
 
 
 def test_aborted_requests_leave_the_queue(serve: Callable[..., Served]):

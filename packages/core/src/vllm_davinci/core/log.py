@@ -14,6 +14,8 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
         # The V1 runner is the one that is served (core.model_runner); V2 is refused.
         "Model Runner V2 requires Triton",
     ),
+    # Of our own scheduler (core.scheduler), which is asynchronous where vLLM's is.
+    "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
 
@@ -34,4 +36,7 @@ def leave_out_what_means_nothing() -> None:
 
 
 def _means_something(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(WITHOUT_MEANING_HERE[record.name])
+    if not str(record.msg).startswith(WITHOUT_MEANING_HERE[record.name]):
+        return True
+    is_of_users = isinstance(record.args, tuple) and "vllm_davinci" not in str(record.args[:1])
+    return is_of_users and bool(record.args)

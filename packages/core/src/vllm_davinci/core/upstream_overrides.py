@@ -241,7 +241,8 @@ OVERRIDES: tuple[Override, ...] = (
             "config/vllm.py": (
                 "Inductor compilation was disabled by user settings",
                 "Model Runner V2 requires Triton",
-            )
+            ),
+            "config/scheduler.py": ("Using custom scheduler class %s",),
         },
         goes_when="vLLM asks the platform before it warns",
     ),
