@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -77,6 +76,11 @@ def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def assert_one_wait_each(waits: list[int]) -> None:
+    """Of successive steps. Those for outputs of two earlier ones may fall among them."""
+    assert sum(waits) <= len(waits) + 2, waits
+
+
 @pytest.fixture(scope="module")
 def asynchronous(start_engine: Callable[..., EngineProcess], tiny_llama: Path) -> EngineProcess:
     engine = start_engine(
@@ -105,9 +109,7 @@ def test_tokens_are_those_of_synchronous_steps_and_nothing_else_waits(
     decodes = [(waits, in_forward) for tokens, waits, in_forward in steps if tokens == REQUESTS]
     assert len(decodes) >= TOKENS - 3
     assert all(in_forward == 0 for _, in_forward in decodes)
-    middle = [waits for waits, _ in decodes[2:-2]]
-    # A thread may take an output while the next step but one has begun.
-    assert fmean(middle) <= 1.1, middle
+    assert_one_wait_each([waits for waits, _ in decodes[2:-2]])
 
 
 def test_random_requests_without_a_seed_wait_no_more(asynchronous: EngineProcess):
@@ -115,5 +117,4 @@ def test_random_requests_without_a_seed_wait_no_more(asynchronous: EngineProcess
     asynchronous.on_workers("waits_of_steps")
     asynchronous.generate(["class "] * REQUESTS, parameters)
     (steps,) = asynchronous.on_workers("waits_of_steps")
-    middle = [waits for tokens, waits, _ in steps if tokens == REQUESTS][2:-2]
-    assert fmean(middle) <= 1.1, middle
+    assert_one_wait_each([waits for tokens, waits, _ in steps if tokens == REQUESTS][2:-2])

@@ -1,5 +1,6 @@
 """Where each value of an engine's configuration comes from."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,19 @@ def test_sizes_of_graphs_know_their_option(graph: dict[str, Any], sizes: list[in
     setting = by_key(vllm_settings(config, {}))["cudagraph_capture_sizes"]
     assert setting[1:3] == (sizes, Source.ADDITIONAL_CONFIG)
     assert reason in setting.reason
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_server_s_engine_derives_the_same_configuration_again(enabled: bool):
+    graph = {"enabled": enabled, **({"graph_batch_sizes": [4]} if enabled else {})}
+    config = made(
+        {
+            "torchair_graph_config": graph,
+            "ascend_scheduler_config": {"enabled": True, "max_num_seqs": 8},
+        }
+    )
+    expected = option_settings(config), vllm_settings(config, {}, {})
+    again = pickle.loads(pickle.dumps(config))
+    with described_only():
+        again.__post_init__()
+    assert (option_settings(again), vllm_settings(again, {}, {})) == expected

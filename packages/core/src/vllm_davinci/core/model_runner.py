@@ -58,6 +58,7 @@ class NPUModelRunner(GraphRunner, UBatchRunner):
         if hasattr(self, "sampler"):
             self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
         self._token_history = TokenHistory()
+        self._row_numbers = np.arange(self.max_num_reqs)
         if self.parallel_config.pipeline_parallel_size > 1 and not self.use_async_scheduling:
             # A stage that hands its output on waits for no device. Without this, the host fills
             # the next step's inputs into memory that the copies of this one still read.
@@ -126,6 +127,32 @@ class NPUModelRunner(GraphRunner, UBatchRunner):
         is_asynchronous = isinstance(output, AsyncGPUModelRunnerOutput)
         self._output_being_copied = output if is_asynchronous else None
         return output
+
+    def _prepare_input_ids(
+        self,
+        scheduler_output: SchedulerOutput,
+        num_reqs: int,
+        total_num_scheduled_tokens: int,
+        cu_num_tokens: np.ndarray,
+    ) -> None:
+        """Tokens of a step. Where the requests of the step before decode once more, in one copy.
+
+        vLLM comes to the same copy after a loop over all of them.
+        """
+        sampled = self.input_batch.prev_sampled_token_ids
+        if (
+            sampled is not None
+            and num_reqs == total_num_scheduled_tokens
+            and not scheduler_output.scheduled_spec_decode_tokens
+            and not self.enable_prompt_embeds
+            and self._pp_recv_work is None
+            and np.array_equal(self.prev_positions.np[:num_reqs], self._row_numbers[:num_reqs])
+        ):
+            self.input_ids.gpu[:num_reqs].copy_(sampled[:num_reqs, 0], non_blocking=True)
+            return
+        super()._prepare_input_ids(
+            scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens
+        )
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Samples; penalties and bad words take the newest tokens from the device.

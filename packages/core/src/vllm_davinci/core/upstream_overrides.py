@@ -160,6 +160,13 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the division can be refused by platform",
     ),
     Override(
+        what="the tokens of a step that decodes the requests of the step before are one copy",
+        where=("core.model_runner:NPUModelRunner._prepare_input_ids",),
+        why="vLLM loops over the requests in Python before it makes the same copy",
+        upstream={RUNNER: ("def _prepare_input_ids", "common_indices_match", "prev_positions")},
+        goes_when="vLLM compares positions as a whole",
+    ),
+    Override(
         what="penalties and bad words take the newest tokens from the device, and a step's inputs "
         "are waited for only where they are still being copied",
         where=(

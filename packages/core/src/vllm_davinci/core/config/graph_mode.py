@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
 from vllm_davinci.core.config.origins import Change
-from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
     """
     from vllm.config import CUDAGraphMode  # vLLM imports this module first
 
+    if is_resolved(vllm_config):
+        return  # a server's engine derives its configuration again, of what was chosen here
     compilation = vllm_config.compilation_config
     asked = get_config(vllm_config).torchair_graph_config
     model = vllm_config.model_config

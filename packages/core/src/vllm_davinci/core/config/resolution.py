@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vllm_davinci.core.config.aliases import key_in_use, older_keys
 from vllm_davinci.core.config.dbo import gather_requests
 from vllm_davinci.core.config.options import DavinciConfig
-from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
+from vllm_davinci.core.config.origins import NO_REQUESTS, Change, Origin, Requests, Source
 from vllm_davinci.core.config.parsing import (
     KEYS_OF_VLLM,
     ResolvedOptions,
-    get_changes,
-    get_origins,
     given_options,
-    is_resolved,
     parse_config,
 )
 from vllm_davinci.core.config.schedule import Choice, chosen_by_schedule, with_choices
@@ -76,8 +73,9 @@ def resolve(
     if against is not None:
         config = with_choices(requested, [Choice(ENABLED, False, against)])
         origins[ENABLED] = Origin(Source.MODEL, against)
-    if is_resolved(vllm_config):  # flags and variables have been moved before
-        origins = dict(get_origins(vllm_config))
+    earlier_changes: list[Change] = []
+    if isinstance(asked_for, ResolvedOptions):  # flags and variables have been moved before
+        origins, earlier_changes = dict(asked_for.origins), asked_for.changes
     of_vllm = {
         key: value
         for key, value in (vllm_config.additional_config or {}).items()
@@ -85,7 +83,7 @@ def resolve(
     }
     asked = requested.model_dump(mode="json", exclude_unset=True)
     resolved = ResolvedOptions({**of_vllm, **asked}, config, origins)
-    resolved.changes += get_changes(vllm_config)
+    resolved.changes += earlier_changes
     vllm_config.additional_config = resolved
     told = [choice.told() for choice in choices if choice.reason]
     return Resolution(requested, config, warnings, told)

@@ -9,6 +9,8 @@ Can go when the V1 runner uses `torch.Stream`, `torch.Event` and `torch.accelera
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +19,32 @@ from torch_npu import npu
 # name under torch.cuda -> name under torch.npu
 ALIASES: dict[str, str] = {
     "Stream": "Stream",
-    "current_stream": "current_stream",
     "default_stream": "default_stream",
-    "stream": "stream",
     "set_stream": "set_stream",
 }
+
+
+def _current_stream(device: Any = None) -> Any:
+    """`torch.cuda.current_stream(...)` on the NPU.
+
+    torch finds the current device's number by asking for every kind of device there may be, which
+    takes longer than everything else here. A step of asynchronous scheduling asks several times.
+    """
+    return npu.current_stream(npu.current_device() if device is None else device)
+
+
+@contextmanager
+def _stream(stream: Any) -> Iterator[None]:
+    """`torch.cuda.stream(...)` on the NPU, of a stream of the current device."""
+    if stream is None:
+        yield
+        return
+    before = _current_stream()
+    npu.set_stream(stream)
+    try:
+        yield
+    finally:
+        npu.set_stream(before)
 
 
 def _event(*args: Any, **kwargs: Any) -> Any:
@@ -47,4 +70,6 @@ def install() -> None:
             # Its own object: Dynamo refuses one handler under two names.
             target = functools.partial(target)
         setattr(torch.cuda, cuda_name, target)
+    torch.cuda.current_stream = _current_stream
+    torch.cuda.stream = _stream  # type: ignore[assignment]
     torch.cuda.Event = _event  # type: ignore[assignment,misc]

@@ -1,0 +1,127 @@
+"""One engine whose decode steps are timed as a whole, and their forwards apart.
+
+`python whole_step_process.py OPTIONS_JSON` runs in either side's environment and writes what it
+found to the file that the options name.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import pstats
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from vllm import LLM, SamplingParams
+
+ON_NPU = hasattr(torch, "npu")
+
+
+class Times(NamedTuple):
+    """In seconds. wall: of the clock; processor: of all threads of this process"""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Times:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self, begin: Times) -> Times:
+        return Times(self.wall - begin.wall, self.processor - begin.processor)
+
+
+class ForwardTimer:
+    """What the model's forward takes, until the device is through with it."""
+
+    def __init__(self, runner: Any) -> None:
+        self.total = Times(0.0, 0.0)
+        forward = runner._model_forward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            _finish()
+            begin = Times.now()
+            output = forward(*args, **kwargs)
+            _finish()
+            taken = Times.now().since(begin)
+            self.total = Times(self.total.wall + taken.wall, self.total.processor + taken.processor)
+            return output
+
+        runner._model_forward = timed
+
+
+def _finish() -> None:
+    if ON_NPU:
+        torch.npu.synchronize()
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    llm = LLM(
+        options["model"],
+        dtype="bfloat16",
+        max_model_len=256,
+        max_num_seqs=max(options["batches"]),
+        max_num_batched_tokens=4096,
+        kv_cache_memory_bytes=512 << 20,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        **options["engine"],
+    )
+    worker = llm.llm_engine.model_executor.driver_worker
+    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    timer = ForwardTimer(runner)
+    found: dict[str, Any] = {}
+    for batch in options["batches"]:
+        prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(batch)]
+        times = []
+        for _ in range(options["rounds"] + 1):
+            times.append(_outside(llm, timer, prompts, options))
+        found[str(batch)] = times[1:]
+        if options["profile"]:
+            found[f"profile of {batch}"] = _profile(llm, prompts, options)
+    return found
+
+
+def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[str, Any]) -> Times:
+    """Per decode step, outside the forward: of long outputs less short ones."""
+
+    def run(tokens: int) -> Times:
+        sampling = SamplingParams(
+            max_tokens=tokens, ignore_eos=True, detokenize=False, **options["sampling"]
+        )
+        timer.total, begin = Times(0.0, 0.0), Times.now()
+        llm.generate(prompts, sampling, use_tqdm=False)
+        return Times.now().since(begin).since(timer.total)
+
+    short = run(2)
+    beyond = run(2 + options["steps"]).since(short)
+    return Times(beyond.wall / options["steps"], beyond.processor / options["steps"])
+
+
+def _profile(llm: LLM, prompts: list[Any], options: dict[str, Any]) -> list[tuple[str, float]]:
+    """Functions with the most time of their own, in microseconds per step."""
+    sampling = SamplingParams(
+        max_tokens=options["steps"], ignore_eos=True, detokenize=False, **options["sampling"]
+    )
+    profile = cProfile.Profile()
+    profile.runcall(llm.generate, prompts, sampling, use_tqdm=False)
+    rows: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    own = sorted(rows.items(), key=lambda row: -row[1][2])[:30]
+    return [
+        (f"{Path(file).name}:{line}:{name}", values[2] / options["steps"] * 1e6)
+        for (file, line, name), values in own
+    ]
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)
