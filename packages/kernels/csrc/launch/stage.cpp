@@ -5,6 +5,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
 #include <algorithm>
@@ -18,8 +19,10 @@ namespace {
 
 using Launch = int (*)(void*, uint64_t, aclOpExecutor*, aclrtStream);
 
-// Pieces of scratch memory begin at multiples of this. Source: alignment of aclrtMalloc.
+// Pieces of scratch memory begin at multiples of the first, and end with the second, into which
+// operators may read beyond a tensor. Source: aclrtMalloc's documentation, on dividing its memory.
 constexpr int64_t kAlignmentBytes = 512;
+constexpr int64_t kTailBytes = 32;
 constexpr size_t kEvents = 8;  // of one stage on one device
 constexpr int kMaxDevices = 64;
 
@@ -82,7 +85,6 @@ void Stage::refuse(const Operator& op, int status) const {
 }
 
 void Stage::add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor) {
-  workspace_bytes_ = std::max(workspace_bytes_, workspace_bytes);
   batch_->steps.push_back({Step::Kind::kLaunch, &op, executor, workspace_bytes, current_, nullptr,
                            nullptr, nullptr, nullptr});
 }
@@ -110,7 +112,6 @@ void Stage::use_workspace(const View& workspace) {
   if (bytes > 0)
     step.workspace = static_cast<char*>(workspace.storage) +
                      workspace.offset * static_cast<int64_t>(c10::elementSize(workspace.dtype));
-  workspace_bytes_ = 0;  // the stage's others have none
 }
 
 uint64_t Stage::launch_count() { return launched.load(); }
@@ -125,8 +126,7 @@ int Stage::Batch::launch() {
         function = step.op->name();
         launched.fetch_add(1, std::memory_order_relaxed);
         status = reinterpret_cast<Launch>(step.op->launch())(
-            step.workspace != nullptr ? step.workspace : workspace, step.workspace_bytes,
-            step.executor, step.stream);
+            step.workspace, step.workspace_bytes, step.executor, step.stream);
         break;
       case Step::Kind::kCopy:
         function = "aclrtMemcpyAsync";
@@ -175,15 +175,37 @@ int Stage::Batch::launch() {
   return 0;
 }
 
-void Stage::submit() {
-  at::Tensor workspace;
-  if (workspace_bytes_ > 0) {
-    // Freed when this returns: the allocator gives it to nobody but later work of this stream.
-    workspace = at::empty(
-        {static_cast<int64_t>(workspace_bytes_)},
-        at::TensorOptions().dtype(at::kByte).device(c10::DeviceType::PrivateUse1, device_));
-    batch_->workspace = workspace.mutable_data_ptr();
+// Operators of one stream take turns, so they share a workspace; those of two streams run side by
+// side and may not. torch_npu keeps one for each stream, which it gives to nobody else.
+std::vector<at::Tensor> Stage::place_workspaces() {
+  std::vector<at::Tensor> workspaces;
+  std::vector<Step>& steps = batch_->steps;
+  const auto lacks = [](const Step& step) {
+    return step.kind == Step::Kind::kLaunch && step.workspace_bytes > 0 &&
+           step.workspace == nullptr;
+  };
+  for (const Step& first : steps) {
+    if (!lacks(first)) continue;
+    void* const stream = first.stream;
+    uint64_t bytes = 0;
+    for (const Step& step : steps) {
+      if (lacks(step) && step.stream == stream) bytes = std::max(bytes, step.workspace_bytes);
+    }
+    const c10::DeviceGuard guard(c10::Device(c10::DeviceType::PrivateUse1, device_));
+    workspaces.push_back(at_npu::native::allocate_workspace(bytes, stream));
+    // Of the storage: the tensor around it is empty.
+    void* const workspace = const_cast<void*>(workspaces.back().storage().data());
+    for (Step& step : steps) {
+      if (lacks(step) && step.stream == stream) step.workspace = workspace;
+    }
   }
+  return workspaces;
+}
+
+void Stage::submit() {
+  // Until all is submitted: in a capture they come from the graph's pool, where what is freed may be
+  // the next stream's.
+  const std::vector<at::Tensor> workspaces = place_workspaces();
   at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
 }
 
@@ -194,7 +216,7 @@ Scratch::Scratch(const at::Tensor& like, std::initializer_list<Piece> pieces) {
     View view = View::over(nullptr, piece.dtype, piece.sizes);
     view.offset = bytes;  // until the memory is there
     const int64_t size = view.numel() * static_cast<int64_t>(c10::elementSize(piece.dtype));
-    bytes += (size + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    bytes += (size + kTailBytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
     views_.push_back(view);
   }
   // Memory only: a tensor around it would cost as much again.

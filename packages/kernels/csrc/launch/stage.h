@@ -97,12 +97,12 @@ class Stage {
     } kind;
     Operator* op;
     aclOpExecutor* executor;
-    uint64_t workspace_bytes;
+    uint64_t workspace_bytes;  // that it asked for; bytes of a copy
     void* stream;
     void* destination;  // of a copy; the event of record and wait
     const void* source;
     std::shared_ptr<void*> group = nullptr;
-    void* workspace = nullptr;  // its own; null: the stage's
+    void* workspace = nullptr;
   };
   struct Batch {
     ~Batch();
@@ -111,7 +111,6 @@ class Stage {
     Handles handles;
     std::vector<Step> steps;
     size_t done = 0;
-    void* workspace = nullptr;
   };
   [[noreturn]] void refuse(const Operator& op, int status) const;
   void add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor);
@@ -119,12 +118,12 @@ class Stage {
     batch_->steps.push_back(
         {kind, nullptr, nullptr, 0, current_, nullptr, nullptr, std::move(group)});
   }
+  std::vector<at::Tensor> place_workspaces();
 
   const char* name_;
   c10::DeviceIndex device_;
   void* own_;
   void* current_;
-  uint64_t workspace_bytes_ = 0;
   size_t next_event_ = 0;
   std::shared_ptr<Batch> batch_;
 };

@@ -9,6 +9,7 @@ namespace {
 
 Operator kFusedInferAttentionScore("aclnnFusedInferAttentionScoreV3");
 Operator kScatterPaKvCache("aclnnScatterPaKvCache");
+Operator kInplaceCopy("aclnnInplaceCopy");
 
 // [blocks, block_size, heads, size] as [blocks, block_size, heads * size].
 View flat(const Tensor& cache) {
@@ -57,16 +58,28 @@ void paged_attention(const arguments::paged_attention& a) {
   check_paged(a);
   if (a.query.is_meta()) return;
   Stage stage("paged_attention", a.query);
+  const auto copied = [](const OptionalTensor& rows) {
+    return rows.has_value() && !rows->is_contiguous() ? rows->sizes().vec() : std::vector<int64_t>{0};
+  };
+  const at::ScalarType dtype = a.query.scalar_type();
+  const Scratch scratch(a.query, {{at::kFloat, {0}}, {dtype, copied(a.key)}, {dtype, copied(a.value)}});
   if (a.key.has_value()) {
     TORCH_CHECK_VALUE(a.slot_mapping.has_value(),
                       "keys without slot_mapping: give [tokens], where each goes in the cache");
     constexpr std::array<int64_t, 2> kSteps = {1, 1};
     constexpr std::array<int64_t, 2> kNoOffsets = {0, 0};
-    stage.run(kScatterPaKvCache, *a.key, a.key_cache, *a.slot_mapping, *a.value, a.value_cache,
+    // The cache write takes no strided rows, as a projection divided into parts has them.
+    const auto contiguous = [&](const Tensor& rows, const View& copy) {
+      if (rows.is_contiguous()) return View::of(rows);
+      stage.run(kInplaceCopy, copy, rows);
+      return copy;
+    };
+    const View key = contiguous(*a.key, scratch[1]);
+    const View value = contiguous(*a.value, scratch[2]);
+    stage.run(kScatterPaKvCache, key, a.key_cache, *a.slot_mapping, value, a.value_cache,
               nullptr, nullptr, nullptr, "Norm", "None", at::IntArrayRef(kSteps),
               at::IntArrayRef(kNoOffsets));
   }
-  const Scratch scratch(a.query, {{at::kFloat, {0}}});
   run_attention(stage, {.query = View::of(a.query),
                         .key = flat(a.key_cache),
                         .value = flat(a.value_cache),

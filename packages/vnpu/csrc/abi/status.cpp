@@ -78,6 +78,7 @@ int status_of(FailureKind kind) {
     case FailureKind::kOutOfMemory: return 207001;      // memory allocation
     case FailureKind::kIllegalAddress: return 507015;   // AI core exception
     case FailureKind::kOperatorInvalid: return 161002;  // aclnn: parameter invalid
+    case FailureKind::kTilingRefused: return 561002;    // aclnn: tiling failed
     case FailureKind::kOperatorFailed: return 507015;   // AI core exception
     case FailureKind::kWaitTimeout: return 507046;      // stream sync timeout
     case FailureKind::kCaptureConflict: return 107027;  // stream is capturing

@@ -54,8 +54,37 @@ Configuration Configuration::of_environment() {
     c.device_count = static_cast<uint32_t>(n);
   }
   if (const auto v = environment("VNPU_SOC")) {
-    if (v->rfind("Ascend", 0) != 0) refuse("VNPU_SOC", *v, "a SoC name such as Ascend910B3");
-    c.soc_name = *v;
+    constexpr const char* kExpected =
+        "a SoC name such as Ascend910B3, or reference or reference:NAME for one that takes operands "
+        "of any dtype and size";
+    std::string name = *v;
+    constexpr const char kReference[] = "reference";
+    if (name.rfind(kReference, 0) == 0) {
+      c.is_reference = true;
+      name.erase(0, sizeof(kReference) - 1);
+      if (name.empty()) {
+        name = c.soc_name;
+      } else if (name[0] == ':') {
+        name.erase(0, 1);
+      }
+    }
+    if (name.rfind("Ascend", 0) != 0) refuse("VNPU_SOC", *v, kExpected);
+    c.soc_name = name;
+  }
+  if (const auto v = environment("VNPU_CANN")) {
+    if (*v == "8.3") {
+      c.cann = CannRelease::k8_3;
+    } else if (*v == "8.5") {
+      c.cann = CannRelease::k8_5;
+    } else if (*v == "9.0") {
+      c.cann = CannRelease::k9_0;
+    } else {
+      refuse("VNPU_CANN", *v, "8.3, 8.5 or 9.0");
+    }
+  }
+  if (const auto v = environment("VNPU_STRICT")) {
+    if (*v != "0" && *v != "1") refuse("VNPU_STRICT", *v, "0 or 1");
+    c.strict = *v == "1";
   }
   if (const auto v = environment("VNPU_MEMORY")) {
     c.memory_bytes = parse_bytes("VNPU_MEMORY", *v);
@@ -99,6 +128,15 @@ Configuration Configuration::of_environment() {
     }
   }
   return c;
+}
+
+const char* Configuration::cann_version() const {
+  switch (cann) {
+    case CannRelease::k8_3: return "8.3.0";
+    case CannRelease::k8_5: return "8.5.0";
+    case CannRelease::k9_0: return "9.0.0";
+  }
+  return "";
 }
 
 const Configuration& Configuration::instance() {

@@ -14,6 +14,7 @@ enum class FailureKind {
   kOutOfMemory,
   kIllegalAddress,   // address outside every live allocation, or a range that leaves it
   kOperatorInvalid,  // an operator refused its arguments
+  kTilingRefused,    // arguments are well formed, but the operator has no way to compute them
   kOperatorFailed,   // an operator failed while it ran
   kWaitTimeout,
   kCaptureConflict,  // a call that a capturing stream does not allow

@@ -48,6 +48,16 @@ class Touched {
     }
     ++written_;
   }
+  // Memory for what a task keeps for itself while it runs; nobody reads it later, so it is no write
+  // that others are told about. A launch that is repeated has a new one each time.
+  void set_workspace(const MemoryRange& range) {
+    if (!keeps_accesses) return;
+    if (workspace_ == 0) {
+      accesses_.push_back({});
+      workspace_ = accesses_.size();
+    }
+    accesses_[workspace_ - 1] = {range.begin, range.end, true};
+  }
   // The nodes of a graph tell what they write themselves.
   void add_accesses_of(const Touched& other) {
     accesses_.insert(accesses_.end(), other.accesses_.begin(), other.accesses_.end());
@@ -65,6 +75,7 @@ class Touched {
   size_t written_ = 0;
   std::vector<MemoryRange> far_;
   std::vector<Access> accesses_;
+  size_t workspace_ = 0;  // its place among the accesses, from 1
 };
 
 enum class Progress {

@@ -1,7 +1,6 @@
 #include "ops/group_operator.h"
 
 #include "device/system.h"
-#include "ops/handles.h"
 
 namespace vnpu::ops {
 
@@ -18,11 +17,6 @@ GroupPtr group_named(const Launch& launch, const std::string& name) {
                        "process group's backend), after the group's communicator was made.");
   }
   return group;
-}
-
-void finish_group_prepare(TaskPtr task, uint64_t* workspace_bytes, aclOpExecutor** executor) {
-  *workspace_bytes = 0;
-  *executor = new aclOpExecutor{std::move(task)};
 }
 
 }  // namespace vnpu::ops

@@ -60,13 +60,11 @@ struct Argument<OptionalTensorOut> : OptionalView<OptionalTensorOut, true> {};
 [[noreturn]] void reject(const Launch& launch, const std::string& message);
 // The group of that name in which the current device takes part.
 GroupPtr group_named(const Launch& launch, const std::string& name);
-// Phase one's end.
-void finish_group_prepare(TaskPtr task, uint64_t* workspace_bytes, aclOpExecutor** executor);
 
-template <auto kBody, Literal kName>
+template <auto kBody, Literal kName, auto kParameters>
 struct GroupFirstPhase;
-template <class... P, TaskPtr (*kBody)(const Launch&, P...), Literal kName>
-struct GroupFirstPhase<kBody, kName> {
+template <class... P, TaskPtr (*kBody)(const Launch&, P...), Literal kName, auto kParameters>
+struct GroupFirstPhase<kBody, kName, kParameters> {
   template <class T>
   using A = Argument<std::remove_cvref_t<T>>;
 
@@ -75,8 +73,17 @@ struct GroupFirstPhase<kBody, kName> {
       Launch launch{kName.text};
       // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
       std::tuple<typename A<P>::Kept...> kept{A<P>::keep(c, launch.next())...};
-      const auto body = [&](const auto&... values) { return kBody(launch, values...); };
-      finish_group_prepare(std::apply(body, kept), workspace_bytes, executor);
+      static const Constraints* const constraints = constraints_of(kName.text, kParameters());
+      uint64_t needed = 0;
+      const auto body = [&](const auto&... values) {
+        if (constraints != nullptr) {
+          const ArgumentValue seen[] = {value_of(values)..., {}};
+          needed = check(*constraints, seen);
+        }
+        return kBody(launch, values...);
+      };
+      TaskPtr task = std::apply(body, kept);
+      finish_prepare(std::move(task), needed, workspace_bytes, executor);
       return 0;
     } catch (...) {
       return report_exception(kName.text);
@@ -87,10 +94,12 @@ struct GroupFirstPhase<kBody, kName> {
 }  // namespace vnpu::ops
 
 #define VNPU_UNWRAP(...) __VA_ARGS__
-#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                      \
-  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);                   \
-  Address prepare_##NAME();                                                                        \
-  Address prepare_##NAME() {                                                                       \
-    return reinterpret_cast<Address>(&GroupFirstPhase<&vnpu_body_##NAME, "aclnn" #NAME>::prepare); \
-  }                                                                                                \
+#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                 \
+  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);              \
+  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }            \
+  Address prepare_##NAME();                                                                   \
+  Address prepare_##NAME() {                                                                  \
+    return reinterpret_cast<Address>(                                                         \
+        &GroupFirstPhase<&vnpu_body_##NAME, "aclnn" #NAME, &vnpu_parameters_##NAME>::prepare); \
+  }                                                                                           \
   static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS)

@@ -30,5 +30,6 @@ struct aclScalarList {  // owns its elements
 };
 struct aclOpExecutor {
   vnpu::TaskPtr task;
+  uint64_t workspace_bytes = 0;  // that its launch needs
   bool repeatable = false;
 };

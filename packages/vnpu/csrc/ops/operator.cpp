@@ -160,10 +160,10 @@ Progress OperatorTask::advance() {
   return Progress::kDone;
 }
 
-void finish_prepare(std::shared_ptr<OperatorTask> task, uint64_t* workspace_bytes,
+void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
                     aclOpExecutor** executor) {
-  *workspace_bytes = 0;
-  *executor = new aclOpExecutor{std::move(task)};
+  *workspace_bytes = needed;
+  *executor = new aclOpExecutor{std::move(task), needed};
 }
 
 int report_exception(const char* name) { return abi::report_exception(name); }

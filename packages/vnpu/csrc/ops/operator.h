@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -344,6 +345,89 @@ struct Argument<float> : ValueArgument<float> {};
 template <>
 struct Argument<double> : ValueArgument<double> {};
 
+// --- what constraints look at --------------------------------------------------------------------
+// Tensors that lie in a list, at equal distances.
+struct ViewSpan {
+  const char* first;
+  uint32_t count;
+  uint32_t distance;
+  const TensorView& operator[](size_t index) const {
+    return *reinterpret_cast<const TensorView*>(first + index * distance);
+  }
+};
+
+// One argument of a call, between the two phases.
+struct ArgumentValue {
+  enum class Kind : uint8_t {
+    kAbsent,  // null
+    kTensor,
+    kTensors,
+    kIntegers,
+    kInteger,  // bool and aclDataType too
+    kReal,
+    kText,
+    kOther,  // nothing that a constraint reads
+  };
+  Kind kind = Kind::kAbsent;
+  union {
+    const void* none = nullptr;
+    const TensorView* tensor;
+    ViewSpan tensors;
+    const std::vector<int64_t>* integers;
+    int64_t integer;
+    double real;
+    const std::string* text;
+  };
+};
+
+template <class T>
+inline constexpr bool kIsOptional = false;
+template <class T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+
+template <class Kept>
+ArgumentValue value_of(const Kept& kept) {
+  using Kind = ArgumentValue::Kind;
+  if constexpr (kIsOptional<Kept>) {
+    return kept ? value_of(*kept) : ArgumentValue{};
+  } else if constexpr (std::is_same_v<Kept, TensorView>) {
+    return {.kind = Kind::kTensor, .tensor = &kept};
+  } else if constexpr (std::is_same_v<Kept, std::vector<TensorView>>) {
+    return {.kind = Kind::kTensors,
+            .tensors = {reinterpret_cast<const char*>(kept.data()),
+                        static_cast<uint32_t>(kept.size()), sizeof(TensorView)}};
+  } else if constexpr (requires { kept.data()->first.storage; }) {
+    const void* const first = kept.empty() ? nullptr : &kept.data()->first;
+    return {.kind = Kind::kTensors,
+            .tensors = {static_cast<const char*>(first), static_cast<uint32_t>(kept.size()),
+                        sizeof(*kept.data())}};
+  } else if constexpr (std::is_same_v<Kept, IntArray>) {
+    return {.kind = Kind::kIntegers, .integers = &kept};
+  } else if constexpr (std::is_same_v<Kept, Text>) {
+    return {.kind = Kind::kText, .text = &kept};
+  } else if constexpr (std::is_same_v<Kept, DType>) {
+    return {.kind = Kind::kInteger, .integer = static_cast<int64_t>(kept.type)};
+  } else if constexpr (std::is_integral_v<Kept>) {
+    return {.kind = Kind::kInteger, .integer = static_cast<int64_t>(kept)};
+  } else if constexpr (std::is_floating_point_v<Kept>) {
+    return {.kind = Kind::kReal, .real = static_cast<double>(kept)};
+  } else if constexpr (requires { kept.first.storage; }) {
+    return value_of(kept.first);
+  } else if constexpr (requires { kept.view; }) {
+    return value_of(kept.view);
+  } else {
+    return {.kind = Kind::kOther};
+  }
+}
+
+class Constraints;  // ops/constraints.h
+// The constraints of an operator; null where none are written down, or none are checked.
+// parameters: as its row spells them.
+const Constraints* constraints_of(const char* name, const char* parameters);
+// Refuses a call that the documents refuse, as Failure; returns the bytes of workspace that it asks
+// for.
+uint64_t check(const Constraints& constraints, const ArgumentValue* arguments);
+
 // An operator with its arguments, ready to run any number of times.
 class OperatorTask : public Task {
  public:
@@ -355,7 +439,7 @@ class OperatorTask : public Task {
 };
 
 // Phase one's end: hands the task to the caller as an executor.
-void finish_prepare(std::shared_ptr<OperatorTask> task, uint64_t* workspace_bytes,
+void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
                     aclOpExecutor** executor);
 // Turns the exception in flight into a status and the recent error text.
 int report_exception(const char* name);
@@ -368,16 +452,24 @@ struct Literal {
 };
 
 // An operator's first phase: its C function, and the task that it makes of a body.
-template <auto kBody, Literal kName>
+template <auto kBody, Literal kName, auto kParameters>
 struct FirstPhase;
-template <class... P, void (*kBody)(P...), Literal kName>
-struct FirstPhase<kBody, kName> {
+template <class... P, void (*kBody)(P...), Literal kName, auto kParameters>
+struct FirstPhase<kBody, kName, kParameters> {
   template <class T>
   using A = Argument<std::remove_cvref_t<T>>;
 
   class Bound final : public OperatorTask {
    public:
     explicit Bound(typename A<P>::C... c) : Bound(Launch{kName.text}, c...) {}
+    uint64_t check_against(const Constraints& constraints) const {
+      return std::apply(
+          [&](const auto&... kept) {
+            const ArgumentValue values[] = {value_of(kept)..., {}};
+            return check(constraints, values);
+          },
+          kept_);
+    }
 
    private:
     // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
@@ -399,7 +491,10 @@ struct FirstPhase<kBody, kName> {
 
   static int prepare(typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
     try {
-      finish_prepare(std::make_shared<Bound>(c...), workspace_bytes, executor);
+      static const Constraints* const constraints = constraints_of(kName.text, kParameters());
+      auto task = std::make_shared<Bound>(c...);
+      const uint64_t needed = constraints == nullptr ? 0 : task->check_against(*constraints);
+      finish_prepare(std::move(task), needed, workspace_bytes, executor);
       return 0;
     } catch (...) {
       return report_exception(kName.text);
@@ -412,11 +507,16 @@ using Address = void (*)();
 
 }  // namespace vnpu::ops
 
+// Text of a macro's argument, after the macros in it.
+#define VNPU_SPELLED(...) #__VA_ARGS__
+
 // Inside namespace vnpu::ops. The symbols that a program finds are in abi/opapi/operators.inc.
-#define VNPU_OPERATOR(NAME, PARAMETERS)                                                       \
-  static void vnpu_body_##NAME PARAMETERS;                                                    \
-  Address prepare_##NAME();                                                                   \
-  Address prepare_##NAME() {                                                                  \
-    return reinterpret_cast<Address>(&FirstPhase<&vnpu_body_##NAME, "aclnn" #NAME>::prepare); \
-  }                                                                                           \
+#define VNPU_OPERATOR(NAME, PARAMETERS)                                                  \
+  static void vnpu_body_##NAME PARAMETERS;                                               \
+  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }       \
+  Address prepare_##NAME();                                                              \
+  Address prepare_##NAME() {                                                             \
+    return reinterpret_cast<Address>(                                                    \
+        &FirstPhase<&vnpu_body_##NAME, "aclnn" #NAME, &vnpu_parameters_##NAME>::prepare); \
+  }                                                                                      \
   static void vnpu_body_##NAME PARAMETERS

@@ -16,9 +16,6 @@ using abi::guarded;
 
 namespace {
 
-// What is reported as CANN's version: with 8.5.0 torch_npu takes its modern operator path.
-constexpr char kVersion[] = "8.5.0";
-
 // torch_npu opens libopapi.so by its bare name at the first operator. When vnpu was activated
 // inside a process, the loader's search path does not name this directory: load it from here, once.
 void load_operator_library() {
@@ -207,16 +204,18 @@ VNPU_ACL(aclrtDeviceTaskAbort, (int32_t device, uint32_t)) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 VNPU_ACL(aclsysGetCANNVersion, (aclCANNPackageName, aclCANNPackageVersion* version)) {
+  // "8.5.0": one digit each.
+  const char* const number = Configuration::instance().cann_version();
   std::memset(version, 0, sizeof(*version));
-  std::strcpy(version->version, kVersion);
-  std::strcpy(version->majorVersion, "8");
-  std::strcpy(version->minorVersion, "5");
-  std::strcpy(version->releaseVersion, "0");
+  std::strcpy(version->version, number);
+  version->majorVersion[0] = number[0];
+  version->minorVersion[0] = number[2];
+  version->releaseVersion[0] = number[4];
   return 0;
 }
 #pragma GCC diagnostic pop
 VNPU_ACL(aclsysGetVersionStr, (char*, char* version)) {
-  std::strcpy(version, kVersion);
+  std::strcpy(version, Configuration::instance().cann_version());
   return 0;
 }
 VNPU_ACL(aclGetCannAttributeList, (const aclCannAttr** list, size_t* count)) {

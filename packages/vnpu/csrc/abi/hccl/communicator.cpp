@@ -94,6 +94,7 @@ HcclResult result_of(FailureKind kind) {
     case FailureKind::kNoSuchDevice:
     case FailureKind::kIllegalAddress:
     case FailureKind::kOperatorInvalid:
+    case FailureKind::kTilingRefused:
     case FailureKind::kCaptureConflict: return HCCL_E_PARA;
     case FailureKind::kOutOfMemory: return HCCL_E_OOM;
     case FailureKind::kWaitTimeout:

@@ -4,7 +4,9 @@
 // signature of a first phase follow from its row in ops/ instead of being written a second time.
 
 #include "abi/status.h"
+#include "device/memory.h"
 #include "device/system.h"
+#include "ops/constraints.h"
 #include "ops/handles.h"
 #include "ops/matmul/fractal_layout.h"
 #include "ops/operator.h"
@@ -13,17 +15,36 @@ using namespace vnpu;
 
 namespace {
 
+// A workspace is memory like any other: it has to be there, and nobody else may use it meanwhile.
+void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t needed) {
+  if (needed == 0) return;
+  if (workspace == nullptr || given < needed) {
+    throw Failure(FailureKind::kOperatorInvalid,
+                  std::string(task.name) + ": a workspace of " + std::to_string(given) +
+                      " bytes at " + (workspace == nullptr ? "null" : "an address") + ", but " +
+                      std::to_string(needed) + " were asked for by " + task.name +
+                      "GetWorkspaceSize. Pass what it asked for.");
+  }
+  Memory& memory = Memory::instance();
+  if (!memory.is_live(workspace, needed)) {
+    memory.check(workspace, needed, (std::string(task.name) + " workspace").c_str());
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(workspace);
+  task.touched.set_workspace({begin, begin + needed});
+}
+
 // Phase two of every operator.
-int launch(void* /*workspace*/, uint64_t /*workspace_bytes*/, aclOpExecutor* executor,
-           void* stream) {
+int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, void* stream) {
   if (executor == nullptr) {
     return abi::report(FailureKind::kOperatorInvalid,
                        "vnpu: an operator was launched without an executor.");
   }
   // One-shot executors end here; a repeatable one belongs to the caller.
   const TaskPtr task = executor->task;
+  const uint64_t needed = executor->workspace_bytes;
   if (!executor->repeatable) delete executor;
   return abi::guarded(task->name, [&] {
+    add_workspace(*task, workspace, workspace_bytes, needed);
     System& system = System::instance();
     system.executor().submit(abi::stream_of(stream), task);
   });
@@ -71,4 +92,11 @@ extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculat
   } catch (...) {
     return abi::report_exception("aclnnNpuFormatCastCalculateSizeAndFormat");
   }
+}
+
+// Not CANN's: the rows of ops/constraints.h, for tests and documents. The text lives as long as the
+// process.
+extern "C" __attribute__((visibility("default"))) const char* vnpuListConstraints() {
+  static const std::string all = ops::listed_constraints();
+  return all.c_str();
 }

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch_npu
+from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 
+from vllm_davinci.core.attention.head_sizes import dense_head_size, paged_head_size
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -38,7 +40,11 @@ class PagedCache(NamedTuple):
 
 
 class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
-    """One attention layer. Lengths come from host lists; nothing here reads from the device."""
+    """One attention layer. Lengths come from host lists; nothing here reads from the device.
+
+    operator_head_size: of the heads that the operator is called with, and of the cache's:
+                        head_size, or the next size that it takes, filled up with zeros
+    """
 
     def __init__(
         self,
@@ -81,6 +87,16 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._causal_options = self._masking(is_causal=True)
         self._bidirectional_options = self._masking(is_causal=False)
         self._unused_lse: torch.Tensor | None = None
+        taken_size = dense_head_size if self._is_encoder else paged_head_size
+        options = self._bidirectional_options if self._is_encoder else self._causal_options
+        # The model is built under its dtype.
+        self.operator_head_size = taken_size(
+            self.num_heads,
+            self.num_kv_heads,
+            head_size,
+            torch.get_default_dtype(),
+            options["sparse_mode"],
+        )
 
     def _masking(self, is_causal: bool) -> dict[str, int]:
         if self.sliding_window is not None:
@@ -123,22 +139,43 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
                 key, value = key[:num_tokens], value[:num_tokens]
         else:
             out = output
+        if filling := self.operator_head_size - self.head_size:
+            query = pad(query, (0, filling))
+            if key is not None and value is not None:
+                key, value = pad(key, (0, filling)), pad(value, (0, filling))
+            whole = torch.empty_like(query)
+            self._attend(query, key, value, kv_cache, attn_metadata, whole)
+            out.copy_(whole[..., : self.head_size])
+        else:
+            self._attend(query, key, value, kv_cache, attn_metadata, out)
+        return output
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: PagedCache,
+        attn_metadata: NPUAttentionMetadata,
+        out: torch.Tensor,
+    ) -> None:
+        """`forward` with heads of operator_head_size and without padding tokens."""
         if self._is_encoder:
             self._attend_to_batch(query, key, value, attn_metadata, out)
         elif attn_metadata.host_lengths is None and (stage := fused_op("paged_attention")):
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
-            if self.writes_cache and key is not None:
+            if self.writes_cache and key is not None and value is not None:
+                # The cache write takes no strided rows, as a projection divided into parts has.
                 torch_npu.npu_scatter_pa_kv_cache(
-                    key,
-                    value,
+                    key.contiguous(),
+                    value.contiguous(),
                     kv_cache.key,
                     kv_cache.value,
                     attn_metadata.slot_mapping,
                     cache_mode="Norm",
                 )
             self._attend_to_cache(query, kv_cache, attn_metadata, out)
-        return output
 
     def _attend_fused(
         self,

@@ -1,0 +1,209 @@
+"""Sizes of heads and dtypes that the attention operator takes, found by asking it.
+
+Which ones it takes depends on the release of CANN and on the chip, and the documents of releases
+differ (8.5: 64 and 128; 9.0: also others up to 256 with grouped heads). The operator itself checks
+sizes before anything is launched, so one call with a single token tells, before weights are loaded.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+
+import torch
+import torch_npu
+
+from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# Of aclnn's first phase: a parameter that it does not take, and sizes that it cannot divide among
+# the cores. Source: CANN's documentation, status codes of aclnn.
+_REFUSED = re.compile(r"\b(161002|561002)\b")
+# What heads are filled up to with zeros, smallest first. Zeros add nothing to a score, and columns
+# of zeros in the values are cut off.
+_PADDED_SIZES = (64, 128, 192, 256)
+
+
+def refusal_of(call: Callable[[], object]) -> str | None:
+    """What an operator says about a call that it does not take; None if it takes it.
+
+    Raises what else goes wrong.
+    """
+    try:
+        call()
+        torch.accelerator.synchronize()
+    except RuntimeError as error:
+        if _REFUSED.search(str(error)) is None:
+            raise
+        return str(error).strip()
+    return None
+
+
+@functools.cache
+def paged_head_size(
+    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, sparse_mode: int
+) -> int:
+    """The size of heads to call attention over a paged cache with: `head_size`, or more.
+
+    Raises UnsupportedFeatureError for sizes or a dtype that it does not take at all.
+    """
+    return _taken_size(
+        lambda size: refusal_of(
+            lambda: _attend_to_one_block(num_heads, num_kv_heads, size, dtype, sparse_mode)
+        ),
+        head_size,
+        f"{num_heads} query heads over {num_kv_heads} key-value heads of {head_size} entries in "
+        f"{_name(dtype)}, over a paged cache",
+    )
+
+
+@functools.cache
+def dense_head_size(
+    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, sparse_mode: int
+) -> int:
+    """Like paged_head_size, of attention over the batch itself."""
+    return _taken_size(
+        lambda size: refusal_of(
+            lambda: _attend_to_itself(num_heads, num_kv_heads, size, size, dtype, sparse_mode)
+        ),
+        head_size,
+        f"{num_heads} query heads over {num_kv_heads} key-value heads of {head_size} entries in "
+        f"{_name(dtype)}",
+    )
+
+
+@functools.cache
+def mla_head_sizes(
+    num_heads: int, nope: int, rope: int, value: int, dtype: torch.dtype
+) -> tuple[int, int]:
+    """Sizes to call MLA's prefill with: of the part without position, and of values.
+
+    nope, rope, value: the model's sizes. The answer is (nope, value), or (128, 128), which the
+    operator takes beside separate rotary parts and which both are filled up to.
+    Raises UnsupportedFeatureError for sizes or a dtype that it does not take at all.
+    """
+
+    def refusal(nope: int, value: int) -> str | None:
+        rope_size = rope if nope == value else 0
+        size = nope if rope_size else nope + rope
+        return refusal_of(
+            lambda: _attend_to_itself(num_heads, num_heads, size, value, dtype, 3, rope_size)
+        )
+
+    said = refusal(nope, value)
+    if said is None:
+        return nope, value
+    padded = 128
+    if max(nope, value) <= padded and refusal(padded, padded) is None:
+        return padded, padded
+    raise _unsupported(
+        f"{num_heads} heads of {nope} + {rope} entries with values of {value} in {_name(dtype)}",
+        f"padded to {padded} + {rope} and {padded}" if max(nope, value) <= padded else None,
+        said,
+    )
+
+
+@functools.cache
+def require_mla_decode(
+    num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype
+) -> None:
+    """Raises UnsupportedFeatureError where MLA over the cache is not taken."""
+
+    def attend() -> None:
+        new = functools.partial(torch.zeros, dtype=dtype, device="npu")
+        rows = new(1, BLOCK_SIZE_TOKENS, kv_lora_rank)
+        torch_npu.npu_fused_infer_attention_score(
+            new(1, num_heads, kv_lora_rank),
+            rows,
+            rows,
+            query_rope=new(1, num_heads, rope),
+            key_rope=new(1, BLOCK_SIZE_TOKENS, rope),
+            block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+            actual_seq_lengths=[1],
+            actual_seq_lengths_kv=[1],
+            num_heads=num_heads,
+            num_key_value_heads=1,
+            input_layout="TND_NTD",
+            block_size=BLOCK_SIZE_TOKENS,
+        )
+
+    if (said := refusal_of(attend)) is not None:
+        what = f"{num_heads} heads over cached rows of {kv_lora_rank} + {rope} in {_name(dtype)}"
+        raise _unsupported(what, None, said)
+
+
+def _taken_size(
+    refusal: Callable[[int], str | None], head_size: int, what: str
+) -> int:
+    said = refusal(head_size)
+    if said is None:
+        return head_size
+    larger = [size for size in _PADDED_SIZES if size > head_size]
+    for size in larger:
+        if refusal(size) is None:
+            return size
+    tried = f"padded to {', '.join(map(str, larger))}" if larger else None
+    raise _unsupported(what, tried, said)
+
+
+def _unsupported(what: str, tried: str | None, said: str) -> UnsupportedFeatureError:
+    also = f", nor {tried}" if tried else ""
+    return UnsupportedFeatureError(
+        f"The attention operator of this device and CANN does not take {what}{also}. Start with "
+        "--dtype bfloat16 if another dtype was asked for, another --tensor-parallel-size if the "
+        f"number of heads is named, else with another model. It says: {said}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _mask(sparse_mode: int) -> torch.Tensor | None:
+    return compressed_causal_mask(torch.device("npu")) if sparse_mode else None
+
+
+def _attend_to_one_block(
+    num_heads: int, num_kv_heads: int, size: int, dtype: torch.dtype, sparse_mode: int
+) -> None:
+    block = torch.zeros(1, BLOCK_SIZE_TOKENS, num_kv_heads * size, dtype=dtype, device="npu")
+    torch_npu.npu_fused_infer_attention_score(
+        torch.zeros(1, num_heads, size, dtype=dtype, device="npu"),
+        block,
+        block,
+        atten_mask=_mask(sparse_mode),
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+        actual_seq_lengths=[1],
+        actual_seq_lengths_kv=[1],
+        num_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        input_layout="TND",
+        block_size=BLOCK_SIZE_TOKENS,
+        sparse_mode=sparse_mode,
+    )
+
+
+def _attend_to_itself(
+    num_heads: int,
+    num_kv_heads: int,
+    size: int,
+    value_size: int,
+    dtype: torch.dtype,
+    sparse_mode: int,
+    rope: int = 0,
+) -> None:
+    new = functools.partial(torch.zeros, dtype=dtype, device="npu")
+    torch_npu.npu_fused_infer_attention_score(
+        new(1, num_heads, size),
+        new(1, num_kv_heads, size),
+        new(1, num_kv_heads, value_size),
+        query_rope=new(1, num_heads, rope) if rope else None,
+        key_rope=new(1, num_kv_heads, rope) if rope else None,
+        atten_mask=_mask(sparse_mode),
+        actual_seq_lengths=[1],
+        actual_seq_lengths_kv=[1],
+        num_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        input_layout="TND",
+        sparse_mode=sparse_mode,
+    )

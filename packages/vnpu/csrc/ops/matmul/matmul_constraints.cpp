@@ -1,0 +1,302 @@
+// What matrix products can be called with, in floats and in integers.
+// Sources: docs of ops-nn (matmul) and ops-transformer (gmm), and the pages of op-plugin.
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr unsigned kChips = kA2 | kA3;
+constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
+constexpr char kTransposed[] =
+    "ops-nn matmul/transpose_batch_mat_mul/docs/aclnnTransposeBatchMatMul.md, constraints";
+constexpr char kQuant[] = "op-plugin torch_npu-npu_quant_matmul.md, constraints";
+constexpr char kQuantNz[] =
+    "ops-nn matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulWeightNz.md, constraints";
+constexpr char kGrouped[] = "op-plugin torch_npu-npu_grouped_matmul.md, constraints";
+constexpr char kGroupedCheck[] = "CheckQuantParamsDtype in aclnn_grouped_matmul.cpp";
+constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmul.cpp";
+
+constexpr int32_t kFractal = 29;  // ACL_FORMAT_FRACTAL_NZ
+constexpr int64_t kMostInner = 65535;
+
+const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+// Half-precision types of two kinds do not meet; float32 meets either.
+Check no_mix_with(const char* other) {
+  return that(std::string("have the dtype of ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                if (own.tensor().dtype == own.tensor(1).dtype) return std::nullopt;
+                return "dtype " + name_of(own.tensor().dtype) + " beside " +
+                       name_of(own.tensor(1).dtype);
+              });
+}
+
+Check inner_sizes_agree(const char* other) {
+  return fits(std::string("have the inner size of ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                if (size_of(own.tensor(), -2) == size_of(own.tensor(1), -1)) return std::nullopt;
+                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(own.tensor(1));
+              });
+}
+
+std::vector<Row> product_rows(const char* a, const char* b, int64_t dimensions) {
+  return {
+      {a, dtype(kFloats), kMm},
+      {a, dtype({at::kFloat, at::kHalf}), kMm, {.chips = k310P}},
+      {b, no_mix_with(a), kMm},
+      {a, dims(dimensions, dimensions), kMm},
+      {b, dims(dimensions, dimensions), kMm},
+      {b, inner_sizes_agree(a), kMm},
+  };
+}
+const bool mm = constrain({"Mm"}, {.bytes = 20 * kMiB, .copies = true},
+                          product_rows("self", "mat2", 2)) &&
+                constrain({"BatchMatMul"}, {.bytes = 20 * kMiB, .copies = true},
+                          product_rows("self", "mat2", 3)) &&
+                constrain({"Matmul"}, {.bytes = 20 * kMiB, .copies = true},
+                          {
+                              {"self", dtype(kFloats), kMm},
+                              {"mat2", no_mix_with("self"), kMm},
+                          }) &&
+                constrain({"Addmm"}, {.bytes = 20 * kMiB, .copies = true},
+                          product_rows("mat1", "mat2", 2));
+
+using Order = std::vector<int64_t>;
+
+Check order(std::vector<Order> allowed, std::string rule) {
+  return that(std::move(rule), {}, [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+    const Order& seen = own.integers();
+    for (const Order& each : allowed) {
+      if (seen == each) return std::nullopt;
+    }
+    std::string shown = "value";
+    for (const int64_t dimension : seen) shown += " " + text(dimension);
+    return shown;
+  });
+}
+
+const bool transposed = constrain(
+    {"TransposeBatchMatMul"}, {.bytes = 24 * kMiB, .copies = true},
+    {
+        {"x1", dtype(kFloats), kTransposed},
+        {"x2", no_mix_with("x1"), kTransposed},
+        {"x1", dims(3, 3), kTransposed},
+        {"x2", dims(3, 3), kTransposed},
+        {"permute_x1", order({{0, 1, 2}, {1, 0, 2}}, "be 0 1 2 or 1 0 2"), kTransposed},
+        {"permute_x2", order({{0, 1, 2}}, "be 0 1 2"), kTransposed, {.until = CannRelease::k8_5}},
+        {"permute_x2",
+         order({{0, 1, 2}, {0, 2, 1}}, "be 0 1 2 or 0 2 1"),
+         kTransposed,
+         {.since = CannRelease::k9_0}},
+        {"permute_y", order({{1, 0, 2}}, "be 1 0 2"), kTransposed},
+        {"x2", size_between(0, 1, 65535), kTransposed, {.tiling = true}},
+        {"x2", size_between(1, 16, 65535, 16), kTransposed, {.tiling = true}},
+        {"x2", size_between(2, 16, 65535, 16), kTransposed, {.tiling = true}},
+        {"x1",
+         that("have rows of fewer than 65536 entries, over all heads where tokens come first",
+              {"permute_x1"},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& x = own.tensor();
+                const Order& permute = own.integers(1);
+                const bool tokens_first = !permute.empty() && permute[0] == 1;
+                const int64_t row = size_of(x, 2) * (tokens_first ? size_of(x, 1) : 1);
+                if (row < 65536) return std::nullopt;
+                return "sizes " + sizes_of(x);
+              }),
+         kTransposed,
+         {.until = CannRelease::k8_5, .tiling = true}},
+        {"bias", absent(), kTransposed},
+        {"scale", dtype({at::kLong, at::kUInt64}), kTransposed},
+        {"out", same_dtype("x1").when(is_missing("scale")), kTransposed},
+    },
+    kChips);
+
+// --- quantized products ------------------------------------------------------------------------
+
+std::vector<Row> quantized_rows() {
+  return {
+      {"x1", dtype({at::kChar, at::kInt}), kQuant},
+      {"x2", dtype({at::kChar, at::kInt, at::ScalarType::QUInt4x2}), kQuant},
+      {"x1", dims(2, 6), kQuant},
+      {"x2", dims(2, 6), kQuant},
+      {"x1", not_empty(), kQuant, {.tiling = true}},
+      {"x1", contiguous_or_transposed(), kQuant},
+      {"x1", size_between(-1, 1, kMostInner), kQuant, {.tiling = true}},
+      {"x2_scale", present(), kQuant},
+      {"x2_scale", dtype({at::kFloat, at::kBFloat16, at::kLong, at::kUInt64}), kQuant},
+      {"x2_scale", dtype({at::kFloat, at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
+       kQuant},
+      {"x2_scale",
+       dtype({at::kLong, at::kUInt64}).when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
+       kQuant},
+      {"x2_scale", dtype({at::kFloat}).when(both(has_dtype("out", {at::kHalf}), is_given("x1_scale"))),
+       kQuant},
+      {"x2_scale", dtype({at::kLong, at::kUInt64}).when(has_dtype("out", {at::kChar})), kQuant},
+      {"x1_scale", dtype({at::kFloat}), kQuant},
+      {"x1_scale",
+       fits("have an entry for each row of x1", {"x1"},
+            [](const RuleArguments& own) -> Found {
+              const TensorView& x = own.tensor(1);
+              if (own.tensor().numel() == 1 || own.tensor().numel() == size_of(x, -2)) {
+                return std::nullopt;
+              }
+              return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+            }),
+       kQuant},
+      {"x1_scale", absent().when(has_dtype("out", {at::kInt, at::kChar})), kQuant},
+      {"bias", dtype({at::kInt, at::kFloat, at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
+       kQuant},
+      {"bias", dtype({at::kInt, at::kFloat, at::kHalf}).when(has_dtype("out", {at::kHalf})), kQuant},
+      {"bias", dtype({at::kInt}).when(has_dtype("out", {at::kInt, at::kChar})), kQuant},
+      {"bias", dtype({at::kInt}).when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
+       kQuant},
+      {"out", dtype({at::kHalf, at::kBFloat16, at::kChar, at::kInt}), kQuant},
+  };
+}
+std::vector<Row> plain_quantized_rows() {
+  std::vector<Row> rows = quantized_rows();
+  rows.push_back({"x2", contiguous_or_transposed(), kQuant});
+  rows.push_back({"x2", size_between(-1, 1, kMostInner), kQuant, {.tiling = true}});
+  return rows;
+}
+std::vector<Row> tiled_quantized_rows() {
+  std::vector<Row> rows = quantized_rows();
+  rows.push_back({"x2",
+                  that("lie in FRACTAL_NZ", {},
+                       [](const RuleArguments& own) -> Found {
+                         if (own.tensor().format == kFractal) return std::nullopt;
+                         return "format " + text(own.tensor().format);
+                       }),
+                  kQuantNz});
+  rows.push_back({"x2",
+                  that("have more than one row and column", {},
+                       [](const RuleArguments& own) -> Found {
+                         if (size_of(own.tensor(), -1) > 1 && size_of(own.tensor(), -2) > 1) {
+                           return std::nullopt;
+                         }
+                         return "sizes " + sizes_of(own.tensor());
+                       }),
+                  kQuantNz,
+                  {.tiling = true}});
+  return rows;
+}
+const bool quantized =
+    constrain({"QuantMatmulV5"}, {.bytes = 16 * kMiB, .copies = true}, plain_quantized_rows(),
+              kChips) &&
+    constrain({"QuantMatmulWeightNz"}, {.bytes = 16 * kMiB}, tiled_quantized_rows(), kChips);
+
+// --- products by groups --------------------------------------------------------------------------
+
+Condition has_integers() {
+  return {"x and weight are int8", {"x", "weight"}, [](const RuleArguments& own) {
+            return own.has(0) && own.has(1) && own.tensor(0).dtype == at::kChar &&
+                   own.tensor(1).dtype == at::kChar;
+          }};
+}
+Condition without_row_scales() { return both(has_integers(), is_missing("row_scale")); }
+Condition with_row_scales() { return both(has_integers(), is_given("row_scale")); }
+
+std::vector<Row> grouped_rows() {
+  return {
+      {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
+       kGrouped},
+      {"weight",
+       that("have the dtype of x, or be int8 or int4", {"x"},
+            [](const RuleArguments& own) -> Found {
+              const ScalarType type = own.tensor().dtype;
+              if (type == own.tensor(1).dtype || type == at::kChar || type == at::kInt ||
+                  type == at::ScalarType::QUInt4x2) {
+                return std::nullopt;
+              }
+              return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+            }),
+       kGrouped},
+      {"x", dims(2, 6), kGrouped},
+      {"weight", dims(2, 3), kGrouped},
+      {"x",
+       that("be a list of at most 128 tensors", {},
+            [](const RuleArguments& own) -> Found {
+              if (own[0].tensors.count <= 128) return std::nullopt;
+              return text(own[0].tensors.count) + " tensors";
+            }),
+       kGrouped},
+      {"x", size_between(-1, 0, kMostInner), kGrouped, {.tiling = true}},
+      {"weight", size_between(-1, 1, kMostInner), kGrouped, {.tiling = true}},
+      {"weight",
+       that("have at most 1024 groups", {},
+            [](const RuleArguments& own) -> Found {
+              if (own.tensor().dims != 3 || size_of(own.tensor(), 0) <= 1024) return std::nullopt;
+              return "sizes " + sizes_of(own.tensor());
+            }),
+       "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
+      {"group_list", dtype({at::kLong}), kGrouped},
+      {"group_list", dims(1, 2), kGrouped},
+      {"group_list",
+       fits("have an entry for each group of weight", {"weight", "group_list_form"},
+            [](const RuleArguments& own) -> Found {
+              const TensorView& weight = own.tensor(1);
+              if (weight.dims != 3 || own.integer(2) == 2 || size_of(weight, 0) == 1 ||
+                  size_of(own.tensor(), 0) == size_of(weight, 0)) {
+                return std::nullopt;
+              }
+              return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(weight);
+            }),
+       "CheckGroupListCommonTensor in aclnn_grouped_matmul.cpp"},
+      {"group_type", one_of(std::vector<int64_t>{-1, 0, 2}), kGrouped},
+      {"group_list_form", one_of(std::vector<int64_t>{0, 1, 2}), kGrouped},
+      {"bias", dtype({at::kHalf}).when(has_dtype("x", {at::kHalf})), kGrouped},
+      {"bias", dtype({at::kFloat}).when(has_dtype("x", {at::kBFloat16, at::kFloat})), kGrouped},
+      {"bias", dtype({at::kInt, at::kBFloat16}).when(has_integers()), kGrouped},
+      {"scale",
+       dtype({at::kBFloat16}).when(both(without_row_scales(), has_dtype("out", {at::kBFloat16}))),
+       kGroupedCheck},
+      {"scale", dtype({at::kFloat}).when(both(without_row_scales(), has_dtype("out", {at::kHalf}))),
+       kGroupedCheck},
+      {"scale",
+       dtype({at::kLong, at::kUInt64}).when(both(without_row_scales(), has_dtype("out", {at::kChar}))),
+       kGroupedCheck},
+      {"scale",
+       dtype({at::kBFloat16}).when(both(with_row_scales(), has_dtype("out", {at::kBFloat16}))),
+       kGroupedCheck},
+      {"scale", dtype({at::kFloat}).when(both(with_row_scales(), has_dtype("out", {at::kHalf}))),
+       kGroupedCheck},
+      {"row_scale", dtype({at::kFloat}), kGroupedCheck},
+      {"row_scale", dims(1, 1), kGroupedCheck},
+      {"row_scale", same_size(0, "x", 0), kGroupedCheck},
+      {"weight_offset", present().when(both(is_given("weight_scale"), has_dtype("weight", {at::kChar}))),
+       kGrouped},
+      {"activation", one_of(std::vector<int64_t>{0}).when(has_dtype("out", {at::kInt})), kGrouped},
+  };
+}
+
+// Whole tiles of 32 bytes by 16 rows.
+Check whole_tiles() {
+  return that("have whole tiles: inner sizes divisible by 16 and, last, by 32 bytes", {},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& weight = own.tensor();
+                const int64_t columns = 32 / static_cast<int64_t>(at::elementSize(weight.dtype));
+                // As it was cast: a transposed view has them the other way round.
+                const bool turned = weight.dims >= 2 && weight.strides[weight.dims - 2] == 1 &&
+                                    weight.sizes[weight.dims - 2] != 1;
+                const int64_t last = size_of(weight, turned ? -2 : -1);
+                const int64_t before = size_of(weight, turned ? -1 : -2);
+                if (last % columns == 0 && before % 16 == 0) return std::nullopt;
+                return "sizes " + sizes_of(weight) + " of " + name_of(weight.dtype);
+              });
+}
+std::vector<Row> tiled_grouped_rows() {
+  std::vector<Row> rows = grouped_rows();
+  rows.push_back({"weight", whole_tiles(), kGroupedNz});
+  rows.push_back({"group_type", one_of(std::vector<int64_t>{-1, 0}), kGroupedNz});
+  return rows;
+}
+const bool grouped = constrain({"GroupedMatmulV4", "GroupedMatmulV5"},
+                               {.bytes = 16 * kMiB, .copies = true}, grouped_rows(), kChips) &&
+                     constrain({"GroupedMatmulWeightNz"}, {.bytes = 16 * kMiB},
+                               tiled_grouped_rows(), kChips);
+
+}  // namespace
+}  // namespace vnpu::ops

@@ -1,0 +1,101 @@
+// What norms, gated activations and embeddings can be called with.
+// Sources: docs of ops-nn (norm, activation, index) and the pages of op-plugin.
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr char kRmsNorm[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, parameters";
+constexpr char kRmsNorm310P[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, constraints of 310P";
+constexpr char kAddRmsNorm[] = "ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md, parameters";
+constexpr char kSwiGlu[] = "ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters";
+constexpr char kEmbedding[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
+
+const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+Check trailing_dimensions_of(const char* other) {
+  return fits(std::string("have the trailing sizes of ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& gamma = own.tensor();
+                const TensorView& x = own.tensor(1);
+                bool same = gamma.dims <= x.dims;
+                for (int i = 1; same && i <= gamma.dims; ++i) {
+                  same = size_of(gamma, -i) == size_of(x, -i);
+                }
+                if (same) return std::nullopt;
+                return "sizes " + sizes_of(gamma) + " beside " + sizes_of(x);
+              });
+}
+
+const bool rms_norm = constrain(
+    {"RmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
+    {
+        {"x", dtype(kFloats), kRmsNorm},
+        {"x", dtype({at::kFloat, at::kHalf}), kRmsNorm310P, {.chips = k310P}},
+        {"x",
+         that("have a last dimension of at least 32 bytes", {},
+              [](const RuleArguments& own) -> Found {
+                const TensorView& x = own.tensor();
+                if (size_of(x, -1) * static_cast<int64_t>(at::elementSize(x.dtype)) >= 32) {
+                  return std::nullopt;
+                }
+                return "sizes " + sizes_of(x) + " of " + name_of(x.dtype);
+              }),
+         kRmsNorm310P,
+         {.chips = k310P, .tiling = true}},
+        {"x", dims(1, 8), kRmsNorm},
+        {"gamma", dtype(kFloats), kRmsNorm},
+        {"gamma", trailing_dimensions_of("x"), kRmsNorm},
+        {"y", same_dtype("x"), kRmsNorm},
+        {"y", same_sizes("x"), kRmsNorm},
+        {"rstd", dtype({at::kFloat}), kRmsNorm},
+    });
+
+const bool add_rms_norm = constrain(
+    {"AddRmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
+    {
+        {"x1", dtype(kFloats), kAddRmsNorm},
+        {"x1", dtype({at::kFloat, at::kHalf}), kAddRmsNorm, {.chips = k310P}},
+        {"x1", not_empty(),
+         "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
+         {.until = CannRelease::k8_5, .tiling = true}},
+        {"x2", same_dtype("x1"), kAddRmsNorm},
+        {"x2", same_sizes("x1"), kAddRmsNorm},
+        {"gamma", same_dtype("x1"), kAddRmsNorm},
+        {"gamma", trailing_dimensions_of("x1"), kAddRmsNorm},
+        {"y", same_dtype("x1"), kAddRmsNorm},
+        {"x", same_dtype("x1"), kAddRmsNorm},
+        {"rstd", dtype({at::kFloat}), kAddRmsNorm},
+    });
+
+const bool swiglu = constrain(
+    {"SwiGlu"}, {.bytes = 16 * kMiB},
+    {
+        {"x", dtype(kFloats), kSwiGlu},
+        {"x", dtype({at::kFloat, at::kHalf}), kSwiGlu, {.chips = k310P}},
+        {"x", contiguous(), kSwiGlu},
+        {"x", not_empty(), kSwiGlu, {.chips = k310P}},
+        {"x",
+         fits("have an even size in dimension dim", {"dim"},
+              [](const RuleArguments& own) -> Found {
+                const int64_t size = size_of(own.tensor(), static_cast<int>(own.integer(1)));
+                if (size % 2 == 0) return std::nullopt;
+                return "sizes " + sizes_of(own.tensor()) + " beside dim " + text(own.integer(1));
+              }),
+         kSwiGlu},
+        {"out", same_dtype("x"), kSwiGlu},
+        {"out", contiguous(), kSwiGlu},
+    });
+
+const bool embedding = constrain({"Embedding"}, {},
+                                 {
+                                     {"weight", dims(2, 2), kEmbedding},
+                                     {"indices", dtype({at::kInt, at::kLong}), kEmbedding},
+                                     {"out", same_dtype("weight"), kEmbedding},
+                                 });
+
+}  // namespace
+}  // namespace vnpu::ops
