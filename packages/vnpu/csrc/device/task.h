@@ -48,15 +48,10 @@ class Touched {
     }
     ++written_;
   }
-  // Memory for what a task keeps for itself while it runs; nobody reads it later, so it is no write
-  // that others are told about. A launch that is repeated has a new one each time.
+  // Memory for what a task keeps for itself while it runs: nobody else may use it meanwhile, but it
+  // is none of the task's operands. A launch that is repeated has a new one each time.
   void set_workspace(const MemoryRange& range) {
-    if (!keeps_accesses) return;
-    if (workspace_ == 0) {
-      accesses_.push_back({});
-      workspace_ = accesses_.size();
-    }
-    accesses_[workspace_ - 1] = {range.begin, range.end, true};
+    if (keeps_accesses) workspace_ = {range.begin, range.end, true};
   }
   // The nodes of a graph tell what they write themselves.
   void add_accesses_of(const Touched& other) {
@@ -64,6 +59,10 @@ class Touched {
   }
 
   const std::vector<Access>& accesses() const { return accesses_; }
+  // Null where there is none.
+  const Access* workspace() const {
+    return workspace_.begin == workspace_.end ? nullptr : &workspace_;
+  }
   template <class Visit>
   void each_written(Visit visit) const {
     for (size_t i = 0; i < written_; ++i) visit(i < kNear ? near_[i] : far_[i - kNear]);
@@ -75,7 +74,7 @@ class Touched {
   size_t written_ = 0;
   std::vector<MemoryRange> far_;
   std::vector<Access> accesses_;
-  size_t workspace_ = 0;  // its place among the accesses, from 1
+  Access workspace_ = {0, 0, true};
 };
 
 enum class Progress {

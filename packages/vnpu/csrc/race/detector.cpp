@@ -71,6 +71,9 @@ void Detector::on_launch(const Stream& stream, const Task& task, const std::stri
       Launch{task.name, stream.id, ++scope.launched[stream.id], call_site});
   now.set(static_cast<size_t>(stream.id), launch->number);
   for (const Access& access : task.touched.accesses()) check(scope, now, Use{access, launch});
+  if (const Access* const workspace = task.touched.workspace()) {
+    check(scope, now, Use{*workspace, launch});
+  }
   if (stream.capture != nullptr) return;
   for (const Access& access : task.touched.accesses()) {
     if (PinnedMemory::instance().contains(reinterpret_cast<const void*>(access.begin))) {

@@ -221,6 +221,16 @@ class NPUModelRunner(GraphRunner, UBatchRunner):
 
     # --- KV cache --------------------------------------------------------------------------
 
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """vLLM's, with heads of the size that the attention operator is called with."""
+        specs: dict[str, KVCacheSpec] = super().get_kv_cache_spec()
+        layers = self.compilation_config.static_forward_context
+        for name, spec in specs.items():
+            size = getattr(getattr(layers[name], "impl", None), "operator_head_size", None)
+            if size is not None and isinstance(spec, AttentionSpec) and size != spec.head_size:
+                specs[name] = replace(spec, head_size=size, head_size_v=size)
+        return specs
+
     def initialize_kv_cache_tensors(
         self,
         kv_cache_config: KVCacheConfig,

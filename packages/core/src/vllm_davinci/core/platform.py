@@ -1,5 +1,6 @@
 """NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
-from vllm_davinci.core.config.vllm_settings import set_for_npu
+from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
 from vllm_davinci.core.config.without_effect import check_effects
 from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
@@ -243,6 +244,8 @@ class NPUPlatform(Platform):
 
         choose_quantization(vllm_config)
         override_scheduler_fields(vllm_config)
+        if choose_model_runner(os.environ):
+            logger.info_once("model runner: V1 (%s)", WHY_V1)
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE

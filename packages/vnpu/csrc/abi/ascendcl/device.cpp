@@ -205,7 +205,8 @@ VNPU_ACL(aclrtDeviceTaskAbort, (int32_t device, uint32_t)) {
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 VNPU_ACL(aclsysGetCANNVersion, (aclCANNPackageName, aclCANNPackageVersion* version)) {
   // "8.5.0": one digit each.
-  const char* const number = Configuration::instance().cann_version();
+  // Asked for while torch_npu is imported, which settles nothing.
+  const char* const number = Configuration::of_environment().cann_version();
   std::memset(version, 0, sizeof(*version));
   std::strcpy(version->version, number);
   version->majorVersion[0] = number[0];
@@ -215,7 +216,7 @@ VNPU_ACL(aclsysGetCANNVersion, (aclCANNPackageName, aclCANNPackageVersion* versi
 }
 #pragma GCC diagnostic pop
 VNPU_ACL(aclsysGetVersionStr, (char*, char* version)) {
-  std::strcpy(version, Configuration::instance().cann_version());
+  std::strcpy(version, Configuration::of_environment().cann_version());
   return 0;
 }
 VNPU_ACL(aclGetCannAttributeList, (const aclCannAttr** list, size_t* count)) {

@@ -152,7 +152,9 @@ const bool norm_and_rope = constrain(
               [](const RuleArguments& own) -> Found {
                 const TensorView& kv = own.tensor(1);
                 const int64_t tokens = size_of(kv, 0) * size_of(kv, 2);
-                if (own.text(2).rfind("PA", 0) != 0 || own.tensor().numel() == tokens) {
+                const std::string& mode = own.text(2);
+                const bool per_token = mode == "PA" || mode == "PA_BNSD" || mode == "PA_NZ";
+                if (!per_token || own.tensor().numel() == tokens) {
                   return std::nullopt;
                 }
                 return "sizes " + sizes_of(own.tensor()) + " for " + text(tokens) + " tokens";

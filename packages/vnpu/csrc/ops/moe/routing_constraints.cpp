@@ -55,7 +55,7 @@ const bool init = constrain(
         {"quant_mode", one_of(std::vector<int64_t>{-1, 0, 1}), kInit},
         {"row_index_type", one_of(std::vector<int64_t>{0, 1}), kInit},
         {"active_range",
-         fits("be two numbers, from 0 to expertNum, the first below the second", {"experts"},
+         that("be two numbers, from 0 to expertNum, the first below the second", {"experts"},
               [](const RuleArguments& own) -> Found {
                 const std::vector<int64_t>& range = own.integers();
                 if (range.size() == 2 && range[0] >= 0 && range[0] < range[1] &&

@@ -19,7 +19,8 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="start a command on virtual NPUs")
     run.add_argument("--devices", type=int, help="number of devices (default 8)")
-    run.add_argument("--soc", help="SoC name (default Ascend910B3)")
+    run.add_argument("--soc", help="SoC name (default Ascend910B3), reference or reference:NAME")
+    run.add_argument("--cann", help="CANN release: 8.3, 8.5 or 9.0 (default 8.5)")
     run.add_argument("--memory", help="memory of each device (default 64GiB)")
     run.add_argument("--schedule", help="eager, threads or fuzz:SEED (default eager)")
     run.add_argument("--no-compute", action="store_true", help="operators do no arithmetic")
@@ -60,6 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     config = VirtualDeviceConfig(
         devices=options.devices,
         soc=options.soc,
+        cann=options.cann,
         memory=options.memory,
         schedule=options.schedule,
         compute=False if options.no_compute else None,

@@ -8,6 +8,7 @@ from vllm_davinci.vnpu.errors import VirtualDeviceError
 
 _SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
 _RACES = ("off", "report", "raise")
+_CANN = ("8.3", "8.5", "9.0")
 _SIZE = re.compile(r"\d+(KiB|MiB|GiB)?")
 
 
@@ -16,7 +17,10 @@ class VirtualDeviceConfig:
     """What the virtual devices are. None leaves the environment's value, or the default.
 
     devices:    number of devices, 1 to 64
-    soc:        SoC name, "Ascend910B3"
+    soc:        SoC name, "Ascend910B3"; "reference", "reference:NAME": with operators that take
+                any dtype and size
+    cann:       release whose documents the operators follow, "8.3", "8.5" or "9.0"
+    strict:     False: calls are not held against the documents
     memory:     memory of each device, "64GiB"
     schedule:   "eager", "threads" or "fuzz:SEED"
     compute:    False: operators are launched but do no arithmetic
@@ -27,6 +31,8 @@ class VirtualDeviceConfig:
 
     devices: int | None = None
     soc: str | None = None
+    cann: str | None = None
+    strict: bool | None = None
     memory: str | None = None
     schedule: str | None = None
     compute: bool | None = None
@@ -45,6 +51,8 @@ class VirtualDeviceConfig:
             raise VirtualDeviceError(
                 f"memory={self.memory!r}: expected a size such as '64GiB' or '512MiB'."
             )
+        if self.cann is not None and self.cann not in _CANN:
+            raise VirtualDeviceError(f"cann={self.cann!r}: expected '8.3', '8.5' or '9.0'.")
         if self.races is not None and self.races not in _RACES:
             raise VirtualDeviceError(f"races={self.races!r}: expected 'off', 'report' or 'raise'.")
         if self.wait_limit is not None and not self.wait_limit > 0:
@@ -55,6 +63,8 @@ class VirtualDeviceConfig:
         values = {
             env.VNPU_DEVICES: self.devices,
             env.VNPU_SOC: self.soc,
+            env.VNPU_CANN: self.cann,
+            env.VNPU_STRICT: None if self.strict is None else int(self.strict),
             env.VNPU_MEMORY: self.memory,
             env.VNPU_SCHEDULE: self.schedule,
             env.VNPU_COMPUTE: None if self.compute is None else int(self.compute),

@@ -7,7 +7,16 @@ VNPU_DEVICES = "VNPU_DEVICES"
 """Number of virtual devices, 1 to 64. Default 8."""
 
 VNPU_SOC = "VNPU_SOC"
-"""SoC name that the runtime reports. Default Ascend910B3."""
+"""SoC name that the runtime reports, and whose operators take what CANN documents for it. Default
+Ascend910B3. `reference` (or `reference:NAME`) reports the same, with operators that take any dtype
+and size: for comparing float32 results to the last bit."""
+
+VNPU_CANN = "VNPU_CANN"
+"""Release of CANN whose documents the operators follow: 8.3, 8.5 or 9.0. Default 8.5, the
+strictest of those that vllm-davinci supports."""
+
+VNPU_STRICT = "VNPU_STRICT"
+"""0: operators are not held against CANN's documents, and ask for no workspace. Default 1."""
 
 VNPU_MEMORY = "VNPU_MEMORY"
 """Memory of each device: bytes, or with KiB, MiB, GiB. Default 64GiB."""

@@ -326,11 +326,11 @@ def refusal(match: str, **changes: object) -> None:
 
 
 def test_wrong_arguments_are_refused_with_the_value_seen() -> None:
-    refusal("blockSize is 24", block_size=24)
+    refusal("beside blockSize 24", block_size=24)
     refusal(
         r"blockTable\[0\]\[1\] is 7", block_table=torch.tensor([[0, 7]], dtype=torch.int32).npu()
     )
-    refusal("is 50, outside 0 to 32", actual_seq_lengths_kv=[50])
-    refusal("must not decrease", actual_seq_lengths=[3])
-    refusal("sparseMode 3 needs attenMask", sparse_mode=3)
+    refusal("for a request of 50 keys in blocks of 16", actual_seq_lengths_kv=[50])
+    refusal("the end 3 of 2 tokens", actual_seq_lengths=[3])
+    refusal("mask .* must be given when sparse_mode is 2, 3 or 4", sparse_mode=3)
     refusal("2048 x 2048", sparse_mode=3, atten_mask=torch.zeros(64, 64, dtype=torch.bool).npu())

@@ -1,6 +1,7 @@
 """Calls operators through the C interface, where no Python function of torch_npu reaches them."""
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 
@@ -18,10 +19,26 @@ _ACL_TYPES = {
     torch.bool: 12,
     torch.bfloat16: 27,
 }
-_ND = 2  # aclFormat
+_ND, _FRACTAL_NZ = 2, 29  # aclFormat
+
+
+class Tiled(NamedTuple):
+    """A matrix that is said to lie in FRACTAL_NZ."""
+
+    tensor: torch.Tensor
+
 
 Argument = (
-    torch.Tensor | list[torch.Tensor] | bool | int | float | ctypes._SimpleCData | tuple[int, ...]
+    torch.Tensor
+    | Tiled
+    | list[torch.Tensor | Tiled]
+    | bool
+    | int
+    | float
+    | str
+    | ctypes._SimpleCData
+    | tuple[int, ...]
+    | None
 )
 
 
@@ -41,27 +58,42 @@ def _handle(library: ctypes.CDLL, function: str, *arguments: object) -> ctypes.c
     return ctypes.c_void_p(made)
 
 
+def _tensor(
+    library: ctypes.CDLL, tensor: torch.Tensor, layout: int, storage_sizes: tuple[int, ...]
+) -> ctypes.c_void_p:
+    return _handle(
+        library,
+        "aclCreateTensor",
+        _int64s(tuple(tensor.shape)),
+        ctypes.c_uint64(tensor.dim()),
+        _ACL_TYPES[tensor.dtype],
+        _int64s(tensor.stride()),
+        ctypes.c_int64(tensor.storage_offset()),
+        layout,
+        _int64s(storage_sizes),
+        ctypes.c_uint64(len(storage_sizes)),
+        ctypes.c_void_p(tensor.untyped_storage().data_ptr()),
+    )
+
+
 def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
     match argument:
         case torch.Tensor():
-            storage = argument.untyped_storage()
-            return _handle(
-                library,
-                "aclCreateTensor",
-                _int64s(tuple(argument.shape)),
-                ctypes.c_uint64(argument.dim()),
-                _ACL_TYPES[argument.dtype],
-                _int64s(argument.stride()),
-                ctypes.c_int64(argument.storage_offset()),
-                _ND,
-                _int64s((storage.nbytes() // argument.itemsize,)),
-                ctypes.c_uint64(1),
-                ctypes.c_void_p(storage.data_ptr()),
-            )
+            entries = argument.untyped_storage().nbytes() // argument.itemsize
+            return _tensor(library, argument, _ND, (entries,))
+        case Tiled(tensor):
+            *batch, rows, columns = tensor.shape
+            wide = 32 // tensor.itemsize
+            tiles = (*batch, -(-columns // wide), -(-rows // 16), 16, wide)
+            return _tensor(library, tensor, _FRACTAL_NZ, tiles)
         case list():
             handles = [_converted(library, tensor).value for tensor in argument]
             array = (ctypes.c_void_p * len(handles))(*handles)
             return _handle(library, "aclCreateTensorList", array, ctypes.c_uint64(len(handles)))
+        case None:
+            return ctypes.c_void_p()
+        case str():
+            return ctypes.c_char_p(argument.encode())
         case Number():
             return _handle(
                 library,
@@ -87,18 +119,34 @@ def call(name: str, *arguments: Argument) -> None:
     """Runs aclnn`name` on the current stream and waits for it.
 
     arguments: tensors on the device, lists of them (aclTensorList), tuples of ints (aclIntArray),
-    Number (aclScalar), bool, int (int64_t), float (double), or a ctypes value for any other type
-    of C. Handles live on to the end of the process. Raises RuntimeError with the device's error
-    text when a phase returns an error code.
+    Number (aclScalar), bool, int (int64_t), float (double), str (char*), None (a null pointer), or
+    a ctypes value for any other type of C. Handles live on to the end of the process. Raises
+    RuntimeError with the device's error text when a phase returns an error code.
     """
+    size, executor = _prepare(name, *arguments)
+    library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
+    workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
+    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    memory = ctypes.c_void_p(workspace.data_ptr() or None)
+    _check(name, getattr(library, f"aclnn{name}")(memory, size, executor, stream))
+    torch.npu.synchronize()
+
+
+def workspace_size(name: str, *arguments: Argument) -> int:
+    """Runs the first phase of aclnn`name` alone; the bytes of workspace that it asks for.
+
+    arguments: as of `call`; None for a null pointer
+    """
+    return _prepare(name, *arguments)[0].value
+
+
+def _prepare(name: str, *arguments: Argument) -> tuple[ctypes.c_uint64, ctypes.c_void_p]:
     library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     workspace, executor = ctypes.c_uint64(), ctypes.c_void_p()
     converted = [_converted(library, argument) for argument in arguments]
     prepare = getattr(library, f"aclnn{name}GetWorkspaceSize")
     _check(name, prepare(*converted, ctypes.byref(workspace), ctypes.byref(executor)))
-    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
-    _check(name, getattr(library, f"aclnn{name}")(None, workspace, executor, stream))
-    torch.npu.synchronize()
+    return workspace, executor
 
 
 def _check(name: str, code: int) -> None:

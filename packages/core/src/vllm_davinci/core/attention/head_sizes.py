@@ -104,9 +104,7 @@ def mla_head_sizes(
 
 
 @functools.cache
-def require_mla_decode(
-    num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype
-) -> None:
+def require_mla_decode(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
     """Raises UnsupportedFeatureError where MLA over the cache is not taken."""
 
     def attend() -> None:
@@ -132,9 +130,7 @@ def require_mla_decode(
         raise _unsupported(what, None, said)
 
 
-def _taken_size(
-    refusal: Callable[[int], str | None], head_size: int, what: str
-) -> int:
+def _taken_size(refusal: Callable[[int], str | None], head_size: int, what: str) -> int:
     said = refusal(head_size)
     if said is None:
         return head_size

@@ -62,7 +62,7 @@ def install() -> None:
         raise RuntimeError(
             "torch.cuda reports an available CUDA device, so its stream and event names cannot "
             "be pointed at torch.npu. Run vLLM for the NPU in an environment with a CPU build of "
-            "torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+            "torch: pip install torch --index-url of PyTorch's CPU builds."
         )
     for cuda_name, npu_name in ALIASES.items():
         target = getattr(npu, npu_name)

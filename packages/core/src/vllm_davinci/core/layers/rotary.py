@@ -20,9 +20,9 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import (
 
 from vllm_davinci.core.components.fused_ops import fused_op
 
-# What npu_mrope asks of the number of rotated entries per head, by bytes per element.
-# Source: the operator's documentation, constraints.
-ROTARY_DIM_MULTIPLE = {4: 16, 2: 32}
+# What npu_mrope asks of the size of a head and of the number of rotated entries in it, by bytes per
+# element. Source: the operator's documentation, head_size and rotary_dim.
+SIZE_MULTIPLE = {4: 16, 2: 32}
 
 
 class NPURotaryEmbedding(RotaryEmbedding):
@@ -45,7 +45,9 @@ class NPURotaryEmbedding(RotaryEmbedding):
             key is None
             or query.ndim != 2
             or positions.ndim != 1
-            or self.rotary_dim % ROTARY_DIM_MULTIPLE[query.element_size()]
+            or self.rotary_dim % SIZE_MULTIPLE[query.element_size()]
+            or self.head_size % SIZE_MULTIPLE[query.element_size()]
+            or query.shape[0] == 0
         ):
             return self.forward_native(positions, query, key)
         table = self._match_cos_sin_cache_dtype(query)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch_npu
+from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
@@ -60,6 +61,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
     value_bias: [num_heads * v_head_dim], or None where the norm of kv_c has no bias b. The
                 cache holds rows without it. W_UK b adds the same to a query's score of every key,
                 which the softmax does not see, and W_UV b the same to every value.
+    prefill_sizes: of the part without position and of the values, as the prefill's operator is
+                   called: those of the model, or larger ones, filled up with zeros
     """
 
     W_UK: torch.Tensor
@@ -74,7 +77,9 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         v_head_dim: int,
         kv_a_layernorm: Any,
         kv_b_proj: Any,
+        prefill_sizes: tuple[int, int],
     ) -> None:
+        self.prefill_sizes = prefill_sizes
         self.num_heads = num_heads
         self.scale = float(scale)
         self.qk_nope_head_dim = qk_nope_head_dim
@@ -248,16 +253,21 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         mask: the compressed causal one, or None where every query sees every key
         returns_lse: whether the log-sum-exp is computed; else it holds anything, or is None
         """
+        nope, value_size = self.prefill_sizes
+        if filling := nope - self.qk_nope_head_dim:
+            q_nope, k_nope = pad(q_nope, (0, filling)), pad(k_nope, (0, filling))
+        if filling := value_size - self.v_head_dim:
+            value = pad(value, (0, filling))
         query, key = q_nope, k_nope
         query_rope: torch.Tensor | None = q_pe
         key_rope: torch.Tensor | None = k_pe
-        if self.qk_nope_head_dim != self.v_head_dim:
+        if nope != value_size:
             # The operator takes separate rotary parts only beside heads of one size.
             query, key = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
             query_rope = key_rope = None
         sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
         if attend := fused_op("prefill_attention"):
-            return attend(
+            out, lse = attend(
                 query,
                 key,
                 value,
@@ -272,22 +282,26 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 ALL_TOKENS,
                 returns_lse,
             )
-        return torch_npu.npu_fused_infer_attention_score(
-            query,
-            key,
-            value,
-            query_rope=query_rope,
-            key_rope=key_rope,
-            actual_seq_lengths=actual_seq_lengths_q,
-            actual_seq_lengths_kv=actual_seq_lengths_kv,
-            atten_mask=mask,
-            sparse_mode=sparse_mode,
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_heads,
-            scale=self.scale,
-            input_layout="TND",
-            softmax_lse_flag=returns_lse,
-        )
+        else:
+            out, lse = torch_npu.npu_fused_infer_attention_score(
+                query,
+                key,
+                value,
+                query_rope=query_rope,
+                key_rope=key_rope,
+                actual_seq_lengths=actual_seq_lengths_q,
+                actual_seq_lengths_kv=actual_seq_lengths_kv,
+                atten_mask=mask,
+                sparse_mode=sparse_mode,
+                num_heads=self.num_heads,
+                num_key_value_heads=self.num_heads,
+                scale=self.scale,
+                input_layout="TND",
+                softmax_lse_flag=returns_lse,
+            )
+        if value_size != self.v_head_dim:
+            out = out[..., : self.v_head_dim].contiguous()
+        return out, lse
 
 
 def _gather(cache: MLACache, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:

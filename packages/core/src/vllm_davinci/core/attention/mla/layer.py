@@ -18,6 +18,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.selector import get_attn_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
+from vllm_davinci.core.attention.head_sizes import mla_head_sizes, require_mla_decode
 from vllm_davinci.core.attention.mla.impl import MLACache, NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
 from vllm_davinci.core.attention.mla.preprocess import MLAPreprocess, Preprocessed
@@ -56,9 +57,11 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.qk_rope_head_dim = qk_rope_head_dim
         self.kv_cache: MLACache | None = None
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
+        dtype = torch.get_default_dtype()  # that of the model while it is built
+        require_mla_decode(num_heads, kv_lora_rank, qk_rope_head_dim, dtype)
         self._backend = get_attn_backend(
             kv_lora_rank + qk_rope_head_dim,
-            torch.get_default_dtype(),
+            dtype,
             self.kv_cache_dtype,
             use_mla=True,
             num_heads=num_heads,
@@ -70,6 +73,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             v_head_dim,
             modules.kv_a_layernorm,
             modules.kv_b_proj,
+            mla_head_sizes(num_heads, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, dtype),
         )
         vllm_config = get_current_vllm_config()
         self.preprocess = MLAPreprocess(

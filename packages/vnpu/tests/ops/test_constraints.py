@@ -1,0 +1,58 @@
+"""Calls outside what CANN documents are refused, with its status, the argument and the rule."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci_testing.operators import first_phase
+from vllm_davinci_testing.operators.illegal_calls import CASES, LEGAL, Case
+from vllm_davinci_testing.processes.forked import run_together
+
+MIB = 1 << 20
+
+
+@cache
+def answers(soc: str, cann: str) -> dict[str, str]:
+    variables = {"VNPU_SOC": soc, "VNPU_CANN": cann}
+    [ended] = run_together([Path(first_phase.__file__)], [variables])
+    assert ended.status == 0, ended.output[-4000:]
+    found: dict[str, str] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("operator", LEGAL)
+def test_a_call_within_the_documents_passes(operator: str) -> None:
+    assert answers("Ascend910B3", "8.5")[operator].isdigit(), answers("Ascend910B3", "8.5")[
+        operator
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "case"), [pytest.param(*each, id=each[1].id) for each in enumerate(CASES)]
+)
+def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> None:
+    said = answers(case.soc, case.cann)[str(number)]
+    assert said.startswith(f"aclnn{case.operator} returned {case.code}: "), said
+    if case.argument:
+        assert f"aclnn{case.operator}: {case.argument} (argument " in said, said
+        assert "Source: " in said and f"on {case.soc} with CANN {case.cann}" in said
+    assert case.rule in said, said
+
+
+@pytest.mark.parametrize(
+    ("operator", "least"),
+    [
+        ("RmsNorm", 16 * MIB),
+        ("ScatterPaKvCache", 16 * MIB),
+        ("Mm", 20 * MIB),
+        ("TransposeBatchMatMul", 24 * MIB),
+        ("InterleaveRope", 32),
+        ("KvRmsNormRopeCache", 32),
+    ],
+)
+def test_an_operator_asks_for_its_workspace(operator: str, least: int) -> None:
+    assert int(answers("Ascend910B3", "8.5")[operator]) == least

@@ -1,0 +1,64 @@
+"""A program: what the first phases of `illegal_calls` answer on the devices of this process.
+
+Prints JSON: the answer of each legal call by its operator, of each case by its number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+from vllm_davinci_testing.operators import aclnn
+from vllm_davinci_testing.operators.illegal_calls import CASES, LEGAL, Operand
+
+
+@cache
+def tensor_of(operand: Operand) -> torch.Tensor:
+    dtype = getattr(torch, operand.dtype)
+    if operand.apart:
+        *outer, last = operand.sizes
+        # Rows with a gap; a vector with a gap between its entries.
+        wide = torch.empty(*outer, 2 * last, dtype=dtype, device="npu")
+        return wide[..., ::2] if not outer else wide[..., :last]
+    if operand.is_tiled:  # tiles that are not full take more memory
+        memory = torch.empty(2 * math.prod(operand.sizes) + 4096, dtype=dtype, device="npu")
+        return memory[: math.prod(operand.sizes)].view(operand.sizes)
+    return torch.empty(operand.sizes, dtype=dtype, device="npu")
+
+
+def argument_of(value: Any) -> aclnn.Argument:
+    if isinstance(value, Operand):
+        tensor = tensor_of(value)
+        return aclnn.Tiled(tensor) if value.is_tiled else tensor
+    if isinstance(value, list):
+        return [argument_of(each) for each in value]
+    return value
+
+
+def answer(operator: str, arguments: dict[str, Any]) -> str:
+    """The refusal, or the bytes of workspace."""
+    try:
+        return str(aclnn.workspace_size(operator, *map(argument_of, arguments.values())))
+    except RuntimeError as error:
+        return str(error)
+
+
+def answers() -> dict[str, str]:
+    torch.npu.set_device(0)
+    found = {}
+    if (soc := os.environ["VNPU_SOC"]) == "Ascend910B3" and os.environ["VNPU_CANN"] == "8.5":
+        found |= {operator: answer(operator, legal) for operator, legal in LEGAL.items()}
+    for number, case in enumerate(CASES):
+        if (case.soc, case.cann) == (soc, os.environ["VNPU_CANN"]):
+            found[str(number)] = answer(case.operator, {**LEGAL[case.operator], **case.changes})
+    return found
+
+
+if __name__ == "__main__":
+    json.dump(answers(), sys.stdout)

@@ -1,0 +1,1145 @@
+"""Calls of operators that CANN's documents do not allow, each beside one that they do.
+
+`LEGAL` has the arguments of a call that passes, in the order of the C interface and under the names
+of the operator's row in vnpu; a case changes some of them. Nothing is launched: the first phase of
+an operator says what it takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PARAMETER = 161002
+TILING = 561002
+
+A2, A3, A310P = "Ascend910B3", "Ascend910_9391", "Ascend310P3"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor on the device. apart: its rows have a gap, as those of a divided projection"""
+
+    sizes: tuple[int, ...]
+    dtype: str = "bfloat16"
+    apart: bool = False
+    is_tiled: bool = False
+
+    def __call__(self, **changes: Any) -> Operand:
+        return Operand(**{**self.__dict__, **changes})
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    operator: without aclnn
+    argument: that the refusal names
+    rule:     a part of the rule that it states
+    changes:  arguments in place of those of the legal call
+    code:     status of CANN
+    """
+
+    operator: str
+    argument: str
+    rule: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    code: int = PARAMETER
+    soc: str = A2
+    cann: str = "8.5"
+
+    @property
+    def id(self) -> str:
+        changed = "-".join(self.changes)
+        return f"{self.operator}-{self.argument}-{self.rule[:40]}-{changed}-{self.soc}-{self.cann}"
+
+
+def ints(*values: int) -> tuple[int, ...]:
+    return values
+
+
+def t(*sizes: int, dtype: str = "bfloat16") -> Operand:
+    return Operand(sizes, dtype)
+
+
+def f32(*sizes: int) -> Operand:
+    return Operand(sizes, "float32")
+
+
+def f16(*sizes: int) -> Operand:
+    return Operand(sizes, "float16")
+
+
+def i8(*sizes: int) -> Operand:
+    return Operand(sizes, "int8")
+
+
+def i32(*sizes: int) -> Operand:
+    return Operand(sizes, "int32")
+
+
+def i64(*sizes: int) -> Operand:
+    return Operand(sizes, "int64")
+
+
+def byte(value: int) -> ctypes.c_int8:
+    return ctypes.c_int8(value)
+
+
+def word(value: int) -> ctypes.c_int32:
+    return ctypes.c_int32(value)
+
+
+ALL = 2**31 - 1
+MASK = Operand((2048, 2048), "int8")
+_BEFORE_LENGTHS = {"bias": None, "mask": MASK}
+_AFTER_LENGTHS = dict.fromkeys(
+    (
+        "dequant_scores",
+        "quant_weights",
+        "dequant_values",
+        "out_scale",
+        "out_offset",
+        "scale_of_both",
+        "offset_of_both",
+    )
+)
+_AFTER_TABLE = dict.fromkeys(
+    (
+        "query_padding",
+        "key_padding",
+        "key_scale",
+        "key_offset",
+        "value_scale",
+        "value_offset",
+        "key_prefix",
+        "value_prefix",
+        "prefix_length",
+    )
+)
+# Two requests of 3 and 4 new tokens over a paged cache, 8 heads over 2.
+_ATTENTION = {
+    "query": t(7, 8, 128),
+    "key": [t(6, 128, 256)],
+    "value": [t(6, 128, 256)],
+    **_BEFORE_LENGTHS,
+    "query_lengths": ints(3, 7),
+    "key_lengths": ints(130, 4),
+    **_AFTER_LENGTHS,
+    "block_table": i32(2, 2),
+    **_AFTER_TABLE,
+}
+_ATTENTION_NUMBERS = {
+    "query_heads": 8,
+    "scale": 0.1,
+    "pre_tokens": ALL,
+    "next_tokens": ALL,
+    "layout": "TND",
+    "key_heads": 2,
+    "sparse_mode": 3,
+    "inner_precise": 0,
+    "block_size": 128,
+    "mode_of_both": 0,
+    "wants_lse": False,
+    "key_mode": 0,
+    "value_mode": 0,
+    "out": t(7, 8, 128),
+    "lse": f32(0),
+}
+_ROPE = {"query_rope": None, "key_rope": None, "rope_scale": None}
+# One new token of each of two requests over compressed rows.
+_DECODE = {
+    "query": t(2, 16, 512),
+    "key": [t(6, 128, 512)],
+    "value": [t(6, 128, 512)],
+    "mask": None,
+    "query_lengths": ints(1, 2),
+    "query_rope": t(2, 16, 64),
+    "key_rope": t(6, 128, 64),
+    "query_heads": 16,
+    "layout": "TND_NTD",
+    "key_heads": 1,
+    "sparse_mode": 0,
+    "out": t(16, 2, 512),
+}
+# Both requests over themselves.
+_PREFILL = {
+    "key": [t(7, 2, 128)],
+    "value": [t(7, 2, 128)],
+    "key_lengths": ints(3, 7),
+    "block_table": None,
+    "block_size": 0,
+}
+
+
+def _quant_matmul(tiled: bool) -> dict[str, Any]:
+    return {
+        "x1": i8(5, 64),
+        "x2": Operand((64, 96), "int8", is_tiled=tiled),
+        "x1_scale": f32(5),
+        "x2_scale": f32(96),
+        "y_scale": None,
+        "x1_offset": None,
+        "x2_offset": None,
+        "y_offset": None,
+        "bias": None,
+        "transpose1": False,
+        "transpose2": False,
+        "group_size": 0,
+        "out": t(5, 96),
+    }
+
+
+def _grouped_matmul(tiled: bool) -> dict[str, Any]:
+    return {
+        "x": [i8(6, 64)],
+        "weight": [Operand((4, 64, 96), "int8", is_tiled=tiled)],
+        "bias": None,
+        "scale": [t(4, 96)],
+        "offset": None,
+        "weight_scale": None,
+        "weight_offset": None,
+        "row_scale": [f32(6)],
+        "group_list": i64(4),
+        "activation_input": None,
+        "activation_scale": None,
+        "activation_offset": None,
+        "split_item": 3,
+        "group_type": 0,
+        "group_list_form": 1,
+        "activation": 0,
+        "tuning": None,
+        **({"quant_group_size": 0} if tiled else {}),
+        "out": [t(6, 96)],
+        "activation_out": None,
+        "scale_out": None,
+    }
+
+
+_ROTARY = {
+    "positions": i64(7),
+    "query": t(7, 8 * 128),
+    "key": t(7, 2 * 128),
+    "table": t(64, 64),
+    "section": ints(0, 0, 0),
+    "head_size": 128,
+    "half_style": True,
+    "query_out": t(7, 8 * 128),
+    "key_out": t(7, 2 * 128),
+}
+
+LEGAL: dict[str, dict[str, Any]] = {
+    "FusedInferAttentionScoreV3": {**_ATTENTION, **_ROPE, **_ATTENTION_NUMBERS},
+    "FusedInferAttentionScoreV2": {**_ATTENTION, **_ATTENTION_NUMBERS},
+    "ScatterPaKvCache": {
+        "key": t(7, 2, 128),
+        "key_cache": t(3, 128, 2, 128),
+        "slot_mapping": i64(7),
+        "value": t(7, 2, 128),
+        "value_cache": t(3, 128, 2, 128),
+        "compress_lens": None,
+        "compress_offset": None,
+        "seq_lens": None,
+        "cache_mode": "Norm",
+        "scatter_mode": "None",
+        "strides": ints(1, 1),
+        "offsets": ints(0, 0),
+    },
+    "GatherPaKvCache": {
+        "key_cache": t(3, 128, 1, 512),
+        "value_cache": t(3, 128, 1, 64),
+        "block_tables": i32(2, 2),
+        "seq_lens": i32(2),
+        "key": t(9, 1, 512),
+        "value": t(9, 1, 64),
+        "seq_offset": i32(2),
+        "cache_mode": "Norm",
+        "cumulative": False,
+    },
+    "KvRmsNormRopeCache": {
+        "kv": t(7, 1, 1, 576),
+        "gamma": t(512),
+        "cos": t(7, 1, 1, 64),
+        "sin": t(7, 1, 1, 64),
+        "index": i64(7),
+        "rope_cache": t(3, 128, 1, 64),
+        "latent_cache": t(3, 128, 1, 512),
+        "rope_scale": None,
+        "latent_scale": None,
+        "rope_offset": None,
+        "latent_offset": None,
+        "epsilon": 1e-6,
+        "cache_mode": "PA_BNSD",
+        "wants_rows": False,
+        "rope_out": None,
+        "latent_out": None,
+    },
+    "InterleaveRope": {
+        "x": t(7, 16, 1, 64),
+        "cos": t(7, 1, 1, 64),
+        "sin": t(7, 1, 1, 64),
+        "out": t(7, 16, 1, 64),
+    },
+    "RopeWithSinCosCache": _ROTARY,
+    "AttentionUpdate": {
+        "lse": [f32(14), f32(14)],
+        "parts": [t(14, 128), t(14, 128)],
+        "wants_lse": 1,
+        "out": t(14, 128),
+        "lse_out": f32(14),
+    },
+    "RmsNorm": {
+        "x": t(7, 256),
+        "gamma": t(256),
+        "epsilon": 1e-6,
+        "y": t(7, 256),
+        "rstd": f32(7, 1),
+    },
+    "AddRmsNorm": {
+        "x1": t(7, 256),
+        "x2": t(7, 256),
+        "gamma": t(256),
+        "epsilon": 1e-6,
+        "y": t(7, 256),
+        "rstd": f32(7, 1),
+        "x": t(7, 256),
+    },
+    "SwiGlu": {"x": t(7, 256), "dim": -1, "out": t(7, 128)},
+    "Embedding": {"weight": t(100, 64), "indices": i64(7), "out": t(7, 64)},
+    "Mm": {"self": t(7, 64), "mat2": t(64, 96), "out": t(7, 96), "type": byte(0)},
+    "Matmul": {"self": t(7, 64), "mat2": t(64, 96), "out": t(7, 96), "type": byte(0)},
+    "BatchMatMul": {"self": t(2, 7, 64), "mat2": t(2, 64, 96), "out": t(2, 7, 96), "type": byte(0)},
+    "TransposeBatchMatMul": {
+        "x1": t(7, 16, 128),
+        "x2": t(16, 128, 512),
+        "bias": None,
+        "scale": None,
+        "permute_x1": ints(1, 0, 2),
+        "permute_x2": ints(0, 1, 2),
+        "permute_y": ints(1, 0, 2),
+        "type": byte(0),
+        "split": word(1),
+        "out": t(7, 16, 512),
+    },
+    "QuantMatmulV5": _quant_matmul(False),
+    "QuantMatmulWeightNz": _quant_matmul(True),
+    "GroupedMatmulV5": _grouped_matmul(False),
+    "GroupedMatmulWeightNz": _grouped_matmul(True),
+    "DynamicQuant": {"x": t(7, 64), "smooth": None, "y": i8(7, 64), "scale": f32(7)},
+    "DynamicQuantV2": {
+        "x": t(7, 64),
+        "smooth": None,
+        "groups": None,
+        "type": 2,
+        "y": i8(7, 64),
+        "scale": f32(7),
+        "offset": f32(7),
+    },
+    "Quantize": {
+        "x": t(7, 64),
+        "scales": f32(64),
+        "zero_points": i32(64),
+        "type": word(2),
+        "axis": word(-1),
+        "out": i8(7, 64),
+    },
+    "AscendQuantV3": {
+        "x": t(7, 64),
+        "scale": t(64),
+        "offset": t(64),
+        "squared": False,
+        "round_mode": "round",
+        "type": word(2),
+        "axis": word(-1),
+        "y": i8(7, 64),
+    },
+    "DequantBias": {
+        "x": i32(7, 64),
+        "weight_scale": t(64),
+        "activation_scale": f32(7),
+        "bias": None,
+        "type": 27,
+        "out": t(7, 64),
+    },
+    "DequantSwigluQuant": {
+        "x": i32(7, 256),
+        "weight_scale": f32(4, 256),
+        "activation_scale": f32(7),
+        "bias": None,
+        "quant_scale": None,
+        "quant_offset": None,
+        "group_index": i64(4),
+        "activate_left": True,
+        "quant_mode": "dynamic",
+        "y": i8(7, 128),
+        "scale": f32(7),
+    },
+    "MoeInitRoutingV3": {
+        "x": t(7, 64),
+        "expert_index": i32(7, 2),
+        "scale": None,
+        "offset": None,
+        "active_rows": 14,
+        "capacity": 0,
+        "experts": 8,
+        "drop_pad_mode": 0,
+        "count_form": 1,
+        "wants_counts": True,
+        "quant_mode": -1,
+        "active_range": ints(0, 8),
+        "row_index_type": 0,
+        "x_out": t(14, 64),
+        "row_index_out": i32(14),
+        "counts_out": i64(8),
+        "scale_out": None,
+    },
+    "MoeGatingTopK": {
+        "x": f32(7, 64),
+        "bias": f32(64),
+        "k": 4,
+        "chosen_groups": 2,
+        "groups": 8,
+        "group_score": 1,
+        "renormalize": 0,
+        "activation": 1,
+        "wants_scores": False,
+        "scaling_factor": 1.0,
+        "epsilon": 1e-20,
+        "y": f32(7, 4),
+        "expert_index": i32(7, 4),
+        "scores": f32(7, 64),
+    },
+    "MoeGatingTopKSoftmaxV2": {
+        "x": t(7, 64),
+        "finished": None,
+        "k": 4,
+        "renormalize": 0,
+        "wants_softmax": False,
+        "y": t(7, 4),
+        "expert_index": i32(7, 4),
+        "softmax_out": None,
+    },
+    "MoeFinalizeRoutingV2": {
+        "rows": t(14, 64),
+        "row_index": i32(14),
+        "skip1": None,
+        "skip2": None,
+        "bias": None,
+        "scales": t(7, 2),
+        "expert_index": None,
+        "drop_pad_mode": 2,
+        "out": t(7, 64),
+    },
+    "MoeReRouting": {
+        "tokens": t(7, 64),
+        "counts": i32(2, 4),
+        "scales": f32(7),
+        "count_form": 1,
+        "index_type": 0,
+        "tokens_out": t(7, 64),
+        "scales_out": f32(7),
+        "index_out": i32(7),
+        "counts_out": i32(4),
+    },
+}
+
+
+def _attention(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("FusedInferAttentionScoreV3", argument, rule, changes, code)
+
+
+def _decode(argument: str, rule: str, **changes: Any) -> Case:
+    return _attention(argument, rule, TILING, **{**_DECODE, **changes})
+
+
+def _sizes(query: int, value: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "query": t(7, heads, query),
+        "key": [t(6, 128, kv_heads * query)],
+        "value": [t(6, 128, kv_heads * value)],
+        "query_heads": heads,
+        "key_heads": kv_heads,
+        "out": t(7, heads, value),
+        **more,
+    }
+
+
+_EQUAL = "equal head sizes of 64 or 128"
+
+ATTENTION = [
+    _attention("query", "be float16, bfloat16 or int8", query=f32(7, 8, 128)),
+    _attention("key", "be float16 or bfloat16 as query", key=[f16(6, 128, 256)]),
+    _attention("value", "dtype of key", value=[f16(6, 128, 256)]),
+    _attention("layout", "be 'BSH'", layout="THD"),
+    _attention("query_heads", "be 1 to 256", **_sizes(128, 128, 257, 1)),
+    _attention("key_heads", "be 0 to 256", key_heads=-1),
+    _attention("key_heads", "divide queryHeads", **_sizes(128, 128, 8, 3)),
+    _attention("key_heads", "at most 64 query heads", **_sizes(128, 128, 71, 1)),
+    _attention("query", "at most 512 entries, a multiple of 16", **_sizes(72, 72, 8, 2)),
+    _attention("query", "at most 512 entries, a multiple of 16", **_sizes(528, 528, 8, 2)),
+    _attention("mask", "bool, int8 or uint8", mask=f16(2048, 2048)),
+    _attention("mask", "be given when sparse_mode is 2, 3 or 4", mask=None),
+    _attention("mask", "end in [2048, 2048]", mask=Operand((128, 128), "int8")),
+    _attention("mask", "be null", TILING, sparse_mode=0),
+    _attention("sparse_mode", "be 0, 1, 2, 3 or 4", sparse_mode=5),
+    _attention("sparse_mode", "be 0, 3 or 4", TILING, sparse_mode=2),
+    _attention("sparse_mode", "be 0, 3 or 4", TILING, sparse_mode=1),
+    _attention(
+        "pre_tokens", "not be below -nextTokens", sparse_mode=4, pre_tokens=-9, next_tokens=5
+    ),
+    _attention("pre_tokens", "be -2147483648 to 2147483647", pre_tokens=2**31),
+    _attention("next_tokens", "be -2147483648 to 2147483647", next_tokens=2**31),
+    _attention("query_lengths", "be given", query_lengths=None),
+    _attention("key_lengths", "be given", key_lengths=None),
+    _attention("query_lengths", "end with the tokens of query", query_lengths=ints(3, 6)),
+    _attention("query_lengths", "end with the tokens of query", query_lengths=ints(8, 7)),
+    _attention("key_lengths", "an entry for each request", key_lengths=ints(130, 4, 9)),
+    _attention(
+        "key_lengths", "end with the tokens of key", **{**_PREFILL, "key_lengths": ints(3, 6)}
+    ),
+    _attention("query_lengths", "no request more queries than keys", key_lengths=ints(130, 3)),
+    _attention(
+        "query_lengths",
+        "at most 4096 entries",
+        TILING,
+        query=t(4097, 8, 128),
+        out=t(4097, 8, 128),
+        query_lengths=ints(*range(1, 4098)),
+        key_lengths=ints(*[1] * 4097),
+        block_table=i32(4097, 1),
+    ),
+    _attention("block_table", "be int32", block_table=i64(2, 2)),
+    _attention("block_table", "have 2 dimensions", block_table=i32(4)),
+    _attention("block_table", "a row for each request", block_table=i32(3, 2)),
+    _attention("block_table", "a column for each block", key_lengths=ints(300, 4)),
+    _attention(
+        "block_size", "be a multiple of 16, at most 512", block_size=1024, key=[t(6, 1024, 256)]
+    ),
+    _attention(
+        "block_size", "be a multiple of 16, at most 512", block_size=24, block_table=i32(2, 8)
+    ),
+    _attention("key", "have blocks of blockSize tokens", block_size=64, block_table=i32(2, 3)),
+    _attention(
+        "key",
+        "rows of at most 65535 entries",
+        **_sizes(512, 512, 256, 256, mask=None, sparse_mode=0),
+    ),
+    _attention("inner_precise", "be 0, 1, 2 or 3", inner_precise=4),
+    _attention("inner_precise", "be 0 with fewer key heads", TILING, inner_precise=1),
+    _attention("out", "dtype of query", out=f16(7, 8, 128)),
+    _attention("lse", "be float32", lse=f16(0)),
+    _attention("lse", "be [tokens, heads, 1]", wants_lse=True, lse=f32(7, 8)),
+    # Sizes of heads.
+    _attention("query", _EQUAL, TILING, **_sizes(80, 80, 8, 8)),
+    _attention("query", _EQUAL, TILING, **_sizes(80, 80, 8, 2)),
+    _attention("query", _EQUAL, TILING, **_sizes(96, 96, 8, 2)),
+    _attention("query", _EQUAL, TILING, **_sizes(256, 256, 8, 2)),
+    _attention("query", _EQUAL, TILING, **_sizes(192, 192, 8, 2)),
+    _attention("query", _EQUAL, TILING, **_sizes(320, 256, 8, 8)),
+    Case(
+        "FusedInferAttentionScoreV3",
+        "query",
+        "equal ones up to 256 with fewer key heads",
+        _sizes(256, 256, 8, 8),
+        TILING,
+        cann="9.0",
+    ),
+    Case("FusedInferAttentionScoreV2", "query", _EQUAL, _sizes(80, 80, 8, 2), TILING),
+    Case("FusedInferAttentionScoreV2", "query", "float16, bfloat16", {"query": f32(7, 8, 128)}),
+    # CANN 8.3.
+    Case("FusedInferAttentionScoreV3", "block_table", "be null", {}, TILING, cann="8.3"),
+    Case(
+        "FusedInferAttentionScoreV3",
+        "query",
+        "be bfloat16",
+        {
+            **_PREFILL,
+            "query": f16(7, 8, 128),
+            "key": [f16(7, 2, 128)],
+            "value": [f16(7, 2, 128)],
+            "out": f16(7, 8, 128),
+        },
+        TILING,
+        cann="8.3",
+    ),
+    Case("FusedInferAttentionScoreV3", "query_heads", "32, 64 or 128", _DECODE, TILING, cann="8.3"),
+    # MLA.
+    _attention("key_rope", "be given when query_rope", **{**_DECODE, "key_rope": None}),
+    _attention("query_rope", "be given when key_rope", **{**_DECODE, "query_rope": None}),
+    _attention("query_rope", "dtype of query", **{**_DECODE, "query_rope": f16(2, 16, 64)}),
+    _attention("key_rope", "dtype of key", **{**_DECODE, "key_rope": f16(6, 128, 64)}),
+    _decode("query_rope", "have size 64", query_rope=t(2, 16, 32)),
+    _attention(
+        "query_rope", "the tokens and heads of query", **{**_DECODE, "query_rope": t(2, 8, 64)}
+    ),
+    _decode(
+        "query", "equal head sizes of 128, or of 512", query=t(2, 16, 256), key=[t(6, 128, 256)]
+    ),
+    _decode("query_rope", "be given when the heads", query_rope=None, key_rope=None),
+    _decode(
+        "block_table",
+        "be given when the heads",
+        block_table=None,
+        key=[t(9, 1, 512)],
+        value=[t(9, 1, 512)],
+        key_rope=t(9, 1, 64),
+        key_lengths=ints(4, 9),
+    ),
+    _decode("key_heads", "be 1", key_heads=2, key=[t(6, 128, 1024)], value=[t(6, 128, 1024)]),
+    _decode(
+        "query_heads",
+        "be 1, 2, 4, 8, 16, 32, 64 or 128",
+        query=t(2, 20, 512),
+        query_rope=t(2, 20, 64),
+        query_heads=20,
+        out=t(20, 2, 512),
+    ),
+    _decode(
+        "query_lengths",
+        "no request more than 16 queries",
+        query=t(18, 16, 512),
+        query_rope=t(18, 16, 64),
+        query_lengths=ints(17, 18),
+        mask=MASK,
+        sparse_mode=3,
+        out=t(16, 18, 512),
+    ),
+    _decode("wants_lse", "be 0", wants_lse=True, lse=f32(2, 16, 1)),
+    _decode(
+        "query_lengths",
+        "a single query under sparseMode 0",
+        query=t(3, 16, 512),
+        query_rope=t(3, 16, 64),
+        query_lengths=ints(2, 3),
+        out=t(16, 3, 512),
+    ),
+    Case("FusedInferAttentionScoreV3", "", "has no such operator", {}, TILING, soc=A310P),
+]
+
+
+def _scatter(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("ScatterPaKvCache", argument, rule, changes, code)
+
+
+def _gather(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("GatherPaKvCache", argument, rule, changes, code)
+
+
+def _norm_rope(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("KvRmsNormRopeCache", argument, rule, changes, code)
+
+
+def _rope(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("InterleaveRope", argument, rule, changes, code)
+
+
+def _rotary(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("RopeWithSinCosCache", argument, rule, changes, code)
+
+
+_KEY = LEGAL["ScatterPaKvCache"]["key"]
+CACHES = [
+    _scatter(
+        "key",
+        "float16, bfloat16 or int8",
+        key=f32(7, 2, 128),
+        value=f32(7, 2, 128),
+        key_cache=f32(3, 128, 2, 128),
+        value_cache=f32(3, 128, 2, 128),
+    ),
+    _scatter("key", "have 3 to 4 dimensions", key=t(7, 256)),
+    _scatter("key", "be contiguous", key=_KEY(apart=True)),
+    _scatter("value", "be contiguous", value=_KEY(apart=True)),
+    _scatter(
+        "key", "not be empty", TILING, key=t(0, 2, 128), value=t(0, 2, 128), slot_mapping=i64(0)
+    ),
+    _scatter("value", "dtype of key", value=f16(7, 2, 128)),
+    _scatter("value", "tokens and heads of key", value=t(6, 2, 128)),
+    _scatter("key_cache", "dtype of key", key_cache=f16(3, 128, 2, 128)),
+    _scatter("key_cache", "have 4 to 5 dimensions", key_cache=t(3, 128, 256)),
+    _scatter("key_cache", "be contiguous", key_cache=t(3, 128, 2, 128)(apart=True)),
+    _scatter("key_cache", "hold the heads of key", key_cache=t(3, 128, 4, 128)),
+    _scatter("key_cache", "a slot for each token", key_cache=t(1, 4, 2, 128)),
+    _scatter(
+        "key_cache",
+        "end in pieces of 32 bytes",
+        cache_mode="PA_NZ",
+        key_cache=t(3, 8, 128, 32),
+        value_cache=t(3, 16, 128, 16),
+    ),
+    _scatter("value_cache", "dtype of key", value_cache=f16(3, 128, 2, 128)),
+    _scatter("value_cache", "be contiguous", value_cache=t(3, 128, 2, 128)(apart=True)),
+    _scatter(
+        "value_cache",
+        "end in pieces of 32 bytes",
+        cache_mode="PA_NZ",
+        key_cache=t(3, 16, 128, 16),
+        value_cache=t(3, 8, 128, 32),
+    ),
+    _scatter("slot_mapping", "be int32 or int64", slot_mapping=f32(7)),
+    _scatter("slot_mapping", "be contiguous", slot_mapping=i64(7)(apart=True)),
+    _scatter("slot_mapping", "have 1 to 2 dimensions", slot_mapping=i64(7, 1, 1)),
+    _scatter("slot_mapping", "size of key's dimension 0", slot_mapping=i64(6)),
+    _scatter("cache_mode", "be '', 'Norm'", cache_mode="PA"),
+    Case("ScatterPaKvCache", "", "has no such operator", {}, TILING, soc=A310P),
+    _gather("key_cache", "float16, bfloat16 or int8", key_cache=f32(3, 128, 1, 512)),
+    _gather("value_cache", "dtype of key_cache", value_cache=f16(3, 128, 1, 64)),
+    _gather("key", "dtype of key_cache", key=f16(9, 1, 512)),
+    _gather("value", "dtype of value_cache", value=f16(9, 1, 64)),
+    _gather("key_cache", "be contiguous", key_cache=t(3, 128, 1, 512)(apart=True)),
+    _gather("value_cache", "be contiguous", value_cache=t(3, 128, 1, 64)(apart=True)),
+    _gather("key", "be contiguous", key=t(9, 1, 512)(apart=True)),
+    _gather("value", "be contiguous", value=t(9, 1, 64)(apart=True)),
+    _gather("block_tables", "be int32", block_tables=i64(2, 2)),
+    _gather("block_tables", "have 2 dimensions", block_tables=i32(2)),
+    _gather("block_tables", "be contiguous", block_tables=i32(2, 2)(apart=True)),
+    _gather("block_tables", "not be empty", block_tables=i32(2, 0)),
+    _gather("seq_lens", "be int32", seq_lens=i64(2)),
+    _gather("seq_lens", "have 1 dimensions", seq_lens=i32(2, 1)),
+    _gather("seq_lens", "be contiguous", seq_lens=i32(2)(apart=True)),
+    _gather("seq_offset", "be int32", seq_offset=i64(2)),
+    _gather("seq_offset", "be contiguous", seq_offset=i32(2)(apart=True)),
+    _gather("value", "size of key's dimension 0", value=t(8, 1, 64)),
+    _gather(
+        "key", "rows of at most 148 KiB", TILING, key=t(9, 128, 640), key_cache=t(3, 128, 128, 640)
+    ),
+    _norm_rope("kv", "be float16 or bfloat16", kv=f32(7, 1, 1, 576)),
+    _norm_rope("kv", "have 4 dimensions", kv=t(7, 576)),
+    _norm_rope("kv", "have size 1 in its dimension 1", TILING, kv=t(7, 2, 1, 576)),
+    _norm_rope("kv", "not be empty", TILING, kv=t(0, 1, 1, 576)),
+    _norm_rope("kv", "have size 576", TILING, kv=t(7, 1, 1, 320)),
+    _norm_rope("gamma", "dtype of kv", gamma=f32(512)),
+    _norm_rope("gamma", "have 1 dimensions", gamma=t(1, 512)),
+    _norm_rope("gamma", "have size 512", TILING, gamma=t(256)),
+    _norm_rope("cos", "dtype of kv", cos=f32(7, 1, 1, 64)),
+    _norm_rope("sin", "dtype of kv", sin=f32(7, 1, 1, 64)),
+    _norm_rope("cos", "have size 64", TILING, cos=t(7, 1, 1, 32), sin=t(7, 1, 1, 32)),
+    _norm_rope("sin", "sizes of cos", sin=t(7, 1, 2, 64)),
+    _norm_rope("cos", "size of kv's dimension 0", cos=t(6, 1, 1, 64), sin=t(6, 1, 1, 64)),
+    _norm_rope("index", "be int64", index=i32(7)),
+    _norm_rope("index", "an entry for each token", index=i64(6)),
+    _norm_rope("rope_cache", "dtype of kv, or int8", rope_cache=f16(3, 128, 1, 64)),
+    _norm_rope("latent_cache", "dtype of kv, or int8", latent_cache=f16(3, 128, 1, 512)),
+    _norm_rope("rope_cache", "be contiguous", rope_cache=t(3, 128, 1, 64)(apart=True)),
+    _norm_rope("latent_cache", "be contiguous", latent_cache=t(3, 128, 1, 512)(apart=True)),
+    _norm_rope("rope_cache", "have size 64", TILING, rope_cache=t(3, 128, 1, 32)),
+    _norm_rope("latent_cache", "have size 512", TILING, latent_cache=t(3, 128, 1, 256)),
+    _norm_rope("cache_mode", "be '', 'Norm'", cache_mode="PA_BSND"),
+    _norm_rope("rope_offset", "be null", rope_offset=f32(64)),
+    _norm_rope("latent_offset", "be null", latent_offset=f32(512)),
+    _rope("x", "be float16 or bfloat16", x=f32(7, 16, 1, 64)),
+    _rope("x", "have 4 dimensions", x=t(7, 16, 64)),
+    _rope("x", "not be empty", TILING, x=t(0, 16, 1, 64)),
+    _rope("x", "have size 64", TILING, x=t(7, 16, 1, 128)),
+    _rope("cos", "dtype of x", cos=f32(7, 1, 1, 64)),
+    _rope("sin", "dtype of x", sin=f32(7, 1, 1, 64)),
+    _rope("cos", "have size 64", TILING, cos=t(7, 1, 1, 32)),
+    _rope("cos", "have size 1 in its dimension 1", TILING, cos=t(7, 16, 1, 64)),
+    _rope("cos", "size of x's dimension 0", cos=t(6, 1, 1, 64)),
+    _rope("sin", "sizes of cos", sin=t(7, 1, 2, 64)),
+    _rope("out", "sizes of x", out=t(7, 8, 1, 64)),
+    _rope("out", "dtype of x", out=f16(7, 16, 1, 64)),
+    _rotary("query", "float16, bfloat16 or float32", query=i32(7, 1024)),
+    _rotary("key", "dtype of query", key=f32(7, 256)),
+    _rotary("table", "dtype of query", table=f32(64, 64)),
+    _rotary("query", "have 2 dimensions", query=t(7, 8, 128)),
+    _rotary("key", "have 2 dimensions", key=t(7, 2, 128)),
+    _rotary("query", "not be empty", TILING, query=t(0, 1024), key=t(0, 256), positions=i64(0)),
+    _rotary("key", "not be empty", TILING, key=t(7, 0)),
+    _rotary("key", "size of query's dimension 0", key=t(6, 256)),
+    _rotary("table", "be contiguous", table=t(64, 64)(apart=True)),
+    _rotary(
+        "head_size", "be a multiple of 32", TILING, head_size=80, query=t(7, 640), key=t(7, 160)
+    ),
+    _rotary(
+        "head_size", "be a multiple of 32", TILING, head_size=112, query=t(7, 896), key=t(7, 224)
+    ),
+    _rotary("table", "rows of a multiple of 32 entries", TILING, table=t(64, 48)),
+    _rotary("table", "rows of a multiple of 32 entries", TILING, table=t(64, 160)),
+    _rotary("positions", "be int64", positions=i32(7)),
+    _rotary("positions", "an entry for each token", positions=i64(6)),
+    _rotary("section", "be [0, 0, 0] or [16, 24, 24]", TILING, section=ints(8, 12, 12)),
+    Case("AttentionUpdate", "lse", "be float32", {"lse": [f16(14), f16(14)]}),
+    Case("AttentionUpdate", "lse", "have 1 dimensions", {"lse": [f32(7, 2), f32(7, 2)]}),
+    Case("AttentionUpdate", "parts", "float32, float16 or bfloat16", {"parts": [i8(14, 128)] * 2}),
+    Case("AttentionUpdate", "parts", "have 2 dimensions", {"parts": [t(7, 2, 128)] * 2}),
+    Case(
+        "AttentionUpdate",
+        "parts",
+        "8 to 512 and a multiple of 8",
+        {"parts": [t(14, 100)] * 2},
+        TILING,
+    ),
+    Case("AttentionUpdate", "parts", "be 1 to 16 parts", {"parts": [t(14, 128)]}),
+    Case("AttentionUpdate", "lse", "size of parts's dimension 0", {"lse": [f32(12), f32(12)]}),
+    Case("AttentionUpdate", "out", "dtype of parts", {"out": f16(14, 128)}),
+    Case("AttentionUpdate", "out", "sizes of parts", {"out": t(14, 64)}),
+    Case("AttentionUpdate", "wants_lse", "be 0 or 1", {"wants_lse": 2}),
+]
+
+NORMS = [
+    Case("RmsNorm", "x", "float32, float16 or bfloat16", {"x": i32(7, 256)}),
+    Case("RmsNorm", "x", "be float32 or float16", {}, soc=A310P),
+    Case(
+        "RmsNorm",
+        "x",
+        "a last dimension of at least 32 bytes",
+        {"x": f16(7, 8), "gamma": f16(8), "y": f16(7, 8)},
+        TILING,
+        soc=A310P,
+    ),
+    Case("RmsNorm", "gamma", "float32, float16 or bfloat16", {"gamma": i32(256)}),
+    Case("RmsNorm", "gamma", "trailing sizes of x", {"gamma": t(128)}),
+    Case("RmsNorm", "y", "dtype of x", {"y": f16(7, 256)}),
+    Case("RmsNorm", "y", "sizes of x", {"y": t(6, 256)}),
+    Case("RmsNorm", "rstd", "be float32", {"rstd": t(7, 1)}),
+    Case("AddRmsNorm", "x1", "float32, float16 or bfloat16", {"x1": i32(7, 256)}),
+    Case("AddRmsNorm", "x1", "be float32 or float16", {}, soc=A310P),
+    Case("AddRmsNorm", "x1", "not be empty", {"x1": t(0, 256), "x2": t(0, 256)}, TILING),
+    Case("AddRmsNorm", "x2", "dtype of x1", {"x2": f16(7, 256)}),
+    Case("AddRmsNorm", "x2", "sizes of x1", {"x2": t(6, 256)}),
+    Case("AddRmsNorm", "gamma", "dtype of x1", {"gamma": f32(256)}),
+    Case("AddRmsNorm", "gamma", "trailing sizes of x1", {"gamma": t(128)}),
+    Case("AddRmsNorm", "y", "dtype of x1", {"y": f32(7, 256)}),
+    Case("AddRmsNorm", "x", "dtype of x1", {"x": f32(7, 256)}),
+    Case("AddRmsNorm", "rstd", "be float32", {"rstd": t(7, 1)}),
+    Case("SwiGlu", "x", "float32, float16 or bfloat16", {"x": i32(7, 256)}),
+    Case("SwiGlu", "x", "be float32 or float16", {}, soc=A310P),
+    Case("SwiGlu", "x", "be contiguous", {"x": t(7, 256)(apart=True)}),
+    Case("SwiGlu", "x", "an even size in dimension dim", {"x": t(7, 255)}),
+    Case("SwiGlu", "out", "dtype of x", {"out": f32(7, 128)}),
+    Case("SwiGlu", "out", "be contiguous", {"out": t(7, 128)(apart=True)}),
+    Case("Embedding", "weight", "have 2 dimensions", {"weight": t(100, 8, 8)}),
+    Case("Embedding", "indices", "be int32 or int64", {"indices": f32(7)}),
+    Case("Embedding", "out", "dtype of weight", {"out": f32(7, 64)}),
+]
+
+
+def _transposed(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("TransposeBatchMatMul", argument, rule, changes, code)
+
+
+def _quantized(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("QuantMatmulV5", argument, rule, changes, code)
+
+
+def _grouped(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("GroupedMatmulV5", argument, rule, changes, code)
+
+
+_STATIC = {"row_scale": None}
+PRODUCTS = [
+    Case("Mm", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
+    Case("Mm", "self", "be float32 or float16", {}, soc=A310P),
+    Case("Mm", "mat2", "dtype of self", {"mat2": f32(64, 96)}),
+    Case("Mm", "self", "have 2 dimensions", {"self": t(1, 7, 64)}),
+    Case("Mm", "mat2", "have 2 dimensions", {"mat2": t(1, 64, 96)}),
+    Case("Mm", "mat2", "inner size of self", {"mat2": t(32, 96)}),
+    Case("Matmul", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
+    Case("Matmul", "mat2", "dtype of self", {"mat2": f32(64, 96)}),
+    Case("BatchMatMul", "self", "have 3 dimensions", {"self": t(7, 64)}),
+    Case("BatchMatMul", "mat2", "inner size of self", {"mat2": t(2, 32, 96)}),
+    _transposed("x1", "float32, float16 or bfloat16", x1=i32(7, 16, 128)),
+    _transposed("x2", "dtype of x1", x2=f16(16, 128, 512)),
+    _transposed("x1", "have 3 dimensions", x1=t(7, 2048)),
+    _transposed("x2", "have 3 dimensions", x2=t(2048, 512)),
+    _transposed("permute_x1", "be 0 1 2 or 1 0 2", permute_x1=ints(2, 0, 1)),
+    _transposed("permute_x2", "be 0 1 2", permute_x2=ints(0, 2, 1)),
+    _transposed("permute_y", "be 1 0 2", permute_y=ints(0, 1, 2)),
+    _transposed("x2", "1 to 65535 in its dimension 0", TILING, x2=t(0, 128, 512)),
+    _transposed(
+        "x2", "a multiple of 16 in its dimension 1", TILING, x1=t(7, 16, 100), x2=t(16, 100, 512)
+    ),
+    _transposed("x2", "a multiple of 16 in its dimension 2", TILING, x2=t(16, 128, 500)),
+    _transposed("x1", "fewer than 65536 entries", TILING, x1=t(7, 128, 512), x2=t(128, 512, 128)),
+    _transposed("bias", "be null", bias=t(512)),
+    _transposed("out", "dtype of x1", out=f16(7, 16, 512)),
+    _quantized("x1", "be int8 or int32", x1=t(5, 64)),
+    _quantized("x2", "int8, int32 or int4", x2=t(64, 96)),
+    _quantized("x1", "have 2 to 6 dimensions", x1=i8(64)),
+    _quantized("x1", "not be empty", TILING, x1=i8(0, 64), x1_scale=f32(0)),
+    _quantized("x1", "be contiguous, or the transpose", x1=i8(5, 64)(apart=True)),
+    _quantized("x2", "be contiguous, or the transpose", x2=i8(64, 96)(apart=True)),
+    _quantized("x1", "1 to 65535", TILING, x1=i8(5, 65536), x2=i8(65536, 96)),
+    _quantized("x2", "1 to 65535", TILING, x2=i8(64, 65536), x2_scale=f32(65536)),
+    _quantized("x2_scale", "be given", x2_scale=None),
+    _quantized("x2_scale", "float32, bfloat16, int64", x2_scale=f16(96)),
+    _quantized("x2_scale", "float32 or bfloat16 when out is bfloat16", x2_scale=i64(96)),
+    _quantized(
+        "x2_scale",
+        "int64 or uint64 when out is float16 and x1_scale is null",
+        x1_scale=None,
+        out=f16(5, 96),
+    ),
+    _quantized(
+        "x2_scale",
+        "float32 when out is float16 and x1_scale is given",
+        x2_scale=t(96),
+        out=f16(5, 96),
+    ),
+    _quantized("x2_scale", "int64 or uint64 when out is int8", out=i8(5, 96), x1_scale=None),
+    _quantized("x1_scale", "be float32", x1_scale=t(5)),
+    _quantized("x1_scale", "an entry for each row", x1_scale=f32(4)),
+    _quantized("x1_scale", "be null when out is int32", out=i32(5, 96)),
+    _quantized("bias", "when out is bfloat16", bias=f16(96)),
+    _quantized("bias", "int32, float32 or float16 when out is float16", bias=t(96), out=f16(5, 96)),
+    _quantized("bias", "int32 when out is int32", bias=f32(96), out=i32(5, 96), x1_scale=None),
+    _quantized(
+        "bias",
+        "int32 when out is float16 and x1_scale is null",
+        bias=f16(96),
+        out=f16(5, 96),
+        x1_scale=None,
+        x2_scale=i64(96),
+    ),
+    _quantized("out", "float16, bfloat16, int8 or int32", out=f32(5, 96)),
+    Case("QuantMatmulWeightNz", "x2", "lie in FRACTAL_NZ", {"x2": i8(64, 96)}),
+    Case(
+        "QuantMatmulWeightNz",
+        "x2",
+        "more than one row and column",
+        {
+            "x2": Operand((64, 1), "int8", is_tiled=True),
+            "x2_scale": f32(1),
+            "out": t(5, 1),
+        },
+        TILING,
+    ),
+    _grouped("x", "float32, float16, bfloat16", x=[i64(6, 64)]),
+    _grouped("weight", "dtype of x, or be int8", x=[t(6, 64)], weight=[f16(4, 64, 96)]),
+    _grouped("x", "have 2 to 6 dimensions", x=[i8(64)]),
+    _grouped("weight", "have 2 to 3 dimensions", weight=[i8(1, 4, 64, 96)]),
+    _grouped("x", "at most 128 tensors", x=[i8(1, 64)] * 129),
+    _grouped("x", "0 to 65535", TILING, x=[i8(1, 65536)]),
+    _grouped("weight", "1 to 65535", TILING, weight=[i8(4, 1, 65536)]),
+    _grouped("weight", "at most 1024 groups", weight=[i8(1025, 64, 96)], group_list=i64(1025)),
+    _grouped("group_list", "be int64", group_list=i32(4)),
+    _grouped("group_list", "have 1 to 2 dimensions", group_list=i64(4, 1, 1)),
+    _grouped("group_list", "an entry for each group", group_list=i64(3)),
+    _grouped("group_type", "be -1, 0 or 2", group_type=1),
+    _grouped("group_list_form", "be 0, 1 or 2", group_list_form=3),
+    _grouped("scale", "be bfloat16 when", scale=[f32(4, 96)], **_STATIC),
+    _grouped("scale", "be float32 when", scale=[i64(4, 96)], out=[f16(6, 96)], **_STATIC),
+    _grouped("scale", "int64 or uint64 when", scale=[t(4, 96)], out=[i8(6, 96)], **_STATIC),
+    _grouped("scale", "be bfloat16 when", scale=[f32(4, 96)]),
+    _grouped("scale", "be float32 when", out=[f16(6, 96)]),
+    _grouped("row_scale", "be float32", row_scale=[t(6)]),
+    _grouped("row_scale", "have 1 dimensions", row_scale=[f32(6, 1)]),
+    _grouped("row_scale", "size of x's dimension 0", row_scale=[f32(5)]),
+    _grouped("bias", "be float16 when", x=[f16(6, 64)], weight=[f16(4, 64, 96)], bias=[f32(4, 96)]),
+    _grouped("bias", "be float32 when", x=[t(6, 64)], weight=[t(4, 64, 96)], bias=[t(4, 96)]),
+    _grouped("bias", "int32 or bfloat16 when", bias=[f32(4, 96)]),
+    _grouped(
+        "activation",
+        "be 0 when out is int32",
+        activation=2,
+        out=[i32(6, 96)],
+        scale=None,
+        **_STATIC,
+    ),
+    _grouped(
+        "weight_offset",
+        "be given when weight_scale",
+        x=[t(6, 64)],
+        weight_scale=[t(4, 96)],
+        scale=None,
+        **_STATIC,
+    ),
+    Case(
+        "GroupedMatmulWeightNz",
+        "weight",
+        "whole tiles",
+        {"weight": [Operand((4, 64, 80), "int8", is_tiled=True)]},
+    ),
+    Case(
+        "GroupedMatmulWeightNz",
+        "weight",
+        "whole tiles",
+        {"weight": [Operand((4, 40, 96), "int8", is_tiled=True)], "x": [i8(6, 40)]},
+    ),
+    Case("GroupedMatmulWeightNz", "group_type", "be -1 or 0", {"group_type": 2}),
+]
+
+
+def _swiglu(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("DequantSwigluQuant", argument, rule, changes, code)
+
+
+def _wide(columns: int) -> dict[str, Any]:
+    return {
+        "x": i32(7, columns),
+        "weight_scale": f32(4, columns),
+        "y": i8(7, columns // 2),
+    }
+
+
+QUANTIZATION = [
+    Case("DynamicQuant", "x", "be float16 or bfloat16", {"x": f32(7, 64)}),
+    Case("DynamicQuant", "x", "have 2 to 8 dimensions", {"x": t(64)}),
+    Case("DynamicQuant", "scale", "be float32", {"scale": t(7)}),
+    Case("DynamicQuant", "scale", "an entry for each row", {"scale": f32(6)}),
+    Case("DynamicQuant", "smooth", "dtype of x", {"smooth": f32(64)}),
+    Case("DynamicQuant", "y", "sizes of x", {"y": i8(6, 64)}),
+    Case("DynamicQuantV2", "offset", "be float32", {"offset": t(7)}),
+    Case("DynamicQuantV2", "offset", "sizes of scale", {"offset": f32(6)}),
+    Case("Quantize", "x", "float32, float16 or bfloat16", {"x": i32(7, 64)}),
+    Case("Quantize", "scales", "float32 or bfloat16", {"scales": f16(64)}),
+    Case("Quantize", "scales", "have 1 dimensions", {"scales": f32(1, 64)}),
+    Case(
+        "Quantize", "scales", "one entry, or one for each", {"scales": f32(32), "zero_points": None}
+    ),
+    Case("Quantize", "zero_points", "int8, uint8, int32 or bfloat16", {"zero_points": f32(64)}),
+    Case("Quantize", "zero_points", "sizes of scales", {"zero_points": i32(1)}),
+    Case("Quantize", "scales", "be bfloat16 when zero_points", {"zero_points": t(64)}),
+    Case(
+        "Quantize",
+        "x",
+        "be bfloat16 when scales",
+        {"x": f16(7, 64), "scales": t(64), "zero_points": None},
+    ),
+    Case("AscendQuantV3", "scale", "dtype of x", {"scale": f32(64), "offset": f32(64)}),
+    Case("AscendQuantV3", "offset", "dtype of scale", {"offset": f32(64)}),
+    Case("AscendQuantV3", "offset", "sizes of scale", {"offset": t(1)}),
+    Case("DequantBias", "x", "be int32", {"x": t(7, 64)}),
+    Case("DequantBias", "x", "have 2 dimensions", {"x": i32(1, 7, 64)}),
+    Case("DequantBias", "x", "be contiguous", {"x": i32(7, 64)(apart=True)}),
+    Case(
+        "DequantBias",
+        "x",
+        "1 to 25000",
+        {"x": i32(25001, 64), "activation_scale": f32(25001)},
+        TILING,
+    ),
+    Case("DequantBias", "weight_scale", "float32 or bfloat16", {"weight_scale": f16(64)}),
+    Case("DequantBias", "weight_scale", "be contiguous", {"weight_scale": t(64)(apart=True)}),
+    Case("DequantBias", "weight_scale", "be bfloat16 when out", {"weight_scale": f32(64)}),
+    Case("DequantBias", "weight_scale", "be float32 when out", {"out": f16(7, 64)}),
+    Case("DequantBias", "weight_scale", "size of x's dimension 1", {"weight_scale": t(32)}),
+    Case("DequantBias", "activation_scale", "be float32", {"activation_scale": t(7)}),
+    Case(
+        "DequantBias", "activation_scale", "be contiguous", {"activation_scale": f32(7)(apart=True)}
+    ),
+    Case(
+        "DequantBias", "activation_scale", "size of x's dimension 0", {"activation_scale": f32(6)}
+    ),
+    Case("DequantBias", "bias", "float32, float16, bfloat16 or int32", {"bias": i64(64)}),
+    Case("DequantBias", "out", "float16 or bfloat16", {"out": f32(7, 64)}),
+    _swiglu("x", "int32, float16 or bfloat16", x=f32(7, 256)),
+    _swiglu("x", "be contiguous", x=i32(7, 256)(apart=True)),
+    _swiglu("x", "a multiple of 2 in", **_wide(255)),
+    _swiglu("x", "a multiple of 64 in", TILING, **_wide(2 * 80)),
+    _swiglu("x", "2 to 7232", TILING, **_wide(2 * 14336)),
+    Case("DequantSwigluQuant", "x", "2 to 10496", _wide(2 * 14336), TILING, cann="9.0"),
+    _swiglu("weight_scale", "be float32", weight_scale=t(4, 256)),
+    _swiglu("weight_scale", "be given when x is int32", weight_scale=None),
+    _swiglu("weight_scale", "size of x's last dimension", weight_scale=f32(4, 128)),
+    _swiglu("weight_scale", "a row for each group", weight_scale=f32(3, 256)),
+    _swiglu("activation_scale", "be float32", activation_scale=t(7)),
+    _swiglu("activation_scale", "an entry for each row", activation_scale=f32(6)),
+    _swiglu("group_index", "be int64", group_index=i32(4)),
+    _swiglu("group_index", "have 1 dimensions", group_index=i64(4, 1)),
+    _swiglu("bias", "be null", bias=t(256)),
+    _swiglu("quant_offset", "be null", quant_offset=f32(128)),
+    _swiglu("quant_mode", "be '', 'static'", quant_mode="per_token"),
+    _swiglu("y", "be int8", y=t(7, 128)),
+]
+
+
+def _init(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("MoeInitRoutingV3", argument, rule, changes, code)
+
+
+def _gate(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return Case("MoeGatingTopK", argument, rule, changes, code)
+
+
+EXPERTS = [
+    _init("x", "float32, float16, bfloat16 or int8", x=i32(7, 64)),
+    _init("x", "have 2 dimensions", x=t(7, 8, 8)),
+    _init("expert_index", "be int32", expert_index=i64(7, 2)),
+    _init("expert_index", "have 2 dimensions", expert_index=i32(14)),
+    _init("expert_index", "size of x's dimension 0", expert_index=i32(6, 2)),
+    _init("active_rows", "the number of assignments", TILING, active_rows=7),
+    _init("drop_pad_mode", "be 0 or 1", drop_pad_mode=2),
+    _init("count_form", "be 0, 1 or 2", count_form=3),
+    Case("MoeInitRoutingV3", "count_form", "be 1 or 2", {"count_form": 0}, TILING, cann="8.3"),
+    Case("MoeInitRoutingV3", "drop_pad_mode", "be 0", {"drop_pad_mode": 1}, TILING, cann="8.3"),
+    Case("MoeInitRoutingV3", "quant_mode", "be -1 or 1", {"quant_mode": 0}, TILING, cann="8.3"),
+    _init("wants_counts", "be 1", TILING, wants_counts=False),
+    _init("quant_mode", "be -1, 0 or 1", quant_mode=2),
+    _init("row_index_type", "be 0 or 1", row_index_type=2),
+    _init("active_range", "be two numbers", active_range=ints(0, 9)),
+    _init("active_range", "be two numbers", active_range=ints(4, 4)),
+    _init("active_range", "end at 10240", TILING, active_range=ints(0, 10241), experts=10241),
+    _init("scale", "be float32", scale=t(8, 64), quant_mode=1),
+    _init("scale", "be [experts of the range, H]", scale=f32(4, 64), quant_mode=1),
+    _init("counts_out", "be int64", counts_out=i32(8)),
+    _init("row_index_out", "be int32", row_index_out=i64(14)),
+    _gate("x", "float32, float16 or bfloat16", x=i32(7, 64)),
+    _gate("x", "have 2 dimensions", x=f32(1, 7, 64)),
+    _gate("x", "1 to 2048", TILING, x=f32(7, 2056), bias=f32(2056), scores=f32(7, 2056)),
+    _gate("bias", "dtype of x", bias=t(64)),
+    _gate("bias", "have 1 dimensions", bias=f32(1, 64)),
+    _gate("bias", "size of x's dimension 1", bias=f32(32)),
+    _gate("y", "dtype of x", y=t(7, 4)),
+    _gate("groups", "divide the experts", groups=7),
+    _gate("groups", "more than two experts", TILING, groups=32),
+    _gate(
+        "groups",
+        "at most 2048 experts when",
+        TILING,
+        x=f32(7, 528),
+        bias=f32(528),
+        scores=f32(7, 528),
+        groups=66,
+    ),
+    _gate("chosen_groups", "be 1 to groupCount", chosen_groups=9),
+    _gate("k", "be 1 to the experts", k=17),
+    _gate("renormalize", "be 0", TILING, renormalize=1),
+    _gate("activation", "be 0 or 1", activation=2),
+    _gate("group_score", "be 0 or 1", group_score=2),
+    _gate("expert_index", "be int32", expert_index=i64(7, 4)),
+    _gate("scores", "be float32", scores=t(7, 64)),
+    Case("MoeGatingTopKSoftmaxV2", "x", "float32, float16 or bfloat16", {"x": i32(7, 64)}),
+    Case("MoeGatingTopKSoftmaxV2", "x", "have 2 to 3 dimensions", {"x": t(64)}),
+    Case("MoeGatingTopKSoftmaxV2", "finished", "be bool", {"finished": i32(7)}),
+    Case("MoeGatingTopKSoftmaxV2", "k", "be 1 to 1024", {"k": 65}),
+    Case("MoeGatingTopKSoftmaxV2", "k", "be 1 to 1024", {"k": 0}),
+    Case("MoeGatingTopKSoftmaxV2", "renormalize", "be 0 or 1", {"renormalize": 2}),
+    Case("MoeGatingTopKSoftmaxV2", "y", "dtype of x", {"y": f32(7, 4)}),
+    Case("MoeGatingTopKSoftmaxV2", "expert_index", "be int32", {"expert_index": i64(7, 4)}),
+    Case("MoeFinalizeRoutingV2", "rows", "float32, float16 or bfloat16", {"rows": i32(14, 64)}),
+    Case("MoeFinalizeRoutingV2", "rows", "have 2 dimensions", {"rows": t(1, 14, 64)}),
+    Case("MoeFinalizeRoutingV2", "rows", "have 3 dimensions", {"drop_pad_mode": 3}),
+    Case("MoeFinalizeRoutingV2", "drop_pad_mode", "be 0, 1, 2 or 3", {"drop_pad_mode": 4}),
+    Case("MoeFinalizeRoutingV2", "row_index", "be int32", {"row_index": i64(14)}),
+    Case("MoeFinalizeRoutingV2", "row_index", "have 1 dimensions", {"row_index": i32(7, 2)}),
+    Case("MoeFinalizeRoutingV2", "scales", "have 2 dimensions", {"scales": t(14)}),
+    Case("MoeFinalizeRoutingV2", "scales", "dtype of rows, or be float32", {"scales": f16(7, 2)}),
+    Case("MoeFinalizeRoutingV2", "scales", "an entry for each", {"scales": t(7, 3)}),
+    Case("MoeFinalizeRoutingV2", "skip1", "dtype of rows", {"skip1": f32(7, 64)}),
+    Case("MoeFinalizeRoutingV2", "skip2", "be null when skip1", {"skip2": t(7, 64)}),
+    Case(
+        "MoeFinalizeRoutingV2",
+        "bias",
+        "dtype of rows",
+        {"bias": f32(8, 64), "expert_index": i32(7, 2)},
+    ),
+    Case("MoeFinalizeRoutingV2", "expert_index", "be given when bias", {"bias": t(8, 64)}),
+    Case("MoeFinalizeRoutingV2", "out", "dtype of rows", {"out": f32(7, 64)}),
+    Case("MoeReRouting", "tokens", "float16, bfloat16 or int8", {"tokens": f32(7, 64)}),
+    Case("MoeReRouting", "tokens", "have 2 dimensions", {"tokens": t(7, 8, 8)}),
+    Case("MoeReRouting", "tokens", "1 to 16383", {"tokens": t(7, 16384)}, TILING),
+    Case("MoeReRouting", "counts", "be int32 or int64", {"counts": f32(2, 4)}),
+    Case("MoeReRouting", "counts", "have 2 dimensions", {"counts": i32(8)}),
+    Case("MoeReRouting", "scales", "be float32", {"scales": t(7)}),
+    Case("MoeReRouting", "scales", "have 1 dimensions", {"scales": f32(7, 1)}),
+    Case("MoeReRouting", "scales", "size of tokens's dimension 0", {"scales": f32(6)}),
+    Case("MoeReRouting", "count_form", "be 1", {"count_form": 0}, TILING),
+    Case("MoeReRouting", "index_type", "be 0", {"index_type": 1}, TILING),
+    Case("MoeReRouting", "index_out", "be int32", {"index_out": f32(7)}),
+    Case("MoeReRouting", "counts_out", "dtype of counts", {"counts_out": i64(4)}),
+]
+
+CASES = [*ATTENTION, *CACHES, *NORMS, *PRODUCTS, *QUANTIZATION, *EXPERTS]
