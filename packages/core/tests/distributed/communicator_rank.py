@@ -42,16 +42,15 @@ def main(rank: int, world_size: int) -> None:
 
     sizes = [5, *[1] * (world_size - 1)]
     uneven = [of_rank(number, size, 3) for number, size in enumerate(sizes)]
-    same(comm.all_gatherv(uneven[rank].to(device), 0, sizes), torch.cat(uneven))
+    rows = [of_rank(10 + number, sum(sizes), 3) for number in range(world_size)]
+    own = torch.stack(rows).sum(0).split(sizes)[rank].contiguous()
+    for comm.pads_unequal_parts in (False, True):
+        same(comm.all_gatherv(uneven[rank].to(device), 0, sizes), torch.cat(uneven))
+        same(comm.reduce_scatterv(rows[rank].to(device), 0, sizes), own)
     pair = [uneven[rank].to(device), 2 * uneven[rank].to(device)]
     first, second = comm.all_gatherv(pair, 0, sizes)
     same(first, torch.cat(uneven))
     same(second, 2 * torch.cat(uneven))
-    rows = [of_rank(10 + number, sum(sizes), 3) for number in range(world_size)]
-    same(
-        comm.reduce_scatterv(rows[rank].to(device), 0, sizes),
-        torch.stack(rows).sum(0).split(sizes)[rank].contiguous(),
-    )
     same(comm.all_gatherv(here, 0, [8] * world_size), torch.cat(mine))
 
     gathered = comm.gather(here, dst=0, dim=0)

@@ -15,7 +15,9 @@ from vllm_davinci.core.fused_moe import dispatcher_selector as selector
 from vllm_davinci.core.fused_moe.communication import (
     CommunicationMethod,
     CommunicationRule,
+    RoutedSizes,
     unfused_reason,
+    window_mib,
 )
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
@@ -125,27 +127,61 @@ def test_fused_launches_need_a_group_only_where_a_step_may_use_them(
     assert elsewhere.may_fuse is may_fuse
 
 
+A2, A3, BF16 = "Ascend910B3", "Ascend910_9391", torch.bfloat16
+
+
 @pytest.mark.parametrize(
-    ("soc", "dtype", "hidden_size", "ranks", "named"),
+    ("soc", "dtype", "hidden_size", "ranks", "experts", "top_k", "named"),
     [
-        ("Ascend910_9391", torch.bfloat16, 7168, 2, None),
-        ("Ascend910_9391", torch.bfloat16, 512, 2, "take hidden sizes 1024 to 8192, .* is 512"),
-        ("Ascend910_9391", torch.float32, 7168, 2, "the model computes in float32"),
-        ("Ascend910B3", torch.float16, 7168, 16, None),
-        ("Ascend910B3", torch.float16, 7168, 8, "take 16, 32, 64, 128, 256 ranks, .* among 8"),
-        ("Ascend910B3", torch.float16, 72, 16, "32 to 7168 in steps of 32, .* is 72"),
-        ("Ascend310P3", torch.float16, 4096, 2, "Ascend310P has no fused launches"),
+        (A3, BF16, 7168, 2, 256, 8, None),
+        (A3, BF16, 512, 2, 256, 8, "take hidden sizes 1024 to 8192, .* is 512"),
+        (A3, torch.float32, 7168, 2, 256, 8, "the model computes in float32"),
+        (A3, BF16, 7168, 2, 256, 17, "up to 16 experts of a token, and there are 17"),
+        (A3, BF16, 7168, 2, 1026, 8, "up to 1024 experts, and there are 1026"),
+        (A3, BF16, 7168, 768, 1024, 8, None),
+        (A2, torch.float16, 7168, 16, 256, 8, None),
+        (A2, torch.float16, 7168, 8, 64, 8, "take 16, 32, 64, 128, 256 ranks, .* among 8"),
+        (A2, torch.float16, 72, 16, 64, 8, "32 to 7168 in steps of 32, .* is 72"),
+        (A2, torch.float16, 7168, 16, 512, 8, "up to 24 experts of a rank, and there are 32"),
+        (A2, torch.float16, 7168, 64, 576, 8, "up to 512 experts, and there are 576"),
+        ("Ascend310P3", torch.float16, 4096, 2, 64, 8, "Ascend310P has no fused launches"),
     ],
 )
 def test_what_is_in_the_way_of_fused_launches_is_named(
-    soc: str, dtype: torch.dtype, hidden_size: int, ranks: int, named: str | None
+    soc: str,
+    dtype: torch.dtype,
+    hidden_size: int,
+    ranks: int,
+    experts: int,
+    top_k: int,
+    named: str | None,
 ):
-    reason = unfused_reason(soc_of(soc), dtype, hidden_size, ExpertLayout(ranks, 1))
+    reason = unfused_reason(
+        soc_of(soc), dtype, RoutedSizes(hidden_size, experts, top_k), ExpertLayout(ranks, 1)
+    )
     if named is None:
         assert reason is None
     else:
         assert reason is not None
         assert re.search(named, reason)
+
+
+@pytest.mark.parametrize(
+    ("soc", "sizes", "ranks", "tokens", "mib"),
+    [
+        # DeepSeek-V3: 26 tokens are the most that fit the default.
+        (A3, RoutedSizes(7168, 256, 8), 16, 26, 200),
+        (A3, RoutedSizes(7168, 256, 8), 16, 512, 3840),
+        (A2, RoutedSizes(7168, 256, 8), 16, 56, 200),
+        (A2, RoutedSizes(7168, 256, 8), 16, 256, 900),
+    ],
+)
+def test_the_buffer_of_fused_launches_holds_the_largest_one(
+    soc: str, sizes: RoutedSizes, ranks: int, tokens: int, mib: int
+) -> None:
+    limits = soc_of(soc).fused_experts
+    assert limits is not None
+    assert window_mib(limits, tokens, sizes, ExpertLayout(ranks, 1)) == pytest.approx(mib, rel=0.05)
 
 
 @pytest.mark.parametrize(

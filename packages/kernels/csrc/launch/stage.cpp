@@ -106,12 +106,12 @@ void Stage::let_wait(void* waiting) {
 
 void Stage::use_workspace(const View& workspace) {
   Step& step = batch_->steps.back();
-  const auto bytes = static_cast<uint64_t>(workspace.numel()) * c10::elementSize(workspace.dtype);
+  // torch_npu's workspaces are tensors without elements, around as much memory as was asked for.
+  const auto bytes =
+      static_cast<uint64_t>(workspace.storage_elements) * c10::elementSize(workspace.dtype);
   TORCH_CHECK(step.workspace_bytes <= bytes, "vllm_davinci::", name_, ": ", step.op->name(),
               " needs a workspace of ", step.workspace_bytes, " bytes and is given ", bytes);
-  if (bytes > 0)
-    step.workspace = static_cast<char*>(workspace.storage) +
-                     workspace.offset * static_cast<int64_t>(c10::elementSize(workspace.dtype));
+  step.workspace = workspace.storage;
 }
 
 uint64_t Stage::launch_count() { return launched.load(); }

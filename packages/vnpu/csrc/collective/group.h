@@ -69,6 +69,13 @@ class Group {
   // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
 
+  // --- what a communicator has on the device ---------------------------------------------------
+  // Bytes of one of its two HCCL buffers, and their device memory where it is taken.
+  uint64_t buffer_bytes = 0;
+  std::shared_ptr<void> buffers;
+  // globalBs of the fused launches of experts, which all of them state alike; 0: none yet.
+  std::atomic<int64_t> global_tokens{0};
+
   // --- order within this process ---------------------------------------------------------------
   // One task at a time runs a collective, or uses one direction of a mailbox.
   struct Turn {

@@ -31,6 +31,7 @@ from vllm_davinci.core.device.placement import logical_device, place_among_worke
 from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
+from vllm_davinci.core.distributed.communicators import make_communicators
 from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
@@ -63,6 +64,7 @@ class NPUWorker(Worker):
             NPUPlatform.dist_backend,
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
+        make_communicators(self.vllm_config, self.device)
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()

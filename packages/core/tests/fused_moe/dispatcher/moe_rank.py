@@ -35,6 +35,7 @@ from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.fused_moe.communication import RoutedSizes
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.fused_moe.process_groups import init_fused_group, init_groups_of
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
@@ -324,7 +325,13 @@ def main(rank: int, port: int, setting: dict[str, Any]) -> None:
             layout = expert_layout(config.parallel_config, get_config(config))
             init_groups_of(layout, "hccl")
             if variant.get("fused"):
-                init_fused_group(layout, soc_of(torch.npu.get_device_name()), "hccl")
+                init_fused_group(
+                    layout,
+                    soc_of(torch.npu.get_device_name()),
+                    "hccl",
+                    512,  # the most that the chip takes
+                    RoutedSizes(HIDDEN_SIZE, NUM_EXPERTS, TOP_K),
+                )
             layer = build(variant, number)
             if variant.get("last_is_absent"):
                 run_without_last_rank(layer, config)

@@ -48,7 +48,7 @@ def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(
 ):
     limits = soc_of("Ascend910_9391").fused_experts
     assert limits is not None
-    group = FusedGroup(NO_GROUP, "name", limits)
+    group = FusedGroup(NO_GROUP, "name", limits, 512)
     dispatcher = FusedDispatcher(TPSlice(0, 1), group, most_tokens)
     parts = dispatcher.split(tokens(most_tokens))
     assert [len(part.x) for part in parts] == sizes

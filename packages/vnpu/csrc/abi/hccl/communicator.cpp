@@ -3,10 +3,13 @@
 #include "abi/hccl/communicator.h"
 
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 
+#include "device/configuration.h"
+#include "device/memory.h"
 #include "device/system.h"
 
 namespace vnpu::abi {
@@ -55,10 +58,26 @@ Invitation invitation_of(const HcclRootInfo& info) {
   return invitation;
 }
 
+// HCCL_BUFFSIZE: MiB, at least 1. Source: HCCL's documentation, environment variables.
+uint64_t buffer_bytes_of_environment() {
+  constexpr uint64_t kDefaultMib = 200;
+  const char* const text = std::getenv("HCCL_BUFFSIZE");
+  if (text == nullptr || *text == '\0') return kDefaultMib << 20;
+  char* end = nullptr;
+  const unsigned long long number = std::strtoull(text, &end, 10);
+  if (*end != '\0' || number < 1 || *text == '-') {
+    throw Failure(FailureKind::kInvalidArgument,
+                  std::string("vnpu: HCCL_BUFFSIZE='") + text +
+                      "' is not valid. Expected a number of MiB, at least 1.");
+  }
+  return uint64_t{number} << 20;
+}
+
 // What of a configuration matters here. Fields beyond the size that the caller states are not read.
 struct Settings {
   std::string name;
   TimeLimits limits = TimeLimits::from_environment();
+  uint64_t buffer_bytes = buffer_bytes_of_environment();
 
   explicit Settings(const HcclCommConfig* config) {
     if (config == nullptr) return;
@@ -73,6 +92,10 @@ struct Settings {
         config->hcclExecTimeOut >= 0) {
       limits.execute = std::chrono::seconds(config->hcclExecTimeOut);
     }
+    if (size >= offsetof(HcclCommConfig, hcclBufferSize) + sizeof(config->hcclBufferSize) &&
+        config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) {
+      buffer_bytes = uint64_t{config->hcclBufferSize} << 20;
+    }
   }
 };
 
@@ -81,6 +104,14 @@ GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int d
   Settings settings(config);
   auto group = std::make_shared<Group>(invitation, ranks, rank, device, std::move(settings.name),
                                        settings.limits);
+  group->buffer_bytes = settings.buffer_bytes;
+  const Configuration& configuration = Configuration::instance();
+  if (configuration.strict && !configuration.is_reference) {
+    // One to send from and one to receive into.
+    group->buffers = std::shared_ptr<void>(
+        Memory::instance().allocate(device, 2 * settings.buffer_bytes),
+        [](void* memory) { Memory::instance().release(memory); });
+  }
   register_group(group);
   return group;
 }

@@ -50,6 +50,44 @@ struct Arguments {
   int64_t global_tokens;
 };
 
+// What the chips take of the group's HCCL buffer, and that all launches divide it alike. Source:
+// aclnnMoeDistributeDispatchV2.md, constraints: HCCL_BUFFSIZE and globalBs.
+void check_window(const Launch& launch, const Arguments& a, Group& group, int64_t tokens,
+                  int64_t hidden, int64_t top_k) {
+  const Configuration& configuration = Configuration::instance();
+  if (!configuration.strict) return;
+  const auto aligned = [](int64_t size, int64_t step) { return (size + step - 1) / step * step; };
+  const int64_t local = std::max<int64_t>(1, a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks));
+  int64_t needed = 0;
+  if (configuration.soc_name.rfind("Ascend910_93", 0) == 0) {
+    const int64_t row = aligned(2 * hidden, 512);
+    const int64_t row_there = aligned(aligned(2 * hidden, 32) + 64, 512);
+    needed = 2 * (local * tokens * a.ranks * row_there + (top_k + a.shared) * tokens * row);
+  } else {
+    constexpr int64_t kFlags = int64_t{2} << 20;
+    needed = 2 * (tokens * a.ranks * std::min(local, top_k) * hidden * 2 + kFlags);
+  }
+  if (static_cast<uint64_t>(needed) > group.buffer_bytes) {
+    throw Failure(FailureKind::kTilingRefused,
+                  std::string(launch.name) + ": globalBs " + text(a.global_tokens) + " of " +
+                      text(a.ranks) + " ranks takes " + text(needed) + " bytes of group " +
+                      group.name() + "'s HCCL buffer, which has " +
+                      std::to_string(group.buffer_bytes) +
+                      ". Make the group with a larger hccl_buffer_size, or set HCCL_BUFFSIZE (MiB). "
+                      "Source: aclnnMoeDistributeDispatchV2.md, constraints of HCCL_BUFFSIZE.");
+  }
+  if (a.global_tokens == 0) return;
+  int64_t before = 0;
+  if (!group.global_tokens.compare_exchange_strong(before, a.global_tokens) &&
+      before != a.global_tokens) {
+    reject(launch, "globalBs is " + text(a.global_tokens) + ", and was " + text(before) +
+                       " in an earlier launch of group " + group.name() +
+                       ". All launches of a model state the same, for a slower rank may still read "
+                       "where this one would write. Source: aclnnMoeDistributeDispatchV2.md, "
+                       "globalBs.");
+  }
+}
+
 ExpertExchange checked(const Launch& launch, const Arguments& a) {
   const ChipLimits& chip = chip_limits(launch);
   const TensorView& ids = a.expert_ids.view;
@@ -106,6 +144,7 @@ ExpertExchange checked(const Launch& launch, const Arguments& a) {
     reject(launch, "globalBs " + text(a.global_tokens) + " is not the largest number of tokens, " +
                        text(tokens) + " here, times " + text(a.ranks) + " ranks.");
   }
+  check_window(launch, a, *group, most_tokens, hidden, top_k);
   if (a.active.view.has_value()) {
     const TensorView& active = *a.active.view;
     const bool fits = (active.dims == 1 || (active.dims == 2 && active.sizes[1] == top_k)) &&

@@ -6,37 +6,19 @@ sizes before anything is launched, so one call with a single token tells, before
 """
 
 import functools
-import re
 from collections.abc import Callable
 
 import torch
 import torch_npu
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
-# Of aclnn's first phase: a parameter that it does not take, and sizes that it cannot divide among
-# the cores. Source: CANN's documentation, status codes of aclnn.
-_REFUSED = re.compile(r"\b(161002|561002)\b")
 # What heads are filled up to with zeros, smallest first. Zeros add nothing to a score, and columns
 # of zeros in the values are cut off.
 _PADDED_SIZES = (64, 128, 192, 256)
-
-
-def refusal_of(call: Callable[[], object]) -> str | None:
-    """What an operator says about a call that it does not take; None if it takes it.
-
-    Raises what else goes wrong.
-    """
-    try:
-        call()
-        torch.accelerator.synchronize()
-    except RuntimeError as error:
-        if _REFUSED.search(str(error)) is None:
-            raise
-        return str(error).strip()
-    return None
 
 
 @functools.cache

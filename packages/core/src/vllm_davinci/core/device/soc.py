@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+MIB = 1 << 20
 GIB = 1 << 30
 # Tokens per cache block. The fused attention operator takes multiples of 16 and is fastest with
 # 128 (its documentation, parameter block_size).
@@ -26,6 +27,10 @@ class FusedExperts:
     max_tokens:          most tokens of a rank in one launch
     communication:       name of the algorithm to ask for
     weights_at_dispatch: whether the experts' weights travel with the rows
+    max_top_k:           most experts of a token
+    max_experts:         most routed experts, redundant ones among them
+    max_local_experts:   most of a rank
+    max_places:          most experts of a rank times ranks
     """
 
     ranks: Collection[int]
@@ -33,6 +38,29 @@ class FusedExperts:
     max_tokens: int
     communication: str
     weights_at_dispatch: bool
+    max_top_k: int = 16
+    max_experts: int = 1024
+    max_local_experts: int = 1024
+    max_places: int = 2048
+
+    def window_bytes(
+        self, tokens: int, hidden_size: int, num_experts: int, top_k: int, ranks: int
+    ) -> int:
+        """What a launch takes of the group's HCCL buffer.
+
+        tokens: most of any rank in one launch. Source: aclnnMoeDistributeDispatchV2, HCCL_BUFFSIZE.
+        """
+        local = -(-num_experts // ranks)
+        if self.weights_at_dispatch:
+            rows = tokens * ranks * min(local, top_k)
+            return 2 * (rows * hidden_size * 2 + 2 * MIB)
+
+        def aligned(size: int, step: int) -> int:
+            return -(-size // step) * step
+
+        row = aligned(2 * hidden_size, 512)
+        row_there = aligned(aligned(2 * hidden_size, 32) + 64, 512)
+        return 2 * (local * tokens * ranks * row_there + top_k * tokens * row)
 
 
 @dataclass(frozen=True)
@@ -76,7 +104,13 @@ WITH_BF16 = (torch.bfloat16, torch.float16, torch.float32)
 WITHOUT_BF16 = (torch.float16, torch.float32)
 
 A2_EXPERTS = FusedExperts(
-    (16, 32, 64, 128, 256), range(32, 7168 + 1, 32), 256, "fullmesh", weights_at_dispatch=True
+    (16, 32, 64, 128, 256),
+    range(32, 7168 + 1, 32),
+    256,
+    "fullmesh",
+    weights_at_dispatch=True,
+    max_experts=512,
+    max_local_experts=24,
 )
 A3_EXPERTS = FusedExperts(
     range(2, 768 + 1), range(1024, 8192 + 1), 512, "", weights_at_dispatch=False

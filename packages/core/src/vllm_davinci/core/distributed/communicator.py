@@ -1,7 +1,7 @@
 """Collectives on HCCL through torch.distributed."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from vllm.distributed.device_communicators.base_device_communicator import (
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -49,6 +52,9 @@ class NPUCommunicator(DeviceCommunicatorBase):
         config = get_current_vllm_config_or_none()
         uses_ubatches = config is not None and get_config(config).dbo.enabled
         self._scheduler = components.stream_scheduler() if uses_ubatches else None
+        # HCCL gathers and scatters unequal parts within one server only, and torch_npu makes a
+        # broadcast per rank of it on A2. Source: HCCL's documentation of HcclAllGatherV.
+        self.pads_unequal_parts = config is not None and spans_servers(config.parallel_config)
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
@@ -136,6 +142,10 @@ class NPUCommunicator(DeviceCommunicatorBase):
             return self.all_gather(input_, 0)
         _check_sizes(sizes, self.world_size, input_.shape[0], sizes[self.rank_in_group])
         contiguous = input_.contiguous()
+        if self.pads_unequal_parts:
+            gathered = self.all_gather(_padded(contiguous, max(sizes)), 0)
+            by_rank = gathered.view(self.world_size, max(sizes), *input_.shape[1:])
+            return torch.cat([rows[:size] for rows, size in zip(by_rank, sizes, strict=True)])
         gathered = contiguous.new_empty((sum(sizes), *input_.shape[1:]))
         parts = list(gathered.split(sizes))
         self._collective(
@@ -176,6 +186,10 @@ class NPUCommunicator(DeviceCommunicatorBase):
         dim = dim % input_.dim()
         by_rows = input_.movedim(dim, 0).contiguous()
         _check_sizes(sizes, self.world_size, by_rows.shape[0], sum(sizes))
+        if self.pads_unequal_parts:
+            padded = torch.cat([_padded(rows, max(sizes)) for rows in by_rows.split(sizes)])
+            own = self.reduce_scatter(padded, 0)[: sizes[self.rank_in_group]]
+            return own.movedim(0, dim).contiguous()
         part = by_rows.new_empty((sizes[self.rank_in_group], *by_rows.shape[1:]))
         parts = list(by_rows.split(sizes))
         self._collective(
@@ -278,6 +292,18 @@ class NPUCommunicator(DeviceCommunicatorBase):
         """Starts all sends and receives together and waits for them."""
         for work in dist.batch_isend_irecv(p2p_ops):
             work.wait()
+
+
+def spans_servers(parallel: "ParallelConfig") -> bool:
+    """Whether ranks of one engine may be on several servers."""
+    local = parallel.data_parallel_size_local
+    return bool(parallel.nnodes > 1 or local < parallel.data_parallel_size)
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """[count, ...]: the rows, then zeros."""
+    missing = count - rows.shape[0]
+    return rows if missing == 0 else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
 def _check_sizes(sizes: list[int], world_size: int, rows: int, expected_rows: int) -> None:

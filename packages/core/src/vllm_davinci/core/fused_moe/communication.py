@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_davinci.core.device.soc import Soc
+from vllm_davinci.core.device.soc import MIB, FusedExperts, Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
     from vllm_davinci.core.config.options import DavinciConfig
 
@@ -46,8 +46,26 @@ class Choice:
 MAX_RANKS_TO_GATHER = 16
 
 
+@dataclass(frozen=True)
+class RoutedSizes:
+    """Of a model's routed experts: hidden size of their tokens, how many there are, of a token."""
+
+    hidden_size: int
+    num_experts: int
+    top_k: int
+
+    @classmethod
+    def of_model(cls, model: "ModelConfig") -> "RoutedSizes":
+        config = model.hf_text_config
+        named = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+        top_k = next((value for name in named if (value := getattr(config, name, None))), 1)
+        # One entry per layer in some configurations.
+        most = max(top_k) if isinstance(top_k, list | tuple) else int(top_k)
+        return cls(model.get_hidden_size(), model.get_num_experts(), most)
+
+
 def unfused_reason(
-    soc: Soc, dtype: torch.dtype, hidden_size: int, layout: ExpertLayout
+    soc: Soc, dtype: torch.dtype, sizes: RoutedSizes, layout: ExpertLayout
 ) -> str | None:
     """Why experts cannot use the fused launches, a clause for "because"; None if they can."""
     limits = soc.fused_experts
@@ -61,12 +79,34 @@ def unfused_reason(
             f"fused launches of {soc.name} take {_described(limits.ranks)} ranks, and experts are "
             f"among {layout.ep_size}"
         )
-    if hidden_size not in limits.hidden_sizes:
+    if sizes.hidden_size not in limits.hidden_sizes:
         return (
             f"fused launches of {soc.name} take hidden sizes {_described(limits.hidden_sizes)}, "
-            f"and the model's is {hidden_size}"
+            f"and the model's is {sizes.hidden_size}"
         )
+    local = -(-sizes.num_experts // layout.ep_size)
+    for what, value, most in (
+        ("experts of a token", sizes.top_k, limits.max_top_k),
+        ("experts", sizes.num_experts, limits.max_experts),
+        ("experts of a rank", local, limits.max_local_experts),
+        ("experts of a rank times ranks", local * layout.ep_size, limits.max_places),
+    ):
+        if value > most:
+            return f"fused launches of {soc.name} take up to {most} {what}, and there are {value}"
     return None
+
+
+DEFAULT_BUFFER_MIB = 200  # HCCL_BUFFSIZE
+
+
+def window_mib(
+    limits: FusedExperts, max_tokens: int, sizes: RoutedSizes, layout: ExpertLayout
+) -> int:
+    """HCCL buffer of the fused launches' group: what the largest takes, at least the default."""
+    needed = limits.window_bytes(
+        max_tokens, sizes.hidden_size, sizes.num_experts, sizes.top_k, layout.ep_size
+    )
+    return max(DEFAULT_BUFFER_MIB, -(-needed // MIB))
 
 
 def _described(allowed: Collection[int]) -> str:
@@ -103,9 +143,9 @@ class CommunicationRule:
         config: "DavinciConfig",
         soc: Soc,
         dtype: torch.dtype,
-        hidden_size: int,
+        sizes: RoutedSizes,
     ) -> "CommunicationRule":
-        """The rule of this engine's steps. dtype, hidden_size: of the tokens that experts take."""
+        """The rule of this engine's steps. dtype: of the tokens that experts take."""
         parallel = vllm_config.parallel_config
         asked = config.moe_communication
         layout = expert_layout(parallel, config)
@@ -115,7 +155,7 @@ class CommunicationRule:
             dp_size=parallel.data_parallel_size,
             tp_size=parallel.tensor_parallel_size,
             max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
-            unfused_reason=unfused_reason(soc, dtype, hidden_size, layout),
+            unfused_reason=unfused_reason(soc, dtype, sizes, layout),
             overlapped=config.dbo.enabled,
         )
 
@@ -155,6 +195,14 @@ class CommunicationRule:
             return self.forced is CommunicationMethod.FUSED
         apart = self.layout.ep_size > 1 and not self.experts_span_dp_ranks
         return apart and self.unfused_reason is None
+
+    def max_fused_tokens(self, soc: Soc, max_num_batched_tokens: int) -> int:
+        """Most tokens of a rank in one fused launch of any step."""
+        assert soc.fused_experts is not None
+        may_prefill = self.forced is CommunicationMethod.FUSED or self.overlapped
+        of_dp_rank = max_num_batched_tokens if may_prefill else self.max_decode_tokens
+        slices = max(1, self.tp_size // self.layout.etp_size)
+        return max(1, min(soc.fused_experts.max_tokens, -(-of_dp_rank // slices)))
 
     def choose(self, max_tokens: int) -> Choice:
         """The method of a step.

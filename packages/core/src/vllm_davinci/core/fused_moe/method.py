@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
@@ -107,7 +107,11 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
             get_config(vllm_config),
             soc_of(torch_npu.npu.get_device_name()),
             layer.moe_config.in_dtype,
-            layer.moe_config.hidden_dim,
+            RoutedSizes(
+                layer.moe_config.hidden_dim,
+                layer.moe_config.num_experts,
+                layer.moe_config.experts_per_token,
+            ),
         ),
         layer.moe_config.is_sequence_parallel,
         get_tp_group().rank_in_group,

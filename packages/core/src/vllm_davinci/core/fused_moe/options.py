@@ -9,7 +9,11 @@ from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.communication import CommunicationMethod, CommunicationRule
+from vllm_davinci.core.fused_moe.communication import (
+    CommunicationMethod,
+    CommunicationRule,
+    RoutedSizes,
+)
 from vllm_davinci.core.fused_moe.expert_layout import check_expert_count
 from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
 
@@ -73,8 +77,8 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
     """
     model = vllm_config.model_config
     if model.is_moe:
-        hidden_size = model.get_hidden_size()
-        rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, hidden_size)
+        sizes = RoutedSizes.of_model(model)
+        rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, sizes)
         check_expert_count(model.get_num_experts(), rule.layout)
         try:
             rule.check()
@@ -103,7 +107,7 @@ def graph_obstacle(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc)
     if model is None or not model.is_moe:
         return None
     rule = CommunicationRule.of_engine(
-        vllm_config, config, soc, model.dtype, model.get_hidden_size()
+        vllm_config, config, soc, model.dtype, RoutedSizes.of_model(model)
     )
     choice = rule.choose(1)
     if choice.method is not CommunicationMethod.ALL_TO_ALL:

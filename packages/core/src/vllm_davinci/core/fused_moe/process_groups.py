@@ -13,7 +13,11 @@ from vllm.distributed.parallel_state import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
-from vllm_davinci.core.fused_moe.communication import CommunicationRule
+from vllm_davinci.core.fused_moe.communication import (
+    CommunicationRule,
+    RoutedSizes,
+    window_mib,
+)
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedGroup
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
 
@@ -30,12 +34,14 @@ def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
     if model is None or not model.is_moe:
         return
     soc = soc_of(torch_npu.npu.get_device_name())
+    sizes = RoutedSizes.of_model(model)
     rule = CommunicationRule.of_engine(
-        vllm_config, get_config(vllm_config), soc, model.dtype, model.get_hidden_size()
+        vllm_config, get_config(vllm_config), soc, model.dtype, sizes
     )
     init_groups_of(rule.layout, backend)
     if rule.may_fuse:
-        init_fused_group(rule.layout, soc, backend)
+        tokens = rule.max_fused_tokens(soc, vllm_config.scheduler_config.max_num_batched_tokens)
+        init_fused_group(rule.layout, soc, backend, tokens, sizes)
 
 
 def init_groups_of(layout: ExpertLayout, backend: str) -> None:
@@ -44,22 +50,41 @@ def init_groups_of(layout: ExpertLayout, backend: str) -> None:
         _of_layout[layout] = _new_group(layout, backend, "experts")
 
 
-def init_fused_group(layout: ExpertLayout, soc: Soc, backend: str) -> None:
-    """Makes a second group of those ranks: fused launches want one that nothing else uses."""
-    assert soc.fused_experts is not None
+def init_fused_group(
+    layout: ExpertLayout, soc: Soc, backend: str, max_tokens: int, sizes: RoutedSizes
+) -> None:
+    """Makes a second group of those ranks: fused launches want one that nothing else uses.
+
+    max_tokens: most of a rank in one launch, for which the group's HCCL buffer is made
+    """
+    limits = soc.fused_experts
+    assert limits is not None
     group = _new_group(layout, backend, "fused_experts")
-    hccl = group.device_group._get_backend(torch.device("npu"))
+    options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
+    options.hccl_config = {"hccl_buffer_size": window_mib(limits, max_tokens, sizes, layout)}
+    # vLLM makes its groups without options. Every rank makes all of a world's groups, in one order.
+    own = None
+    for ranks in _ranks_of(layout):
+        made = torch.distributed.new_group(ranks, backend=backend, pg_options=options)
+        own = made if group.rank in ranks else own
+    assert own is not None
+    hccl = own._get_backend(torch.device("npu"))
     name = hccl.get_hccl_comm_name(group.rank_in_group)
-    _fused[layout] = FusedGroup(group, name, soc.fused_experts)
+    _fused[layout] = FusedGroup(group, name, limits, max_tokens)
 
 
 def _new_group(layout: ExpertLayout, backend: str, name: str) -> GroupCoordinator:
-    ranks = [
+    return init_model_parallel_group(
+        _ranks_of(layout), get_world_group().local_rank, backend, group_name=name
+    )
+
+
+def _ranks_of(layout: ExpertLayout) -> list[list[int]]:
+    return [
         [stage[index] for index in group]
         for stage in get_ep_group().group_ranks  # one list of all experts' ranks per pipeline stage
         for group in layout.ep_groups()
     ]
-    return init_model_parallel_group(ranks, get_world_group().local_rank, backend, group_name=name)
 
 
 def expert_group(layout: ExpertLayout) -> GroupCoordinator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 import torch_npu
 
+from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.experts import Experts, grouped_matmul
 
 DYNAMIC = 1  # quant_mode of npu_dequant_swiglu_quant: a scale per row
@@ -25,6 +27,8 @@ class DynamicExperts(Experts):
     down_scale:    [num_local, hidden_size], in the dtype the product takes: that of a bf16 result,
                    else fp32
     dtype:         of the result
+    product_scale: gate_up_scale in the dtype of down_scale where the activation takes no integers
+                   of this size, else None: the first product then returns 16-bit numbers
     """
 
     takes_integers: ClassVar[bool] = True
@@ -35,13 +39,16 @@ class DynamicExperts(Experts):
     down: torch.Tensor
     down_scale: torch.Tensor
     dtype: torch.dtype
+    product_scale: torch.Tensor | None = None
 
     @property
     def _weights(self) -> tuple[torch.Tensor, ...]:
         return self.gate_up, self.gate_up_scale, self.down, self.down_scale
 
     def _operator(self, number: int, dtype: torch.dtype) -> Callable[..., Any] | None:
-        return super()._operator(number, dtype) if dtype == self.dtype else None
+        if dtype != self.dtype or self.product_scale is not None:
+            return None
+        return super()._operator(number, dtype)
 
     def _compute(
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
@@ -49,6 +56,17 @@ class DynamicExperts(Experts):
         """See Experts.__call__. Three launches, and one for rows that are not quantized yet."""
         if scales is None:
             rows, scales = torch_npu.npu_dynamic_quant(rows)
+        if self.product_scale is not None:
+            gate_up = grouped_matmul(
+                rows,
+                self.gate_up,
+                tokens_per_expert,
+                self.dtype,
+                scale=[self.product_scale],
+                per_token_scale=[scales],
+            )
+            activated, activated_scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up))
+            return self._down(activated, activated_scales, tokens_per_expert)
         sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
         activated, activated_scales = torch_npu.npu_dequant_swiglu_quant(
             sums,
@@ -58,14 +76,40 @@ class DynamicExperts(Experts):
             activate_left=True,
             quant_mode=DYNAMIC,
         )
+        return self._down(activated, activated_scales, tokens_per_expert)
+
+    def _down(
+        self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> torch.Tensor:
         return grouped_matmul(
-            activated,
+            rows,
             self.down,
             tokens_per_expert,
             self.dtype,
             scale=[self.down_scale],
-            per_token_scale=[activated_scales],
+            per_token_scale=[scales],
         )
+
+
+@functools.cache
+def activation_takes_integers(num_experts: int, columns: int) -> bool:
+    """Whether the gated activation takes int32 sums, [rows, columns] in groups of experts.
+
+    It does so for sizes that depend on the release of CANN: multiples of 64, up to 7232 or 10496.
+    """
+
+    def activate() -> None:
+        new = functools.partial(torch.zeros, device="npu")
+        torch_npu.npu_dequant_swiglu_quant(
+            new(1, columns, dtype=torch.int32),
+            weight_scale=new(num_experts, columns),
+            activation_scale=new(1),
+            group_index=new(num_experts, dtype=torch.int64),
+            activate_left=True,
+            quant_mode=DYNAMIC,
+        )
+
+    return refusal_of(activate) is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from vllm_davinci.core.quantization.experts import (
     StaticProjection,
     WeightOnlyExperts,
     WeightOnlyProjection,
+    activation_takes_integers,
 )
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
@@ -142,14 +143,19 @@ class W8A8DynamicFusedMoEMethod(QuantizedFusedMoEMethodBase):
     kind = QuantType.W8A8_DYNAMIC
 
     def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
+        gate_up_scale = _plain(layer, "w13_weight_scale").squeeze(-1)
+        product_scale = None
+        if gate_up_scale.device.type == "npu" and not activation_takes_integers(
+            *gate_up_scale.shape
+        ):
+            product_scale = _as_product_takes(gate_up_scale, self._dtype)
         return DynamicExperts(
             gate_up=self._arranged(layer.w13_weight),
-            gate_up_scale=_plain(layer, "w13_weight_scale").squeeze(-1),
+            gate_up_scale=gate_up_scale,
             down=self._arranged(layer.w2_weight),
-            down_scale=_plain(layer, "w2_weight_scale")
-            .squeeze(-1)
-            .to(self._dtype if self._dtype == torch.bfloat16 else torch.float32),
+            down_scale=_as_product_takes(_plain(layer, "w2_weight_scale").squeeze(-1), self._dtype),
             dtype=self._dtype,
+            product_scale=product_scale,
             **place,
         )
 
@@ -245,6 +251,14 @@ EXPERT_METHODS: dict[QuantType, type[QuantizedFusedMoEMethodBase]] = {
     QuantType.W8A16: W8A16FusedMoEMethod,
     QuantType.W4A16: W4A16FusedMoEMethod,
 }
+
+
+def _as_product_takes(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight's scale as the grouped product takes it: bf16 beside a bf16 result, else fp32.
+
+    scale: fp32
+    """
+    return scale.to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
 
 
 def _plain(layer: torch.nn.Module, name: str) -> torch.Tensor:

@@ -26,12 +26,16 @@ COUNTS = 1  # expert_token_nums_type
 class FusedGroup:
     """Ranks among which experts are dealt out, in a group that nothing else uses.
 
-    name: of the group's communicator, by which the launches find it
+    name:       of the group's communicator, by which the launches find it
+    max_tokens: most of a rank in any launch. All launches of a model state this number, also those
+                of fewer tokens: a launch writes where it says that ranks' tokens begin, and a
+                slower rank may still read there what an earlier one left.
     """
 
     coordinator: GroupCoordinator
     name: str
     limits: FusedExperts
+    max_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,7 @@ class FusedDispatcher(SliceDispatcher[FusedTokens]):
 
     @property
     def _tokens_per_launch(self) -> int:
-        num_launches = -(-self.most_tokens // self.group.limits.max_tokens)
+        num_launches = -(-self.most_tokens // self.group.max_tokens)
         return -(-self.most_tokens // num_launches)
 
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> FusedTokens:
@@ -143,6 +147,6 @@ class FusedDispatcher(SliceDispatcher[FusedTokens]):
             "moe_expert_num": num_experts,
             "shared_expert_num": 0,
             "shared_expert_rank_num": 0,
-            "global_bs": self._tokens_per_launch * world_size,
+            "global_bs": self.group.max_tokens * world_size,
             "comm_alg": self.group.limits.communication,
         }
