@@ -41,7 +41,15 @@ class Step:
         return out.cpu()
 
     def capture(self, groups: object, out: torch.Tensor, lengths: list[int]) -> None:
-        lse, workspace = out.new_empty(0, dtype=torch.float32), out.new_empty(0)
+        lse = out.new_empty(0, dtype=torch.float32)
+        workspace = torch_npu._npu_fused_infer_attention_score_get_max_workspace(
+            self.query,
+            self.cache,
+            self.cache,
+            actual_seq_lengths=self.lengths_q,
+            actual_seq_lengths_kv=lengths,
+            **self.options,
+        )
         groups.attend(
             self.query, self.cache, self.cache, None, None, None, self.table, self.lengths_q,
             lengths, HEADS, 2, SIZE**-0.5, "TND", 0, 2**31 - 1, 2**31 - 1, BLOCK, out, lse,

@@ -101,7 +101,8 @@ def test_inputs_may_be_views(is_dynamic: bool) -> None:
         return wide[..., ::2]
 
     viewed = [
-        inside(a) if isinstance(a, Tensor) and not 17 <= index < 19 else a
+        # The product of integers takes none, and the caches are written in place.
+        inside(a) if isinstance(a, Tensor) and a.dtype != torch.int8 and not 17 <= index < 19 else a
         for index, a in enumerate(block.arguments())
     ]
     check_equal(ops.mla_preprocess_w8a8(*viewed, 2), expected)

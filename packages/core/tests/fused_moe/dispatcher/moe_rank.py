@@ -45,7 +45,7 @@ from vllm_davinci.core.ubatch.moe_entry import let_experts_switch
 from vllm_davinci.vnpu import _C
 from vllm_davinci_testing.operators.reference import dynamic_quant, dynamic_quant_in_launch, to_int8
 
-NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 48
+NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 64
 # Fused launches take no smaller ones, and no fp32.
 HIDDEN_SIZE = 1024
 

@@ -26,7 +26,7 @@ def launched() -> Launched:
     """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
 
     def run(
-        tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "Ascend910B3"
+        tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "reference"
     ) -> list[list[dict[str, int]]]:
         setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
         printed = check_ranks(RANK_PROGRAM, tensor * data, setting, VNPU_SOC=soc)
