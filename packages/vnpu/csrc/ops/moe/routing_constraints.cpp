@@ -111,10 +111,12 @@ const bool gating = constrain(
               }),
          kGating},
         {"groups",
-         that("leave more than two experts to each group", {"x"},
+         that("leave more experts to each group than groupSelectMode", {"x", "group_score"},
               [](const RuleArguments& own) -> Found {
                 const int64_t experts = size_of(own.tensor(1), -1);
-                if (own.integer() <= 1 || experts / own.integer() > 2) return std::nullopt;
+                if (own.integer() <= 1 || experts / own.integer() > own.integer(2)) {
+                  return std::nullopt;
+                }
                 return "value " + text(own.integer()) + " beside " + text(experts) + " experts";
               }),
          kGating,

@@ -1084,7 +1084,7 @@ EXPERTS = [
     _gate("bias", "size of x's dimension 1", bias=f32(32)),
     _gate("y", "dtype of x", y=t(7, 4)),
     _gate("groups", "divide the experts", groups=7),
-    _gate("groups", "more than two experts", TILING, groups=32),
+    _gate("groups", "more experts to each group than", TILING, groups=64, k=1),
     _gate(
         "groups",
         "at most 2048 experts when",

@@ -1,0 +1,127 @@
+"""Models in 16 bits on a chip that takes what CANN documents, compared with transformers.
+
+Two ways to compute in 16 bits round differently, so that tokens are not compared but the logarithms
+of their probabilities: of every token of the vocabulary, after every token of the prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+
+A2, A3 = "Ascend910B3", "Ascend910_9391"
+
+# Of all differences of one model: the quadratic mean and the largest, twice what the worst one shows.
+BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
+
+# Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA,
+# whose heads of 32 are; routed experts.
+MODELS = (
+    ("llama_head64_gqa4", torch.bfloat16, A2),
+    ("llama_head64_gqa4", torch.float16, A2),
+    ("llama_head128_mha_tied", torch.bfloat16, A3),
+    ("llama_head128_mha_tied", torch.float16, A2),
+    ("qwen3_norm_head128_gqa2", torch.bfloat16, A2),
+    ("qwen2_bias_head64_gqa8_tied", torch.bfloat16, A2),
+    ("mistral_window48_head64_gqa4_tied", torch.bfloat16, A2),
+    ("mistral_window32_head80_gqa2", torch.bfloat16, A2),
+    ("deepseek_v3_dense", torch.bfloat16, A2),
+    ("deepseek_v3_moe", torch.bfloat16, A3),
+    ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),
+)
+MIXTURES = ("deepseek_v3_moe", "qwen3_moe_softmax_top2_of_8")
+ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
+
+
+def options_of(dtype: torch.dtype, soc: str) -> dict[str, Any]:
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "environment": {"VNPU_SOC": soc},
+        "max_logprobs": -1,
+        "enforce_eager": False,
+    }
+
+
+def logprobs_of(output: Any, vocabulary: int) -> torch.Tensor:
+    """[prompt - 1, vocabulary]: row i is of token i + 1."""
+    rows = [
+        [each[token].logprob for token in range(vocabulary)] for each in output.prompt_logprobs[1:]
+    ]
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "soc"),
+    [
+        pytest.param(*case, marks=() if number < 2 else pytest.mark.thorough)
+        for number, case in enumerate(MODELS)
+    ],
+)
+def test_logprobs_are_those_of_transformers_in_the_same_dtype(
+    name: str,
+    dtype: torch.dtype,
+    soc: str,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+) -> None:
+    chosen = prompts[2:10]  # about a block, where caches go wrong, and others
+    inputs = [{"prompt_token_ids": prompt} for prompt in chosen]
+    with start_engine(zoo(name), **options_of(dtype, soc)) as engine:
+        outputs = engine.generate(inputs, ALL_LOGPROBS)
+    network = TransformersReference(zoo(name), dtype)
+    differences = []
+    for prompt, output in zip(chosen, outputs, strict=True):
+        assert len(output.outputs[0].token_ids) == ALL_LOGPROBS.max_tokens
+        expected = network.logprobs(prompt)[:-1]
+        differences.append(logprobs_of(output, expected.shape[-1]) - expected)
+    difference = torch.cat(differences)
+    mean, largest = BOUNDS[dtype]
+    is_within = difference.abs().amax(1) < largest
+    if name in MIXTURES:
+        # Scores that are almost equal choose other experts when they are rounded otherwise.
+        assert is_within.float().mean() > 0.9, is_within.float().mean()
+        difference = difference[is_within]
+    found = difference.square().mean().sqrt(), difference.abs().max()
+    assert found[0] < mean and found[1] < largest, found
+
+
+@pytest.mark.parametrize("checkpoint", ["tiny_llama", "tiny_deepseek"])
+def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
+    checkpoint: str, repository: Path, start_engine: Callable[..., EngineProcess]
+) -> None:
+    """On text that neither was trained on."""
+    directory = repository / "checkpoints" / checkpoint
+    text = (repository / "docs" / "architecture.md").read_text()[4000:4240]
+    network = TransformersReference(directory, torch.bfloat16)
+    with start_engine(directory, **options_of(torch.bfloat16, A2)) as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        (output,) = engine.generate([text], sampling)
+    tokens = output.prompt_token_ids
+    found = [output.prompt_logprobs[i][tokens[i]].logprob for i in range(1, len(tokens))]
+    rows = network.logprobs(tokens)[:-1]
+    expected = rows.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
+    perplexity = math.exp(-sum(found) / len(found))
+    assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=0.01)
+
+
+def test_a_dtype_that_attention_does_not_take_ends_the_start_before_weights_load(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+) -> None:
+    with pytest.raises(EngineError) as raised:
+        start_engine(zoo("llama_head64_gqa4"), environment={"VNPU_SOC": A2}).generate(
+            [{"prompt_token_ids": [1]}], ALL_LOGPROBS
+        )
+    said = str(raised.value)
+    assert "does not take 8 query heads over 2 key-value heads of 64 entries in float32" in said
+    assert "Start with --dtype bfloat16" in said
+    assert "Loading weights took" not in said
