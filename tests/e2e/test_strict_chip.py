@@ -20,7 +20,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 
-# Of all differences of one model: the quadratic mean and the largest, twice what the worst one shows.
+# Of all differences of one model: quadratic mean and largest, twice what the worst one shows.
 BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
 
 # Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA,
