@@ -21,6 +21,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 from vllm_davinci.core import platform as platform_module
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci_testing.processes.programs import run_program
 
 
 def selector(**changes: object) -> AttentionSelectorConfig:
@@ -236,3 +237,21 @@ def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatc
     assert config.parallel_config.use_sequence_parallel_moe
     NPUPlatform.check_and_update_config(config)
     assert not config.parallel_config.use_sequence_parallel_moe
+
+
+def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
+    """With no CUDA device to be seen, vLLM takes an installed Triton for usable."""
+    done = run_program(
+        """
+        import os
+        from vllm.config import DeviceConfig, VllmConfig
+        from vllm.triton_utils import HAS_TRITON
+        config = VllmConfig(device_config=DeviceConfig(device="npu"))
+        chosen = os.environ["VLLM_USE_V2_MODEL_RUNNER"]
+        print("found", HAS_TRITON, config.use_v2_model_runner, chosen)
+        """,
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "found True False 0" in done.stdout
+    assert (done.stdout + done.stderr).count("model runner: V1") == 1

@@ -125,8 +125,8 @@ int Stage::Batch::launch() {
       case Step::Kind::kLaunch:
         function = step.op->name();
         launched.fetch_add(1, std::memory_order_relaxed);
-        status = reinterpret_cast<Launch>(step.op->launch())(
-            step.workspace, step.workspace_bytes, step.executor, step.stream);
+        status = reinterpret_cast<Launch>(step.op->launch())(step.workspace, step.workspace_bytes,
+                                                             step.executor, step.stream);
         break;
       case Step::Kind::kCopy:
         function = "aclrtMemcpyAsync";
@@ -203,8 +203,8 @@ std::vector<at::Tensor> Stage::place_workspaces() {
 }
 
 void Stage::submit() {
-  // Until all is submitted: in a capture they come from the graph's pool, where what is freed may be
-  // the next stream's.
+  // Until all is submitted: in a capture they come from the graph's pool, where what is freed may
+  // be the next stream's.
   const std::vector<at::Tensor> workspaces = place_workspaces();
   at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
 }

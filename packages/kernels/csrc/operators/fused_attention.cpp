@@ -59,10 +59,12 @@ void paged_attention(const arguments::paged_attention& a) {
   if (a.query.is_meta()) return;
   Stage stage("paged_attention", a.query);
   const auto copied = [](const OptionalTensor& rows) {
-    return rows.has_value() && !rows->is_contiguous() ? rows->sizes().vec() : std::vector<int64_t>{0};
+    return rows.has_value() && !rows->is_contiguous() ? rows->sizes().vec()
+                                                      : std::vector<int64_t>{0};
   };
   const at::ScalarType dtype = a.query.scalar_type();
-  const Scratch scratch(a.query, {{at::kFloat, {0}}, {dtype, copied(a.key)}, {dtype, copied(a.value)}});
+  const Scratch scratch(a.query,
+                        {{at::kFloat, {0}}, {dtype, copied(a.key)}, {dtype, copied(a.value)}});
   if (a.key.has_value()) {
     TORCH_CHECK_VALUE(a.slot_mapping.has_value(),
                       "keys without slot_mapping: give [tokens], where each goes in the cache");
@@ -76,8 +78,8 @@ void paged_attention(const arguments::paged_attention& a) {
     };
     const View key = contiguous(*a.key, scratch[1]);
     const View value = contiguous(*a.value, scratch[2]);
-    stage.run(kScatterPaKvCache, key, a.key_cache, *a.slot_mapping, value, a.value_cache,
-              nullptr, nullptr, nullptr, "Norm", "None", at::IntArrayRef(kSteps),
+    stage.run(kScatterPaKvCache, key, a.key_cache, *a.slot_mapping, value, a.value_cache, nullptr,
+              nullptr, nullptr, "Norm", "None", at::IntArrayRef(kSteps),
               at::IntArrayRef(kNoOffsets));
   }
   run_attention(stage, {.query = View::of(a.query),

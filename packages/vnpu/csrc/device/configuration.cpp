@@ -55,7 +55,8 @@ Configuration Configuration::of_environment() {
   }
   if (const auto v = environment("VNPU_SOC")) {
     constexpr const char* kExpected =
-        "a SoC name such as Ascend910B3, or reference or reference:NAME for one that takes operands "
+        "a SoC name such as Ascend910B3, or reference or reference:NAME for one that takes "
+        "operands "
         "of any dtype and size";
     std::string name = *v;
     constexpr const char kReference[] = "reference";

@@ -14,11 +14,11 @@ enum class CannRelease : uint8_t { k8_3, k8_5, k9_0 };
 // Settings of this process's virtual NPUs. Read from the environment (names in brackets), once;
 // a value that does not parse is an error, never a silent default.
 struct Configuration {
-  uint32_t device_count = 8;               // [VNPU_DEVICES]
-  std::string soc_name = "Ascend910B3";    // [VNPU_SOC], as the runtime reports it
+  uint32_t device_count = 8;             // [VNPU_DEVICES]
+  std::string soc_name = "Ascend910B3";  // [VNPU_SOC], as the runtime reports it
   // [VNPU_SOC] reference | reference:NAME: a chip that takes operands of any dtype and size
   bool is_reference = false;
-  CannRelease cann = CannRelease::k8_5;    // [VNPU_CANN] 8.3 | 8.5 | 9.0
+  CannRelease cann = CannRelease::k8_5;  // [VNPU_CANN] 8.3 | 8.5 | 9.0
   bool strict = true;  // [VNPU_STRICT] 1 | 0: 0 does not check the documents' constraints
   size_t memory_bytes = size_t{64} << 30;  // [VNPU_MEMORY], per device: "64GiB", "512MiB", bytes
   SchedulePolicy schedule = SchedulePolicy::kEager;  // [VNPU_SCHEDULE] eager | threads | fuzz:SEED

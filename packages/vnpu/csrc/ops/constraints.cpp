@@ -99,7 +99,8 @@ std::string digits(int64_t value) { return std::to_string(value); }
 
 }  // namespace
 
-// --- one operator's rows, ready to be checked -----------------------------------------------------
+// --- one operator's rows, ready to be checked
+// -----------------------------------------------------
 
 class Constraints {
  public:
@@ -116,10 +117,10 @@ class Constraints {
     }
     const std::vector<std::string> names = names_in(parameters);
     for (const Row& row : *entry.rows) {
-      const bool applies =
-          (row.scope.chips == 0 || (row.scope.chips & chip) != 0) &&
-          configuration.cann >= row.scope.since && configuration.cann <= row.scope.until &&
-          !(row.check.is_limit && configuration.is_reference);
+      const bool applies = (row.scope.chips == 0 || (row.scope.chips & chip) != 0) &&
+                           configuration.cann >= row.scope.since &&
+                           configuration.cann <= row.scope.until &&
+                           !(row.check.is_limit && configuration.is_reference);
       if (!applies) continue;
       Bound bound{&row, {}};
       bound.positions.push_back(position_of(names, row.argument));
@@ -173,12 +174,12 @@ class Constraints {
   [[noreturn]] void refuse(const Bound& bound, const std::string& found) const {
     const Configuration& configuration = Configuration::instance();
     const Row& row = *bound.row;
-    throw Failure(
-        row.scope.tiling ? FailureKind::kTilingRefused : FailureKind::kOperatorInvalid,
-        entry_.name + ": " + row.argument + " (argument " + std::to_string(bound.positions[0] + 1) +
-            ") has " + found + ", but must " + row.check.text + " on " +
-            (configuration.is_reference ? "reference:" : "") + configuration.soc_name +
-            " with CANN " + text_of(configuration.cann) + ". Source: " + row.source + ".");
+    throw Failure(row.scope.tiling ? FailureKind::kTilingRefused : FailureKind::kOperatorInvalid,
+                  entry_.name + ": " + row.argument + " (argument " +
+                      std::to_string(bound.positions[0] + 1) + ") has " + found + ", but must " +
+                      row.check.text + " on " + (configuration.is_reference ? "reference:" : "") +
+                      configuration.soc_name + " with CANN " + text_of(configuration.cann) +
+                      ". Source: " + row.source + ".");
   }
 
   const Entry& entry_;
@@ -222,7 +223,8 @@ std::string listed_constraints() {
     for (const Row& row : *entry.rows) {
       out << "{\"operator\": " << quoted(entry.name) << ", \"argument\": " << quoted(row.argument)
           << ", \"rule\": " << quoted(row.check.text) << ", \"source\": " << quoted(row.source)
-          << ", \"chips\": " << quoted(chips_text(row.scope.chips == 0 ? entry.chips : row.scope.chips))
+          << ", \"chips\": "
+          << quoted(chips_text(row.scope.chips == 0 ? entry.chips : row.scope.chips))
           << ", \"since\": " << quoted(text_of(row.scope.since))
           << ", \"until\": " << quoted(text_of(row.scope.until))
           << ", \"status\": " << (row.scope.tiling ? 561002 : 161002)
@@ -354,7 +356,8 @@ Check Check::when(Condition condition) && {
 
 Check dtype(std::vector<ScalarType> allowed) {
   std::string text = "be " + listed(allowed, name_of);
-  return {.text = std::move(text), .find = [allowed = std::move(allowed)](const RuleArguments& own) {
+  return {.text = std::move(text),
+          .find = [allowed = std::move(allowed)](const RuleArguments& own) {
             return in_each(own, [&](const TensorView& view) -> Found {
               for (const ScalarType type : allowed) {
                 if (view.dtype == type) return std::nullopt;
@@ -444,7 +447,8 @@ Check present() {
 }
 
 Check size_in(int dimension, std::vector<int64_t> allowed) {
-  std::string text = "have size " + listed(allowed, digits) + " in its " + dimension_text(dimension);
+  std::string text =
+      "have size " + listed(allowed, digits) + " in its " + dimension_text(dimension);
   return that(std::move(text), {},
               [dimension, allowed = std::move(allowed)](const RuleArguments& own) {
                 return in_each(own, [&](const TensorView& view) -> Found {
@@ -506,12 +510,13 @@ Check between(int64_t least, int64_t most) {
 
 Check one_of(std::vector<int64_t> allowed) {
   std::string text = "be " + listed(allowed, digits);
-  return that(std::move(text), {}, [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-    if (std::find(allowed.begin(), allowed.end(), own.integer()) != allowed.end()) {
-      return std::nullopt;
-    }
-    return "value " + std::to_string(own.integer());
-  });
+  return that(std::move(text), {},
+              [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+                if (std::find(allowed.begin(), allowed.end(), own.integer()) != allowed.end()) {
+                  return std::nullopt;
+                }
+                return "value " + std::to_string(own.integer());
+              });
 }
 
 Check one_of(std::vector<std::string> allowed) {
@@ -538,35 +543,41 @@ Check fits(std::string text, std::vector<const char*> names,
   return check;
 }
 
-// --- conditions ------------------------------------------------------------------------------------
+// --- conditions
+// ------------------------------------------------------------------------------------
 
 Condition is_given(const char* argument) {
-  return {std::string(argument) + " is given", {argument},
-          [](const RuleArguments& own) { return given(own, 0); }};
+  return {std::string(argument) + " is given", {argument}, [](const RuleArguments& own) {
+            return given(own, 0);
+          }};
 }
 
 Condition is_missing(const char* argument) {
-  return {std::string(argument) + " is null", {argument},
-          [](const RuleArguments& own) { return !given(own, 0); }};
+  return {std::string(argument) + " is null", {argument}, [](const RuleArguments& own) {
+            return !given(own, 0);
+          }};
 }
 
 Condition equals(const char* argument, std::vector<std::string> texts) {
   return {std::string(argument) + " is " + listed(texts, [](const std::string& t) { return t; }),
-          {argument}, [texts](const RuleArguments& own) {
+          {argument},
+          [texts](const RuleArguments& own) {
             return own.has() && std::find(texts.begin(), texts.end(), own.text()) != texts.end();
           }};
 }
 
 Condition equals(const char* argument, std::vector<int64_t> numbers) {
   return {std::string(argument) + " is " + listed(numbers, digits),
-          {argument}, [numbers](const RuleArguments& own) {
+          {argument},
+          [numbers](const RuleArguments& own) {
             return std::find(numbers.begin(), numbers.end(), own.integer()) != numbers.end();
           }};
 }
 
 Condition has_dtype(const char* argument, std::vector<ScalarType> dtypes) {
   return {std::string(argument) + " is " + listed(dtypes, name_of),
-          {argument}, [dtypes](const RuleArguments& own) {
+          {argument},
+          [dtypes](const RuleArguments& own) {
             return own.has() &&
                    std::find(dtypes.begin(), dtypes.end(), own.tensor().dtype) != dtypes.end();
           }};

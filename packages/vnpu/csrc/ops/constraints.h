@@ -76,9 +76,9 @@ struct Check {
 
 // Where and how a row applies.
 struct Scope {
-  unsigned chips = 0;                        // Chip, or-ed; 0: all that have the operator
+  unsigned chips = 0;  // Chip, or-ed; 0: all that have the operator
   CannRelease since = CannRelease::k8_3;
-  CannRelease until = CannRelease::k9_0;     // inclusive
+  CannRelease until = CannRelease::k9_0;  // inclusive
   bool tiling = false;  // found while tiling (561002), not among the parameters (161002)
 };
 inline constexpr unsigned kA2 = 1, kA3 = 2, k310P = 4;
@@ -98,8 +98,8 @@ struct Workspace {
 
 // names: operators without "aclnn" that have these rows. chips: those that have the operators.
 // Always true.
-bool constrain(std::initializer_list<const char*> names, Workspace workspace,
-               std::vector<Row> rows, unsigned chips = kA2 | kA3 | k310P);
+bool constrain(std::initializer_list<const char*> names, Workspace workspace, std::vector<Row> rows,
+               unsigned chips = kA2 | kA3 | k310P);
 
 // --- rules -------------------------------------------------------------------------------------
 Check dtype(std::vector<ScalarType> allowed);

@@ -94,12 +94,12 @@ struct GroupFirstPhase<kBody, kName, kParameters> {
 }  // namespace vnpu::ops
 
 #define VNPU_UNWRAP(...) __VA_ARGS__
-#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                 \
-  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);              \
-  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }            \
-  Address prepare_##NAME();                                                                   \
-  Address prepare_##NAME() {                                                                  \
-    return reinterpret_cast<Address>(                                                         \
+#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                  \
+  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);               \
+  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }             \
+  Address prepare_##NAME();                                                                    \
+  Address prepare_##NAME() {                                                                   \
+    return reinterpret_cast<Address>(                                                          \
         &GroupFirstPhase<&vnpu_body_##NAME, "aclnn" #NAME, &vnpu_parameters_##NAME>::prepare); \
-  }                                                                                           \
+  }                                                                                            \
   static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS)

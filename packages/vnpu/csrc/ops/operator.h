@@ -511,12 +511,12 @@ using Address = void (*)();
 #define VNPU_SPELLED(...) #__VA_ARGS__
 
 // Inside namespace vnpu::ops. The symbols that a program finds are in abi/opapi/operators.inc.
-#define VNPU_OPERATOR(NAME, PARAMETERS)                                                  \
-  static void vnpu_body_##NAME PARAMETERS;                                               \
-  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }       \
-  Address prepare_##NAME();                                                              \
-  Address prepare_##NAME() {                                                             \
-    return reinterpret_cast<Address>(                                                    \
+#define VNPU_OPERATOR(NAME, PARAMETERS)                                                   \
+  static void vnpu_body_##NAME PARAMETERS;                                                \
+  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }        \
+  Address prepare_##NAME();                                                               \
+  Address prepare_##NAME() {                                                              \
+    return reinterpret_cast<Address>(                                                     \
         &FirstPhase<&vnpu_body_##NAME, "aclnn" #NAME, &vnpu_parameters_##NAME>::prepare); \
-  }                                                                                      \
+  }                                                                                       \
   static void vnpu_body_##NAME PARAMETERS

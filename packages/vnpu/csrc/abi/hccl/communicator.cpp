@@ -108,9 +108,9 @@ GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int d
   const Configuration& configuration = Configuration::instance();
   if (configuration.strict && !configuration.is_reference) {
     // One to send from and one to receive into.
-    group->buffers = std::shared_ptr<void>(
-        Memory::instance().allocate(device, 2 * settings.buffer_bytes),
-        [](void* memory) { Memory::instance().release(memory); });
+    group->buffers =
+        std::shared_ptr<void>(Memory::instance().allocate(device, 2 * settings.buffer_bytes),
+                              [](void* memory) { Memory::instance().release(memory); });
   }
   register_group(group);
   return group;

@@ -95,40 +95,40 @@ const bool scatter = constrain(
     },
     kChips);
 
-const bool gather = constrain(
-    {"GatherPaKvCache"}, {.bytes = 16 * kMiB},
-    {
-        {"key_cache", dtype({at::kHalf, at::kBFloat16, at::kChar}), kGather},
-        {"value_cache", same_dtype("key_cache"), kGather},
-        {"key", same_dtype("key_cache"), kGather},
-        {"value", same_dtype("value_cache"), kGather},
-        {"key_cache", contiguous(), kGather},
-        {"value_cache", contiguous(), kGather},
-        {"key", contiguous(), kGather},
-        {"value", contiguous(), kGather},
-        {"block_tables", dtype({at::kInt}), kGather},
-        {"block_tables", dims(2, 2), kGather},
-        {"block_tables", contiguous(), kGather},
-        {"block_tables", not_empty(), kGather},
-        {"seq_lens", dtype({at::kInt}), kGather},
-        {"seq_lens", dims(1, 1), kGather},
-        {"seq_lens", contiguous(), kGather},
-        {"seq_offset", dtype({at::kInt}), kGather},
-        {"seq_offset", contiguous(), kGather},
-        {"value", same_size(0, "key", 0), kGather},
-        {"key",
-         that("have rows of at most 148 KiB", {},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& key = own.tensor();
-                int64_t bytes = static_cast<int64_t>(at::elementSize(key.dtype));
-                for (int i = 1; i < key.dims; ++i) bytes *= key.sizes[i];
-                if (bytes <= 148 * 1024) return std::nullopt;
-                return "rows of " + text(bytes) + " bytes";
-              }),
-         "gather_pa_kv_cache_tiling.cpp",
-         {.tiling = true}},
-    },
-    kChips);
+const bool gather =
+    constrain({"GatherPaKvCache"}, {.bytes = 16 * kMiB},
+              {
+                  {"key_cache", dtype({at::kHalf, at::kBFloat16, at::kChar}), kGather},
+                  {"value_cache", same_dtype("key_cache"), kGather},
+                  {"key", same_dtype("key_cache"), kGather},
+                  {"value", same_dtype("value_cache"), kGather},
+                  {"key_cache", contiguous(), kGather},
+                  {"value_cache", contiguous(), kGather},
+                  {"key", contiguous(), kGather},
+                  {"value", contiguous(), kGather},
+                  {"block_tables", dtype({at::kInt}), kGather},
+                  {"block_tables", dims(2, 2), kGather},
+                  {"block_tables", contiguous(), kGather},
+                  {"block_tables", not_empty(), kGather},
+                  {"seq_lens", dtype({at::kInt}), kGather},
+                  {"seq_lens", dims(1, 1), kGather},
+                  {"seq_lens", contiguous(), kGather},
+                  {"seq_offset", dtype({at::kInt}), kGather},
+                  {"seq_offset", contiguous(), kGather},
+                  {"value", same_size(0, "key", 0), kGather},
+                  {"key",
+                   that("have rows of at most 148 KiB", {},
+                        [](const RuleArguments& own) -> Found {
+                          const TensorView& key = own.tensor();
+                          int64_t bytes = static_cast<int64_t>(at::elementSize(key.dtype));
+                          for (int i = 1; i < key.dims; ++i) bytes *= key.sizes[i];
+                          if (bytes <= 148 * 1024) return std::nullopt;
+                          return "rows of " + text(bytes) + " bytes";
+                        }),
+                   "gather_pa_kv_cache_tiling.cpp",
+                   {.tiling = true}},
+              },
+              kChips);
 
 const bool norm_and_rope = constrain(
     {"KvRmsNormRopeCache"}, {.bytes = 32, .copies = true},
@@ -178,7 +178,8 @@ const bool norm_and_rope = constrain(
          kNorm},
         {"rope_cache", contiguous(), kNorm},
         {"latent_cache", contiguous(), kNorm},
-        {"rope_cache", size_in(-1, {64}).when(equals("cache_mode", std::vector<std::string>{"PA_BNSD", "PA"})),
+        {"rope_cache",
+         size_in(-1, {64}).when(equals("cache_mode", std::vector<std::string>{"PA_BNSD", "PA"})),
          kNorm,
          {.tiling = true}},
         {"latent_cache",
@@ -194,23 +195,22 @@ const bool norm_and_rope = constrain(
     },
     kChips);
 
-const bool interleaved = constrain(
-    {"InterleaveRope"}, {.bytes = 32, .copies = true},
-    {
-        {"x", dtype(kHalves), kInterleave},
-        {"x", dims(4, 4), kInterleave},
-        {"x", not_empty(), kInterleave, {.tiling = true}},
-        {"x", size_in(-1, {64}), kInterleave, {.tiling = true}},
-        {"cos", same_dtype("x"), kInterleave},
-        {"sin", same_dtype("x"), kInterleave},
-        {"cos", size_in(-1, {64}), kInterleave, {.tiling = true}},
-        {"cos", size_in(1, {1}), kInterleave, {.tiling = true}},
-        {"cos", same_size(0, "x", 0), kInterleave},
-        {"sin", same_sizes("cos"), kInterleave},
-        {"out", same_sizes("x"), kInterleave},
-        {"out", same_dtype("x"), kInterleave},
-    },
-    kChips);
+const bool interleaved = constrain({"InterleaveRope"}, {.bytes = 32, .copies = true},
+                                   {
+                                       {"x", dtype(kHalves), kInterleave},
+                                       {"x", dims(4, 4), kInterleave},
+                                       {"x", not_empty(), kInterleave, {.tiling = true}},
+                                       {"x", size_in(-1, {64}), kInterleave, {.tiling = true}},
+                                       {"cos", same_dtype("x"), kInterleave},
+                                       {"sin", same_dtype("x"), kInterleave},
+                                       {"cos", size_in(-1, {64}), kInterleave, {.tiling = true}},
+                                       {"cos", size_in(1, {1}), kInterleave, {.tiling = true}},
+                                       {"cos", same_size(0, "x", 0), kInterleave},
+                                       {"sin", same_sizes("cos"), kInterleave},
+                                       {"out", same_sizes("x"), kInterleave},
+                                       {"out", same_dtype("x"), kInterleave},
+                                   },
+                                   kChips);
 
 // 32 entries in 16-bit types, 16 in float32.
 Check multiple_of_64_bytes(const char* typed_by) {
@@ -235,26 +235,28 @@ std::vector<Row> rotary_rows() {
       {"key", contiguous_rows(), kRotary},
       {"key", same_size(0, "query", 0), kRotary},
       {"table", contiguous(), kRotary},
-      {"head_size", multiple_of_64_bytes("query"),
-       "op-plugin torch_npu-npu_mrope.md, head_size", {.tiling = true}},
+      {"head_size",
+       multiple_of_64_bytes("query"),
+       "op-plugin torch_npu-npu_mrope.md, head_size",
+       {.tiling = true}},
       {"table",
-       that("have rows of a multiple of 32 entries (float32: 16), at most headSize",
-            {"head_size"},
+       that("have rows of a multiple of 32 entries (float32: 16), at most headSize", {"head_size"},
             [](const RuleArguments& own) -> Found {
               const int64_t size = size_of(own.tensor(), -1);
               const int64_t multiple = own.tensor().dtype == at::kFloat ? 16 : 32;
               if (size % multiple == 0 && size <= own.integer(1)) return std::nullopt;
               return "sizes " + sizes_of(own.tensor()) + " beside headSize " + text(own.integer(1));
             }),
-       "op-plugin torch_npu-npu_mrope.md, rotary_dim", {.tiling = true}},
+       "op-plugin torch_npu-npu_mrope.md, rotary_dim",
+       {.tiling = true}},
       {"positions", dtype({at::kLong}), kRotary, {.until = CannRelease::k8_5}},
       {"positions", dtype({at::kLong, at::kInt}), kRotary, {.since = CannRelease::k9_0}},
       {"positions",
        fits("have an entry for each token", {"query"},
             [](const RuleArguments& own) -> Found {
               if (size_of(own.tensor(), -1) == size_of(own.tensor(1), 0)) return std::nullopt;
-              return "sizes " + sizes_of(own.tensor()) + " for " +
-                     text(size_of(own.tensor(1), 0)) + " tokens";
+              return "sizes " + sizes_of(own.tensor()) + " for " + text(size_of(own.tensor(1), 0)) +
+                     " tokens";
             }),
        kRotary},
       {"section",

@@ -51,7 +51,8 @@ FusedAttention prepared(FusedAttention call, const OptionalTensor& scale_of_both
 #define VNPU_FUSED_INFER_ATTRIBUTES                                                               \
   int64_t query_heads, double scale, int64_t pre_tokens, int64_t next_tokens, const Text &layout, \
       int64_t key_heads, int64_t sparse_mode, [[maybe_unused]] int64_t inner_precise,             \
-      int64_t block_size, int64_t mode_of_both, bool wants_lse, int64_t key_mode, int64_t value_mode
+      int64_t block_size, int64_t mode_of_both, bool wants_lse, int64_t key_mode,                 \
+      int64_t value_mode
 
 #define VNPU_FUSED_INFER_CALL                                                                 \
   prepared({query,        key,           value,       query_heads,                            \

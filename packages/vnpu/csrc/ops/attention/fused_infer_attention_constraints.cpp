@@ -25,7 +25,9 @@ constexpr int64_t kMaskSide = 2048;
 
 std::string text(int64_t number) { return std::to_string(number); }
 
-Condition packed() { return equals("layout", std::vector<std::string>{"TND", "NTD", "TND_NTD", "NTD_TND"}); }
+Condition packed() {
+  return equals("layout", std::vector<std::string>{"TND", "NTD", "TND_NTD", "NTD_TND"});
+}
 
 bool is_packed(const std::string& layout) {
   return layout == "TND" || layout == "NTD" || layout == "TND_NTD" || layout == "NTD_TND";
@@ -86,16 +88,16 @@ std::string shown(const Sizes& s) {
 }
 // A rule about the sizes of heads. allowed: whether they can be computed
 Check head_sizes(std::string rule, std::function<bool(const Sizes&)> allowed) {
-  Check check = that(std::move(rule),
-                     {"key", "value", "layout", "query_heads", "key_heads", "block_table"},
-                     [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-                       if (!own.has(1) || !own.has(2) || !is_packed(own.text(3))) {
-                         return std::nullopt;
-                       }
-                       const Sizes s = sizes_of_call(own);
-                       if (s.query == 512 || allowed(s)) return std::nullopt;
-                       return shown(s);
-                     });
+  Check check =
+      that(std::move(rule), {"key", "value", "layout", "query_heads", "key_heads", "block_table"},
+           [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+             if (!own.has(1) || !own.has(2) || !is_packed(own.text(3))) {
+               return std::nullopt;
+             }
+             const Sizes s = sizes_of_call(own);
+             if (s.query == 512 || allowed(s)) return std::nullopt;
+             return shown(s);
+           });
   check.sees_absence = true;  // of the block table
   return check;
 }
@@ -119,14 +121,15 @@ std::vector<Row> rows(bool with_rope) {
                   type == at::ScalarType::QUInt4x2) {
                 return std::nullopt;
               }
-              return "dtype " + name_of(type) + " beside a query of " + name_of(own.tensor(1).dtype);
+              return "dtype " + name_of(type) + " beside a query of " +
+                     name_of(own.tensor(1).dtype);
             }),
        kDocument},
       {"value", same_dtype("key"), kDocument},
       {"layout",
-       one_of(std::vector<std::string>{"BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD",
-                                       "BNSD_BSND", "BSND_BNSD", "NTD_TND", "BSH_NBSD",
-                                       "BSND_NBSD", "BNSD_NBSD", "TND_NTD"}),
+       one_of(std::vector<std::string>{"BSH", "BSND", "BNSD", "TND", "NTD", "BSH_BNSD", "BNSD_BSND",
+                                       "BSND_BNSD", "NTD_TND", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD",
+                                       "TND_NTD"}),
        kDocument},
       {"query_heads", between(1, 256), kDocument},
       {"key_heads", between(0, 256), kDocument},
@@ -170,12 +173,14 @@ std::vector<Row> rows(bool with_rope) {
             })
            .when(equals("sparse_mode", std::vector<int64_t>{2, 3, 4})),
        kMasks},
-      {"mask", absent().when(both(packed(), equals("sparse_mode", std::vector<int64_t>{0}))),
+      {"mask",
+       absent().when(both(packed(), equals("sparse_mode", std::vector<int64_t>{0}))),
        "\"When Layout is TND/NTD_TND and PA enabled, sparseMode = 0, not support attentionMask\", "
        "prompt_flash_attention_tiling.cpp",
        {.tiling = true}},
       {"sparse_mode", one_of(std::vector<int64_t>{0, 1, 2, 3, 4}), kMasks},
-      {"sparse_mode", one_of(std::vector<int64_t>{0, 3, 4}).when(packed()),
+      {"sparse_mode",
+       one_of(std::vector<int64_t>{0, 3, 4}).when(packed()),
        "\"When Layout is TND/NTD_TND and PA enabled, sparseMode only support 0 or 3 or 4\", "
        "prompt_flash_attention_tiling.cpp",
        {.tiling = true}},
@@ -201,8 +206,8 @@ std::vector<Row> rows(bool with_rope) {
               if (!ends.empty() && grows && ends.front() >= 0 && ends.back() == tokens) {
                 return std::nullopt;
               }
-              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " +
-                     text(tokens) + " tokens" + (grows ? "" : ", and shrinks");
+              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " + text(tokens) +
+                     " tokens" + (grows ? "" : ", and shrinks");
             })
            .when(packed()),
        "CheckActSeqWhenLayoutIsTND in prompt_flash_attention_tiling.cpp"},
@@ -224,8 +229,8 @@ std::vector<Row> rows(bool with_rope) {
                   ends.back() == tokens) {
                 return std::nullopt;
               }
-              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " +
-                     text(tokens) + " tokens";
+              return "the end " + text(ends.empty() ? 0 : ends.back()) + " of " + text(tokens) +
+                     " tokens";
             })
            .when(both(packed(), is_missing("block_table"))),
        kPacked},
@@ -238,8 +243,8 @@ std::vector<Row> rows(bool with_rope) {
                   given(own, 2) ? own.integers(1) : lengths_of(own.integers(1));
               for (size_t i = 0; i < std::min(queries.size(), keys.size()); ++i) {
                 if (queries[i] > keys[i]) {
-                  return text(queries[i]) + " queries over " + text(keys[i]) +
-                         " keys in request " + text(static_cast<int64_t>(i));
+                  return text(queries[i]) + " queries over " + text(keys[i]) + " keys in request " +
+                         text(static_cast<int64_t>(i));
                 }
               }
               return std::nullopt;
@@ -321,7 +326,8 @@ std::vector<Row> rows(bool with_rope) {
        "aclnnFusedInferAttentionScoreV3.md of 8.5.0.alpha001: TND of heads other than 512 takes no "
        "PagedAttention",
        {.until = CannRelease::k8_3, .tiling = true}},
-      {"query", alone(dtype({at::kBFloat16}).when(packed())),
+      {"query",
+       alone(dtype({at::kBFloat16}).when(packed())),
        "aclnnFusedInferAttentionScoreV3.md of 8.5.0.alpha001: TND takes bfloat16 only",
        {.until = CannRelease::k8_3, .tiling = true}},
       // --- sizes of heads
@@ -416,7 +422,8 @@ std::vector<Row> rows(bool with_rope) {
       {"block_table", present().when(compressed()), kMla, {.tiling = true}},
       {"key_heads", one_of(std::vector<int64_t>{1}).when(compressed()), kMla, {.tiling = true}},
       {"query_heads",
-       one_of(std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64, 128}).when(compressed()), kMla,
+       one_of(std::vector<int64_t>{1, 2, 4, 8, 16, 32, 64, 128}).when(compressed()),
+       kMla,
        {.since = CannRelease::k8_5, .tiling = true}},
       {"query_heads",
        one_of(std::vector<int64_t>{32, 64, 128}).when(both(packed(), compressed())),
@@ -434,7 +441,9 @@ std::vector<Row> rows(bool with_rope) {
        kMla,
        {.tiling = true}},
       {"wants_lse", one_of(std::vector<int64_t>{0}).when(compressed()), kMla, {.tiling = true}},
-      {"sparse_mode", one_of(std::vector<int64_t>{0, 3, 4}).when(compressed()), kMla,
+      {"sparse_mode",
+       one_of(std::vector<int64_t>{0, 3, 4}).when(compressed()),
+       kMla,
        {.tiling = true}},
       {"query_lengths",
        that("give each request a single query under sparseMode 0", {"sparse_mode"},
@@ -453,15 +462,14 @@ std::vector<Row> rows(bool with_rope) {
   return all;
 }
 
-
 // The system's share and the partial results of a divided key axis.
 constexpr Workspace kWorkspace{.bytes = 32 * kMiB, .copies = true};
 
 const bool constrained =
     constrain({"FusedInferAttentionScoreV2"}, kWorkspace, rows(false), kA2 | kA3) &&
-    constrain({"FusedInferAttentionScoreV3", "FusedInferAttentionScoreV4",
-               "FusedInferAttentionScoreV5"},
-              kWorkspace, rows(true), kA2 | kA3);
+    constrain(
+        {"FusedInferAttentionScoreV3", "FusedInferAttentionScoreV4", "FusedInferAttentionScoreV5"},
+        kWorkspace, rows(true), kA2 | kA3);
 
 }  // namespace
 }  // namespace vnpu::ops

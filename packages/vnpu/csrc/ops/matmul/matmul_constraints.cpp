@@ -26,12 +26,11 @@ std::string text(int64_t number) { return std::to_string(number); }
 
 // Half-precision types of two kinds do not meet; float32 meets either.
 Check no_mix_with(const char* other) {
-  return that(std::string("have the dtype of ") + other, {other},
-              [](const RuleArguments& own) -> Found {
-                if (own.tensor().dtype == own.tensor(1).dtype) return std::nullopt;
-                return "dtype " + name_of(own.tensor().dtype) + " beside " +
-                       name_of(own.tensor(1).dtype);
-              });
+  return that(
+      std::string("have the dtype of ") + other, {other}, [](const RuleArguments& own) -> Found {
+        if (own.tensor().dtype == own.tensor(1).dtype) return std::nullopt;
+        return "dtype " + name_of(own.tensor().dtype) + " beside " + name_of(own.tensor(1).dtype);
+      });
 }
 
 Check inner_sizes_agree(const char* other) {
@@ -52,30 +51,30 @@ std::vector<Row> product_rows(const char* a, const char* b, int64_t dimensions) 
       {b, inner_sizes_agree(a), kMm},
   };
 }
-const bool mm = constrain({"Mm"}, {.bytes = 20 * kMiB, .copies = true},
-                          product_rows("self", "mat2", 2)) &&
-                constrain({"BatchMatMul"}, {.bytes = 20 * kMiB, .copies = true},
-                          product_rows("self", "mat2", 3)) &&
-                constrain({"Matmul"}, {.bytes = 20 * kMiB, .copies = true},
-                          {
-                              {"self", dtype(kFloats), kMm},
-                              {"mat2", no_mix_with("self"), kMm},
-                          }) &&
-                constrain({"Addmm"}, {.bytes = 20 * kMiB, .copies = true},
-                          product_rows("mat1", "mat2", 2));
+const bool mm =
+    constrain({"Mm"}, {.bytes = 20 * kMiB, .copies = true}, product_rows("self", "mat2", 2)) &&
+    constrain({"BatchMatMul"}, {.bytes = 20 * kMiB, .copies = true},
+              product_rows("self", "mat2", 3)) &&
+    constrain({"Matmul"}, {.bytes = 20 * kMiB, .copies = true},
+              {
+                  {"self", dtype(kFloats), kMm},
+                  {"mat2", no_mix_with("self"), kMm},
+              }) &&
+    constrain({"Addmm"}, {.bytes = 20 * kMiB, .copies = true}, product_rows("mat1", "mat2", 2));
 
 using Order = std::vector<int64_t>;
 
 Check order(std::vector<Order> allowed, std::string rule) {
-  return that(std::move(rule), {}, [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-    const Order& seen = own.integers();
-    for (const Order& each : allowed) {
-      if (seen == each) return std::nullopt;
-    }
-    std::string shown = "value";
-    for (const int64_t dimension : seen) shown += " " + text(dimension);
-    return shown;
-  });
+  return that(std::move(rule), {},
+              [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+                const Order& seen = own.integers();
+                for (const Order& each : allowed) {
+                  if (seen == each) return std::nullopt;
+                }
+                std::string shown = "value";
+                for (const int64_t dimension : seen) shown += " " + text(dimension);
+                return shown;
+              });
 }
 
 const bool transposed = constrain(
@@ -130,10 +129,11 @@ std::vector<Row> quantized_rows() {
       {"x2_scale", dtype({at::kFloat, at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
        kQuant},
       {"x2_scale",
-       dtype({at::kLong, at::kUInt64}).when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
+       dtype({at::kLong, at::kUInt64})
+           .when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
        kQuant},
-      {"x2_scale", dtype({at::kFloat}).when(both(has_dtype("out", {at::kHalf}), is_given("x1_scale"))),
-       kQuant},
+      {"x2_scale",
+       dtype({at::kFloat}).when(both(has_dtype("out", {at::kHalf}), is_given("x1_scale"))), kQuant},
       {"x2_scale", dtype({at::kLong, at::kUInt64}).when(has_dtype("out", {at::kChar})), kQuant},
       {"x1_scale", dtype({at::kFloat}), kQuant},
       {"x1_scale",
@@ -149,7 +149,8 @@ std::vector<Row> quantized_rows() {
       {"x1_scale", absent().when(has_dtype("out", {at::kInt, at::kChar})), kQuant},
       {"bias", dtype({at::kInt, at::kFloat, at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
        kQuant},
-      {"bias", dtype({at::kInt, at::kFloat, at::kHalf}).when(has_dtype("out", {at::kHalf})), kQuant},
+      {"bias", dtype({at::kInt, at::kFloat, at::kHalf}).when(has_dtype("out", {at::kHalf})),
+       kQuant},
       {"bias", dtype({at::kInt}).when(has_dtype("out", {at::kInt, at::kChar})), kQuant},
       {"bias", dtype({at::kInt}).when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
        kQuant},
@@ -201,7 +202,8 @@ Condition with_row_scales() { return both(has_integers(), is_given("row_scale"))
 
 std::vector<Row> grouped_rows() {
   return {
-      {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
+      {"x",
+       dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
        kGrouped},
       {"weight",
        that("have the dtype of x, or be int8 or int4", {"x"},
@@ -256,7 +258,8 @@ std::vector<Row> grouped_rows() {
       {"scale", dtype({at::kFloat}).when(both(without_row_scales(), has_dtype("out", {at::kHalf}))),
        kGroupedCheck},
       {"scale",
-       dtype({at::kLong, at::kUInt64}).when(both(without_row_scales(), has_dtype("out", {at::kChar}))),
+       dtype({at::kLong, at::kUInt64})
+           .when(both(without_row_scales(), has_dtype("out", {at::kChar}))),
        kGroupedCheck},
       {"scale",
        dtype({at::kBFloat16}).when(both(with_row_scales(), has_dtype("out", {at::kBFloat16}))),
@@ -266,8 +269,8 @@ std::vector<Row> grouped_rows() {
       {"row_scale", dtype({at::kFloat}), kGroupedCheck},
       {"row_scale", dims(1, 1), kGroupedCheck},
       {"row_scale", same_size(0, "x", 0), kGroupedCheck},
-      {"weight_offset", present().when(both(is_given("weight_scale"), has_dtype("weight", {at::kChar}))),
-       kGrouped},
+      {"weight_offset",
+       present().when(both(is_given("weight_scale"), has_dtype("weight", {at::kChar}))), kGrouped},
       {"activation", one_of(std::vector<int64_t>{0}).when(has_dtype("out", {at::kInt})), kGrouped},
   };
 }
@@ -293,10 +296,10 @@ std::vector<Row> tiled_grouped_rows() {
   rows.push_back({"group_type", one_of(std::vector<int64_t>{-1, 0}), kGroupedNz});
   return rows;
 }
-const bool grouped = constrain({"GroupedMatmulV4", "GroupedMatmulV5"},
-                               {.bytes = 16 * kMiB, .copies = true}, grouped_rows(), kChips) &&
-                     constrain({"GroupedMatmulWeightNz"}, {.bytes = 16 * kMiB},
-                               tiled_grouped_rows(), kChips);
+const bool grouped =
+    constrain({"GroupedMatmulV4", "GroupedMatmulV5"}, {.bytes = 16 * kMiB, .copies = true},
+              grouped_rows(), kChips) &&
+    constrain({"GroupedMatmulWeightNz"}, {.bytes = 16 * kMiB}, tiled_grouped_rows(), kChips);
 
 }  // namespace
 }  // namespace vnpu::ops

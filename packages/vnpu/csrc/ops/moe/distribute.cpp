@@ -57,7 +57,8 @@ void check_window(const Launch& launch, const Arguments& a, Group& group, int64_
   const Configuration& configuration = Configuration::instance();
   if (!configuration.strict) return;
   const auto aligned = [](int64_t size, int64_t step) { return (size + step - 1) / step * step; };
-  const int64_t local = std::max<int64_t>(1, a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks));
+  const int64_t local =
+      std::max<int64_t>(1, a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks));
   int64_t needed = 0;
   if (configuration.soc_name.rfind("Ascend910_93", 0) == 0) {
     const int64_t row = aligned(2 * hidden, 512);
@@ -68,13 +69,13 @@ void check_window(const Launch& launch, const Arguments& a, Group& group, int64_
     needed = 2 * (tokens * a.ranks * std::min(local, top_k) * hidden * 2 + kFlags);
   }
   if (static_cast<uint64_t>(needed) > group.buffer_bytes) {
-    throw Failure(FailureKind::kTilingRefused,
-                  std::string(launch.name) + ": globalBs " + text(a.global_tokens) + " of " +
-                      text(a.ranks) + " ranks takes " + text(needed) + " bytes of group " +
-                      group.name() + "'s HCCL buffer, which has " +
-                      std::to_string(group.buffer_bytes) +
-                      ". Make the group with a larger hccl_buffer_size, or set HCCL_BUFFSIZE (MiB). "
-                      "Source: aclnnMoeDistributeDispatchV2.md, constraints of HCCL_BUFFSIZE.");
+    throw Failure(
+        FailureKind::kTilingRefused,
+        std::string(launch.name) + ": globalBs " + text(a.global_tokens) + " of " + text(a.ranks) +
+            " ranks takes " + text(needed) + " bytes of group " + group.name() +
+            "'s HCCL buffer, which has " + std::to_string(group.buffer_bytes) +
+            ". Make the group with a larger hccl_buffer_size, or set HCCL_BUFFSIZE (MiB). "
+            "Source: aclnnMoeDistributeDispatchV2.md, constraints of HCCL_BUFFSIZE.");
   }
   if (a.global_tokens == 0) return;
   int64_t before = 0;

@@ -42,15 +42,23 @@ const bool init = constrain(
               }),
          kInitTiling,
          {.until = CannRelease::k8_5, .tiling = true}},
-        {"drop_pad_mode", one_of(std::vector<int64_t>{0}), kInitTiling,
+        {"drop_pad_mode",
+         one_of(std::vector<int64_t>{0}),
+         kInitTiling,
          {.until = CannRelease::k8_3, .tiling = true}},
         {"drop_pad_mode", one_of(std::vector<int64_t>{0, 1}), kInit},
-        {"count_form", one_of(std::vector<int64_t>{1, 2}), kInitTiling,
+        {"count_form",
+         one_of(std::vector<int64_t>{1, 2}),
+         kInitTiling,
          {.until = CannRelease::k8_3, .tiling = true}},
         {"count_form", one_of(std::vector<int64_t>{0, 1, 2}), kInit},
-        {"wants_counts", one_of(std::vector<int64_t>{1}), kInitTiling,
+        {"wants_counts",
+         one_of(std::vector<int64_t>{1}),
+         kInitTiling,
          {.until = CannRelease::k8_5, .tiling = true}},
-        {"quant_mode", one_of(std::vector<int64_t>{-1, 1}), kInitTiling,
+        {"quant_mode",
+         one_of(std::vector<int64_t>{-1, 1}),
+         kInitTiling,
          {.until = CannRelease::k8_3, .tiling = true}},
         {"quant_mode", one_of(std::vector<int64_t>{-1, 0, 1}), kInit},
         {"row_index_type", one_of(std::vector<int64_t>{0, 1}), kInit},
@@ -80,7 +88,8 @@ const bool init = constrain(
                 const TensorView& scale = own.tensor();
                 const std::vector<int64_t>& range = own.integers(2);
                 if (own.integer(3) != 1 || range.size() != 2) return std::nullopt;
-                const bool rows = size_of(scale, 0) == range[1] - range[0] || size_of(scale, 0) == 1;
+                const bool rows =
+                    size_of(scale, 0) == range[1] - range[0] || size_of(scale, 0) == 1;
                 if (scale.dims == 2 && rows && size_of(scale, 1) == size_of(own.tensor(1), 1)) {
                   return std::nullopt;
                 }
@@ -217,23 +226,23 @@ const bool finalize = constrain(
     },
     kChips);
 
-const bool re_routing = constrain(
-    {"MoeReRouting"}, {.bytes = 16 * kMiB, .copies = true},
-    {
-        {"tokens", dtype({at::kHalf, at::kBFloat16, at::kChar}), kReRouting},
-        {"tokens", dims(2, 2), kReRouting},
-        {"tokens", size_between(1, 1, 16383), kReRouting, {.tiling = true}},
-        {"counts", dtype({at::kInt, at::kLong}), kReRouting},
-        {"counts", dims(2, 2), kReRouting},
-        {"scales", dtype({at::kFloat}), kReRouting},
-        {"scales", dims(1, 1), kReRouting},
-        {"scales", same_size(0, "tokens", 0), kReRouting},
-        {"count_form", one_of(std::vector<int64_t>{1}), kReRouting, {.tiling = true}},
-        {"index_type", one_of(std::vector<int64_t>{0}), kReRouting, {.tiling = true}},
-        {"index_out", dtype({at::kInt}), kReRouting},
-        {"counts_out", same_dtype("counts"), kReRouting},
-    },
-    kChips);
+const bool re_routing =
+    constrain({"MoeReRouting"}, {.bytes = 16 * kMiB, .copies = true},
+              {
+                  {"tokens", dtype({at::kHalf, at::kBFloat16, at::kChar}), kReRouting},
+                  {"tokens", dims(2, 2), kReRouting},
+                  {"tokens", size_between(1, 1, 16383), kReRouting, {.tiling = true}},
+                  {"counts", dtype({at::kInt, at::kLong}), kReRouting},
+                  {"counts", dims(2, 2), kReRouting},
+                  {"scales", dtype({at::kFloat}), kReRouting},
+                  {"scales", dims(1, 1), kReRouting},
+                  {"scales", same_size(0, "tokens", 0), kReRouting},
+                  {"count_form", one_of(std::vector<int64_t>{1}), kReRouting, {.tiling = true}},
+                  {"index_type", one_of(std::vector<int64_t>{0}), kReRouting, {.tiling = true}},
+                  {"index_out", dtype({at::kInt}), kReRouting},
+                  {"counts_out", same_dtype("counts"), kReRouting},
+              },
+              kChips);
 
 }  // namespace
 }  // namespace vnpu::ops

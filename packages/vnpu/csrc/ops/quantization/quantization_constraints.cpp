@@ -42,10 +42,9 @@ std::vector<Row> asymmetric_rows() {
   rows.push_back({"offset", same_sizes("scale"), kDynamic});
   return rows;
 }
-const bool dynamic = constrain({"DynamicQuant"}, {.bytes = 16 * kMiB, .copies = true},
-                               dynamic_rows(), kChips) &&
-                     constrain({"DynamicQuantV2"}, {.bytes = 16 * kMiB, .copies = true},
-                               asymmetric_rows(), kChips);
+const bool dynamic =
+    constrain({"DynamicQuant"}, {.bytes = 16 * kMiB, .copies = true}, dynamic_rows(), kChips) &&
+    constrain({"DynamicQuantV2"}, {.bytes = 16 * kMiB, .copies = true}, asymmetric_rows(), kChips);
 
 Check one_or_axis_of(const char* other) {
   return fits("have one entry, or one for each of x's last dimension", {other},
@@ -62,24 +61,24 @@ const bool quantize = constrain(
         {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kQuantize},
         {"scales", dtype({at::kFloat, at::kBFloat16}), kQuantize},
         {"scales", dims(1, 1), kQuantize},
-        {"scales",
-         one_or_axis_of("x").when(equals("axis", std::vector<int64_t>{-1})), kQuantize},
+        {"scales", one_or_axis_of("x").when(equals("axis", std::vector<int64_t>{-1})), kQuantize},
         {"zero_points", dtype({at::kChar, at::kByte, at::kInt, at::kBFloat16}), kQuantize},
         {"zero_points", same_sizes("scales"), kQuantize},
-        {"scales", dtype({at::kBFloat16}).when(has_dtype("zero_points", {at::kBFloat16})), kQuantize},
+        {"scales", dtype({at::kBFloat16}).when(has_dtype("zero_points", {at::kBFloat16})),
+         kQuantize},
         {"x", dtype({at::kBFloat16}).when(has_dtype("scales", {at::kBFloat16})), kQuantize},
     },
     kChips);
 
-const bool ascend_quant = constrain(
-    {"AscendQuant", "AscendQuantV3"}, {.bytes = 16 * kMiB, .copies = true},
-    {
-        {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kAscendQuant},
-        {"scale", same_dtype("x"), kAscendQuant},
-        {"offset", same_dtype("scale"), kAscendQuant},
-        {"offset", same_sizes("scale"), kAscendQuant},
-    },
-    kChips);
+const bool ascend_quant =
+    constrain({"AscendQuant", "AscendQuantV3"}, {.bytes = 16 * kMiB, .copies = true},
+              {
+                  {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kAscendQuant},
+                  {"scale", same_dtype("x"), kAscendQuant},
+                  {"offset", same_dtype("scale"), kAscendQuant},
+                  {"offset", same_sizes("scale"), kAscendQuant},
+              },
+              kChips);
 
 const bool dequant_bias = constrain(
     {"DequantBias"}, {.bytes = 16 * kMiB},
@@ -111,10 +110,12 @@ const bool swiglu = constrain(
         {"x", contiguous(), kSwiglu},
         {"x", size_between(-1, 2, 1 << 30, 2), kSwiglu},
         {"x", size_between(-1, 64, 1 << 30, 64).when(in_groups()), kSwigluTiling, {.tiling = true}},
-        {"x", size_between(-1, 2, 7232).when(in_groups()),
+        {"x",
+         size_between(-1, 2, 7232).when(in_groups()),
          "aclnnDequantSwigluQuantV2.md, constraints: x's last dimension",
          {.until = CannRelease::k8_5, .tiling = true}},
-        {"x", size_between(-1, 2, 10496).when(in_groups()),
+        {"x",
+         size_between(-1, 2, 10496).when(in_groups()),
          "op-plugin torch_npu-npu_dequant_swiglu_quant.md: x's last dimension",
          {.since = CannRelease::k9_0, .tiling = true}},
         {"weight_scale", dtype({at::kFloat}), kSwiglu},

@@ -54,22 +54,23 @@ const bool rms_norm = constrain(
         {"rstd", dtype({at::kFloat}), kRmsNorm},
     });
 
-const bool add_rms_norm = constrain(
-    {"AddRmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
-    {
-        {"x1", dtype(kFloats), kAddRmsNorm},
-        {"x1", dtype({at::kFloat, at::kHalf}), kAddRmsNorm, {.chips = k310P}},
-        {"x1", not_empty(),
-         "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
-         {.until = CannRelease::k8_5, .tiling = true}},
-        {"x2", same_dtype("x1"), kAddRmsNorm},
-        {"x2", same_sizes("x1"), kAddRmsNorm},
-        {"gamma", same_dtype("x1"), kAddRmsNorm},
-        {"gamma", trailing_dimensions_of("x1"), kAddRmsNorm},
-        {"y", same_dtype("x1"), kAddRmsNorm},
-        {"x", same_dtype("x1"), kAddRmsNorm},
-        {"rstd", dtype({at::kFloat}), kAddRmsNorm},
-    });
+const bool add_rms_norm =
+    constrain({"AddRmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
+              {
+                  {"x1", dtype(kFloats), kAddRmsNorm},
+                  {"x1", dtype({at::kFloat, at::kHalf}), kAddRmsNorm, {.chips = k310P}},
+                  {"x1",
+                   not_empty(),
+                   "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
+                   {.until = CannRelease::k8_5, .tiling = true}},
+                  {"x2", same_dtype("x1"), kAddRmsNorm},
+                  {"x2", same_sizes("x1"), kAddRmsNorm},
+                  {"gamma", same_dtype("x1"), kAddRmsNorm},
+                  {"gamma", trailing_dimensions_of("x1"), kAddRmsNorm},
+                  {"y", same_dtype("x1"), kAddRmsNorm},
+                  {"x", same_dtype("x1"), kAddRmsNorm},
+                  {"rstd", dtype({at::kFloat}), kAddRmsNorm},
+              });
 
 const bool swiglu = constrain(
     {"SwiGlu"}, {.bytes = 16 * kMiB},

@@ -291,6 +291,33 @@ torch.npu.synchronize()
     assert named in ended[0].output
 
 
+DISPATCH_OF_FOUR = """
+x, _, _ = tokens_of(rank, 4, 2, torch.bfloat16, 4)
+ids = torch.tensor([[0, 3]] * 4, dtype=torch.int32)
+given = options((4, 0, 0))
+torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **given)
+torch.npu.synchronize()
+"""
+
+
+def test_launches_of_one_group_state_one_number_of_tokens():
+    again = """
+given |= {"global_bs": 2 * given["global_bs"]}
+torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **given)
+"""
+    ended = run_ranks(DEFINITION + DISPATCH_OF_FOUR + again, 2, **CHIP)
+    assert all(rank.status != 0 for rank in ended)
+    assert "globalBs is 28, and was 14 in an earlier launch" in ended[0].output
+
+
+def test_a_launch_has_to_fit_the_hccl_buffer_of_its_group():
+    more = DEFINITION.replace("MOST_TOKENS = 1024, 7", "MOST_TOKENS = 1024, 256")
+    ended = run_ranks(more + DISPATCH_OF_FOUR, 2, HCCL_BUFFSIZE="1", **CHIP)
+    assert all(rank.status != 0 for rank in ended)
+    assert "561002" in ended[0].output
+    assert "HCCL buffer, which has 1048576" in ended[0].output
+
+
 def test_a_chip_with_other_limits_names_them():
     done = run_program(
         """
