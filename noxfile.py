@@ -157,10 +157,15 @@ def isolated(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def conformance(session: nox.Session) -> None:
-    """Run other people's tools and suites against ours: `-- SUITE [NAMES]`; without, all."""
+    """Run other people's tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
+
+    Without a suite: those that need no checkout of other people's tests.
+    """
     commands = prepare(session)
-    known = sorted(path.parent.name for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
-    chosen = session.posargs[:1] or known
+    suites = sorted(path.parent for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
+    known = [suite.name for suite in suites]
+    need_none = [suite.name for suite in suites if not (suite / "files.txt").exists()]
+    chosen = session.posargs[:1] or need_none
     if unknown := set(chosen) - set(known):
         session.error(f"no suite {', '.join(unknown)}: there are {', '.join(known)}")
     for suite in chosen:

@@ -59,18 +59,7 @@ def run(args: argparse.Namespace) -> Result:
             random_llama.write(model, args.seed)
         configuration = json.loads((model / "config.json").read_text(encoding="utf-8"))
         weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-        options: dict[str, Any] = {
-            "model": str(model.resolve()),
-            "vocabulary": configuration["vocab_size"],
-            "requests": args.requests,
-            "prompt_tokens": args.prompt_tokens,
-            "output_tokens": args.output_tokens,
-            "max_model_len": args.prompt_tokens + args.output_tokens,
-            "kv_cache_bytes": 256 << 20,
-            "repetitions": args.repetitions,
-            "seed": args.seed,
-            "engine": {},
-        }
+        options = process_options(args, model)
         uses_mla = "kv_lora_rank" in configuration
         baseline_options = {**options, "engine": CPU_ENGINE if uses_mla else {}}
         ours, baseline = [], []
@@ -82,7 +71,7 @@ def run(args: argparse.Namespace) -> Result:
                  cpu_backend.child_environment()),
             ):  # fmt: skip
                 console.print(f"round {number}/{args.rounds}: {name}")
-                found.append(_run_process(python, side_options, environment, Path(scratch)))
+                found.append(run_process(python, side_options, environment, Path(scratch)))
     return Result(
         benchmark="serving/offline_throughput",
         ours="vLLM on npu over vnpu",
@@ -104,9 +93,27 @@ def run(args: argparse.Namespace) -> Result:
     )  # fmt: skip
 
 
-def _run_process(
+def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """What `run_process` does with the checkpoint in `model`."""
+    configuration = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return {
+        "model": str(model.resolve()),
+        "vocabulary": configuration["vocab_size"],
+        "requests": args.requests,
+        "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+        "max_model_len": args.prompt_tokens + args.output_tokens,
+        "kv_cache_bytes": 256 << 20,
+        "repetitions": args.repetitions,
+        "seed": args.seed,
+        "engine": {},
+    }
+
+
+def run_process(
     python: Path | str, options: dict[str, Any], environment: dict[str, str], scratch: Path
 ) -> dict[str, Any]:
+    """One engine in a process of its own; what `generation_process.py` finds."""
     found = scratch / "found.json"
     run_child(
         [str(CHILD), json.dumps({**options, "result": str(found)})],

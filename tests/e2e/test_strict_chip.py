@@ -114,6 +114,7 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=0.01)
 
 
+@pytest.mark.refused_calls
 def test_a_dtype_that_attention_does_not_take_ends_the_start_before_weights_load(
     zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
 ) -> None:

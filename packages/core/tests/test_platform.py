@@ -244,6 +244,7 @@ def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
     done = run_program(
         """
         import os
+        os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)  # a choice that other tests have made
         from vllm.config import DeviceConfig, VllmConfig
         from vllm.triton_utils import HAS_TRITON
         config = VllmConfig(device_config=DeviceConfig(device="npu"))

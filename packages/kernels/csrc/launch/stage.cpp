@@ -4,12 +4,14 @@
 #include <acl/acl_rt.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
+#include <torch_npu/csrc/core/npu/NPUGraphsUtils.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/core/npu/NPUWorkspaceAllocator.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 
 // Declared in acl.h, which pulls in much more.
 extern "C" const char* aclGetRecentErrMsg();
@@ -176,10 +178,13 @@ int Stage::Batch::launch() {
 }
 
 // Operators of one stream take turns, so they share a workspace; those of two streams run side by
-// side and may not. torch_npu keeps one for each stream, which it gives to nobody else.
+// side and may not. torch_npu keeps one for each stream, which it gives to nobody else. It cannot
+// grow while the stream captures, for it then waits for the device: a capture takes memory of the
+// graph's pool.
 std::vector<at::Tensor> Stage::place_workspaces() {
   std::vector<at::Tensor> workspaces;
   std::vector<Step>& steps = batch_->steps;
+  std::optional<bool> captures;  // asked where it matters
   const auto lacks = [](const Step& step) {
     return step.kind == Step::Kind::kLaunch && step.workspace_bytes > 0 &&
            step.workspace == nullptr;
@@ -192,7 +197,14 @@ std::vector<at::Tensor> Stage::place_workspaces() {
       if (lacks(step) && step.stream == stream) bytes = std::max(bytes, step.workspace_bytes);
     }
     const c10::DeviceGuard guard(c10::Device(c10::DeviceType::PrivateUse1, device_));
-    workspaces.push_back(at_npu::native::allocate_workspace(bytes, stream));
+    if (!captures) captures = c10_npu::isStreamCapturingMayInitCtx(own_);
+    if (*captures) {
+      const auto options =
+          at::TensorOptions().dtype(at::kByte).device(c10::DeviceType::PrivateUse1, device_);
+      workspaces.push_back(at::empty({static_cast<int64_t>(bytes)}, options));
+    } else {
+      workspaces.push_back(at_npu::native::allocate_workspace(bytes, stream));
+    }
     // Of the storage: the tensor around it is empty.
     void* const workspace = const_cast<void*>(workspaces.back().storage().data());
     for (Step& step : steps) {
@@ -203,8 +215,7 @@ std::vector<at::Tensor> Stage::place_workspaces() {
 }
 
 void Stage::submit() {
-  // Until all is submitted: in a capture they come from the graph's pool, where what is freed may
-  // be the next stream's.
+  // Until all is submitted: in a capture, what is freed may be the next stream's.
   const std::vector<at::Tensor> workspaces = place_workspaces();
   at_npu::native::OpCommand::RunOpApiV2(name_, [batch = batch_] { return batch->launch(); });
 }

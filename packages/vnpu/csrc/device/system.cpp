@@ -76,8 +76,14 @@ int& System::current_device() {
   return device;
 }
 
+void System::set_default_device(int device) {
+  physical(device);
+  default_device_.store(device, std::memory_order_relaxed);
+}
+
 int System::require_current_device() const {
-  const int device = current_device();
+  int& device = current_device();
+  if (device < 0) device = default_device_.load(std::memory_order_relaxed);
   if (device < 0) {
     throw Failure(FailureKind::kDeviceNotSet,
                   "vnpu: this thread has set no device; call aclrtSetDevice first.");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,6 +27,8 @@ class System {
 
   // The calling thread's device (visible number), -1 if none was set.
   static int& current_device();
+  // Threads that need a device and have set none take this one. Before: that is an error.
+  void set_default_device(int visible_device);
   int require_current_device() const;
 
   Executor& executor() { return *executor_; }
@@ -35,6 +38,7 @@ class System {
  private:
   System();
   std::vector<int> visible_;
+  std::atomic<int> default_device_{-1};
   Executor* executor_;
   std::vector<StreamPtr> default_streams_;
   std::mutex mutex_;

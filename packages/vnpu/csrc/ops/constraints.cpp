@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "device/failure.h"
+#include "ops/refusal_log.h"
 
 namespace vnpu::ops {
 namespace {
@@ -197,6 +198,7 @@ const Constraints* constraints_of(const char* name, const char* parameters) {
 }
 
 uint64_t check(const Constraints& constraints, const ArgumentValue* arguments) {
+  if (RefusalLog* const log = RefusalLog::instance()) log->add_call();
   return constraints.check(arguments);
 }
 

@@ -7,6 +7,7 @@
 #include "device/configuration.h"
 #include "device/memory.h"
 #include "ops/handles.h"
+#include "ops/refusal_log.h"
 
 namespace vnpu::ops {
 namespace {
@@ -166,6 +167,19 @@ void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
   *executor = new aclOpExecutor{std::move(task), needed};
 }
 
-int report_exception(const char* name) { return abi::report_exception(name); }
+int report_exception(const char* name) {
+  if (RefusalLog* const log = RefusalLog::instance()) {
+    try {
+      throw;
+    } catch (const Failure& failure) {
+      const FailureKind kind = failure.kind;
+      if (kind == FailureKind::kOperatorInvalid || kind == FailureKind::kTilingRefused) {
+        log->add_refusal(failure.what());
+      }
+    } catch (...) {  // no refusal, and reported below
+    }
+  }
+  return abi::report_exception(name);
+}
 
 }  // namespace vnpu::ops

@@ -12,6 +12,8 @@ from vllm_davinci_testing.operators import first_phase
 from vllm_davinci_testing.operators.illegal_calls import CASES, LEGAL, Case
 from vllm_davinci_testing.processes.forked import run_together
 
+pytestmark = pytest.mark.refused_calls
+
 MIB = 1 << 20
 
 

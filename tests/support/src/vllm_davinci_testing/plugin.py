@@ -10,11 +10,14 @@ import contextlib
 import datetime
 import gc
 import os
+import shutil
 import signal
-from collections import defaultdict
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -24,6 +27,8 @@ from vllm_davinci_testing.sample import sampled
 # environment or a test says otherwise, they run on a chip that takes any dtype and size.
 EXACT_SOC = "reference"
 THOROUGH = "thorough"
+REFUSED = "refused_calls"
+CALLS = "calls"  # user properties of reports, which travel from xdist's workers
 SAMPLED = "sampled"  # a user property of reports, which travels from xdist's workers
 # Tests that start whole engines come first: what is left at the end is short, and no process is
 # idle while another one still has a long file.
@@ -50,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         date = (config.getoption("sample_date") or today).isoformat()
         config.pluginmanager.register(Summary(date), "davinci-summary")
     config.pluginmanager.register(Selection(date), "davinci-selection")
+    if find_spec("vllm_davinci") and find_spec("vllm_davinci.vnpu"):
+        config.pluginmanager.register(RefusedCalls(config), "davinci-refused-calls")
 
 
 def let_children_be_interrupted() -> None:
@@ -130,6 +137,41 @@ class Selection:
             items[:] = [item for item in items if item.nodeid not in thorough - chosen]
 
 
+class RefusedCalls:
+    """No test makes a call that a chip would refuse, unless that is what it is about.
+
+    Every call that operators hold against CANN's documents is counted, and every refusal kept, in
+    this process and in those that tests start.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="refusals-"))
+        config.add_cleanup(lambda: shutil.rmtree(self._directory, ignore_errors=True))
+        os.environ["VNPU_REFUSALS"] = str(self._directory)
+        self._calls: Counter[str] = Counter()
+        self._num_refused = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        from vllm_davinci.vnpu import refusals
+
+        try:
+            return (yield)
+        finally:
+            found = refusals.read(self._directory)
+            calls = Counter(found.calls)
+            messages = [message for _, message in found.refused[self._num_refused :]]
+            item.user_properties.append((CALLS, dict(calls - self._calls)))
+            item.user_properties.append((REFUSED, len(messages)))
+            self._calls, self._num_refused = calls, len(found.refused)
+            if messages and item.get_closest_marker(REFUSED) is None:
+                pytest.fail(
+                    f"{len(messages)} calls were refused, and the test is not marked {REFUSED}. "
+                    f"The first: {messages[0]}",
+                    pytrace=False,
+                )
+
+
 def group_of(node_id: str) -> str:
     """`packages/core`, `tests/e2e`, `checkpoints`: what the times are summed by."""
     parts = PurePosixPath(node_id.split("::")[0]).parts
@@ -156,6 +198,8 @@ class Summary:
         self._date = date
         self._times: dict[str, Times] = defaultdict(Times)
         self._sampled: set[str] = set()
+        self._calls: Counter[str] = Counter()
+        self._num_refused = 0
 
     def pytest_report_header(self) -> str:
         return f"thorough cases: the sample of --sample-date={self._date}, all with -m thorough"
@@ -164,6 +208,10 @@ class Summary:
         times = self._times[group_of(report.nodeid)]
         times.tests.add(report.nodeid)
         times.seconds += report.duration
+        if report.when == "teardown":
+            properties = dict(report.user_properties)
+            self._calls.update(properties.get(CALLS, {}))
+            self._num_refused += properties.get(REFUSED, 0)
         if (SAMPLED, True) in map(tuple, report.user_properties):
             self._sampled.add(report.nodeid)
 
@@ -172,6 +220,14 @@ class Summary:
             terminalreporter.section(f"thorough cases of --sample-date={self._date}")
             for node_id in sorted(self._sampled):
                 terminalreporter.write_line(node_id)
+        if self._calls:
+            terminalreporter.section("calls held against CANN's documents")
+            for soc, calls in sorted(self._calls.items()):
+                terminalreporter.write_line(f"{soc:24} {calls:9} calls")
+            terminalreporter.write_line(
+                f"{self._num_refused} of them refused; a test that is not marked {REFUSED} fails "
+                "where one of its calls is"
+            )
         if len(self._times) > 1:
             terminalreporter.section("time per group, summed over processes")
             for group, times in sorted(self._times.items(), key=lambda item: -item[1].seconds):

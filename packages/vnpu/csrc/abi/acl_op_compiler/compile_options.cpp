@@ -1,11 +1,15 @@
 // libacl_op_compiler: compile options, system parameters, and the older way to run an operator.
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstring>
 #include <string>
 #include <string_view>
 
 #include "abi/ascendcl/declarations.h"
+#include "abi/ascendcl/legacy.h"
+#include "abi/opapi/legacy_operator.h"
 #include "acl/acl_op_compiler.h"
 #include "operator_tiers.h"
 
@@ -38,6 +42,35 @@ aclError no_such_operator(const char* type) {
           ") has no aclnn implementation here, so torch_npu took its older route (aclop), which a "
           "virtual NPU does not have. `vnpu coverage " +
           type + "` says what is missing; docs/guides/add_an_operator.md how to add it.");
+}
+
+vnpu::abi::LegacyTensor legacy(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
+  return {buffer->data,
+          desc->type,
+          desc->storage_format,
+          desc->dims.data(),
+          desc->dims.size(),
+          desc->storage_dims.data(),
+          desc->storage_dims.size()};
+}
+
+// The only operator that torch_npu runs this way and models meet: casts between private layouts.
+aclError run(const char* type, int inputs, const aclTensorDesc* const* input_descs,
+             const aclDataBuffer* const* input_buffers, int outputs,
+             const aclTensorDesc* const* output_descs, aclDataBuffer* const* output_buffers,
+             aclrtStream stream) {
+  if (std::string_view(type) != "Identity" || inputs != 1 || outputs != 1) {
+    return no_such_operator(type);
+  }
+  // Loaded when the device was opened.
+  void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
+  auto* const identity = operators == nullptr
+                             ? nullptr
+                             : reinterpret_cast<vnpu::abi::RunIdentity*>(
+                                   ::dlsym(operators, "vnpuRunIdentity"));
+  if (identity == nullptr) return no_such_operator(type);
+  return identity(legacy(input_descs[0], input_buffers[0]),
+                  legacy(output_descs[0], output_buffers[0]), stream);
 }
 
 aclError parameter(aclSysParamOpt opt, const int64_t* write, int64_t* read) {
@@ -78,13 +111,18 @@ VNPU_ACL(aclrtCtxSetSysParamOpt, (aclSysParamOpt opt, int64_t value)) {
   return parameter(opt, &value, nullptr);
 }
 VNPU_ACL(aclopCompileAndExecute,
-         (const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
-          const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
-          aclopCompileType, const char*, aclrtStream)) {
-  return no_such_operator(type);
+         (const char* type, int inputs, const aclTensorDesc* const input_descs[],
+          const aclDataBuffer* const input_buffers[], int outputs,
+          const aclTensorDesc* const output_descs[], aclDataBuffer* const output_buffers[],
+          const aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream stream)) {
+  return run(type, inputs, input_descs, input_buffers, outputs, output_descs, output_buffers,
+             stream);
 }
-VNPU_ACL(aclopCompileAndExecuteV2, (const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int,
-                                    aclTensorDesc*[], aclDataBuffer*[], aclopAttr*, aclopEngineType,
-                                    aclopCompileType, const char*, aclrtStream)) {
-  return no_such_operator(type);
+VNPU_ACL(aclopCompileAndExecuteV2,
+         (const char* type, int inputs, aclTensorDesc* input_descs[],
+          aclDataBuffer* input_buffers[], int outputs, aclTensorDesc* output_descs[],
+          aclDataBuffer* output_buffers[], aclopAttr*, aclopEngineType, aclopCompileType,
+          const char*, aclrtStream stream)) {
+  return run(type, inputs, input_descs, input_buffers, outputs, output_descs, output_buffers,
+             stream);
 }

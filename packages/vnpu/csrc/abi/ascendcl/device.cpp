@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <mutex>
+#include <regex>
 #include <string>
 
 #include "abi/ascendcl/declarations.h"
@@ -35,6 +38,17 @@ void load_operator_library() {
   });
 }
 
+// The device of `{"defaultDevice": {"default_device": "0"}}`, -1 where the file names none: which
+// device threads use that set none. Source: documentation of aclInit.
+int default_device_of(const char* path) {
+  if (path == nullptr || *path == '\0') return -1;
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  static const std::regex device(R"re("default_device"\s*:\s*"(\d{1,3})")re");
+  std::smatch found;
+  return std::regex_search(text, found, device) ? std::stoi(found[1]) : -1;
+}
+
 // A context handle is the device's number + 1.
 aclrtContext context_of(int device) { return reinterpret_cast<aclrtContext>(intptr_t{device} + 1); }
 
@@ -63,15 +77,17 @@ const Capability& capability() {
 
 }  // namespace
 
-VNPU_ACL(aclInit, (const char*)) {
+VNPU_ACL(aclInit, (const char* configuration_file)) {
   static std::mutex mutex;
   static bool initialised = false;
   return [&]() -> int {
     std::lock_guard lock(mutex);
     if (initialised) return ACL_ERROR_REPEAT_INITIALIZE;
-    const int status = guarded("aclInit", [] {
+    const int status = guarded("aclInit", [&] {
       load_operator_library();
-      System::instance();
+      const int device = default_device_of(configuration_file);
+      System& system = System::instance();
+      if (device >= 0) system.set_default_device(device);
     });
     initialised = status == 0;
     return status;

@@ -1,25 +1,16 @@
 // The older operator interface (aclop) and what libtorch_npu imports but never needs here.
-// Descriptors and buffers are real; running an operator this way fails with its name, because every
-// operator of the virtual NPU is an aclnn one.
+// Descriptors and buffers are real; of operators that run this way there is Identity
+// (abi/acl_op_compiler), every other one is an aclnn one here.
 
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "abi/ascendcl/declarations.h"
+#include "abi/ascendcl/legacy.h"
 
 using vnpu::FailureKind;
 
-struct aclDataBuffer {
-  void* data;
-  size_t bytes;
-};
-struct aclTensorDesc {
-  aclDataType type;
-  aclFormat format;
-  std::vector<int64_t> dims;
-  std::string name;
-};
 struct aclopAttr {
   std::vector<std::string> names;
 };
@@ -49,7 +40,8 @@ VNPU_ACL(aclDestroyDataBuffer, (const aclDataBuffer* buffer)) {
 }
 VNPU_C(aclTensorDesc*)
 aclCreateTensorDesc(aclDataType type, int count, const int64_t* dims, aclFormat format) {
-  return new aclTensorDesc{type, format, {dims, dims + count}, {}};
+  const std::vector<int64_t> sizes(dims, dims + count);
+  return new aclTensorDesc{type, format, sizes, {}, format, sizes};
 }
 VNPU_C(void) aclDestroyTensorDesc(const aclTensorDesc* desc) { delete desc; }
 VNPU_C(aclDataType) aclGetTensorDescType(const aclTensorDesc* desc) { return desc->type; }
@@ -63,8 +55,14 @@ VNPU_ACL(aclGetTensorDescDimV2, (const aclTensorDesc* desc, size_t index, int64_
   return 0;
 }
 VNPU_C(void) aclSetTensorDescName(aclTensorDesc* desc, const char* name) { desc->name = name; }
-VNPU_ACL(aclSetTensorFormat, (aclTensorDesc*, aclFormat)) { return 0; }
-VNPU_ACL(aclSetTensorShape, (aclTensorDesc*, int, const int64_t*)) { return 0; }
+VNPU_ACL(aclSetTensorFormat, (aclTensorDesc * desc, aclFormat format)) {
+  desc->storage_format = format;
+  return 0;
+}
+VNPU_ACL(aclSetTensorShape, (aclTensorDesc * desc, int count, const int64_t* dims)) {
+  desc->storage_dims.assign(dims, dims + count);
+  return 0;
+}
 VNPU_ACL(aclSetTensorPlaceMent, (aclTensorDesc*, aclMemType)) { return 0; }
 
 VNPU_C(aclopAttr*) aclopCreateAttr() { return new aclopAttr(); }

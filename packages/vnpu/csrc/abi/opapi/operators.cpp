@@ -43,8 +43,12 @@ int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, v
   const TaskPtr task = executor->task;
   const uint64_t needed = executor->workspace_bytes;
   if (!executor->repeatable) delete executor;
-  return abi::guarded(task->name, [&] {
+  try {
     add_workspace(*task, workspace, workspace_bytes, needed);
+  } catch (...) {
+    return ops::report_exception(task->name);
+  }
+  return abi::guarded(task->name, [&] {
     System& system = System::instance();
     system.executor().submit(abi::stream_of(stream), task);
   });

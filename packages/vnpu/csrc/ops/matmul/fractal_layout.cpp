@@ -25,20 +25,6 @@ Tensor untile(const Tensor& tiles) {
   return tiles.transpose(d - 4, d - 3).transpose(d - 3, d - 2).reshape(sizes);
 }
 
-// Writes a matrix into tiles of its size; the padding becomes zeros.
-void tile(const Tensor& matrix, const Tensor& tiles) {
-  const int64_t d = tiles.dim();
-  const int64_t rows = tiles.size(-3) * tiles.size(-2);
-  const int64_t columns = tiles.size(-4) * tiles.size(-1);
-  const Tensor padded =
-      at::constant_pad_nd(matrix, {0, columns - matrix.size(-1), 0, rows - matrix.size(-2)});
-  std::vector<int64_t> sizes(tiles.sizes().begin(), tiles.sizes().end() - 4);
-  for (const int64_t size : {tiles.size(-3), tiles.size(-2), tiles.size(-4), tiles.size(-1)}) {
-    sizes.push_back(size);
-  }
-  tiles.copy_(padded.reshape(sizes).transpose(d - 3, d - 2).transpose(d - 4, d - 3));
-}
-
 }  // namespace
 
 std::vector<int64_t> fractal_sizes(const std::vector<int64_t>& sizes, int64_t tile_columns) {
@@ -53,6 +39,29 @@ std::vector<int64_t> fractal_sizes(const std::vector<int64_t>& sizes, int64_t ti
   tiles.push_back(kTileRows);
   tiles.push_back(tile_columns);
   return tiles;
+}
+
+Tensor matrix_of_tiles(const Tensor& tiles, const std::vector<int64_t>& sizes) {
+  Tensor all = untile(tiles);
+  const size_t d = sizes.size();
+  if (sizes[d - 2] > all.size(-2) || sizes[d - 1] > all.size(-1)) {
+    refuse("a matrix of " + std::to_string(sizes[d - 2]) + " x " + std::to_string(sizes[d - 1]) +
+           " does not fit into its tiles " + c10::str(tiles.sizes()));
+  }
+  return all.narrow(-2, 0, sizes[d - 2]).narrow(-1, 0, sizes[d - 1]).reshape(sizes);
+}
+
+void tiles_of_matrix(const Tensor& matrix, const Tensor& tiles) {
+  const int64_t d = tiles.dim();
+  const int64_t rows = tiles.size(-3) * tiles.size(-2);
+  const int64_t columns = tiles.size(-4) * tiles.size(-1);
+  const Tensor padded =
+      at::constant_pad_nd(matrix, {0, columns - matrix.size(-1), 0, rows - matrix.size(-2)});
+  std::vector<int64_t> sizes(tiles.sizes().begin(), tiles.sizes().end() - 4);
+  for (const int64_t size : {tiles.size(-3), tiles.size(-2), tiles.size(-4), tiles.size(-1)}) {
+    sizes.push_back(size);
+  }
+  tiles.copy_(padded.reshape(sizes).transpose(d - 3, d - 2).transpose(d - 4, d - 3));
 }
 
 TensorView memory_view(const TensorView& view) {
@@ -114,7 +123,7 @@ template struct LaidOutArgument<LaidOutOut, true>;
 VNPU_OPERATOR(NpuFormatCast, (const LaidOut& source, const LaidOutOut& target)) {
   const Tensor matrix = source.matrix();
   if (target.is_fractal()) {
-    tile(matrix, target.memory);
+    tiles_of_matrix(matrix, target.memory);
   } else {
     store(target.memory, matrix);
   }

@@ -28,6 +28,10 @@ struct LaidOutOut : LaidOut {};
 // Sizes of the tiles of a matrix [batch..., rows, columns].
 std::vector<int64_t> fractal_sizes(const std::vector<int64_t>& sizes, int64_t tile_columns);
 
+// The matrix of `sizes` in tiles, and the tiles of a matrix, whose padding becomes zeros.
+Tensor matrix_of_tiles(const Tensor& tiles, const std::vector<int64_t>& sizes);
+void tiles_of_matrix(const Tensor& matrix, const Tensor& tiles);
+
 // The view of all memory behind a tensor in FRACTAL_NZ, or the tensor's own view.
 TensorView memory_view(const TensorView& view);
 

@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 
-from vllm_davinci.vnpu import _C, coverage, timeline
+from vllm_davinci.vnpu import _C, coverage, refusals, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import VirtualDeviceError
@@ -32,6 +32,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write which task ran when on which stream, for https://ui.perfetto.dev",
     )
+    run.add_argument(
+        "--refusals",
+        type=pathlib.Path,
+        metavar="DIRECTORY",
+        help="count calls held against CANN's documents and keep those that were refused",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -42,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
 
     commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
+
+    refused = commands.add_parser("refusals", help="what `vnpu run --refusals` has kept")
+    refused.add_argument("directory", type=pathlib.Path)
+
     commands.add_parser("devices", help="the virtual devices of this environment")
 
     cover = commands.add_parser("coverage", help="operators asked for and present")
@@ -67,7 +77,10 @@ def _run(options: argparse.Namespace) -> int:
         compute=False if options.no_compute else None,
         wait_limit=options.wait_limit,
         races=options.races,
+        refusals=options.refusals,
     )
+    if options.refusals is not None:
+        options.refusals.mkdir(parents=True, exist_ok=True)
     prepare_environment(os.environ, config, takeover=options.takeover)
     try:
         if options.trace is not None:
@@ -110,6 +123,8 @@ def main() -> int:
             return _merge(options.sources, options.output)
         if options.command == "machines":
             return _machines()
+        if options.command == "refusals":
+            return refusals.report(options.directory)
         if options.command == "devices":
             return _devices()
         return coverage.report(options.names, missing=options.missing, as_json=options.json)

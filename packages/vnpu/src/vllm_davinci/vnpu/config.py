@@ -1,6 +1,7 @@
 """Settings of virtual devices, as the environment variables that the libraries read."""
 
 import dataclasses
+import pathlib
 import re
 
 from vllm_davinci.vnpu import environment_variables as env
@@ -27,6 +28,8 @@ class VirtualDeviceConfig:
     wait_limit: longest wait of the host for the device, in seconds
     races:      "off", "report" or "raise": the race detector
     trace:      directory in which each process writes its trace
+    refusals:   directory in which processes count calls held against CANN's documents, and keep
+                those that were refused
     """
 
     devices: int | None = None
@@ -39,6 +42,7 @@ class VirtualDeviceConfig:
     wait_limit: float | None = None
     races: str | None = None
     trace: str | None = None
+    refusals: str | pathlib.Path | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -71,5 +75,8 @@ class VirtualDeviceConfig:
             env.VNPU_WAIT_LIMIT: self.wait_limit,
             env.VNPU_RACES: self.races,
             env.VNPU_TRACE: self.trace,
+            env.VNPU_REFUSALS: None
+            if self.refusals is None
+            else pathlib.Path(self.refusals).resolve(),
         }
         return {name: str(value) for name, value in values.items() if value is not None}

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_davinci.vnpu.activate import library_directory
+from vllm_davinci.vnpu.constraints import constraints
 from vllm_davinci.vnpu.errors import VirtualDeviceError
 
 _TIERS = {
@@ -106,6 +107,13 @@ def report(names: Iterable[str], *, missing: bool, as_json: bool) -> int:
         share = f"{100 * present / len(of_tier):.1f} %" if of_tier else ""
         table.add_row(tier, meaning, str(len(of_tier)), str(present), share)
     Console().print(table)
+    rows = constraints()
+    different = len({(row.argument, row.rule, row.source) for row in rows})
+    constrained = len({row.operator for row in rows})
+    print(
+        f"{constrained} operators are held against CANN's documents by {len(rows)} constraints, "
+        f"{different} of them different: docs/reference/operator_constraints.md"
+    )
     if missing:
         for tier in _TIERS:
             absent = [o.name for o in everything if o.tier == tier and not o.exported]

@@ -18,6 +18,10 @@ strictest of those that vllm-davinci supports."""
 VNPU_STRICT = "VNPU_STRICT"
 """0: operators are not held against CANN's documents, and ask for no workspace. Default 1."""
 
+VNPU_REFUSALS = "VNPU_REFUSALS"
+"""Directory, which has to exist: all processes count there the calls of operators that they hold
+against CANN's documents, and keep those that were refused. `vnpu refusals DIRECTORY` shows it."""
+
 VNPU_MEMORY = "VNPU_MEMORY"
 """Memory of each device: bytes, or with KiB, MiB, GiB. Default 64GiB."""
 

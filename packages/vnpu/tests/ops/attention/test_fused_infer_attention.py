@@ -325,6 +325,7 @@ def refusal(match: str, **changes: object) -> None:
         torch.npu.synchronize()
 
 
+@pytest.mark.refused_calls
 def test_wrong_arguments_are_refused_with_the_value_seen() -> None:
     refusal("beside blockSize 24", block_size=24)
     refusal(

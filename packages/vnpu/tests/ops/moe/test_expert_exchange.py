@@ -258,6 +258,7 @@ torch.npu.synchronize()
     assert "expert_dispatch" in ended[0].output and "race" in ended[0].output.lower()
 
 
+@pytest.mark.refused_calls
 @pytest.mark.parametrize(
     ("program", "named"),
     [
@@ -300,6 +301,7 @@ torch.npu.synchronize()
 """
 
 
+@pytest.mark.refused_calls
 def test_launches_of_one_group_state_one_number_of_tokens():
     again = """
 given |= {"global_bs": 2 * given["global_bs"]}
@@ -310,6 +312,7 @@ torch_npu.npu_moe_distribute_dispatch_v2(x.npu(), ids.npu(), **given)
     assert "globalBs is 28, and was 14 in an earlier launch" in ended[0].output
 
 
+@pytest.mark.refused_calls
 def test_a_launch_has_to_fit_the_hccl_buffer_of_its_group():
     more = DEFINITION.replace("MOST_TOKENS = 1024, 7", "MOST_TOKENS = 1024, 256")
     ended = run_ranks(more + DISPATCH_OF_FOUR, 2, HCCL_BUFFSIZE="1", **CHIP)
@@ -318,6 +321,7 @@ def test_a_launch_has_to_fit_the_hccl_buffer_of_its_group():
     assert "HCCL buffer, which has 1048576" in ended[0].output
 
 
+@pytest.mark.refused_calls
 def test_a_chip_with_other_limits_names_them():
     done = run_program(
         """

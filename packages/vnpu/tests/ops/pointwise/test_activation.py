@@ -39,6 +39,7 @@ def test_swiglu_is_exact_over_the_range_of_the_exponential() -> None:
     compare(torch_npu.npu_swiglu(x.npu()), expected, rtol=1e-6, atol=1e-38)
 
 
+@pytest.mark.refused_calls
 def test_swiglu_of_an_odd_dimension_is_refused() -> None:
     with pytest.raises(RuntimeError):
         torch_npu.npu_swiglu(torch.ones(2, 5).npu())

@@ -1,0 +1,46 @@
+"""The files of a project whose tests are run: a working tree, or a git directory without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import wheel_cache
+
+GIT_LIMIT_S = 300
+
+
+def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
+    """A directory that has `folder`: `checkout`, or what of HEAD is taken out into `scratch`."""
+    if (checkout / folder).is_dir():
+        return checkout.resolve()
+    if not (checkout / "HEAD").is_file():
+        raise SystemExit(f"{checkout} has no {folder} and is no git directory: pass a checkout.")
+    archive = scratch / "tests.tar"
+    command = ["git", f"--git-dir={checkout}", "archive", f"--output={archive}", "HEAD", folder]
+    subprocess.run(command, check=True, timeout=GIT_LIMIT_S)
+    subprocess.run(["tar", "-xf", archive, "-C", scratch], check=True, timeout=GIT_LIMIT_S)
+    return scratch
+
+
+def version_of(checkout: Path) -> str:
+    """Commit and date of HEAD, or nothing where git is none."""
+    where = checkout / ".git" if (checkout / ".git").exists() else checkout
+    command = ["git", f"--git-dir={where}", "log", "-1", "--format=%h of %cs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=False)
+    return done.stdout.strip()
+
+
+def extra_packages(*names: str) -> Path:
+    """A directory, kept beside the wheel cache, with packages that only these tests import.
+
+    Installed without what they require, which the environment of every session has.
+    """
+    tag = sys.implementation.cache_tag
+    place = wheel_cache.cache_directory().parent / f"conformance-packages-{tag}"
+    missing = [name for name in names if not list(place.glob(f"{name}-*.dist-info"))]
+    if missing:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+        subprocess.run([*pip, f"--target={place}", *missing], check=True, timeout=GIT_LIMIT_S)
+    return place

@@ -1,0 +1,25 @@
+"""op-plugin's tests of operators over the virtual NPU: `run.py --checkout DIR [NAMES]`.
+
+`files.txt` has a fixed random sample of `test_base_ops`, and the fused operators of inference in
+`test_custom_ops`. Exit status 1 where a test does not pass for which `reasons.toml` has no reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE.parents[1]), str(HERE.parent)]
+
+from ascend_suite import Suite  # noqa: E402 - in the folder above
+
+SUITE = Suite(
+    HERE,
+    "op-plugin's tests of operators: a random sample of torch's, and fused ones of inference",
+    "gitcode.com/Ascend/op-plugin",
+    ("test/test_base_ops", "test/test_custom_ops"),
+)
+
+if __name__ == "__main__":
+    sys.exit(SUITE.main("op-plugin's tests of operators over the virtual NPU"))

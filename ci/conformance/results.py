@@ -1,0 +1,94 @@
+"""Outcomes of a suite, the reasons for tests that do not pass, and the record of a run.
+
+A suite's `reasons.toml` has one table per reason:
+
+    [[reason]]
+    why = "needs a second server"
+    tests = ["test/distributed/test_x.py::*"]   # patterns of names; default: all
+    message = "regular expression"              # what the failure says; default: anything
+
+`results.json` beside it is what the last `--record` found; `ci/generate_reference.py` makes
+docs/reference/conformance.md of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from test_files import Outcome
+
+from versions import read_toml
+
+PASSED, SKIPPED = "passed", "skipped"
+
+
+@dataclass(frozen=True)
+class Reason:
+    why: str
+    tests: tuple[str, ...] = ("*",)
+    message: str = ""
+
+    def explains(self, outcome: Outcome) -> bool:
+        return any(fnmatch.fnmatchcase(outcome.test, test) for test in self.tests) and bool(
+            re.search(self.message, outcome.message)
+        )
+
+
+def read_reasons(path: Path) -> list[Reason]:
+    tables = read_toml(path).get("reason", [])
+    return [Reason(**{**table, "tests": tuple(table.get("tests", "*"))}) for table in tables]
+
+
+def report(
+    outcomes: Iterable[Outcome], reasons: list[Reason], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of a run: counts, and each test that does not pass under its reason.
+
+    about: what ran: source, version, selection
+    """
+    counts: Counter[str] = Counter()
+    explained: dict[str, list[str]] = defaultdict(list)
+    unexplained: dict[str, str] = {}
+    for outcome in outcomes:
+        if outcome.outcome in (PASSED, SKIPPED):
+            counts[outcome.outcome] += 1
+            continue
+        why = next((reason.why for reason in reasons if reason.explains(outcome)), None)
+        counts["not passed"] += 1
+        if why is None:
+            unexplained[outcome.test] = f"{outcome.outcome}: {outcome.message}"
+        else:
+            explained[why].append(outcome.test)
+    return {
+        **about,
+        "passed": counts[PASSED],
+        "skipped": counts[SKIPPED],
+        "not_passed": counts["not passed"],
+        "reasons": {why: sorted(tests) for why, tests in sorted(explained.items())},
+        "unexplained": unexplained,
+    }
+
+
+def finish(record: dict[str, Any], path: Path | None) -> int:
+    """Prints a record, writes it where `path` is given; 1 where a test has no reason."""
+    ran = record["passed"] + record["not_passed"]
+    print(
+        f"{record['passed']} of {ran} tests passed"
+        + (f" ({100 * record['passed'] / ran:.1f} %)" if ran else "")
+        + f", {record['skipped']} skipped themselves"
+    )
+    for why, tests in record["reasons"].items():
+        print(f"{len(tests):5}  {why}")
+    for test, message in record["unexplained"].items():
+        print(f"no reason is known: {test}: {message}")
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"written to {path}")
+    return 1 if record["unexplained"] or not ran else 0

@@ -1,0 +1,98 @@
+"""Runs files of other people's pytest or unittest tests, each in a process of its own.
+
+A process that ends in the middle of a test is started again without the tests that it has done, so
+that one crash costs one test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from progress import wait_for_all
+
+HERE = Path(__file__).parent
+MOST_STARTS = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """outcome: passed, failed, skipped or crashed. message: one line, empty where it passed"""
+
+    test: str
+    outcome: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """How tests are run.
+
+    directory:   that paths of files are relative to
+    environment: further variables
+    arguments:   further ones of pytest
+    """
+
+    directory: Path
+    environment: Mapping[str, str]
+    arguments: Sequence[str] = ()
+    test_limit_s: int = 120
+    file_limit_s: float = 600.0
+
+    def outcomes(self, file: str, log: Path) -> list[Outcome]:
+        """Of all tests of `file`; their output goes to `log`."""
+        found: dict[str, Outcome] = {}
+        for _ in range(MOST_STARTS):
+            done, status = self._run_once(file, log, list(found))
+            found |= {outcome.test: outcome for outcome in done}
+            if not any(outcome.outcome == "crashed" for outcome in done):
+                break
+        if not found:
+            found[file] = Outcome(file, "crashed", f"no test was collected, status {status}")
+        return list(found.values())
+
+    def _run_once(
+        self, file: str, log: Path, left_out: list[str]
+    ) -> tuple[list[Outcome], int | None]:
+        with tempfile.TemporaryDirectory() as scratch, log.open("a", encoding="utf-8") as output:
+            written = Path(scratch) / "outcomes.jsonl"
+            path = [str(HERE), self.environment.get("PYTHONPATH", "")]
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
+                    "-p", "outcome_plugin", "-p", "no:cacheprovider", "-p", "no:randomly",
+                    "--tb=short", "-v", f"--timeout={self.test_limit_s}",
+                    *self.arguments, *(f"--deselect={test}" for test in left_out), file,
+                ],
+                cwd=self.directory, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env={
+                    **os.environ, **self.environment,
+                    "PYTHONPATH": os.pathsep.join(filter(None, path)),
+                    "CONFORMANCE_OUTCOMES": str(written),
+                },
+            )  # fmt: skip
+            status = wait_for_all(process, self.file_limit_s)
+            lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
+            return list(_outcomes(map(json.loads, lines), status)), status
+
+
+def _outcomes(lines: Iterator[dict[str, str]], status: int | None) -> Iterator[Outcome]:
+    """The last that was said of each test; one that only began is where the process ended."""
+    last: dict[str, Outcome] = {}
+    for line in lines:
+        before = last.get(line["test"])
+        if before is None or before.outcome != "failed":
+            last[line["test"]] = Outcome(line["test"], line["outcome"], line["message"])
+    for outcome in last.values():
+        if outcome.outcome == "begun":
+            how = "ran past its file's limit" if status is None else f"ended with status {status}"
+            yield Outcome(outcome.test, "crashed", f"the process {how}")
+        else:
+            yield outcome

@@ -1,0 +1,22 @@
+#pragma once
+
+// The older operator interface's handles (aclop).
+
+#include <string>
+#include <vector>
+
+#include "acl/acl_base.h"
+
+struct aclDataBuffer {
+  void* data;
+  size_t bytes;
+};
+struct aclTensorDesc {
+  aclDataType type;
+  aclFormat format;
+  std::vector<int64_t> dims;
+  std::string name;
+  // How it lies in memory.
+  aclFormat storage_format;
+  std::vector<int64_t> storage_dims;
+};

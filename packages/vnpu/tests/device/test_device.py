@@ -1,0 +1,16 @@
+"""Which device a thread uses."""
+
+from __future__ import annotations
+
+from vllm_davinci_testing.processes.programs import output_of
+
+
+def test_a_thread_that_has_set_no_device_uses_that_of_the_file_given_to_acl_init():
+    """torch_npu's file names device 0: acl_default.json."""
+    (line,) = output_of(
+        """
+        import torch, torch_npu
+        print(torch.npu.get_device_properties(0).total_memory)
+        """
+    )
+    assert line == str(64 << 30)

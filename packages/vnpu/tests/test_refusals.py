@@ -1,0 +1,56 @@
+"""Calls are counted, and refused ones kept, over all processes that name one directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci.vnpu import VirtualDeviceConfig, VirtualDeviceError, refusals
+from vllm_davinci_testing.processes.programs import run_program
+
+CALLS = """
+import os, torch, torch_npu
+x, gamma = torch.ones(2, 8).npu(), torch.ones(8).npu()
+for _ in range(3):
+    torch_npu.npu_rms_norm(x, gamma, 1e-6)
+try:
+    torch_npu.npu_rms_norm(x, torch.ones(4).npu(), 1e-6)
+except RuntimeError:
+    pass
+torch.npu.synchronize()
+os._exit(0)  # nothing is written at the end
+"""
+
+
+def test_calls_of_several_processes_are_counted_and_refusals_kept(tmp_path: Path):
+    for soc in ("Ascend910B3", "Ascend910B3", "reference"):
+        done = run_program(CALLS, VirtualDeviceConfig(soc=soc, refusals=tmp_path))
+        assert done.returncode == 0, done.stderr
+    found = refusals.read(tmp_path)
+    assert found.calls == {"Ascend910B3": 8, "reference:Ascend910B3": 4}
+    assert [soc for soc, _ in found.refused] == [*["Ascend910B3"] * 2, "reference:Ascend910B3"]
+    assert all("gamma (argument 2) has sizes [4]" in message for _, message in found.refused)
+
+
+def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Path):
+    kept = tmp_path / "kept"
+    vnpu = [sys.executable, "-m", "vllm_davinci.vnpu"]
+    legal = CALLS.replace("torch.ones(4)", "gamma")
+    for program, status, text in (
+        (legal, 0, "Ascend910B3: 4 calls held against CANN's documents, 0 refused"),
+        (CALLS, 1, "1 x on Ascend910B3: aclnnRmsNorm: gamma"),
+    ):
+        run = [*vnpu, "run", "--soc=Ascend910B3", f"--refusals={kept}", "--", sys.executable, "-c"]
+        subprocess.run([*run, program], check=True, timeout=120)
+        shown = subprocess.run(
+            [*vnpu, "refusals", str(kept)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (shown.returncode, text in shown.stdout) == (status, True), shown.stdout
+
+
+def test_a_directory_that_does_not_exist_is_named(tmp_path: Path):
+    with pytest.raises(VirtualDeviceError, match="none is no directory"):
+        refusals.read(tmp_path / "none")
