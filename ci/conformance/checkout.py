@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,13 @@ GIT_LIMIT_S = 300
 
 
 def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
-    """A directory that has `folder`: `checkout`, or what of HEAD is taken out into `scratch`."""
+    """A directory that has `folder` of the checkout and nothing else of it: a copy in `scratch`.
+
+    Beside the rest of their project, tests would import that instead of what is installed.
+    """
     if (checkout / folder).is_dir():
-        return checkout.resolve()
+        shutil.copytree(checkout / folder, scratch / folder)
+        return scratch
     if not (checkout / "HEAD").is_file():
         raise SystemExit(f"{checkout} has no {folder} and is no git directory: pass a checkout.")
     archive = scratch / "tests.tar"
@@ -25,11 +30,11 @@ def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
 
 
 def version_of(checkout: Path) -> str:
-    """Commit and date of HEAD, or nothing where git is none."""
+    """Commit and date of HEAD; the directory's name where there is no git."""
     where = checkout / ".git" if (checkout / ".git").exists() else checkout
     command = ["git", f"--git-dir={where}", "log", "-1", "--format=%h of %cs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_LIMIT_S, check=False)
-    return done.stdout.strip()
+    return done.stdout.strip() or checkout.resolve().name
 
 
 def extra_packages(*names: str) -> Path:

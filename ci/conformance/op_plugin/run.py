@@ -12,14 +12,18 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1]), str(HERE.parent)]
 
-from ascend_suite import Suite  # noqa: E402 - in the folder above
+from file_suite import Suite  # noqa: E402 - in the folder above
 
 SUITE = Suite(
-    HERE,
-    "op-plugin's tests of operators: a random sample of torch's, and fused ones of inference",
-    "gitcode.com/Ascend/op-plugin",
-    ("test/test_base_ops", "test/test_custom_ops"),
+    directory=HERE,
+    what="op-plugin's tests of operators: a random sample of torch's, and fused ones of inference",
+    source="a checkout of gitcode.com/Ascend/op-plugin",
+    tests="test",
+    folders=("test/test_base_ops", "test/test_custom_ops"),
+    packages=("expecttest", "scipy", "parameterized"),
+    import_from=("test",),
+    environment={"MASTER_ADDR": "127.0.0.1"},
 )
 
 if __name__ == "__main__":
-    sys.exit(SUITE.main("op-plugin's tests of operators over the virtual NPU"))
+    sys.exit(SUITE.main())

@@ -11,14 +11,19 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1]), str(HERE.parent)]
 
-from ascend_suite import Suite  # noqa: E402 - in the folder above
+from file_suite import Suite  # noqa: E402 - in the folder above
 
 SUITE = Suite(
-    HERE,
-    "torch_npu's own tests: streams, events, graphs, memory, random numbers, storage, collectives",
-    "gitcode.com/Ascend/pytorch",
-    ("test/npu", "test/distributed"),
+    directory=HERE,
+    what="torch_npu's own tests: streams, events, graphs, memory, random numbers, storage, "
+    "collectives",
+    source="a checkout of gitcode.com/Ascend/pytorch",
+    tests="test",
+    folders=("test/npu", "test/distributed"),
+    packages=("expecttest", "scipy", "parameterized"),
+    import_from=("test",),
+    environment={"MASTER_ADDR": "127.0.0.1"},
 )
 
 if __name__ == "__main__":
-    sys.exit(SUITE.main("torch_npu's own tests over the virtual NPU"))
+    sys.exit(SUITE.main())

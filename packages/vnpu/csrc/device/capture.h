@@ -52,6 +52,7 @@ class CaptureOrder {
       if (count > seen) seen = count;
     }
   }
+  int num_streams() const { return static_cast<int>(clocks_.size()); }
   // A stream some of whose launches come before nothing on `origin`; -1 if there is none.
   int unjoined(int origin) {
     const std::map<int, uint64_t>& seen = clocks_[origin];

@@ -6,6 +6,7 @@
 
 #include "device/host_counts.h"
 #include "device/pace.h"
+#include "device/stream_limit.h"
 
 namespace vnpu {
 
@@ -16,6 +17,7 @@ Executor::Executor(const Configuration& configuration, const Observers& observer
       schedule_(make_schedule(configuration, queues_)) {}
 
 StreamPtr Executor::create_stream(int device, uint32_t priority) {
+  StreamLimit::instance().take(device, 1);
   const Lock lock(queues_.mutex);
   auto stream = std::make_shared<Stream>(device, next_stream_id_++, priority);
   queues_.add(stream);
@@ -30,6 +32,7 @@ void Executor::destroy_stream(const StreamPtr& stream) {
   }
   stream->destroyed = true;
   queues_.remove(stream);
+  StreamLimit::instance().give(stream->device, 1);
   stream->wake.notify_one();
   throw_failure(*stream);
 }

@@ -23,7 +23,7 @@ GraphPtr Executor::begin_capture(const StreamPtr& stream, CaptureMode mode) {
     throw CaptureFailure(CaptureRule::kCapturing,
                          "vnpu: this stream captures already." + since(*stream->capture));
   }
-  const GraphPtr graph = std::make_shared<Graph>(std::move(origin));
+  const GraphPtr graph = std::make_shared<Graph>(std::move(origin), stream->device);
   graph->origin_stream = stream->id;
   stream->capture = graph;
   stream->capture_origin = true;

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "device/stream_limit.h"
+
 namespace vnpu {
 namespace {
 
@@ -12,7 +14,17 @@ uint32_t next_graph_id() {
 
 }  // namespace
 
-Graph::Graph(CaptureOrigin origin) : id(next_graph_id()), origin(std::move(origin)) {}
+Graph::Graph(CaptureOrigin origin, int device)
+    : id(next_graph_id()), origin(std::move(origin)), device_(device) {}
+
+Graph::~Graph() { StreamLimit::instance().give(device_, streams_); }
+
+void Graph::take_streams() {
+  const std::lock_guard lock(mutex_);
+  if (streams_ > 0) return;
+  StreamLimit::instance().take(device_, order.num_streams());
+  streams_ = order.num_streams();
+}
 
 Access Graph::TaskGroup::access(bool write) const {
   // An address of the host's, where no device memory is.
@@ -42,6 +54,7 @@ size_t Graph::size() const {
 }
 
 GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {
+  graph_->take_streams();
   ++graph_->replays;
   if (!Touched::keeps_accesses) return;
   for (size_t i = 0; i < graph_->size(); ++i) touched.add_accesses_of(graph_->node(i)->touched);

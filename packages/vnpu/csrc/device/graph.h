@@ -18,7 +18,8 @@ enum class CaptureState { kActive, kReady };
 // task can only be captured after everything it depends on.
 class Graph {
  public:
-  explicit Graph(CaptureOrigin origin);
+  explicit Graph(CaptureOrigin origin, int device = 0);
+  ~Graph();
 
   // A run of nodes that later launches may replace.
   struct TaskGroup {
@@ -33,6 +34,8 @@ class Graph {
   void replace(size_t index, TaskPtr task);
   TaskPtr node(size_t index) const;  // null past the end
   size_t size() const;
+  // Before the first execution: throws kTooManyStreams where the device has too few.
+  void take_streams();
   // Whether nodes wait inside for updates that come while a replay is under way.
   bool has_gates() const { return has_gates_; }
 
@@ -51,6 +54,8 @@ class Graph {
 
  private:
   mutable std::mutex mutex_;
+  const int device_;
+  int streams_ = 0;  // taken of the device
   std::vector<TaskPtr> nodes_;
   std::atomic<bool> has_gates_{false};
 };

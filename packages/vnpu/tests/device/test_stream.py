@@ -42,6 +42,37 @@ print(int(y[0].cpu()))
 """
 
 
+def test_a_device_has_as_many_streams_as_its_chip() -> None:
+    """Streams of captured graphs are among them from their first replay on."""
+    lines = output_of(
+        """
+        import ctypes, torch
+        torch.npu.set_device(0)
+        acl, streams = ctypes.CDLL("libascendcl.so"), []
+        x, graph = torch.ones(4).npu(), torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            y = x + x
+        while True:
+            stream = ctypes.c_void_p()
+            status = acl.aclrtCreateStream(ctypes.byref(stream))
+            if status:
+                break
+            streams.append(stream)
+        print(status, 1900 < len(streams) < 1984)
+        try:
+            graph.replay()
+        except RuntimeError as error:
+            print("EE1023" in str(error))
+        acl.aclrtDestroyStream(streams.pop())
+        graph.replay()
+        print(y[0].item())
+        print(acl.aclrtCreateStream(ctypes.byref(stream)))
+        """,
+        VirtualDeviceConfig(soc="Ascend910B3"),
+    )
+    assert lines == ["207005 True", "True", "2.0", "207005"]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_events_order_two_streams(policy: str) -> None:
     lines = output_of(ORDERED, VirtualDeviceConfig(schedule=policy))

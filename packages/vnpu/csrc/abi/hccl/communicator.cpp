@@ -127,7 +127,8 @@ HcclResult result_of(FailureKind kind) {
     case FailureKind::kOperatorInvalid:
     case FailureKind::kTilingRefused:
     case FailureKind::kCaptureConflict: return HCCL_E_PARA;
-    case FailureKind::kOutOfMemory: return HCCL_E_OOM;
+    case FailureKind::kOutOfMemory:
+    case FailureKind::kTooManyStreams: return HCCL_E_OOM;
     case FailureKind::kWaitTimeout:
     case FailureKind::kRemoteTimeout: return HCCL_E_TIMEOUT;
     case FailureKind::kRemoteLost: return HCCL_E_REMOTE;

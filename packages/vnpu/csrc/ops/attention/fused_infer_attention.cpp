@@ -65,17 +65,17 @@ FusedAttention prepared(FusedAttention call, const OptionalTensor& scale_of_both
             prefix_length},                                                                   \
            scale_of_both, offset_of_both, mode_of_both,                                       \
            dequant_scores || quant_weights || dequant_values,                                 \
-           wants_lse ? OptionalTensor(lse.tensor) : OptionalTensor())
+           wants_lse ? lse.tensor : OptionalTensor())
 
 VNPU_OPERATOR(FusedInferAttentionScoreV2,
-              (VNPU_FUSED_INFER_INPUTS, VNPU_FUSED_INFER_ATTRIBUTES, Out out, Out lse)) {
+              (VNPU_FUSED_INFER_INPUTS, VNPU_FUSED_INFER_ATTRIBUTES, Out out, OptionalOut lse)) {
   run(VNPU_FUSED_INFER_CALL);
 }
 
 VNPU_OPERATOR(FusedInferAttentionScoreV3,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
                const OptionalTensor& key_rope, const OptionalTensor&, VNPU_FUSED_INFER_ATTRIBUTES,
-               Out out, Out lse)) {
+               Out out, OptionalOut lse)) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -86,7 +86,7 @@ VNPU_OPERATOR(FusedInferAttentionScoreV4,
               (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
                const OptionalTensor& key_rope, const OptionalTensor&,
                const OptionalTensor& query_scale, const OptionalTensor& sink,
-               VNPU_FUSED_INFER_ATTRIBUTES, int64_t, Out out, Out lse)) {
+               VNPU_FUSED_INFER_ATTRIBUTES, int64_t, Out out, OptionalOut lse)) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -100,7 +100,7 @@ VNPU_OPERATOR(FusedInferAttentionScoreV5,
                const OptionalTensor& key_rope, const OptionalTensor&,
                const OptionalTensor& query_scale, const OptionalTensor& sink,
                const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES,
-               int64_t, int64_t, Out out, Out lse)) {
+               int64_t, int64_t, Out out, OptionalOut lse)) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;

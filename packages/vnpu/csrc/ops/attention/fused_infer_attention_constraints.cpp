@@ -366,7 +366,8 @@ std::vector<Row> rows(bool with_rope) {
        {.tiling = true}},
       // --- results
       {"out", same_dtype("query").when(has_dtype("query", {at::kBFloat16})), kDocument},
-      {"lse", dtype({at::kFloat}), kDocument},
+      {"lse", present().when(equals("wants_lse", std::vector<int64_t>{1})), kDocument},
+      {"lse", dtype({at::kFloat}).when(equals("wants_lse", std::vector<int64_t>{1})), kDocument},
       {"lse",
        fits("be [tokens, heads, 1]", {"query", "query_heads", "layout"},
             [](const RuleArguments& own) -> Found {

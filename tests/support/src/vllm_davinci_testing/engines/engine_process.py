@@ -18,9 +18,12 @@ import psutil
 import torch
 
 from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu.environment_variables import VNPU_SOC
+from vllm_davinci_testing.plugin import EXACT_SOC
 from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+STRICT_SOC = "Ascend910B3"
 # What a wait for an engine may take on a busy machine: its start, or one call.
 LIMIT_S = 240
 # What its end may take, whatever happened.
@@ -46,13 +49,14 @@ class EngineProcess:
     """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
 
     log:          file that takes what the process prints
-    environment:  variables of that process
+    environment:  variables of that process; without a VNPU_SOC, a strict chip in 16 bits
     engine:       arguments of vllm.LLM, beside DEFAULTS
     """
 
     def __init__(
         self, model: Path, log: Path, environment: Mapping[str, str] | None = None, **engine: Any
     ) -> None:
+        engine = {"model": str(model), **DEFAULTS, **engine}
         context = fork_context()
         self._connection, other = context.Pipe()
         self._log = log
@@ -61,8 +65,8 @@ class EngineProcess:
             args=(
                 other,
                 str(log),
-                {**ENVIRONMENT, **(environment or {})},
-                {"model": str(model), **DEFAULTS, **engine},
+                {**ENVIRONMENT, **chip_for(engine["dtype"]), **(environment or {})},
+                engine,
             ),
         )
         self._process.start()
@@ -161,6 +165,15 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "HF_HUB_OFFLINE": "1",
 }
+
+
+def chip_for(dtype: str) -> dict[str, str]:
+    """Chips have no float32 attention; what they do compute in runs on one that says what it takes.
+
+    Where the whole run is on a chip of the user's choice, on that one.
+    """
+    is_exact = os.environ.get(VNPU_SOC) == EXACT_SOC
+    return {VNPU_SOC: STRICT_SOC} if is_exact and dtype != "float32" else {}
 
 
 def end(llm: Any) -> None:

@@ -528,7 +528,8 @@ ATTENTION = [
     _attention("inner_precise", "be 0, 1, 2 or 3", inner_precise=4),
     _attention("inner_precise", "be 0 with fewer key heads", TILING, inner_precise=1),
     _attention("out", "dtype of query", out=f16(7, 8, 128)),
-    _attention("lse", "be float32", lse=f16(0)),
+    _attention("lse", "be float32", wants_lse=True, lse=f16(7, 8, 1)),
+    _attention("lse", "be given when wants_lse is 1", wants_lse=True, lse=None),
     _attention("lse", "be [tokens, heads, 1]", wants_lse=True, lse=f32(7, 8)),
     # Sizes of heads.
     _attention("query", _EQUAL, TILING, **_sizes(80, 80, 8, 8)),

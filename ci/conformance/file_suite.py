@@ -1,4 +1,4 @@
-"""A suite of unittest files in a repository of torch_npu's, run over the virtual NPU.
+"""A suite of pytest or unittest files in other people's repository, run over the virtual NPU.
 
 Beside the suite's `run.py` lie `files.txt`, one path a line, `reasons.toml` and, of the last run
 with `--record`, `results.json` (results.py).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import checkout
@@ -18,38 +18,48 @@ from test_files import Outcome, TestRun
 
 from progress import Steps
 
-# That their tests import beside torch_npu.
-PACKAGES = ("expecttest", "scipy", "parameterized")
+# A test that leaves a stream waiting for what never comes does not hold up the process's end.
+WAITS = {"VNPU_WAIT_LIMIT": "40"}
 
 
 @dataclass(frozen=True)
 class Suite:
     """
-    directory:  of its `run.py`
-    what:       whose tests of what, for the table
-    repository: where a checkout comes from
-    folders:    that `files.txt` chooses from
+    directory:   of its `run.py`
+    what:        whose tests of what, for the table
+    source:      where a checkout comes from
+    tests:       folder of the checkout that is needed
+    folders:     that `files.txt` chooses from
+    packages:    that the tests import and no other session does
+    import_from: folders of the checkout on the path of imports
+    environment: further variables
+    arguments:   further ones of pytest
     """
 
     directory: Path
     what: str
-    repository: str
+    source: str
+    tests: str
     folders: tuple[str, ...]
+    packages: tuple[str, ...]
+    import_from: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
-    def main(self, description: str) -> int:
-        parser = argparse.ArgumentParser(description=description)
+    def main(self) -> int:
+        parser = argparse.ArgumentParser(description=self.what)
         parser.add_argument("names", nargs="*", help="parts of files' names; default: all files")
-        parser.add_argument(
-            "--checkout", type=Path, required=True, help=f"a checkout of {self.repository}"
-        )
+        parser.add_argument("--checkout", type=Path, required=True, help=self.source)
         parser.add_argument("--record", action="store_true", help="write results.json")
         parser.add_argument("--keep", type=Path, help="a directory for the tests' output")
         options = parser.parse_args()
         with tempfile.TemporaryDirectory() as scratch:
-            source = checkout.tests_of(options.checkout, "test", Path(scratch))
+            source = checkout.tests_of(options.checkout, self.tests, Path(scratch))
             logs = (options.keep or Path(scratch) / "logs").resolve()
             outcomes = self._run(source, logs, options.names)
-            total = sum(len(list((source / folder).glob("test_*.py"))) for folder in self.folders)
+            total = sum(
+                len(list((source / folder).glob("**/test_*.py"))) for folder in self.folders
+            )
         record = results.report(
             outcomes,
             results.read_reasons(self.directory / "reasons.toml"),
@@ -67,9 +77,10 @@ class Suite:
 
     def _run(self, source: Path, logs: Path, names: list[str]) -> list[Outcome]:
         files = [file for file in self._files() if not names or any(name in file for name in names)]
-        packages = checkout.extra_packages(*PACKAGES)
-        path = os.pathsep.join([str(source / "test"), str(packages)])
-        run = TestRun(source, {"PYTHONPATH": path, "MASTER_ADDR": "127.0.0.1"})
+        path = [str(source / folder) for folder in self.import_from]
+        path.append(str(checkout.extra_packages(*self.packages)))
+        environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
+        run = TestRun(source, environment, self.arguments)
         steps = Steps(len(files), logs)
         outcomes = []
         for file in files:

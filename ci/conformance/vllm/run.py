@@ -1,0 +1,38 @@
+"""vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
+
+DIR is vLLM's unpacked source distribution. `files.txt` has tests of what runs on the device that
+need no model of a hub. Exit status 1 where a test does not pass for which `reasons.toml` has no
+reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE.parents[1]), str(HERE.parent)]
+
+from file_suite import Suite  # noqa: E402 - in the folder above
+
+import versions  # noqa: E402
+
+SUITE = Suite(
+    directory=HERE,
+    what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: sampling, batches, runners, "
+    "drafts, caches; those that need no model of a hub",
+    source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
+    tests="tests",
+    folders=("tests/v1",),
+    packages=(
+        "tblib",
+        "pytest-asyncio",
+        "pytest-forked",
+        "pytest-rerunfailures",
+        "pytest-mock",
+    ),
+    environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+)
+
+if __name__ == "__main__":
+    sys.exit(SUITE.main())
