@@ -113,6 +113,6 @@ def _rows(
             ours=float(len(found.refused)),
             kind=Kind.COUNTED,
             at_most=0.0,
-            note="; ".join(sorted({message for _, message in found.refused}))[:200],
+            note="; ".join(sorted({refusal.message for refusal in found.refused}))[:200],
         ),
     ]

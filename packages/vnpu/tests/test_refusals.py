@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -31,8 +32,19 @@ def test_calls_of_several_processes_are_counted_and_refusals_kept(tmp_path: Path
         assert done.returncode == 0, done.stderr
     found = refusals.read(tmp_path)
     assert found.calls == {"Ascend910B3": 8, "reference:Ascend910B3": 4}
-    assert [soc for soc, _ in found.refused] == [*["Ascend910B3"] * 2, "reference:Ascend910B3"]
-    assert all("gamma (argument 2) has sizes [4]" in message for _, message in found.refused)
+    socs = [refusal.soc for refusal in found.refused]
+    assert socs == [*["Ascend910B3"] * 2, "reference:Ascend910B3"]
+    for refusal in found.refused:
+        assert "gamma (argument 2) has sizes [4]" in refusal.message
+        assert "in <module>" in refusal.site
+
+
+def test_a_question_what_an_operator_takes_is_no_refused_call(tmp_path: Path):
+    program = f"def refusal_of():\n{indent(CALLS, '    ')}\nrefusal_of()"
+    done = run_program(program, VirtualDeviceConfig(refusals=tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = refusals.read(tmp_path)
+    assert (len(found.refused), len(found.asked)) == (0, 1)
 
 
 def test_the_command_shows_them_and_fails_where_a_call_was_refused(tmp_path: Path):

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "device/call_site.h"
 #include "device/configuration.h"
 #include "device/failure.h"
 
@@ -62,7 +63,8 @@ void RefusalLog::add_refusal(const std::string& message) {
   // One write, which appends whole lines where several processes write.
   const std::string line = "{\"soc\": " + json_text(soc_) +
                            ", \"process\": " + std::to_string(::getpid()) +
-                           ", \"message\": " + json_text(message) + "}\n";
+                           ", \"message\": " + json_text(message) +
+                           ", \"site\": " + json_text(python_call_site()) + "}\n";
   if (::write(refused_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     throw Failure(FailureKind::kInternal,
                   std::string("vnpu: VNPU_REFUSALS: a line was not written: ") +

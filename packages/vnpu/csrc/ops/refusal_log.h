@@ -8,7 +8,8 @@ namespace vnpu::ops {
 
 // How many calls of operators were held against CANN's documents and which of them were refused, of
 // all processes that name one directory in VNPU_REFUSALS. It holds `SOC.calls`, a number of eight
-// bytes that the processes share, and `refused.jsonl`, one object a line: soc, process, message.
+// bytes that the processes share, and `refused.jsonl`, one object a line: soc, process, message,
+// site, the innermost lines of Python.
 // Nothing is left to write when a process ends, or is killed.
 class RefusalLog {
  public:

@@ -160,14 +160,14 @@ class RefusedCalls:
         finally:
             found = refusals.read(self._directory)
             calls = Counter(found.calls)
-            messages = [message for _, message in found.refused[self._num_refused :]]
+            new = found.refused[self._num_refused :]
             item.user_properties.append((CALLS, dict(calls - self._calls)))
-            item.user_properties.append((REFUSED, len(messages)))
+            item.user_properties.append((REFUSED, len(new)))
             self._calls, self._num_refused = calls, len(found.refused)
-            if messages and item.get_closest_marker(REFUSED) is None:
+            if new and item.get_closest_marker(REFUSED) is None:
                 pytest.fail(
-                    f"{len(messages)} calls were refused, and the test is not marked {REFUSED}. "
-                    f"The first: {messages[0]}",
+                    f"{len(new)} calls were refused, and the test is not marked {REFUSED}. "
+                    f"The first: {new[0].message} Called at {new[0].site}",
                     pytrace=False,
                 )
 

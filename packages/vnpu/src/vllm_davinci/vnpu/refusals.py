@@ -11,16 +11,36 @@ _CALLS = ".calls"
 _REFUSED = "refused.jsonl"
 
 
+# Of core's function that asks what an operator takes: its calls may be refused.
+_QUESTION = " in refusal_of"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """site: the innermost lines of Python, "FILE:LINE in FUNCTION" each"""
+
+    soc: str
+    message: str
+    site: str
+
+    @property
+    def is_question(self) -> bool:
+        """Whether the call asked what the operator takes, and a refusal is an answer."""
+        return _QUESTION in self.site
+
+
 @dataclass(frozen=True)
 class Refusals:
     """Of all processes that named one directory in VNPU_REFUSALS.
 
     calls:   SoC name to calls of operators that have constraints
-    refused: SoC name and message of each refused call, in their order
+    refused: calls in their order, those that were no questions
+    asked:   questions that were answered with a refusal
     """
 
     calls: dict[str, int]
-    refused: list[tuple[str, str]]
+    refused: list[Refusal]
+    asked: list[Refusal]
 
 
 def read(directory: Path) -> Refusals:
@@ -33,22 +53,31 @@ def read(directory: Path) -> Refusals:
         path.name.removesuffix(_CALLS): int.from_bytes(path.read_bytes(), "little")
         for path in sorted(directory.glob(f"*{_CALLS}"))
     }
-    refused = []
+    found = []
     if (path := directory / _REFUSED).exists():
         for line in path.read_text(encoding="utf-8").splitlines():
-            refusal = json.loads(line)
-            refused.append((refusal["soc"], refusal["message"]))
-    return Refusals(calls, refused)
+            fields = json.loads(line)
+            found.append(Refusal(fields["soc"], fields["message"], fields["site"]))
+    return Refusals(
+        calls,
+        refused=[each for each in found if not each.is_question],
+        asked=[each for each in found if each.is_question],
+    )
 
 
 def report(directory: Path) -> int:
     """Prints what `directory` holds; returns 1 where a call was refused."""
     found = read(directory)
     for soc, calls in found.calls.items():
-        refused = sum(name == soc for name, _ in found.refused)
-        print(f"{soc}: {calls} calls held against CANN's documents, {refused} refused")
+        refused, asked = (
+            sum(each.soc == soc for each in kind) for kind in (found.refused, found.asked)
+        )
+        questions = (
+            f"; {asked} questions what an operator takes were answered with no" if asked else ""
+        )
+        print(f"{soc}: {calls} calls held against CANN's documents, {refused} refused{questions}")
     if not found.calls:
         print("no call was held against CANN's documents")
-    for (soc, message), times in Counter(found.refused).most_common():
-        print(f"{times} x on {soc}: {message}")
+    for refusal, times in Counter(found.refused).most_common():
+        print(f"{times} x on {refusal.soc}: {refusal.message}\n    {refusal.site}")
     return 1 if found.refused else 0

@@ -23,6 +23,9 @@ from vllm_davinci.core.components.fused_ops import fused_op
 # What npu_mrope asks of the size of a head and of the number of rotated entries in it, by bytes per
 # element. Source: the operator's documentation, head_size and rotary_dim.
 SIZE_MULTIPLE = {4: 16, 2: 32}
+# Rotation by one position per token. Given, because npu_mrope reads its own default after that is
+# gone: `value_or(at::IntArrayRef{0, 0, 0})` in op-plugin's RopeWithSinCosCacheKernelNpuOpApi.cpp.
+PLAIN = [0, 0, 0]
 
 
 class NPURotaryEmbedding(RotaryEmbedding):
@@ -59,6 +62,7 @@ class NPURotaryEmbedding(RotaryEmbedding):
             key,
             table,
             self.head_size,
+            mrope_section=PLAIN,
             rotary_mode="half" if self.is_neox_style else "interleave",
         )
 

@@ -99,7 +99,8 @@ def activation_takes_integers(num_experts: int, columns: int) -> bool:
     """
 
     def activate() -> None:
-        new = functools.partial(torch.zeros, device="npu")
+        # A model is built under its own default dtype.
+        new = functools.partial(torch.zeros, device="npu", dtype=torch.float32)
         torch_npu.npu_dequant_swiglu_quant(
             new(1, columns, dtype=torch.int32),
             weight_scale=new(num_experts, columns),
