@@ -21,6 +21,7 @@ from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFe
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.description import QuantDescription
+from vllm_davinci.core.quantization.quant_matmul import arrange_weight
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
@@ -363,9 +364,16 @@ def test_a_quantized_lm_head_is_refused():
         ParallelLMHead(64, 32, quant_config=config_of({"lm_head": "W8A8"}), prefix="lm_head")
 
 
-def test_the_nz_layout_is_asked_for_and_its_failure_explained(vllm_config: VllmConfig):
+def test_the_nz_layout_gives_the_same_products(vllm_config: VllmConfig):
     vllm_config.additional_config = {"enable_weight_nz_layout": True}
+    export = Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16)
     made = single("W8A8_DYNAMIC", torch.bfloat16)
-    fill(made, Exported.make("W8A8_DYNAMIC", OUT, IN, torch.bfloat16))
+    fill(made, export)
+    prepare(made)
+    x = inputs(torch.bfloat16)
+    assert torch.equal(made(x.npu()).cpu(), export.dynamic(x))
+
+
+def test_a_failure_to_arrange_weights_in_nz_is_explained():
     with pytest.raises(DeviceError, match=r"enable_weight_nz_layout.*Remove the key"):
-        prepare(made)
+        arrange_weight(torch.ones(OUT, IN, dtype=torch.int8), use_nz=True)  # not on the device
