@@ -11,6 +11,7 @@
 #include "device/system.h"
 #include "module_timing.h"
 #include "race/detector.h"
+#include "timing/model.h"
 #include "trace/recorder.h"
 
 namespace py = pybind11;
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("can_fork", [] {
     // A forked child ends without what observers write at the end of a process.
     return !vnpu::System::is_open() && !vnpu::trace::Recorder::is_wanted() &&
+           !vnpu::timing::Model::is_wanted() &&
            vnpu::Configuration::of_environment().races == vnpu::RaceMode::kOff;
   });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
@@ -33,16 +35,19 @@ PYBIND11_MODULE(_C, m) {
     }
     throw std::logic_error("vnpu: a schedule policy without a name");
   });
-  m.def("is_traced", [] { return vnpu::trace::Recorder::instance() != nullptr; });
-  m.def("name_stream", [](uintptr_t handle, const std::string& name) {
-    if (auto* recorder = vnpu::trace::Recorder::instance()) {
-      recorder->name_stream(*vnpu::abi::stream_of(reinterpret_cast<void*>(handle)), name);
-    }
+  m.def("is_traced", [] {
+    const auto* model = vnpu::timing::Model::instance();
+    return vnpu::trace::Recorder::instance() != nullptr ||
+           (model != nullptr && model->writes_timeline());
   });
-  m.def("label_launches", [](std::string label) {
-    if (auto* recorder = vnpu::trace::Recorder::instance()) {
-      recorder->label_launches(std::move(label));
-    }
+  m.def("name_stream", [](uintptr_t handle, const std::string& name) {
+    const vnpu::StreamPtr& stream = vnpu::abi::stream_of(reinterpret_cast<void*>(handle));
+    if (auto* recorder = vnpu::trace::Recorder::instance()) recorder->name_stream(*stream, name);
+    if (auto* model = vnpu::timing::Model::instance()) model->name_stream(*stream, name);
+  });
+  m.def("label_launches", [](const std::string& label) {
+    if (auto* recorder = vnpu::trace::Recorder::instance()) recorder->label_launches(label);
+    if (auto* model = vnpu::timing::Model::instance()) model->label_launches(label);
   });
   m.def("host_counts", [] {
     const vnpu::HostCounts& counts = vnpu::HostCounts::instance();

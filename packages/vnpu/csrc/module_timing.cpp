@@ -2,12 +2,16 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "device/system.h"
 #include "timing/machine.h"
+#include "timing/model.h"
 #include "timing/simulation.h"
 
 namespace py = pybind11;
@@ -15,9 +19,45 @@ namespace py = pybind11;
 namespace vnpu {
 namespace {
 
+using timing::Kind;
 using timing::kResources;
 using timing::Resource;
 using timing::Time;
+
+timing::Model& model() {
+  timing::Model* const model = timing::Model::instance();
+  if (model == nullptr) {
+    throw std::runtime_error(
+        "vnpu: this process models no time. Start it with `vnpu run --chip NAME -- COMMAND`.");
+  }
+  return *model;
+}
+
+py::dict busy_by_name(const timing::Busy& busy) {
+  py::dict result;
+  for (size_t r = 0; r < kResources; ++r) {
+    result[timing::name_of(static_cast<Resource>(r))] = busy[r];
+  }
+  return result;
+}
+
+int current_device() { return std::max(System::current_device(), 0); }
+
+py::dict report() {
+  const int device = current_device();
+  timing::Model::Report report;
+  System::instance().executor().look([&] { report = model().report(device); });
+  py::dict result;
+  result["host_ps"] = report.host;
+  result["any_ps"] = report.usage.any;
+  result["compute_ps"] = report.usage.compute;
+  result["communication_ps"] = report.usage.communication;
+  result["overlapped_ps"] = report.usage.both;
+  result["compute_alone_ps"] = report.usage.compute_alone;
+  result["communication_alone_ps"] = report.usage.communication_alone;
+  result["busy_ps"] = busy_by_name(report.usage.busy);
+  return result;
+}
 
 // (stream, launched, phases of (fixed, {resource: ps}), records waited for, turn)
 using PlannedPhase = std::tuple<Time, std::map<std::string, Time>>;
@@ -55,6 +95,15 @@ std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks) {
 }  // namespace
 
 void bind_timing(py::module_& module) {
+  module.def("is_modelled", [] { return timing::Model::instance() != nullptr; });
+  module.def("modelled_report", &report);
+  module.def("set_routed_share", [](int64_t numerator, int64_t denominator) {
+    model().set_routed_share(numerator, denominator);
+  });
+  module.def("write_timeline", [] { model().write_timeline(); });
+  module.def("restart_timeline", [] {
+    System::instance().executor().look([] { model().restart_timeline(current_device()); });
+  });
   module.def("figure_names", [] { return timing::Machine::figure_names(); });
   module.def("simulate", &simulate);
 }

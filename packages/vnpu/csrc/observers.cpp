@@ -3,6 +3,7 @@
 
 #include "device/observer.h"
 #include "race/detector.h"
+#include "timing/model.h"
 #include "trace/recorder.h"
 
 namespace vnpu {
@@ -10,6 +11,7 @@ namespace vnpu {
 void add_observers(Observers& observers) {
   // The detector first: a launch that it refuses has no trace.
   if (auto* detector = race::Detector::instance()) observers.add(*detector);
+  if (auto* model = timing::Model::instance()) observers.add(*model);
   if (auto* recorder = trace::Recorder::instance()) observers.add(*recorder);
 }
 

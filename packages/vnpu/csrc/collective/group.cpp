@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "collective/phantom.h"
+
 namespace vnpu {
 namespace {
 
@@ -99,6 +101,7 @@ std::string Group::describe(uint32_t rank) const {
 }
 
 void Group::await_all() {
+  if (ranks_are_phantoms()) return;
   const auto absent = [&](uint32_t rank) {
     const RankState now = state(rank);
     return now == RankState::kAbsent || now == RankState::kArriving;

@@ -87,6 +87,13 @@ class Executor {
     observers_.tell(event, arguments...);
   }
 
+  // Calls a function that looks at an observer, which no call reaches meanwhile.
+  template <class Look>
+  void look(Look look) {
+    const Lock lock(queues_.mutex);
+    look();
+  }
+
   std::mutex& mutex() { return queues_.mutex; }  // guards Stream members, orders what observers see
 
  private:

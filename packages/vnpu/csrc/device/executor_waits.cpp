@@ -82,6 +82,7 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
     const AnnouncedWait announced(*this, {.call_site = site, .stream = stream.get()});
     wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
   }
+  observers_.tell(&Observer::on_stream_waited, *stream);
   observers_.tell(&Observer::on_stream_synchronized, *stream, site);
   throw_failure(*stream);
 }
@@ -96,6 +97,7 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
     const AnnouncedWait announced(*this,
                                   {.call_site = site, .event = event.get(), .version = version});
     wait_until([&] { return event->reached(version); }, limit, "an event", lock);
+    observers_.tell(&Observer::on_event_waited, *event);
     observers_.tell(&Observer::on_event_synchronized, *event, site);
   }
   event->throw_if_failed(version);
@@ -144,6 +146,7 @@ void Executor::drain_device(int device) {
 }
 
 void Executor::host_has_seen(int device, const std::string& call_site) {
+  observers_.tell(&Observer::on_device_waited, device);
   for (const StreamPtr& stream : queues_.streams()) {
     if (stream->device != device) continue;
     observers_.tell(&Observer::on_stream_synchronized, *stream, call_site);

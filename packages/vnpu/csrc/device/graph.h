@@ -71,6 +71,7 @@ class GraphReplay final : public Task {
   bool waits_outside() const override;
   bool is_long() const override { return true; }
   std::string waiting_for() const override;
+  const Graph& graph() const { return *graph_; }
 
  private:
   Progress advance() override;
@@ -87,6 +88,7 @@ class GraphReplay final : public Task {
 class GraphUpdate final : public Task {
  public:
   GraphUpdate(std::shared_ptr<Graph::TaskGroup> group, std::vector<TaskPtr> tasks);
+  size_t size() const { return tasks_.size(); }
 
  private:
   Progress advance() override;

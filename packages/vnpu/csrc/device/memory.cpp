@@ -23,6 +23,9 @@ constexpr size_t kReservable = size_t{4} << 40;  // bytes of address space for p
 constexpr size_t kFreedHistory = 4096;           // freed allocations that reports can still name
 constexpr size_t kDropThreshold = size_t{1} << 20;  // zeroing more than this drops pages instead
 constexpr size_t kOsPage = 4096;
+// A chip's driver maps pages, so that free memory is never too scattered for an allocation: there
+// are more addresses than bytes.
+constexpr size_t kAddressesPerByte = 2;
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
@@ -82,7 +85,7 @@ Memory& Memory::instance() {
 
 Memory::Memory() {
   const Configuration& configuration = Configuration::instance();
-  const size_t per_device = round_up(configuration.memory_bytes, kPage);
+  const size_t per_device = kAddressesPerByte * round_up(configuration.memory_bytes, kPage);
   const size_t total = per_device * configuration.device_count + kReservable;
   begin_ = reinterpret_cast<uintptr_t>(reserve_range(total, PROT_NONE));
   end_ = begin_ + total;

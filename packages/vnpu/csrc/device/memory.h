@@ -19,8 +19,8 @@ namespace vnpu {
 // bytes through the *backing*, a second range at a constant distance. Chip-sized reservations cost
 // nothing; pages come into being when they are first written.
 //
-// Layout of the one reservation: devices' memory (device_count x memory_bytes), then the range for
-// addresses that programs reserve themselves (virtual memory management).
+// Layout of the one reservation: devices' memory (device_count x twice memory_bytes), then the
+// range for addresses that programs reserve themselves (virtual memory management).
 class Memory {
  public:
   static constexpr size_t kAlignment = 512;         // bytes, as the runtime guarantees

@@ -19,7 +19,9 @@ void Observers::add(Observer& observer) {
   needs_.accesses |= needs.accesses;
   needs_.call_sites |= needs.call_sites;
   needs_.deadlocks |= needs.deadlocks;
+  needs_.work |= needs.work;
   Touched::keeps_accesses |= needs.accesses;
+  Task::keeps_work |= needs.work;
 }
 
 }  // namespace vnpu

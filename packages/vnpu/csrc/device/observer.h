@@ -26,6 +26,7 @@ class Observer {
     bool accesses = false;    // Task::touched.accesses()
     bool call_sites = false;  // where in the program something was asked for; else empty
     bool deadlocks = false;   // whether ranks wait for each other in a circle
+    bool work = false;        // Task::work
   };
 
   virtual ~Observer() = default;
@@ -42,6 +43,11 @@ class Observer {
   // reached.
   virtual void on_stream_synchronized(const Stream&, const std::string& /*call_site*/) {}
   virtual void on_event_synchronized(const Event&, const std::string& /*call_site*/) {}
+  // A host thread has waited for the stream, for all of a device's, or for the newest record of the
+  // event, and not merely asked. Comes before the two above.
+  virtual void on_stream_waited(const Stream&) {}
+  virtual void on_device_waited(const int& /*device*/) {}
+  virtual void on_event_waited(const Event&) {}
   // The host gives pinned memory back.
   virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
                             const std::string& /*call_site*/) {}

@@ -5,6 +5,7 @@
 namespace vnpu {
 
 bool Touched::keeps_accesses = false;
+bool Task::keeps_work = false;
 
 Progress Task::step() {
   const auto announce = [this] {

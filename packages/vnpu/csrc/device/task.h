@@ -9,6 +9,10 @@
 
 namespace vnpu {
 
+namespace timing {
+struct Work;  // timing/work.h
+}
+
 // Device memory that a task reads or writes: [begin, end), of which a strided tensor touches the
 // elements that `layout` names (dims == 0: every byte).
 struct Access {
@@ -104,8 +108,13 @@ class Task {
   // Makes a finished task runnable again (graph replay).
   virtual void rewind() {}
 
+  // Whether somebody asks what an operator has to do.
+  static bool keeps_work;
+
   const char* const name;
   Touched touched;
+  // What an operator has to do; null for other tasks, and where its row has no cost.
+  std::shared_ptr<const timing::Work> work;
 
  protected:
   virtual Progress advance() = 0;

@@ -1,12 +1,12 @@
 #include "ops/constraints.h"
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <memory>
 #include <sstream>
 
 #include "device/failure.h"
+#include "ops/parameters.h"
 #include "ops/refusal_log.h"
 
 namespace vnpu::ops {
@@ -24,41 +24,6 @@ struct Entry {
 std::vector<Entry>& entries() {
   static auto* const all = new std::vector<Entry>();
   return *all;
-}
-
-// "key_cache" and "keyCache" are one name.
-std::string plain(std::string_view name) {
-  std::string result;
-  for (const char c : name) {
-    if (c != '_') result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return result;
-}
-
-// The names in "(const Tensor& key, const Text&)": key, and nothing.
-std::vector<std::string> names_in(std::string_view parameters) {
-  std::vector<std::string> names;
-  std::string_view rest = parameters;
-  if (!rest.empty() && rest.front() == '(') rest = rest.substr(1, rest.rfind(')') - 1);
-  const auto is_word = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-  };
-  while (!rest.empty()) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    std::string_view parameter = rest.substr(0, comma);
-    while (!parameter.empty() && !is_word(parameter.back()) && parameter.back() != '&') {
-      parameter.remove_suffix(1);
-    }
-    size_t begin = parameter.size();
-    while (begin > 0 && is_word(parameter[begin - 1])) --begin;
-    std::string_view before = parameter.substr(0, begin);
-    while (!before.empty() && before.back() == ' ') before.remove_suffix(1);
-    // A type alone has no name.
-    const bool is_type = before.empty() || before == "const";
-    names.emplace_back(is_type ? std::string() : plain(parameter.substr(begin)));
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return names;
 }
 
 unsigned chip_of(const std::string& soc) {
@@ -116,7 +81,7 @@ class Constraints {
     if (!configuration.is_reference && chip != 0 && (entry.chips & chip) == 0) {
       missing_on_ = configuration.soc_name;
     }
-    const std::vector<std::string> names = names_in(parameters);
+    const std::vector<std::string> names = parameter_names(parameters);
     for (const Row& row : *entry.rows) {
       const bool applies = (row.scope.chips == 0 || (row.scope.chips & chip) != 0) &&
                            configuration.cann >= row.scope.since &&
@@ -163,7 +128,7 @@ class Constraints {
 
  private:
   int position_of(const std::vector<std::string>& names, const char* name) const {
-    const auto found = std::find(names.begin(), names.end(), plain(name));
+    const auto found = std::find(names.begin(), names.end(), plain_name(name));
     if (found == names.end()) {
       throw Failure(FailureKind::kInternal, "vnpu: a constraint of " + entry_.name +
                                                 " names an argument '" + name +

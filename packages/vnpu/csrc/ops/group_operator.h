@@ -83,6 +83,14 @@ struct GroupFirstPhase<kBody, kName, kParameters> {
         return kBody(launch, values...);
       };
       TaskPtr task = std::apply(body, kept);
+      if (Task::keeps_work) {
+        std::apply(
+            [&](const auto&... values) {
+              const ArgumentValue seen[] = {value_of(values)..., {}};
+              task->work = work_of(kName.text, kParameters(), seen, task->touched);
+            },
+            kept);
+      }
       finish_prepare(std::move(task), needed, workspace_bytes, executor);
       return 0;
     } catch (...) {

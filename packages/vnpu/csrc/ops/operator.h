@@ -428,6 +428,11 @@ const Constraints* constraints_of(const char* name, const char* parameters);
 // for.
 uint64_t check(const Constraints& constraints, const ArgumentValue* arguments);
 
+// What a call has to do, for the timing model; null where the operator's row has no cost. See
+// ops/costs.h.
+std::shared_ptr<const timing::Work> work_of(const char* name, const char* parameters,
+                                            const ArgumentValue* values, const Touched& touched);
+
 // An operator with its arguments, ready to run any number of times.
 class OperatorTask : public Task {
  public:
@@ -476,6 +481,13 @@ struct FirstPhase<kBody, kName, kParameters> {
     Bound(Launch&& launch, typename A<P>::C... c)
         : OperatorTask(launch.name), kept_{A<P>::keep(c, launch.next())...} {
       touched = std::move(launch.touched);
+      if (!keeps_work) return;
+      std::apply(
+          [&](const auto&... kept) {
+            const ArgumentValue values[] = {value_of(kept)..., {}};
+            work = work_of(kName.text, kParameters(), values, touched);
+          },
+          kept_);
     }
     void run() override { run_with(std::index_sequence_for<P...>()); }
     template <size_t... I>

@@ -1,4 +1,5 @@
-"""`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score."""
+"""`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score,
+dry-run."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 from rich.console import Console
 
 from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize, show_config
+from vllm_davinci.meta.dry_run import command as dry_run
 from vllm_davinci.meta.report_table import print_report
 
 
@@ -35,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         "perplexity", help="how well does a checkpoint predict text, as it is served?"
     )
     perplexity.add_arguments(perplexity_parser)
+    dry_run_parser = commands.add_parser(
+        "dry-run", help="would a model fit, and how long would its steps take? No NPU needed"
+    )
+    dry_run.add_arguments(dry_run_parser)
     given = list(sys.argv[1:] if arguments is None else arguments)
     engine_arguments: list[str] = []
     if (
@@ -42,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     ):  # what follows is for vLLM's own parser
         at = given.index("--")
         given, engine_arguments = given[:at], given[at + 1 :]
+    if given[:1] == ["dry-run"]:  # options that it does not know are vLLM's
+        options, engine_arguments = parser.parse_known_args(given)
+        return dry_run.run(options, engine_arguments)
     options = parser.parse_args(given)
     if options.command == "config":
         return show_config.run(options, engine_arguments)

@@ -21,3 +21,7 @@ class ExplanationError(MetaError):
 
 class ServerError(MetaError):
     """A server does not answer, or not with what was asked for."""
+
+
+class DryRunError(MetaError):
+    """A dry-run cannot be made as it was asked for."""

@@ -3,6 +3,7 @@
 #include "abi/ascendcl/declarations.h"
 #include "abi/handles.h"
 #include "device/system.h"
+#include "timing/model.h"
 
 using namespace vnpu;
 using abi::guarded;
@@ -10,6 +11,16 @@ using abi::guarded;
 namespace {
 
 Executor& executor() { return System::instance().executor(); }
+
+// When the newest record of an event was reached, in picoseconds: of the modelled clock where there
+// is one.
+int64_t time_of(const Event& event) {
+  int64_t time = event.time_ns.load() * 1000;
+  if (const auto* model = timing::Model::instance()) {
+    executor().look([&] { time = model->time_of(event).value_or(0); });
+  }
+  return time;
+}
 
 }  // namespace
 
@@ -75,13 +86,13 @@ VNPU_ACL(aclrtEventElapsedTime, (float* ms, aclrtEvent start, aclrtEvent end)) {
     }
     executor().synchronize(from, std::nullopt);
     executor().synchronize(to, std::nullopt);
-    *ms = static_cast<float>(to->time_ns.load() - from->time_ns.load()) * 1e-6f;
+    *ms = static_cast<float>(static_cast<double>(time_of(*to) - time_of(*from)) * 1e-9);
   });
 }
 VNPU_ACL(aclrtEventGetTimestamp, (aclrtEvent handle, uint64_t* microseconds)) {
   return guarded("aclrtEventGetTimestamp", [&] {
     const EventPtr& event = abi::event_of(handle);
     executor().synchronize(event, std::nullopt);
-    *microseconds = static_cast<uint64_t>(event->time_ns.load() / 1000);
+    *microseconds = static_cast<uint64_t>(time_of(*event) / 1'000'000);
   });
 }

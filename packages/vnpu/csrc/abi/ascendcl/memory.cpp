@@ -66,6 +66,9 @@ class Fill final : public Task {
   }
   Progress advance() override {
     Memory& memory = Memory::instance();
+    if (!Configuration::instance().compute && memory.is_device_address(address_)) {
+      return Progress::kDone;
+    }
     if (value_ == 0) {
       memory.zero(address_, bytes_);
     } else {

@@ -6,10 +6,11 @@ import pathlib
 import sys
 
 from vllm_davinci.vnpu import _C, coverage, refusals, timeline
+from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import VirtualDeviceError
-from vllm_davinci.vnpu.timing import chip_names, topology_names
+from vllm_davinci.vnpu.timing import chip_names, modelled_timeline, picture, topology_names
 from vllm_davinci.vnpu.traced_command import run_traced
 
 
@@ -38,6 +39,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIRECTORY",
         help="count calls held against CANN's documents and keep those that were refused",
     )
+    run.add_argument(
+        "--chip",
+        metavar="NAME|FILE",
+        help="model when this chip would have done each task (`vnpu machines` lists chips)",
+    )
+    run.add_argument(
+        "--topology", metavar="NAME|FILE", help="the links between chips (default node-of-8)"
+    )
+    run.add_argument(
+        "--timeline",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="with --chip: write the modelled timeline, for https://ui.perfetto.dev",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -47,11 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
     merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
 
-    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
-
     refused = commands.add_parser("refusals", help="what `vnpu run --refusals` has kept")
     refused.add_argument("directory", type=pathlib.Path)
 
+    drawing = commands.add_parser("picture", help="draw modelled timelines below each other")
+    drawing.add_argument("sources", nargs="+", type=pathlib.Path, metavar="TIMELINE")
+    drawing.add_argument(
+        "--output", "-o", type=pathlib.Path, required=True, metavar="FILE.png|FILE.svg"
+    )
+    drawing.add_argument(
+        "--begin", type=float, default=0.0, metavar="MS", help="after the first task (default: 0)"
+    )
+    drawing.add_argument("--length", type=float, metavar="MS", help="(default: the longest)")
+
+    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
     commands.add_parser("devices", help="the virtual devices of this environment")
 
     cover = commands.add_parser("coverage", help="operators asked for and present")
@@ -78,13 +102,26 @@ def _run(options: argparse.Namespace) -> int:
         wait_limit=options.wait_limit,
         races=options.races,
         refusals=options.refusals,
+        chip=options.chip,
+        topology=options.topology,
     )
     if options.refusals is not None:
         options.refusals.mkdir(parents=True, exist_ok=True)
+    if options.timeline is not None and options.trace is not None:
+        print("vnpu run: --trace and --timeline are for two runs.", file=sys.stderr)
+        return 2
+    if options.timeline is not None and options.chip is None:
+        print(
+            "vnpu run: --timeline is modelled and needs --chip; --trace is this host's time.",
+            file=sys.stderr,
+        )
+        return 2
     prepare_environment(os.environ, config, takeover=options.takeover)
     try:
         if options.trace is not None:
-            return run_traced(command, options.trace)
+            return run_traced(command, options.trace, env.VNPU_TRACE, timeline.merge)
+        if options.timeline is not None:
+            return run_traced(command, options.timeline, env.VNPU_TIMELINE, modelled_timeline.merge)
         os.execvp(command[0], command)
     except FileNotFoundError:
         print(f"vnpu run: no such command: {command[0]}", file=sys.stderr)
@@ -121,10 +158,13 @@ def main() -> int:
             return _run(options)
         if options.command == "trace":
             return _merge(options.sources, options.output)
-        if options.command == "machines":
-            return _machines()
         if options.command == "refusals":
             return refusals.report(options.directory)
+        if options.command == "picture":
+            picture.draw(options.sources, options.output, options.begin, options.length)
+            return 0
+        if options.command == "machines":
+            return _machines()
         if options.command == "devices":
             return _devices()
         return coverage.report(options.names, missing=options.missing, as_json=options.json)

@@ -6,6 +6,7 @@ import re
 
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.timing.machine import Machine, load_machine
 
 _SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
 _RACES = ("off", "report", "raise")
@@ -30,6 +31,11 @@ class VirtualDeviceConfig:
     trace:      directory in which each process writes its trace
     refusals:   directory in which processes count calls held against CANN's documents, and keep
                 those that were refused
+    chip:       chip of the timing model, a name or a TOML file; None: time is not modelled. SoC and
+                memory are the chip's unless they are given
+    topology:   links between the chips, a name or a TOML file; default "node-of-8"
+    timeline:   directory in which each process writes its modelled timeline
+    phantom_ranks: collectives wait for no other rank; needs compute=False
     """
 
     devices: int | None = None
@@ -43,6 +49,10 @@ class VirtualDeviceConfig:
     races: str | None = None
     trace: str | None = None
     refusals: str | pathlib.Path | None = None
+    chip: str | None = None
+    topology: str | None = None
+    timeline: str | None = None
+    phantom_ranks: bool = False
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -61,15 +71,25 @@ class VirtualDeviceConfig:
             raise VirtualDeviceError(f"races={self.races!r}: expected 'off', 'report' or 'raise'.")
         if self.wait_limit is not None and not self.wait_limit > 0:
             raise VirtualDeviceError(f"wait_limit={self.wait_limit}: expected seconds above 0.")
+        if self.chip is None and (self.topology or self.timeline) is not None:
+            raise VirtualDeviceError(
+                "a topology or a modelled timeline needs a chip: say which, as in "
+                "`--chip ascend910b2`."
+            )
+
+    def machine(self) -> Machine | None:
+        """The machine whose time is modelled; None where none is. Raises MachineError."""
+        return None if self.chip is None else load_machine(self.chip, self.topology or "node-of-8")
 
     def environment(self) -> dict[str, str]:
         """The variables that state these settings; unset fields are left out."""
+        machine = self.machine()
         values = {
             env.VNPU_DEVICES: self.devices,
-            env.VNPU_SOC: self.soc,
+            env.VNPU_SOC: self.soc or (machine and machine.soc),
             env.VNPU_CANN: self.cann,
             env.VNPU_STRICT: None if self.strict is None else int(self.strict),
-            env.VNPU_MEMORY: self.memory,
+            env.VNPU_MEMORY: self.memory or (machine and machine.memory_bytes),
             env.VNPU_SCHEDULE: self.schedule,
             env.VNPU_COMPUTE: None if self.compute is None else int(self.compute),
             env.VNPU_WAIT_LIMIT: self.wait_limit,
@@ -78,5 +98,9 @@ class VirtualDeviceConfig:
             env.VNPU_REFUSALS: None
             if self.refusals is None
             else pathlib.Path(self.refusals).resolve(),
+            env.VNPU_TIMING: machine and machine.encoded(),
+            env.VNPU_MACHINE: machine and machine.title,
+            env.VNPU_TIMELINE: self.timeline,
+            env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}

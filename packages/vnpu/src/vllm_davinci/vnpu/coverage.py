@@ -1,4 +1,4 @@
-"""What torch_npu asks of CANN's operator library against what vnpu exports, by tier."""
+"""What torch_npu asks of CANN's operator library against what vnpu exports, and what it costs."""
 
 import dataclasses
 import importlib.resources
@@ -26,12 +26,16 @@ _TIERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """One aclnn operator: its name without the prefix, its tier, and where it was found."""
+    """One aclnn operator: its name without the prefix, its tier, and where it was found.
+
+    priced: the timing model knows its cost; without one it cannot be launched under `--chip`
+    """
 
     name: str
     tier: str
     asked: bool
     exported: bool
+    priced: bool = False
 
 
 def _asked_by_torch_npu() -> set[str]:
@@ -55,6 +59,12 @@ def _exported() -> set[str]:
     return {name.decode() for name in found}
 
 
+def _priced() -> set[str]:
+    data = (library_directory() / "libopapi.so").read_bytes()
+    rows = re.findall(rb"cost: ([A-Za-z0-9 ]+)\0", data)
+    return {name for row in rows for name in row.decode().split()}
+
+
 def _tiers() -> dict[str, str]:
     text = importlib.resources.files("vllm_davinci.vnpu").joinpath("operator_tiers.json")
     tiers: dict[str, list[str]] = json.loads(text.read_text())
@@ -64,8 +74,9 @@ def _tiers() -> dict[str, str]:
 def operators() -> list[Operator]:
     """All operators that torch_npu asks for or vnpu exports, sorted by tier and name."""
     asked, exported, tiers = _asked_by_torch_npu(), _exported(), _tiers()
+    priced = _priced()
     found = [
-        Operator(name, tiers.get(name, "-"), name in asked, name in exported)
+        Operator(name, tiers.get(name, "-"), name in asked, name in exported, name in priced)
         for name in asked | exported | set(tiers)
     ]
     order = list(_TIERS)
@@ -82,6 +93,8 @@ def _explain(name: str, known: dict[str, Operator]) -> str:
         if operator.exported
         else " docs/guides/add_an_operator.md says how to add its row to packages/vnpu/csrc/ops."
     )
+    if operator.exported and not operator.priced:
+        hint = " It has no cost: the timing model refuses it. Add a row to a *_costs.cpp file."
     return f"{operator.name}: {state}, tier {operator.tier} ({_TIERS[operator.tier]}).{hint}"
 
 
@@ -114,6 +127,9 @@ def report(names: Iterable[str], *, missing: bool, as_json: bool) -> int:
         f"{constrained} operators are held against CANN's documents by {len(rows)} constraints, "
         f"{different} of them different: docs/reference/operator_constraints.md"
     )
+    free = [operator.name for operator in everything if operator.exported and not operator.priced]
+    if free:
+        print(f"present without a cost, which the timing model refuses: {' '.join(free)}")
     if missing:
         for tier in _TIERS:
             absent = [o.name for o in everything if o.tier == tier and not o.exported]

@@ -45,6 +45,23 @@ VNPU_TRACE = "VNPU_TRACE"
 stream, start, end, bytes and waits. `vnpu run --trace FILE` makes one file of them. Default:
 none."""
 
+VNPU_TIMING = "VNPU_TIMING"
+"""A machine's figures, NAME=INTEGER;...: when a chip would have done each task is modelled. `vnpu
+run --chip NAME --topology NAME` writes it from the chip's and the topology's files. Default:
+none."""
+
+VNPU_MACHINE = "VNPU_MACHINE"
+"""What reports and timelines call the machine of VNPU_TIMING. Set with it."""
+
+VNPU_TIMELINE = "VNPU_TIMELINE"
+"""A directory, with VNPU_TIMING: each process writes PROCESS.timeline.json there, for Perfetto,
+with when a chip would have done each task. `vnpu run --timeline FILE` makes one file of them.
+Default: none."""
+
+VNPU_PHANTOM_RANKS = "VNPU_PHANTOM_RANKS"
+"""1, with VNPU_COMPUTE=0: the other ranks of all groups are phantoms. Nobody else joins a group,
+and a collective waits for nobody and moves nothing. Default 0."""
+
 VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""
 

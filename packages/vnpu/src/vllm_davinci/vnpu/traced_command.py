@@ -1,4 +1,4 @@
-"""Runs a command whose processes write traces, and makes one file of them."""
+"""Runs a command whose processes write traces or timelines, and makes one file of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from types import FrameType
 
-from vllm_davinci.vnpu import environment_variables as env
-from vllm_davinci.vnpu import timeline
 from vllm_davinci.vnpu.errors import TraceError
 
 
-def run_traced(command: list[str], destination: pathlib.Path) -> int:
+def run_traced(
+    command: list[str],
+    destination: pathlib.Path,
+    variable: str,
+    merge: Callable[[Sequence[pathlib.Path], pathlib.Path], int],
+) -> int:
     """Runs `command` to its end; returns its exit status, 128 + n for signal n.
 
+    variable: of the environment, which names the directory where each process writes its file
+    merge:    makes one file of such directories and returns its number of tasks
     Raises TraceError when `destination` cannot be written (before the command starts) or no task
     ran, and FileNotFoundError or PermissionError for the command.
     """
@@ -25,10 +31,10 @@ def run_traced(command: list[str], destination: pathlib.Path) -> int:
         parts = tempfile.TemporaryDirectory(prefix=f"{destination.name}.", dir=destination.parent)
     except OSError as error:
         raise TraceError(
-            f"--trace {destination}: {error}. Name a file in a directory that can be written."
+            f"{destination}: {error}. Name a file in a directory that can be written."
         ) from error
     with parts as directory:
-        child = subprocess.Popen(command, env={**os.environ, env.VNPU_TRACE: directory})
+        child = subprocess.Popen(command, env={**os.environ, variable: directory})
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             child.send_signal(number)
@@ -39,7 +45,7 @@ def run_traced(command: list[str], destination: pathlib.Path) -> int:
         signal.signal(signal.SIGHUP, pass_on)
         status = child.wait()
         try:
-            count = timeline.merge([pathlib.Path(directory)], destination)
+            count = merge([pathlib.Path(directory)], destination)
         except TraceError as error:
             print(f"vnpu: {error}", file=sys.stderr)
         else:

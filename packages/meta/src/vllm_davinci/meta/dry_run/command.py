@@ -1,0 +1,125 @@
+"""`vllm-davinci dry-run --model DIRECTORY --chip NAME`: would it fit, how long would a step take,
+what bounds it?
+
+The model's config.json is enough. Options that are not listed here are those of `vllm serve`. All
+times are modelled: no NPU has anything to do with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from vllm_davinci.meta import core_access
+from vllm_davinci.meta.errors import DeviceLibraryError, DryRunError
+from vllm_davinci.meta.supported_versions import installed_version
+
+# Devices that torch_npu can have in one process. Phantom ranks need none; vLLM counts them.
+_MOST_DEVICES = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.usage = "%(prog)s --model DIRECTORY --chip NAME [options] [OPTIONS OF VLLM SERVE]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", required=True, help="a directory with a config.json")
+    parser.add_argument(
+        "--chip", required=True, metavar="NAME|FILE", help="`vnpu machines` lists them"
+    )
+    parser.add_argument(
+        "--topology",
+        default="node-of-8",
+        metavar="NAME|FILE",
+        help="links between chips (default: %(default)s)",
+    )
+    work = parser.add_argument_group("the work")
+    work.add_argument(
+        "--requests", type=int, default=4, metavar="N", help="at once (default: %(default)s)"
+    )
+    work.add_argument(
+        "--prompt-tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="of each request (default: %(default)s)",
+    )
+    work.add_argument(
+        "--output-tokens",
+        type=int,
+        default=4,
+        metavar="N",
+        help="of each request (default: %(default)s)",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
+
+
+def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    """Exit status 0 with a report; 1 where the model does not fit or cannot run, 2 for bad options.
+
+    engine_arguments: options of `vllm serve`
+    """
+    console = Console(stderr=True)
+
+    def tell(problem: object) -> None:
+        console.print(f"vllm-davinci dry-run: {problem}", markup=False, soft_wrap=True)
+
+    if min(options.requests, options.prompt_tokens, options.output_tokens) < 1:
+        tell("--requests, --prompt-tokens and --output-tokens must be at least 1")
+        return 2
+    if not (Path(options.model) / "config.json").is_file():
+        tell(f"{options.model} has no config.json. Name the directory of a model's configuration.")
+        return 2
+    if installed_version("vllm-davinci-vnpu") is None:
+        tell("the virtual NPU is not installed: pip install vllm-davinci-vnpu")
+        return 2
+    from vllm_davinci.vnpu import VirtualDeviceError
+
+    try:
+        return _run(options, engine_arguments)
+    except (DryRunError, DeviceLibraryError, VirtualDeviceError) as error:
+        tell(error)
+        return 1
+
+
+def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    import tempfile
+
+    from vllm_davinci.vnpu import VirtualDeviceConfig, activate
+    from vllm_davinci.vnpu.timing import modelled_timeline
+
+    with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-run.") as timelines:
+        virtual = VirtualDeviceConfig(
+            devices=_MOST_DEVICES,
+            compute=False,
+            chip=options.chip,
+            topology=options.topology,
+            timeline=timelines if options.trace is not None else None,
+            phantom_ranks=True,
+        )
+        machine = virtual.machine()
+        assert machine is not None
+        # Where the virtual NPU is active already, its settings are still read: no device is open.
+        os.environ.update(virtual.environment())
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        activate(virtual)
+        core_access.prepare()
+        from vllm_davinci.meta.dry_run.engine import run_workload
+
+        result = run_workload(options, engine_arguments, machine)
+        if options.trace is not None:
+            from vllm_davinci.vnpu.timing import write_timeline
+
+            write_timeline()
+            modelled_timeline.merge([Path(timelines)], options.trace)
+    from vllm_davinci.meta.dry_run.report import print_report
+
+    if options.json is not None:
+        options.json.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    print_report(result, Console())
+    return 0

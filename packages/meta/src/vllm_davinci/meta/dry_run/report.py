@@ -1,0 +1,176 @@
+"""What a dry-run found: the memory plan and the steps, every time of them modelled."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_davinci.vnpu.timing import Machine, Report
+
+_GIB = 2**30
+_MS = 10**9  # picoseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one device, as vLLM divided them.
+
+    other_bytes:  buffers outside torch, those of collectives among them
+    cache_tokens: that the KV cache holds
+    """
+
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    other_bytes: int
+    cache_bytes: int
+    cache_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of the engine.
+
+    tokens:       new tokens of each request in it
+    modelled:     what the device and the host's modelled clock did in it
+    wall_seconds: what it took this host, which is no figure of the machine's
+    """
+
+    tokens: tuple[int, ...]
+    modelled: Report
+    wall_seconds: float
+
+    @property
+    def kind(self) -> str:
+        """Steps of one kind have the same numbers of tokens."""
+        if not self.tokens:
+            return "no tokens"
+        each = sorted(set(self.tokens))
+        shape = str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}"
+        return f"{len(self.tokens)} x {shape} tokens"
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """The whole report."""
+
+    machine: Machine
+    model: str
+    world_size: int
+    memory: MemoryPlan
+    steps: Sequence[Step]
+    start_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "modelled": True,
+            "machine": {
+                "chip": self.machine.chip,
+                "topology": self.machine.topology,
+                "title": self.machine.title,
+                "hash": self.machine.hash,
+                "assumptions": [dataclasses.asdict(each) for each in self.machine.assumptions],
+            },
+            "model": self.model,
+            "world_size": self.world_size,
+            "memory": dataclasses.asdict(self.memory),
+            "steps": [
+                {
+                    "tokens": list(step.tokens),
+                    "modelled": dataclasses.asdict(step.modelled),
+                    "exposed_communication_ps": step.modelled.exposed_communication_ps,
+                    "overlap_bound_ps": step.modelled.overlap_bound_ps,
+                    "wall_seconds": step.wall_seconds,
+                }
+                for step in self.steps
+            ],
+            "host": {
+                "start_seconds": self.start_seconds,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            },
+        }
+
+
+def print_report(result: DryRun, console: Console) -> None:
+    """Prints the report for people."""
+    machine = result.machine
+    console.print(
+        f"{result.model} as rank 0 of {result.world_size} on {machine.title}.\n"
+        "All times are modelled; nothing here was measured on an NPU.",
+        markup=False,
+    )
+    plan = result.memory
+    memory = Table(title="memory of one device")
+    memory.add_column("for")
+    memory.add_column("GiB", justify="right")
+    for name, count in (
+        ("weights", plan.weight_bytes),
+        ("activations, at most", plan.activation_bytes),
+        ("buffers outside torch", plan.other_bytes),
+        (f"KV cache ({plan.cache_tokens} tokens)", plan.cache_bytes),
+        ("all there is", plan.total_bytes),
+    ):
+        memory.add_row(name, f"{count / _GIB:.2f}")
+    console.print(memory)
+
+    table = Table(title="steps, modelled ms")
+    columns = ("step", "count", "total", "device", "compute", "communication", "exposed", "bound")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for kind, steps in _by_kind(result.steps).items():
+        step = _median(steps).modelled
+        figures = (
+            step.host_ps,
+            step.any_ps,
+            step.compute_ps,
+            step.communication_ps,
+            step.exposed_communication_ps,
+            step.overlap_bound_ps,
+        )
+        table.add_row(kind, str(len(steps)), *(f"{ps / _MS:.3f}" for ps in figures))
+    console.print(table)
+
+    use = Table(title="share of the step in which a resource is busy, and of communication")
+    busy = [n for n in _names(result.steps) if any(s.modelled.busy_ps[n] for s in result.steps)]
+    for column in ("step", *busy, "communication", "tokens/s"):
+        use.add_column(column, justify="left" if column == "step" else "right")
+    for kind, steps in _by_kind(result.steps).items():
+        chosen = _median(steps)
+        step = chosen.modelled
+        shares = [step.busy_ps[name] / max(step.host_ps, 1) for name in busy]
+        shares.append(step.communication_ps / max(step.host_ps, 1))
+        speed = sum(chosen.tokens) / max(step.host_ps, 1) * 10**12
+        use.add_row(kind, *(f"{share:.0%}" for share in shares), f"{speed:,.0f}")
+    console.print(use)
+    console.print(
+        f"{len(machine.assumptions)} figures of this machine are assumed, such as "
+        f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
+        markup=False,
+    )
+    wall = [step.wall_seconds for step in result.steps]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
+    console.print(
+        f"This host: start-up {result.start_seconds:.1f} s, steps {min(wall, default=0):.3f} to "
+        f"{max(wall, default=0):.3f} s, {peak:.2f} GiB of memory at most.",
+        markup=False,
+    )
+
+
+def _by_kind(steps: Sequence[Step]) -> dict[str, list[Step]]:
+    kinds: dict[str, list[Step]] = {}
+    for step in steps:
+        kinds.setdefault(step.kind, []).append(step)
+    return kinds
+
+
+def _median(steps: Sequence[Step]) -> Step:
+    return sorted(steps, key=lambda step: step.modelled.host_ps)[len(steps) // 2]
+
+
+def _names(steps: Sequence[Step]) -> list[str]:
+    return list(steps[0].modelled.busy_ps) if steps else []

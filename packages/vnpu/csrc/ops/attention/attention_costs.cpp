@@ -1,0 +1,217 @@
+// Costs of attention, of its caches and of what stands around it.
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "ops/costs.h"
+
+namespace vnpu::ops {
+namespace {
+
+using timing::MatrixProduct;
+using timing::Work;
+
+// Operations on each score between the two products: scale, mask, maximum, exponential, sum,
+// divide.
+constexpr int64_t kSoftmaxOperations = 6;
+
+// Lengths of sequences as the operators take them: each its own, or the ends in one row of tokens.
+std::vector<int64_t> lengths(const std::vector<int64_t>& values, bool are_ends) {
+  std::vector<int64_t> result = values;
+  if (are_ends) {
+    for (size_t i = result.size(); i-- > 1;) result[i] -= result[i - 1];
+  }
+  for (int64_t& length : result) length = std::max<int64_t>(length, 0);
+  return result;
+}
+
+bool is_packed(std::string_view layout) {
+  return layout.starts_with("TND") || layout.starts_with("NTD");
+}
+
+struct Sequences {
+  std::vector<int64_t> query;
+  std::vector<int64_t> key;
+};
+
+// The dimension of tokens, and the number of sequences, where no lengths are given.
+int64_t tokens_of(const TensorView& view, std::string_view layout) {
+  if (layout.starts_with("BNSD")) return size_at(view, 2);
+  if (layout.starts_with("SBH")) return size_at(view, 0);
+  if (is_packed(layout)) return size_at(view, layout.starts_with("TND") ? 0 : 1);
+  return size_at(view, 1);
+}
+int64_t batch_of(const TensorView& view, std::string_view layout) {
+  if (is_packed(layout)) return 1;
+  return size_at(view, layout.starts_with("SBH") ? 1 : 0);
+}
+
+Sequences sequences_of(const Call& call, const std::vector<int64_t>* query_lengths,
+                       const std::vector<int64_t>* key_lengths) {
+  const std::string& layout = call.text("layout");
+  const TensorView& query = call.tensor("query");
+  const bool packed = is_packed(layout);
+  const bool paged = call.has("block_table");
+  Sequences found;
+  if (query_lengths != nullptr && !query_lengths->empty()) {
+    found.query = lengths(*query_lengths, packed);
+  } else {
+    found.query.assign(static_cast<size_t>(batch_of(query, layout)), tokens_of(query, layout));
+  }
+  if (key_lengths != nullptr && !key_lengths->empty()) {
+    found.key = lengths(*key_lengths, packed && !paged);
+  } else if (paged) {
+    // As many as the table has room for.
+    const int64_t room = size_at(call.tensor("block_table"), 1) *
+                         std::max<int64_t>(call.integer("block_size", 128), 1);
+    found.key.assign(found.query.size(), room);
+  } else {
+    found.key.assign(found.query.size(), tokens_of(call.tensor("key"), layout));
+  }
+  const size_t both = std::max(found.query.size(), found.key.size());
+  found.query.resize(both, found.query.empty() ? 0 : found.query.back());
+  found.key.resize(both, found.key.empty() ? 0 : found.key.back());
+  return found;
+}
+
+void attend(const Call& call, Work& work, const std::vector<int64_t>* query_lengths,
+            const std::vector<int64_t>* key_lengths) {
+  work.kind = Work::Class::kAttention;
+  work.wide = true;
+  const TensorView& query = call.tensor("query");
+  const TensorView& key = call.tensor("key");
+  const TensorView& value = call.tensor("value");
+  const TensorView& out = call.tensor("out");
+  const int64_t heads = std::max<int64_t>(call.integer("query_heads", 1), 1);
+  int64_t key_heads = call.integer("key_heads", 0);
+  if (key_heads <= 0) key_heads = heads;
+  const std::string& layout = call.text("layout");
+  const bool is_flat = layout == "BSH" || layout == "SBH";  // heads lie in the last dimension
+  const int64_t query_size = is_flat ? size_at(query, -1) / heads : size_at(query, -1);
+  const int64_t rope = call.has("query_rope") ? size_at(call.tensor("query_rope"), -1) : 0;
+  const Sequences sequences = sequences_of(call, query_lengths, key_lengths);
+  int64_t query_tokens = 0;
+  for (const int64_t length : sequences.query) query_tokens += length;
+  const int64_t value_size =
+      query_tokens > 0
+          ? std::max<int64_t>(out.numel() / std::max<int64_t>(query.numel() / query_size, 1), 1)
+          : query_size;
+  const int64_t sparse_mode = call.integer("sparse_mode", 0);
+  const bool is_causal = sparse_mode == 2 || sparse_mode == 3 || sparse_mode == 4;
+  int64_t read = bytes_of(query);
+  const auto item = static_cast<int64_t>(c10::elementSize(key.dtype));
+  // Latents serve as keys and values: they are read once.
+  const int64_t row = query_size + rope + (key.storage == value.storage ? 0 : value_size);
+  for (size_t i = 0; i < sequences.query.size(); ++i) {
+    const int64_t q = sequences.query[i];
+    const int64_t k = sequences.key[i];
+    if (q <= 0 || k <= 0) continue;
+    int64_t scores = q * k;
+    if (is_causal && k >= q) scores -= q * (q - 1) / 2;
+    MatrixProduct product;
+    product.batch = key_heads;
+    product.m = q * (heads / key_heads);
+    product.n = (scores + q - 1) / q;
+    product.k = query_size + rope + value_size;
+    product.arithmetic = arithmetic_of(query);
+    work.products.push_back(product);
+    work.vector_operations += kSoftmaxOperations * heads * scores;
+    read += k * key_heads * row * item;
+  }
+  work.read_bytes = read;
+  work.written_bytes = bytes_of(out);
+}
+
+void attend_with_lengths(const Call& call, Work& work) {
+  attend(call, work, call.integers("query_lengths"), call.integers("key_lengths"));
+}
+void attend_with_ends(const Call& call, Work& work) {
+  attend(call, work, call.integers("query_ends"), call.integers("key_ends"));
+}
+
+const bool attention = price(
+    "cost: FusedInferAttentionScoreV2 FusedInferAttentionScoreV3 FusedInferAttentionScoreV4 "
+    "FusedInferAttentionScoreV5 PromptFlashAttentionV3 IncreFlashAttentionV4",
+    attend_with_lengths);
+const bool training_attention = price(
+    "cost: FlashAttentionScore FlashAttentionScoreV2 FlashAttentionVarLenScore "
+    "FlashAttentionVarLenScoreV2 FlashAttentionVarLenScoreV3 FlashAttentionVarLenScoreV4 "
+    "FlashAttentionVarLenScoreV5",
+    attend_with_ends);
+
+const bool pieces = price(
+    "cost: ApplyRotaryPosEmb ApplyRotaryPosEmbV2 AttentionUpdate InterleaveRope "
+    "RotaryPositionEmbedding RotaryPositionEmbeddingV2 ScaledMaskedSoftmax",
+    [](const Call& call, Work& work) { for_each_element(call, work, 6); });
+
+// Of the table of sines and cosines, the rows of the tokens.
+const bool rotary_with_table =
+    price("cost: RopeWithSinCosCache RopeWithSinCosCacheV2", [](const Call& call, Work& work) {
+      const int64_t query = bytes_of(call.tensor("query"));
+      const int64_t key = bytes_of(call.tensor("key"));
+      work.read_bytes = query + key +
+                        call.tensor("positions").numel() * size_at(call.tensor("table"), -1) *
+                            static_cast<int64_t>(c10::elementSize(call.tensor("table").dtype));
+      work.written_bytes = query + key;
+      work.vector_operations = 6 * (call.tensor("query").numel() + call.tensor("key").numel());
+    });
+
+// Of a cache, the rows that are written.
+void write_rows(Work& work, int64_t bytes, int64_t elements, int64_t operations) {
+  work.read_bytes = bytes;
+  work.written_bytes = bytes;
+  work.vector_operations = operations * elements;
+}
+const bool scatter_keys =
+    price("cost: ScatterPaKvCache ScatterPaCache", [](const Call& call, Work& work) {
+      int64_t bytes = bytes_of(call.tensor("key"));
+      if (call.has("value")) bytes += bytes_of(call.tensor("value"));
+      write_rows(work, bytes, 0, 0);
+    });
+const bool scatter_updates =
+    price("cost: InplaceQuantScatter InplaceQuantScatterV2 ScatterList ScatterNdUpdate",
+          [](const Call& call, Work& work) {
+            const TensorView& updates = call.tensor("updates");
+            write_rows(work, bytes_of(updates), updates.numel(), 2);
+          });
+const bool gather_keys = price("cost: GatherPaKvCache", [](const Call& call, Work& work) {
+  write_rows(work, bytes_of(call.tensor("key")) + bytes_of(call.tensor("value")), 0, 0);
+});
+const bool norm_rope_cache = price("cost: KvRmsNormRopeCache", [](const Call& call, Work& work) {
+  const TensorView& kv = call.tensor("kv");
+  write_rows(work, bytes_of(kv), kv.numel(), 10);
+});
+
+// Projections of the hidden states, norms, rotary embedding, absorption of the key's projection,
+// and the tokens' rows of the cache.
+void prolog(const Call& call, Work& work) {
+  const TensorView& x = call.tensor("x");
+  const int64_t hidden = size_at(x, -1);
+  const int64_t tokens = hidden > 0 ? x.numel() / hidden : 0;
+  work.kind = Work::Class::kMatmul;
+  const auto project = [&](const TensorView& weight, int64_t in) {
+    const int64_t n = in > 0 ? weight.numel() / in : 0;
+    work.products.push_back({1, tokens, n, in, arithmetic_of(weight)});
+    work.read_bytes += bytes_of(weight);
+    return n;
+  };
+  work.read_bytes = bytes_of(x);
+  const int64_t rank = project(call.tensor("down_query"), hidden);
+  project(call.tensor("down_key"), hidden);
+  project(call.tensor("up_query"), rank);
+  const TensorView& absorbed = call.tensor("absorbed_key");  // [heads, size, latent]
+  work.products.push_back({size_at(absorbed, 0), tokens, size_at(absorbed, -1),
+                           size_at(absorbed, -2), arithmetic_of(absorbed)});
+  work.read_bytes += bytes_of(absorbed);
+  const int64_t rows =
+      tokens * (size_at(call.tensor("latent_cache"), -1) + size_at(call.tensor("rope_cache"), -1));
+  work.written_bytes =
+      rows * 2 + bytes_of(call.tensor("query")) + bytes_of(call.tensor("query_rope"));
+  work.vector_operations =
+      10 * (rows + call.tensor("query").numel() + call.tensor("query_rope").numel());
+}
+const bool prologs = price("cost: MlaPrologV2WeightNz MlaPrologV3WeightNz", prolog);
+
+}  // namespace
+}  // namespace vnpu::ops

@@ -1,0 +1,65 @@
+#pragma once
+
+// What an operator has to do, for the timing model: rows beside the families, each for all
+// operators that cost alike.
+//
+//   static const bool priced = price("cost: Mm Matmul", [](const Call& call, timing::Work& work) {
+//     multiply(work, call.tensor("self"), call.tensor("mat2"));
+//   });
+//
+// The names of arguments are those of the operators' rows, without regard to `_` and capitals.
+// Before the function is called, `work` has the bytes of all operands, and nothing else. An
+// operator without a row cannot be launched where time is modelled; `vnpu coverage` lists those.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/operator.h"
+#include "timing/work.h"
+
+namespace vnpu::ops {
+
+// A call between its two phases.
+class Call {
+ public:
+  Call(const ArgumentValue* values, const std::vector<std::string>& names)
+      : values_(values), names_(names) {}
+
+  // Whether there is an argument of that name that is not null and not an empty list.
+  bool has(std::string_view name) const;
+  // A list's first; throws kInternal for what is no tensor.
+  const TensorView& tensor(std::string_view name) const;
+  std::vector<const TensorView*> tensors(std::string_view name) const;
+  int64_t integer(std::string_view name, int64_t otherwise) const;
+  // Null: none given.
+  const std::vector<int64_t>* integers(std::string_view name) const;
+  const std::string& text(std::string_view name) const;
+  // Elements of the largest operand.
+  int64_t largest() const;
+
+ private:
+  const ArgumentValue* find(std::string_view name) const;
+  const ArgumentValue* values_;
+  const std::vector<std::string>& names_;
+};
+
+using Cost = void (*)(const Call&, timing::Work&);
+
+// names: "cost: " and operators without "aclnn", which `vnpu coverage` finds in the library.
+// Always true.
+bool price(const char* names, Cost cost);
+
+// For costs: -1 is the last dimension.
+int64_t size_at(const TensorView& view, int dimension);
+int64_t bytes_of(const TensorView& view);
+timing::Arithmetic arithmetic_of(const TensorView& view);
+// Adds `operations` on each element of the largest operand.
+void for_each_element(const Call& call, timing::Work& work, int64_t operations);
+// Adds the product of [.., m, k] and [.., k, n].
+void multiply(timing::Work& work, const TensorView& left, const TensorView& right);
+// Of rows that routing makes room for, those that this rank's experts have.
+int64_t routed_rows(int64_t rows);
+
+}  // namespace vnpu::ops

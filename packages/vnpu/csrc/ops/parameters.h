@@ -1,0 +1,16 @@
+#pragma once
+
+// The names of an operator's arguments, as its row spells them.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace vnpu::ops {
+
+// Without `_` and capitals: documents and rows spell them differently.
+std::string plain_name(std::string_view name);
+// The names in "(const Tensor& key, const Text&)", plain: key, and nothing.
+std::vector<std::string> parameter_names(std::string_view parameters);
+
+}  // namespace vnpu::ops

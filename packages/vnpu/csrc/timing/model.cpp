@@ -1,0 +1,318 @@
+#include "timing/model.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "collective/collective.h"
+#include "collective/transfers.h"
+#include "device/event.h"
+#include "device/failure.h"
+#include "device/graph.h"
+#include "device/memory.h"
+#include "device/traffic.h"
+
+namespace vnpu::timing {
+namespace {
+
+constexpr int kFirstSideStream = 1'000'000;
+
+const char* variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+std::unique_ptr<TimelineFile> timeline_of_environment(const std::string& machine) {
+  const char* directory = variable("VNPU_TIMELINE");
+  if (directory == nullptr) return nullptr;
+  if (::access(directory, W_OK | X_OK) != 0) {
+    throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: VNPU_TIMELINE='") + directory +
+                                                     "' is not valid: " + std::strerror(errno) +
+                                                     ". Expected a directory that can be written.");
+  }
+  return std::make_unique<TimelineFile>(
+      std::string(directory) + "/" + std::to_string(::getpid()) + ".timeline.json", machine);
+}
+
+Model* start(const char* figures) {
+  const char* name = variable("VNPU_MACHINE");
+  const std::string machine = name == nullptr ? "a machine without a name" : name;
+  static Model* const model = new Model(Machine(figures), timeline_of_environment(machine));
+  std::atexit([] {
+    try {
+      model->write_timeline();
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+    }
+  });
+  return model;
+}
+
+bool is_in_memory_of_devices(const Access& access) {
+  return Memory::instance().is_device_address(reinterpret_cast<const void*>(access.begin));
+}
+
+Exchange exchange_of(std::string_view name) {
+  if (name == "all_reduce" || name == "reduce") return Exchange::kAllReduce;
+  if (name.starts_with("reduce_scatter")) return Exchange::kReduceScatter;
+  if (name.starts_with("all_gather")) return Exchange::kAllGather;
+  if (name == "barrier") return Exchange::kBarrier;
+  if (name == "broadcast" || name == "scatter") return Exchange::kBroadcast;
+  return Exchange::kAllToAll;
+}
+
+}  // namespace
+
+bool Model::is_wanted() { return variable("VNPU_TIMING") != nullptr; }
+
+Model* Model::instance() {
+  static Model* const model = [] {
+    const char* figures = variable("VNPU_TIMING");
+    return figures == nullptr ? nullptr : start(figures);
+  }();
+  return model;
+}
+
+Model::Model(Machine machine, std::unique_ptr<TimelineFile> timeline)
+    : machine_(std::move(machine)),
+      simulation_([this](const Span& span) { on_end(span); }),
+      timeline_(std::move(timeline)),
+      record_plan_(event_plan("event record", machine_.event_record())),
+      wait_plan_(event_plan("event wait", machine_.event_wait())) {}
+
+void Model::on_end(const Span& span) {
+  if (timeline_ != nullptr) timeline_->add(span);
+  if (span.record == 0 || span.waits) return;
+  const auto event = events_.find(span.record);
+  if (event == events_.end()) return;
+  if (records_[event->second] == span.record) times_[event->second] = span.end;
+  events_.erase(event);
+}
+
+PlanPtr Model::event_plan(const char* name, Time fixed) const {
+  auto plan = std::make_shared<Plan>();
+  plan->name = name;
+  plan->kind = Kind::kEvent;
+  plan->phases = {{.fixed = fixed}};
+  return plan;
+}
+
+PlanPtr Model::plan_of(const Task& task) const {
+  auto plan = std::make_shared<Plan>();
+  plan->name = task.name;
+  const Traffic traffic = traffic_of(task);
+  plan->bytes = traffic.read + traffic.written;
+  const std::string_view name = task.name;
+  if (const auto* collective = dynamic_cast<const vnpu::Collective*>(&task)) {
+    plan->kind = Kind::kCommunication;
+    plan->turn = collective->member().get();
+    // Experts' exchanges are operators, whose rows know what is sent.
+    const int64_t bytes = task.work != nullptr
+                              ? task.work->read_bytes
+                              : static_cast<int64_t>(std::max(traffic.read, traffic.written));
+    const Collective exchange{
+        .exchange = exchange_of(name), .bytes = bytes, .ranks = collective->member()->ranks()};
+    plan->phases = machine_.phases_of(exchange);
+  } else if (dynamic_cast<const Transfers*>(&task) != nullptr) {
+    plan->kind = Kind::kCommunication;
+    plan->phases = machine_.phases_of(Collective{
+        .exchange = Exchange::kBroadcast, .bytes = static_cast<int64_t>(plan->bytes), .ranks = 2});
+  } else if (name == "memory copy") {
+    plan->kind = Kind::kCopy;
+    bool from = false;
+    bool to = false;
+    int64_t bytes = 0;
+    for (const Access& access : task.touched.accesses()) {
+      (access.write ? to : from) = is_in_memory_of_devices(access);
+      bytes = static_cast<int64_t>(access.end - access.begin);
+    }
+    const auto direction = from && to ? Machine::Direction::kWithin
+                           : from     ? Machine::Direction::kOut
+                                      : Machine::Direction::kIn;
+    plan->phases = machine_.phases_of_copy(direction, bytes);
+  } else if (name == "memory fill") {
+    plan->phases = machine_.phases_of(
+        Work{.products = {}, .written_bytes = static_cast<int64_t>(traffic.written)});
+  } else if (task.work != nullptr) {
+    plan->phases = machine_.phases_of(*task.work);
+    plan->bytes = static_cast<uint64_t>(task.work->read_bytes + task.work->written_bytes);
+  } else if (name.starts_with("aclnn")) {
+    throw Failure(FailureKind::kNotSupported,
+                  std::string(name) +
+                      " has no cost, so that the timing model cannot tell how long it takes. Add a "
+                      "row to the *_costs.cpp file beside the operator (`vnpu coverage` lists what "
+                      "lacks one), or run without --chip.");
+  } else {
+    plan->kind = Kind::kEvent;  // host functions, waits for values in memory
+  }
+  return plan;
+}
+
+Time Model::cost_of_launch(const Task& task) const {
+  const Machine::HostCosts& costs = machine_.host();
+  const std::string_view name = task.name;
+  if (name == "graph replay") return costs.graph_launch;
+  if (name == "memory copy" || name == "memory fill") return costs.copy_launch;
+  if (name.starts_with("aclnn")) return costs.operator_launch;
+  if (dynamic_cast<const vnpu::Collective*>(&task) != nullptr ||
+      dynamic_cast<const Transfers*>(&task) != nullptr) {
+    return costs.collective_launch;
+  }
+  if (const auto* update = dynamic_cast<const GraphUpdate*>(&task)) {
+    return costs.operator_launch * static_cast<Time>(update->size());
+  }
+  return costs.event_call;
+}
+
+void Model::make_room(int stream) {
+  const auto depth = static_cast<size_t>(machine_.queue_depth());
+  if (simulation_.queued(stream) < depth) return;
+  simulation_.advance(host_);
+  if (simulation_.queued(stream) < depth) return;
+  host_ = std::max(host_, simulation_.make_room(stream, depth));
+}
+
+void Model::on_launch(const Stream& stream, const Task& task, const std::string&) {
+  const bool is_event = dynamic_cast<const EventRecord*>(&task) != nullptr ||
+                        dynamic_cast<const EventWait*>(&task) != nullptr;
+  if (is_event) return;  // on_record and on_wait have told
+  if (stream.capture != nullptr) {
+    captured_[stream.capture->id].push_back(
+        {Captured::What::kLaunch, stream.id, stream.capture->size()});
+    return;
+  }
+  host_ += cost_of_launch(task);
+  make_room(stream.id);
+  if (const auto* graph = dynamic_cast<const GraphReplay*>(&task)) {
+    replay(stream, graph->graph());
+    return;
+  }
+  simulation_.launch(stream.device, stream.id, plan_of(task), host_, label_);
+}
+
+void Model::on_record(const Stream& stream, const Event& event) {
+  if (stream.capture != nullptr) {
+    captured_[stream.capture->id].push_back({Captured::What::kRecord, stream.id, event.id});
+    return;
+  }
+  host_ += machine_.host().event_call;
+  make_room(stream.id);
+  const uint64_t record = simulation_.record(stream.device, stream.id, record_plan_, host_);
+  records_[event.id] = record;
+  events_[record] = event.id;
+  times_.erase(event.id);
+}
+
+void Model::on_wait(const Stream& stream, const Event& event, const std::string&) {
+  if (stream.capture != nullptr) {
+    captured_[stream.capture->id].push_back({Captured::What::kWait, stream.id, event.id});
+    return;
+  }
+  host_ += machine_.host().event_call;
+  const auto found = records_.find(event.id);
+  if (found == records_.end()) return;  // never recorded: complete
+  make_room(stream.id);
+  simulation_.wait(stream.device, stream.id, found->second, wait_plan_, host_);
+}
+
+int Model::side_stream(const Stream& launching, int captured) {
+  const auto next = kFirstSideStream + static_cast<int>(side_streams_.size());
+  const auto [place, is_new] = side_streams_.try_emplace({launching.id, captured}, next);
+  if (is_new && timeline_ != nullptr) {
+    timeline_->name_stream(launching.device, place->second,
+                           "graph's side stream " + std::to_string(captured));
+  }
+  return place->second;
+}
+
+void Model::replay(const Stream& stream, const Graph& graph) {
+  std::unordered_map<uint64_t, uint64_t> inside;  // event -> its newest record
+  for (Captured& each : captured_[graph.id]) {
+    const int row =
+        each.stream == graph.origin_stream ? stream.id : side_stream(stream, each.stream);
+    switch (each.what) {
+      case Captured::What::kRecord:
+        inside[each.number] = simulation_.record(stream.device, row, record_plan_, host_);
+        break;
+      case Captured::What::kWait:
+        if (const auto found = inside.find(each.number); found != inside.end()) {
+          simulation_.wait(stream.device, row, found->second, wait_plan_, host_);
+        }
+        break;
+      case Captured::What::kLaunch: {
+        const TaskPtr task = graph.node(each.number);
+        if (task == nullptr) break;
+        if (task != each.task) {
+          auto plan = std::make_shared<Plan>(*plan_of(*task));
+          if (!plan->phases.empty()) plan->phases.front().fixed += machine_.graph_node();
+          each.task = task;
+          each.plan = std::move(plan);
+        }
+        simulation_.launch(stream.device, row, each.plan, host_, label_);
+        break;
+      }
+    }
+  }
+}
+
+void Model::on_stream_waited(const Stream& stream) {
+  host_ = std::max(host_, simulation_.finish_stream(stream.id)) + machine_.host().synchronize;
+}
+
+void Model::on_device_waited(const int& device) {
+  host_ = std::max(host_, simulation_.finish_device(device)) + machine_.host().synchronize;
+}
+
+void Model::on_event_waited(const Event& event) {
+  const auto found = records_.find(event.id);
+  if (found != records_.end()) {
+    simulation_.finish_record(found->second);
+    host_ = std::max(host_, times_.at(event.id));
+  }
+  host_ += machine_.host().synchronize;
+}
+
+std::optional<Time> Model::time_of(const Event& event) const {
+  const auto found = times_.find(event.id);
+  return found == times_.end() ? std::nullopt : std::optional(found->second);
+}
+
+Model::Report Model::report(int device) {
+  simulation_.advance(host_);
+  host_ = std::max(host_, simulation_.finish_device(device));
+  return {host_, simulation_.usage(device)};
+}
+
+void Model::set_routed_share(int64_t numerator, int64_t denominator) {
+  routed_numerator_ = numerator;
+  routed_denominator_ = denominator;
+}
+
+int64_t Model::routed_rows(int64_t rows) const {
+  return (rows * routed_numerator_ + routed_denominator_ - 1) / routed_denominator_;
+}
+
+void Model::name_stream(const Stream& stream, const std::string& name) {
+  if (timeline_ != nullptr) timeline_->name_stream(stream.device, stream.id, name);
+}
+
+void Model::label_launches(const std::string& label) {
+  if (timeline_ != nullptr) label_ = timeline_->label(label);
+}
+
+void Model::restart_timeline(int device) {
+  report(device);
+  if (timeline_ != nullptr) timeline_->clear();
+}
+
+void Model::write_timeline() {
+  if (timeline_ == nullptr) return;
+  timeline_->write();
+}
+
+}  // namespace vnpu::timing

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "device/observer.h"
+#include "timing/machine.h"
+#include "timing/simulation.h"
+#include "timing/timeline_file.h"
+
+namespace vnpu::timing {
+
+// Follows what this process asks of its devices, and finds out when a chip would have done it
+// [VNPU_TIMING: a machine's figures]. Nothing waits for the modelled time, and nothing depends on
+// the clock of this host: the host's modelled clock advances by a cost per call, and to the
+// device's where the host waits for it. One host clock for all threads.
+class Model final : public Observer {
+ public:
+  // Whether VNPU_TIMING is set.
+  static bool is_wanted();
+  // Null when VNPU_TIMING was not set at the first call.
+  static Model* instance();
+
+  // timeline: where spans go; may be null
+  Model(Machine machine, std::unique_ptr<TimelineFile> timeline);
+
+  Needs needs() const override { return {.accesses = true, .work = true}; }
+  void on_launch(const Stream& stream, const Task& task, const std::string& call_site) override;
+  void on_record(const Stream& stream, const Event& event) override;
+  void on_wait(const Stream& stream, const Event& event, const std::string& call_site) override;
+  void on_stream_waited(const Stream& stream) override;
+  void on_device_waited(const int& device) override;
+  void on_event_waited(const Event& event) override;
+
+  // When the newest record of the event was reached; nullopt if it has not been yet.
+  std::optional<Time> time_of(const Event& event) const;
+
+  struct Report {
+    Time host = 0;  // the host's clock
+    Usage usage;    // of the device
+  };
+  // Waits, in modelled time, for all that the device has to do.
+  Report report(int device);
+  // Of the rows that expert routing makes room for, the share that this rank has to work on.
+  void set_routed_share(int64_t numerator, int64_t denominator);
+  int64_t routed_rows(int64_t rows) const;
+
+  void name_stream(const Stream& stream, const std::string& name);
+  // What the program does from now on; "" for nothing in particular.
+  void label_launches(const std::string& label);
+  bool writes_timeline() const { return timeline_ != nullptr; }
+  void write_timeline();
+  // The timeline begins here, after all that was launched before.
+  void restart_timeline(int device);
+
+ private:
+  // What a stream did while it captured: a launch is node `number` of the graph, the others are
+  // about event `number`.
+  struct Captured {
+    enum class What : uint8_t { kLaunch, kRecord, kWait };
+    What what;
+    int stream;
+    uint64_t number;
+    TaskPtr task = nullptr;  // whose plan is known
+    PlanPtr plan = nullptr;
+  };
+
+  PlanPtr plan_of(const Task& task) const;
+  PlanPtr event_plan(const char* name, Time fixed) const;
+  Time cost_of_launch(const Task& task) const;
+  void replay(const Stream& stream, const Graph& graph);
+  // The row of a stream that a graph uses beside the one that replays it.
+  int side_stream(const Stream& launching, int captured);
+  void make_room(int stream);
+  void on_end(const Span& span);
+
+  const Machine machine_;
+  Simulation simulation_;
+  const std::unique_ptr<TimelineFile> timeline_;
+  const PlanPtr record_plan_;
+  const PlanPtr wait_plan_;
+  Time host_ = 0;
+  std::unordered_map<uint64_t, uint64_t> records_;  // event -> its newest record
+  std::unordered_map<uint64_t, uint64_t> events_;   // the reverse, until it is reached
+  std::unordered_map<uint64_t, Time> times_;        // event -> when that was reached, if it was
+  std::unordered_map<uint32_t, std::vector<Captured>> captured_;  // by graph
+  std::map<std::pair<int, int>, int> side_streams_;
+  uint32_t label_ = 0;
+  int64_t routed_numerator_ = 1;
+  int64_t routed_denominator_ = 1;
+};
+
+}  // namespace vnpu::timing

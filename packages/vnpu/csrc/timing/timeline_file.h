@@ -1,0 +1,37 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "timing/simulation.h"
+
+namespace vnpu::timing {
+
+// Collects what a modelled device did and writes it for Perfetto (Trace Event Format, an array with
+// one event on each line): a row for each stream, an arrow from each event's record to its wait. It
+// has no process number, no date and no path in it: the same run gives the same bytes.
+class TimelineFile {
+ public:
+  // path: written by write(); machine: what the times are of, for the reader
+  TimelineFile(std::string path, std::string machine);
+
+  void add(const Span& span);
+  void name_stream(int device, int stream, const std::string& name);
+  // The number of a label; 0 is "".
+  uint32_t label(const std::string& text);
+  // Forgets what was added so far.
+  void clear() { spans_.clear(); }
+  // Writes all; does nothing where nothing was added since the last time.
+  void write();
+
+ private:
+  const std::string path_;
+  const std::string machine_;
+  std::vector<Span> spans_;
+  size_t written_ = 0;  // of spans_
+  std::vector<std::string> labels_;
+  std::map<std::pair<int, int>, std::string> names_;  // of (device, stream)
+};
+
+}  // namespace vnpu::timing

@@ -1,0 +1,48 @@
+"""Timelines of the modelled clock: one file of several processes' files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from vllm_davinci.vnpu.errors import TraceError
+
+SUFFIX = ".timeline.json"
+
+
+def merge(sources: Sequence[pathlib.Path], destination: pathlib.Path) -> int:
+    """Writes one file of those in `sources`, files or directories; returns its number of tasks.
+
+    Devices come in the order of their numbers, whichever process had them: the same run gives the
+    same bytes. Raises TraceError when there is nothing, or a file cannot be read.
+    """
+    files = [
+        file
+        for source in sources
+        for file in (sorted(source.glob(f"*{SUFFIX}")) if source.is_dir() else [source])
+    ]
+    parts = [lines for lines in map(_events_of, files) if lines]
+    parts.sort(key=lambda lines: (_device(lines[0]), lines))
+    count = sum(line.startswith('{"ph":"X"') for lines in parts for line in lines)
+    if count == 0:
+        raise TraceError(
+            f"{', '.join(map(str, sources))}: no modelled tasks. Did the command run something on "
+            "a device, and end by itself?"
+        )
+    text = ",\n".join(line for lines in parts for line in lines)
+    destination.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    return count
+
+
+def _events_of(file: pathlib.Path) -> list[str]:
+    """The lines that hold one event each, as they are."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{file} cannot be read: {error}. Name a timeline of vnpu's.") from error
+    return [line.rstrip(",") for line in lines if line.startswith("{")]
+
+
+def _device(line: str) -> int:
+    return int(json.loads(line)["pid"])

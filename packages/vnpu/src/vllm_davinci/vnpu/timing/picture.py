@@ -1,0 +1,137 @@
+"""Pictures of modelled timelines: a panel each, a row for each stream, a colour for each label."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vllm_davinci.vnpu.errors import TraceError
+
+# Of launches without a label, then of labels in their order.
+_COLOURS = ("#5b6b7b", "#2f6db3", "#e08a2c", "#3f8f5b", "#9b4f96")
+_COLLECTIVE_HATCH = "//"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A task, in microseconds of the modelled clock."""
+
+    row: str
+    name: str
+    category: str
+    label: str
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """What a timeline holds: the machine's title, and tasks by their begin."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+    @property
+    def begin(self) -> float:
+        """Of the first task, in microseconds."""
+        return min(bar.begin for bar in self.bars)
+
+    @property
+    def end(self) -> float:
+        """Of the last task, in microseconds."""
+        return max(bar.end for bar in self.bars)
+
+
+def read(file: pathlib.Path) -> Picture:
+    """The tasks of a timeline that vnpu wrote; events are left out. Raises TraceError."""
+    try:
+        events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TraceError(f"{file} cannot be read: {error}. Name a timeline of vnpu's.") from error
+    title, rows = "", {}
+    bars = []
+    for event in events:
+        if event["name"] == "process_labels":
+            title = event["args"]["labels"]
+        elif event["name"] == "thread_name":
+            rows[event["pid"], event["tid"]] = event["args"]["name"]
+        elif event["ph"] == "X" and event["cat"] != "event":
+            place = (event["pid"], event["tid"])
+            label = event["args"].get("label", "")
+            end = event["ts"] + event["dur"]
+            row = rows.get(place, str(place))
+            bars.append(Bar(row, event["name"], event["cat"], label, event["ts"], end))
+    if not bars:
+        raise TraceError(f"{file} has no tasks. Name a timeline of vnpu's.")
+    return Picture(title, tuple(bars))
+
+
+def draw(
+    sources: Sequence[pathlib.Path],
+    destination: pathlib.Path,
+    begin_ms: float = 0.0,
+    length_ms: float | None = None,
+) -> None:
+    """Writes a PNG or SVG of timelines below each other, on one scale.
+
+    begin_ms:  where each panel begins, after the timeline's first task
+    length_ms: of every panel; None: as long as the longest
+    Raises TraceError for what cannot be read, and without matplotlib.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise TraceError("pictures need matplotlib: pip install matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pictures = [read(source) for source in sources]
+    if length_ms is None:
+        length_ms = max((each.end - each.begin) / 1000 - begin_ms for each in pictures)
+    figure, panels = pyplot.subplots(
+        len(sources), 1, figsize=(14, 2.2 * len(sources) + 1), squeeze=False, layout="constrained"
+    )
+    for (axes,), source, picture in zip(panels, sources, pictures, strict=True):
+        begin = picture.begin + begin_ms * 1000
+        end = begin + length_ms * 1000
+        rows = _rows_in(picture, begin, end)
+        labels = sorted({bar.label for bar in picture.bars} - {""})
+        for bar in _visible(picture, begin, end):
+            colour = _COLOURS[(1 + labels.index(bar.label)) % len(_COLOURS) if bar.label else 0]
+            axes.broken_barh(
+                [((bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000)],
+                (rows.index(bar.row) - 0.4, 0.8),
+                facecolors=colour,
+                edgecolor="white",
+                linewidth=0.2,
+                hatch=_COLLECTIVE_HATCH if bar.category == "collective" else None,
+            )
+        axes.set_yticks(range(len(rows)), rows, fontsize=7)
+        axes.set_xlim(0, length_ms)
+        axes.invert_yaxis()
+        axes.set_title(f"{source.stem}: {picture.title}", fontsize=8, loc="left")
+    panels[-1][0].set_xlabel("ms, modelled; hatched: collectives")
+    # Without dates and versions, so that the same timelines give the same bytes.
+    figure.savefig(destination, dpi=150, metadata={"Date": None} if _is_svg(destination) else None)
+    pyplot.close(figure)
+
+
+def _is_svg(destination: pathlib.Path) -> bool:
+    return destination.suffix == ".svg"
+
+
+def _visible(picture: Picture, begin: float, end: float) -> Iterator[Bar]:
+    for bar in picture.bars:
+        if bar.end > begin and bar.begin < end:
+            yield bar
+
+
+def _rows_in(picture: Picture, begin: float, end: float) -> list[str]:
+    """The streams with something to show, the busiest first."""
+    busy: dict[str, float] = {}
+    for bar in _visible(picture, begin, end):
+        busy[bar.row] = busy.get(bar.row, 0.0) + bar.end - bar.begin
+    return sorted(busy, key=lambda row: -busy[row])

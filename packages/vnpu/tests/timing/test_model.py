@@ -1,0 +1,120 @@
+"""Programs on the modelled clock."""
+
+import json
+import pathlib
+
+import pytest
+
+from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, VirtualDeviceError, coverage
+from vllm_davinci.vnpu.timing import modelled_timeline
+from vllm_davinci_testing.processes.programs import run_program
+
+# Two products, one behind the other's event on a side stream, and one beside it.
+PROGRAM = """
+import torch, torch_npu
+from vllm_davinci.vnpu import label_launches, name_stream
+from vllm_davinci.vnpu.timing import read_report
+side = torch.npu.Stream()
+name_stream(side.npu_stream, "side")
+x = torch.ones(2048, 2048, dtype=torch.float16, device="npu")
+begin, end = (torch.npu.Event(enable_timing=True) for _ in range(2))
+before = read_report()
+begin.record()
+label_launches("products")
+y = x @ x
+end.record()
+with torch.npu.stream(side):
+    side.wait_event(end)
+    z = y + y
+label_launches("")
+w = x @ x
+torch.npu.synchronize()
+step = read_report() - before
+print(begin.elapsed_time(end), step.host_ps, step.compute_ps, step.busy_ps["cube"])
+print(float(z[0, 0]))
+"""
+
+
+def modelled(directory: pathlib.Path) -> tuple[str, bytes]:
+    """What the program prints, and the bytes of its timeline."""
+    directory.mkdir()
+    config = VirtualDeviceConfig(chip="ascend910b2", timeline=str(directory))
+    done = run_program(PROGRAM, config)
+    assert done.returncode == 0, done.stderr
+    modelled_timeline.merge([directory], directory / "all.json")
+    return done.stdout, (directory / "all.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    return modelled(tmp_path_factory.mktemp("timeline") / "first")
+
+
+def test_two_runs_give_equal_bytes(first: tuple[str, bytes], tmp_path: pathlib.Path) -> None:
+    assert modelled(tmp_path / "second") == first
+
+
+def test_events_and_reports_have_modelled_time(first: tuple[str, bytes]) -> None:
+    figures, value = first[0].splitlines()
+    elapsed_ms, host_ps, compute_ps, cube_ps = map(float, figures.split())
+    # 2 x 2048^3 operations at 70 % of 376 TOP/s, in 128 tiles on 24 cores: six waves.
+    product_ps = 2 * 2048**3 / (0.7 * 376) * 144 / 128
+    assert cube_ps == pytest.approx(2 * product_ps, rel=1e-6)
+    # The device waits for the launch, which takes the host 15 us.
+    assert elapsed_ms * 1e9 == pytest.approx(product_ps + 5e6 + 15e6, rel=1e-6)
+    assert compute_ps < host_ps < compute_ps + 200e6
+    assert float(value) == 4096.0  # the arithmetic is as without a model
+
+
+def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) -> None:
+    events = json.loads(first[1])
+    names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert any(name.startswith("side (device 0, stream") for name in names)
+    [labels] = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
+    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 1, figures ")
+    tasks = [e for e in events if e["ph"] == "X"]
+    products = [e for e in tasks if e["name"] == "aclnnMatmul"]
+    [total] = [e for e in tasks if e["name"] == "aclnnAdd"]
+    assert products[0]["args"]["label"] == total["args"]["label"] == "products"
+    assert "label" not in products[1]["args"]
+    assert total["ts"] >= products[0]["ts"] + products[0]["dur"]
+    # It shares memory's bandwidth and the vector cores with nobody but the second product.
+    assert total["dur"] >= total["args"]["alone"]
+    starts = {e["id"] for e in events if e["ph"] == "s"}
+    ends = {e["id"] for e in events if e["ph"] == "f"}
+    assert ends and ends <= starts
+
+
+def test_every_operator_has_a_cost() -> None:
+    present = [operator for operator in coverage.operators() if operator.exported]
+    assert len(present) > 400
+    assert [operator.name for operator in present if not operator.priced] == []
+
+
+def test_a_machine_of_wrong_figures_is_refused_by_the_device() -> None:
+    done = run_program("import torch; torch.ones(1, device='npu')", VNPU_TIMING="cube_cores=1")
+    assert done.returncode != 0
+    assert "VNPU_TIMING lacks the figure" in done.stderr
+
+
+def test_phantom_ranks_need_operators_that_do_not_compute() -> None:
+    program = (
+        "import torch, torch.distributed as dist\n"
+        "torch.npu.set_device(0)\n"
+        "dist.init_process_group('hccl', store=dist.HashStore(), rank=0, world_size=16)\n"
+        "x = torch.ones(1024, device='npu')\n"
+        "dist.all_reduce(x)\n"
+        "torch.npu.synchronize()\n"
+        "print('done')\n"
+    )
+    done = run_program(program, VNPU_PHANTOM_RANKS="1")
+    assert "VNPU_PHANTOM_RANKS=1 needs VNPU_COMPUTE=0" in done.stderr
+    done = run_program(program, VNPU_PHANTOM_RANKS="1", VNPU_COMPUTE="0")
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_a_timeline_needs_a_chip(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(VirtualDeviceError, match="needs a chip"):
+        VirtualDeviceConfig(timeline=str(tmp_path))
+    with pytest.raises(TraceError, match="no modelled tasks"):
+        modelled_timeline.merge([tmp_path], tmp_path / "all.json")

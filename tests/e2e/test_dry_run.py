@@ -1,0 +1,91 @@
+"""`vllm-davinci dry-run`: a model of several ranks in one process, on the modelled clock."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 300
+RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
+
+
+def dry_run(model: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={model}"]
+    work = ["--requests=3", "--prompt-tokens=128", "--output-tokens=4"]
+    return subprocess.run(
+        [*command, "--chip=ascend910b2", *work, *options],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config_only(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small DeepSeek's directory without weights and tokenizer."""
+    directory = tmp_path_factory.mktemp("config")
+    shutil.copy(repository / "checkpoints" / "tiny_deepseek" / "config.json", directory)
+    return directory
+
+
+def modelled(report: dict[str, Any]) -> dict[str, Any]:
+    """The part of a report that has nothing to do with this host."""
+    for step in report["steps"]:
+        step.pop("wall_seconds")
+    return {key: report[key] for key in ("machine", "world_size", "memory", "steps")}
+
+
+def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
+    config_only: Path, tmp_path: Path
+) -> None:
+    reports, timelines = [], []
+    for run in ("first", "second"):
+        files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
+        done = dry_run(config_only, *RANKS, *files)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "All times are modelled" in done.stdout
+        reports.append(modelled(json.loads((tmp_path / f"{run}.json").read_text())))
+        timelines.append((tmp_path / f"{run}.timeline").read_bytes())
+    assert reports[0] == reports[1]
+    assert timelines[0] == timelines[1]
+
+    report = reports[0]
+    assert report["world_size"] == 4
+    assert [step["tokens"] for step in report["steps"]] == [[128] * 3, *[[1] * 3] * 3]
+    memory = report["memory"]
+    assert 0 < memory["weight_bytes"] < memory["cache_bytes"] < memory["total_bytes"] == 64 << 30
+    for step in report["steps"]:
+        found = step["modelled"]
+        assert 0 < found["communication_ps"] < found["any_ps"] <= found["host_ps"]
+        assert found["busy_ps"]["links_0"] > 0
+        assert step["exposed_communication_ps"] <= found["communication_ps"]
+        assert step["overlap_bound_ps"] <= found["host_ps"]
+    names = {event["name"] for event in json.loads(timelines[0]) if event["ph"] == "X"}
+    assert any("FusedInferAttention" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chip=ascend910b5"], "there is no chip 'ascend910b5'. Did you mean"),
+        (["--tensor-parallel-size=16"], "16 ranks do not fit into topology node-of-8"),
+        (["--pipeline-parallel-size=2"], "leave out --pipeline-parallel-size"),
+        (["--requests=0"], "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_change(
+    config_only: Path, options: list[str], message: str
+) -> None:
+    done = dry_run(config_only, *options)
+    assert done.returncode in (1, 2)
+    assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    done = dry_run(tmp_path)
+    assert done.returncode == 2
+    assert "has no config.json" in done.stderr
