@@ -2,6 +2,7 @@
 
 from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
 from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -20,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models import ModelRegistry
 
 from vllm_davinci.core import components
+from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
@@ -52,6 +54,7 @@ LAYERS: dict[str, type] = {
     MergedColumnParallelLinear.__name__: NPUMergedColumnParallelLinear,
     QKVParallelLinear.__name__: NPUQKVParallelLinear,
     RowParallelLinear.__name__: NPURowParallelLinear,
+    MMEncoderAttention.__name__: NPUMMEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     RoutedExperts.__name__: NPURoutedExperts,
     UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 api_version = 1
 
 # Architecture in a checkpoint's config.json -> class path, as vLLM's ModelRegistry takes it.
-MODELS = {
+SEQUENCE_PARALLEL = {
     "DeepseekV2ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "vllm_davinci.models.deepseek:NPUDeepseekV3ForCausalLM",
     "LlamaForCausalLM": "vllm_davinci.models.llama:NPULlamaForCausalLM",
@@ -14,6 +14,15 @@ MODELS = {
     "Qwen2ForCausalLM": "vllm_davinci.models.qwen:NPUQwen2ForCausalLM",
     "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
+}
+MODELS = {
+    **SEQUENCE_PARALLEL,
+    "Qwen2VLForConditionalGeneration": (
+        "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
+    ),
+    "Qwen2_5_VLForConditionalGeneration": (
+        "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
+    ),
 }
 
 
@@ -23,5 +32,5 @@ def models() -> Mapping[str, str]:
 
 
 def sequence_parallel_architectures() -> frozenset[str]:
-    """All of them."""
-    return frozenset(MODELS)
+    """Those whose layers can leave each rank its share of the tokens."""
+    return frozenset(SEQUENCE_PARALLEL)

@@ -1,0 +1,35 @@
+"""Lets torchvision's Python parts be imported where its compiled library cannot be loaded.
+
+The package index holds torchvision built for CUDA. Beside a torch without CUDA its library does not
+load, which torchvision passes over until it describes two of the library's operators to torch, and
+then cannot be imported. Image processors use neither of them, but need the rest.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+# Those that torchvision describes whether its library is there or not.
+_SCHEMAS = {
+    "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_declared: torch.library.Library | None = None  # declarations end with it
+
+
+def declare_torchvision_operators() -> bool:
+    """Declares them if this torchvision cannot; whether it did. Does not import torchvision."""
+    global _declared
+    if _declared is not None or torch.version.cuda is not None:
+        return False
+    found = importlib.util.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return False
+    version = Path(found.origin).with_name("version.py")
+    if not version.is_file() or "+cu" not in version.read_text(encoding="utf-8"):
+        return False
+    _declared = torch.library.Library("torchvision", "FRAGMENT")
+    for name, schema in _SCHEMAS.items():
+        _declared.define(name + schema)
+    return True

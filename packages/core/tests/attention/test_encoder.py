@@ -1,0 +1,167 @@
+"""Attention of encoders against a softmax in plain torch, and where its lengths come from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from vllm_davinci.core.attention import encoder
+from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
+from vllm_davinci.vnpu import _C
+
+BACKEND = AttentionBackendEnum.TORCH_SDPA
+
+
+@pytest.fixture(autouse=True)
+def current_config(vllm_config: object) -> None:
+    """Layers ask for the configuration while they are built."""
+
+
+def reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
+    query_lengths: list[int], key_lengths: list[int],
+) -> torch.Tensor:  # fmt: skip
+    """query [q, heads, d], key and value [k, kv_heads, d] -> [q, heads, d]"""
+    group = query.shape[1] // key.shape[1]
+    key, value = (
+        key.repeat_interleave(group, 1).double(),
+        value.repeat_interleave(group, 1).double(),
+    )
+    outputs = []
+    for q, k, v in zip(
+        query.double().split(query_lengths), key.split(key_lengths), value.split(key_lengths),
+        strict=True,
+    ):  # fmt: skip
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+    return torch.cat(outputs).to(query.dtype)
+
+
+def cumulative(lengths: list[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+def random_heads(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make(num_heads: int, head_size: int, num_kv_heads: int | None = None, **options: float):
+    return NPUMMEncoderAttention(num_heads, head_size, num_kv_heads=num_kv_heads, **options)
+
+
+def metadata(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor | None]:
+    """What models pass to every block."""
+    ends = cumulative(lengths)
+    return {
+        "cu_seqlens": NPUMMEncoderAttention.maybe_recompute_cu_seqlens(
+            BACKEND, ends, 64, 1, device
+        ),
+        "sequence_lengths": NPUMMEncoderAttention.maybe_compute_seq_lens(BACKEND, ends, device),
+    }
+
+
+@pytest.mark.parametrize("is_flat", [False, True], ids=["heads_apart", "heads_flat"])
+@pytest.mark.parametrize("filling", [0, 48], ids=["own_size", "filled"])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 80), (4, 2, 72), (4, 1, 64)])
+def test_every_sequence_attends_to_itself(
+    heads: int, kv_heads: int, size: int, filling: int, is_flat: bool, device: torch.device
+):
+    lengths = [7, 1, 33, 16]
+    layer = make(heads, size, kv_heads)
+    layer.operator_head_size = size + filling
+    query = random_heads(57, heads, size)
+    key, value = random_heads(57, kv_heads, size, seed=1), random_heads(57, kv_heads, size, seed=2)
+    expected = reference(query, key, value, size**-0.5, lengths, lengths)
+    inputs = [x.to(device).unsqueeze(0) for x in (query, key, value)]
+    if is_flat:
+        inputs = [x.flatten(2) for x in inputs]
+    out = layer(*inputs, **metadata(lengths, device))
+    assert out.shape == inputs[0].shape and out.is_contiguous()
+    torch.testing.assert_close(out.cpu().reshape(expected.shape), expected)
+
+
+def test_the_scale_is_the_given_one(device: torch.device):
+    layer = make(2, 80, scale=0.3)
+    query = random_heads(5, 2, 80)
+    [out] = layer(*[query.to(device).unsqueeze(0)] * 3)
+    torch.testing.assert_close(out.cpu(), reference(query, query, query, 0.3, [5], [5]))
+
+
+def test_without_cu_seqlens_each_row_of_the_batch_is_a_sequence(device: torch.device):
+    layer = make(2, 64)
+    query, key, value = (
+        random_heads(3, tokens, 2, 64, seed=seed) for seed, tokens in enumerate((4, 6, 6))
+    )
+    out = layer(*[x.to(device) for x in (query, key, value)])
+    expected = reference(
+        query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), 0.125, [4] * 3, [6] * 3
+    )
+    assert out.shape == query.shape
+    torch.testing.assert_close(out.cpu().flatten(0, 1), expected)
+
+
+def test_lengths_belong_to_their_tensors_and_not_to_layers(device: torch.device):
+    """Two encoders in one process, both alternating between windows and whole images.
+
+    With what a first layer was given, as a cache by layer number would, results are wrong.
+    """
+    sets = {"window": [4, 4, 2, 4], "full": [14], "other encoder": [5, 9]}
+    given = {name: metadata(lengths, device) for name, lengths in sets.items()}
+    x = random_heads(14, 2, 64)
+    inputs = [x.to(device).unsqueeze(0)] * 3
+    layers = [make(2, 64) for _ in range(2)]
+    found = {}
+    for name in ("window", "full", "window", "other encoder", "full"):
+        for layer in layers:
+            [out] = layer(*inputs, **given[name])
+            torch.testing.assert_close(out.cpu(), reference(x, x, x, 0.125, sets[name], sets[name]))
+            found[name] = out.cpu()
+    [trapped] = layers[1](*inputs, **given["window"])
+    assert (trapped.cpu() - found["full"]).abs().max() > 0.1
+
+
+def test_a_forward_reads_nothing_from_the_device(device: torch.device):
+    layers = [make(2, 64) for _ in range(6)]
+    inputs = [random_heads(14, 2, 64).to(device).unsqueeze(0)] * 3
+    before = _C.host_counts()
+    given = [metadata([4, 4, 6], device), metadata([14], device)]
+    for i, layer in enumerate(layers):
+        layer(*inputs, **given[i % 2])
+        layer(*inputs, cu_seqlens=given[i % 2]["cu_seqlens"])  # a model that drops the lengths
+    after = _C.host_counts()
+    assert after["copies_to_host"] == before["copies_to_host"]
+    assert after["synchronizations"] == before["synchronizations"]
+
+
+def test_what_only_the_device_has_is_read_once(device: torch.device):
+    layers = [make(2, 64) for _ in range(6)]
+    inputs = [random_heads(14, 2, 64).to(device).unsqueeze(0)] * 3
+    sets = [torch.tensor(cumulative(lengths), device=device) for lengths in ([4, 10], [14])]
+    before = _C.host_counts()["copies_to_host"]
+    for i, layer in enumerate(layers):
+        layer(*inputs, cu_seqlens=sets[i % 2])
+    assert _C.host_counts()["copies_to_host"] - before == 2
+    # A buffer that is filled anew is read anew.
+    sets[0].copy_(torch.tensor(cumulative([7, 7])))
+    x = inputs[0].cpu()[0]
+    [out] = layers[0](*inputs, cu_seqlens=sets[0])
+    torch.testing.assert_close(out.cpu(), reference(x, x, x, 0.125, [7, 7], [7, 7]))
+
+
+def test_buffers_larger_than_what_they_hold(device: torch.device):
+    """Ends are repeated after the last sequence; tokens after it are nobody's."""
+    x = random_heads(12, 2, 64)
+    cu_seqlens = torch.tensor([0, 3, 8, 8, 8], device=device)
+    [out] = make(2, 64)(*[x.to(device).unsqueeze(0)] * 3, cu_seqlens=cu_seqlens)
+    expected = reference(x, x, x, 0.125, [3, 9], [3, 9])
+    torch.testing.assert_close(out.cpu(), expected)
+
+
+def test_more_sequences_than_one_call_takes(device: torch.device, monkeypatch):
+    monkeypatch.setattr(encoder, "MAX_SEQUENCES", 2)
+    lengths = [3, 1, 4, 2, 5]
+    x = random_heads(15, 2, 64)
+    [out] = make(2, 64)(*[x.to(device).unsqueeze(0)] * 3, **metadata(lengths, device))
+    torch.testing.assert_close(out.cpu(), reference(x, x, x, 0.125, lengths, lengths))

@@ -1,0 +1,161 @@
+"""Qwen2-VL and Qwen2.5-VL, whose encoders get all they know of their images from the host.
+
+vLLM's encoders take their metadata from a caller that has it already. A hook on the encoder gives
+it: made on the host, once per size of image where it depends on nothing else, and copied to the
+device from pinned memory, so that no forward waits for the device. Qwen3-VL does so by itself.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
+from vllm.model_executor.models import qwen2_5_vl, qwen2_vl
+from vllm.utils.cache import LRUCache
+from vllm.utils.torch_utils import async_tensor_h2d
+
+Metadata = dict[str, torch.Tensor | None]
+Grid = list[list[int]]  # [frames, height, width] of each image or video, in patches
+
+MAX_SIZES = 1024  # of images that are kept
+
+
+class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneration):
+    """vLLM's, with the encoder's metadata from the host."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        _give_metadata(self.visual, _metadata_of_whole_images)
+
+
+class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
+    qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
+):
+    """vLLM's, with the encoder's metadata from the host."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        windows = _Windows(self.visual)
+        _give_metadata(self.visual, lambda _, grid: windows.metadata(grid))
+
+
+def _give_metadata(
+    encoder: nn.Module | None, metadata_of: Callable[[nn.Module, Grid], Metadata]
+) -> None:
+    """Calls of `encoder` that bring no metadata get it. None: this engine has no encoder."""
+    if not isinstance(encoder, nn.Module):
+        return
+
+    def give(
+        module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if options.get("encoder_metadata") is None:
+            grid = options["grid_thw"] if "grid_thw" in options else arguments[1]
+            rows = grid.tolist() if isinstance(grid, torch.Tensor) else grid
+            options = {**options, "encoder_metadata": metadata_of(module, rows)}
+        return arguments, options
+
+    encoder.register_forward_pre_hook(give, with_kwargs=True)
+
+
+def _metadata_of_whole_images(encoder: nn.Module, grid: Grid) -> Metadata:
+    # The device argument is that of cu_seqlens alone, whose values the attention needs here.
+    metadata: Metadata = encoder.prepare_encoder_metadata(grid, device=torch.device("cpu"))
+    return metadata
+
+
+class _Size(NamedTuple):
+    """Of images of one size, with merged patches in the order of their windows.
+
+    cos, sin: [patches, rotary entries], on the device
+    order:    [merged patches], which merged patch comes at each place
+    ends:     ends of the windows in patches, cumulative, without repetition
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    order: np.ndarray
+    ends: np.ndarray
+
+
+class _Windows:
+    """Metadata of Qwen2.5-VL's encoder, in which most blocks attend inside of windows only."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self._encoder = encoder
+        self._sizes: LRUCache[tuple[int, int, int], _Size] = LRUCache(capacity=MAX_SIZES)
+
+    def metadata(self, grid: Grid) -> Metadata:
+        encoder = self._encoder
+        sizes = [self._size(*map(int, size)) for size in grid]
+        merged = np.cumsum([0, *(len(size.order) for size in sizes)])
+        patches = merged * encoder.spatial_merge_unit
+        order = np.concatenate([size.order + at for size, at in zip(sizes, merged, strict=False)])
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        window_ends = [size.ends + at for size, at in zip(sizes, patches, strict=False)]
+        frame_lengths = np.concatenate([np.repeat(h * w, t) for t, h, w in grid])
+        full, window = (
+            np.concatenate([[0], ends]).astype(np.int32)
+            for ends in (np.cumsum(frame_lengths), np.concatenate(window_ends))
+        )
+        device = encoder.device
+        return {
+            "rotary_pos_emb_cos": torch.cat([size.cos for size in sizes]),
+            "rotary_pos_emb_sin": torch.cat([size.sin for size in sizes]),
+            "window_index": async_tensor_h2d(order, device),
+            "reverse_indices": async_tensor_h2d(inverse, device),
+            **self._of_sequences("", "full", full),
+            **self._of_sequences("window_", "window", window),
+        }
+
+    def _of_sequences(self, prefix: str, suffix: str, cu_seqlens: np.ndarray) -> Metadata:
+        encoder = self._encoder
+        backend = encoder.attn_backend
+        longest = MMEncoderAttention.compute_max_seqlen(backend, cu_seqlens)
+        return {
+            f"cu_{prefix}seqlens": MMEncoderAttention.maybe_recompute_cu_seqlens(
+                backend, cu_seqlens, encoder.hidden_size, encoder.tp_size, encoder.device
+            ),
+            f"sequence_lengths_{suffix}": MMEncoderAttention.maybe_compute_seq_lens(
+                backend, cu_seqlens, encoder.device
+            ),
+            f"max_seqlen_{suffix}": torch.tensor(longest, dtype=torch.int32),
+        }
+
+    def _size(self, frames: int, height: int, width: int) -> _Size:
+        key = frames, height, width
+        if key not in self._sizes:
+            self._sizes[key] = self._make(frames, height, width)
+        return self._sizes[key]
+
+    def _make(self, frames: int, height: int, width: int) -> _Size:
+        encoder = self._encoder
+        merge, unit = encoder.spatial_merge_size, encoder.spatial_merge_unit
+        side = encoder.window_size // merge // encoder.patch_size  # of a window, in merged patches
+        rows, columns = height // merge, width // merge
+
+        # Windows row by row, inside of them merged patches row by row; those at the lower and the
+        # right edge are smaller. Frames follow each other.
+        row, column = np.indices((rows, columns)).reshape(2, -1)
+        across = -(-columns // side)
+        window = row // side * across + column // side
+        in_frame = np.argsort(window, kind="stable")
+        order = (np.arange(frames)[:, None] * len(in_frame) + in_frame).reshape(-1)
+        ends = np.cumsum(np.tile(np.bincount(window), frames)) * unit
+
+        # A merged patch's own patches, row by row: each one's row and column in the image.
+        inner_row, inner_column = np.indices((merge, merge)).reshape(2, -1)
+        places = np.stack(
+            [
+                row[in_frame, None] * merge + inner_row,
+                column[in_frame, None] * merge + inner_column,
+            ],
+            axis=-1,
+        ).reshape(-1, 2)
+        cos, sin = encoder.rotary_pos_emb.get_cos_sin(max(height, width))
+        at = async_tensor_h2d(np.tile(places, (frames, 1)), encoder.device)
+        return _Size(cos[at].flatten(1), sin[at].flatten(1), order, ends)
