@@ -28,7 +28,11 @@ class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneratio
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        _give_metadata(self.visual, _metadata_of_whole_images)
+        # The device argument is that of cu_seqlens alone, whose values the attention needs here.
+        _give_metadata(
+            self.visual,
+            lambda grid: self.visual.prepare_encoder_metadata(grid, device=torch.device("cpu")),
+        )
 
 
 class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
@@ -38,16 +42,11 @@ class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        windows = _Windows(self.visual)
-        _give_metadata(self.visual, lambda _, grid: windows.metadata(grid))
+        _give_metadata(self.visual, _Windows(self.visual).metadata)
 
 
-def _give_metadata(
-    encoder: nn.Module | None, metadata_of: Callable[[nn.Module, Grid], Metadata]
-) -> None:
-    """Calls of `encoder` that bring no metadata get it. None: this engine has no encoder."""
-    if not isinstance(encoder, nn.Module):
-        return
+def _give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) -> None:
+    """Calls of `encoder` that bring no metadata get it."""
 
     def give(
         module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -55,16 +54,10 @@ def _give_metadata(
         if options.get("encoder_metadata") is None:
             grid = options["grid_thw"] if "grid_thw" in options else arguments[1]
             rows = grid.tolist() if isinstance(grid, torch.Tensor) else grid
-            options = {**options, "encoder_metadata": metadata_of(module, rows)}
+            options = {**options, "encoder_metadata": metadata_of(rows)}
         return arguments, options
 
     encoder.register_forward_pre_hook(give, with_kwargs=True)
-
-
-def _metadata_of_whole_images(encoder: nn.Module, grid: Grid) -> Metadata:
-    # The device argument is that of cu_seqlens alone, whose values the attention needs here.
-    metadata: Metadata = encoder.prepare_encoder_metadata(grid, device=torch.device("cpu"))
-    return metadata
 
 
 class _Size(NamedTuple):
@@ -84,7 +77,7 @@ class _Size(NamedTuple):
 class _Windows:
     """Metadata of Qwen2.5-VL's encoder, in which most blocks attend inside of windows only."""
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: qwen2_5_vl.Qwen2_5_VisionTransformer) -> None:
         self._encoder = encoder
         self._sizes: LRUCache[tuple[int, int, int], _Size] = LRUCache(capacity=MAX_SIZES)
 

@@ -1,0 +1,87 @@
+"""A forward of an encoder of images beside the same with one blocking copy per block.
+
+Operators do no work and take a given time each (VNPU_PACE), on a thread of the device, so that
+host and device can work at the same time. The bound is the slower of the two, each timed alone: the
+host while the device is held up, the device when all has been launched. The blocking form is what
+reading the lengths of sequences back from the device in every layer does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from child import run_child
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 600
+CHILD = Path(__file__).with_name("vision_encoder_process.py")
+MOST_OF_BOUND = 1.03
+MOST_OF_BLOCKING = 0.8  # 1.25 times as fast
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--blocks", type=int, default=27)
+    parser.add_argument("--images", type=int, default=4)
+    parser.add_argument("--side", type=int, default=16, help="of an image, in patches")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--pace", type=int, default=1, help="microseconds an operator sleeps, and a timer's 60 more"
+    )
+
+
+def run(args: argparse.Namespace) -> Result:
+    with tempfile.TemporaryDirectory() as scratch:
+        options: dict[str, Any] = {
+            **{key: getattr(args, key) for key in ("blocks", "images", "side", "rounds")},
+            "init": f"file://{scratch}/init",
+            "result": str(Path(scratch) / "found.json"),
+        }
+        run_child(
+            [str(CHILD), json.dumps(options)],
+            PROCESS_LIMIT_S,
+            {
+                **os.environ,
+                "VNPU_COMPUTE": "0",
+                "VNPU_SCHEDULE": "threads",
+                "VNPU_PACE": f"aclnn={args.pace}",
+            },
+        )
+        found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
+    ours, blocking, host, device = (
+        statistics.median(found[name]) * 1e3 for name in ("ours", "blocking", "host", "device")
+    )
+    return Result(
+        benchmark="serving/vision_encoder",
+        ours="lengths from the host",
+        baseline="a blocking copy per block",
+        rows=[
+            Row(
+                "forward", "ms", ours, Kind.MEASURED, baseline=blocking, at_most=MOST_OF_BLOCKING,
+                bound=max(host, device),
+            ),
+            Row("forward / the slower of host and device", "", ours / max(host, device),
+                Kind.MEASURED, at_most=MOST_OF_BOUND),
+            Row("host alone", "ms", host, Kind.MEASURED),
+            Row("device alone", "ms", device, Kind.MEASURED),
+            *(
+                Row(name, "", found["counts"][key], Kind.COUNTED,
+                    baseline=found["blocking_counts"][key])
+                for name, key in (
+                    ("copies from the device", "copies_to_host"),
+                    ("waits for the device", "synchronizations"),
+                    ("launches", "launches"),
+                )
+            ),
+        ],
+        settings={key: getattr(args, key)
+                  for key in ("blocks", "images", "side", "rounds", "pace")},
+        seed=0,
+        device="vnpu, policy threads, operators without work",
+        bounded_by="the slower of host and device",
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""One encoder of images, timed: host alone, device alone, both, and with a blocking copy per block.
+
+`python vision_encoder_process.py OPTIONS_JSON` writes what it found to the file that the options
+name. Operators do no work and take a given time each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3VLConfig
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.plugins import load_general_plugins
+
+from vllm_davinci.vnpu import _C
+
+
+def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
+    """Of Qwen3-VL-8B's shape, with so many blocks."""
+    from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
+
+    config = Qwen3VLConfig(
+        vision_config={
+            "depth": options["blocks"],
+            "hidden_size": 1152,
+            "num_heads": 16,
+            "intermediate_size": 4304,
+            "out_hidden_size": 4096,
+            "deepstack_visual_indexes": [],
+        }
+    ).vision_config
+    with torch.device("npu"):
+        return Qwen3_VisionTransformer(config)
+
+
+def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
+    """Hooks after which each block's attention has lengths on the device only; to be removed."""
+
+    def forget(module: torch.nn.Module, arguments: Any, options: dict[str, Any]) -> Any:
+        lengths = options["cu_seqlens"].clone()
+        return arguments, {**options, "cu_seqlens": lengths, "sequence_lengths": None}
+
+    return [
+        block.attn.attn.register_forward_pre_hook(forget, with_kwargs=True)
+        for block in encoder.blocks
+    ]
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    load_general_plugins()
+    torch.set_default_dtype(torch.bfloat16)
+    config = VllmConfig(device_config=DeviceConfig(device="npu"))
+    found: dict[str, Any] = {name: [] for name in ("host", "device", "ours", "blocking")}
+    with set_current_vllm_config(config), torch.inference_mode():
+        init_distributed_environment(1, 0, options["init"], 0, "gloo")
+        initialize_model_parallel(1, 1)
+        encoder = encoder_of(options)
+        side = options["side"]
+        grid = [[1, side, side]] * options["images"]
+        patch = encoder.patch_embed.proj.weight[0].numel()
+        pixels = torch.zeros(side * side * options["images"], patch, device="npu")
+
+        def forward() -> None:
+            encoder(pixels, grid_thw=grid)
+
+        def counted(call: Callable[[], None]) -> dict[str, int]:
+            before = _C.host_counts()
+            call()
+            return {name: n - before[name] for name, n in _C.host_counts().items()}
+
+        forward()
+        torch.npu.synchronize()
+        found["counts"] = counted(forward)
+        torch.npu.synchronize()
+        other = torch.npu.Stream()
+        for _ in range(options["rounds"]):
+            host, device = apart(forward, other)
+            found["host"].append(host)
+            found["device"].append(device)
+            found["ours"].append(together(forward))
+            hooks = read_lengths_in_every_block(encoder)
+            found["blocking"].append(together(forward))
+            found["blocking_counts"] = counted(forward)
+            for hook in hooks:
+                hook.remove()
+            torch.npu.synchronize()
+    return found
+
+
+def together(forward: Callable[[], None]) -> float:
+    """Seconds until the device has done it all."""
+    torch.npu.synchronize()
+    begin = time.perf_counter()
+    forward()
+    torch.npu.synchronize()
+    return time.perf_counter() - begin
+
+
+def apart(forward: Callable[[], None], other: torch.npu.Stream) -> tuple[float, float]:
+    """Seconds of the host while the device waits, and of the device when all is launched."""
+    torch.npu.synchronize()
+    gate = torch.npu.ExternalEvent()
+    gate.wait(torch.npu.current_stream())
+    begin = time.perf_counter()
+    forward()
+    launched = time.perf_counter()
+    gate.record(other)
+    torch.npu.synchronize()
+    return launched - begin, time.perf_counter() - launched
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
