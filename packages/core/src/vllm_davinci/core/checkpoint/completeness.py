@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.distributed import get_pp_group
+from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
@@ -74,6 +76,10 @@ def _left_over(
     config = vllm_config.model_config.hf_text_config
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
+    own_layers = None
+    if depth is not None and parallel.pipeline_parallel_size > 1:
+        stages = get_pp_group()
+        own_layers = range(*get_pp_indices(depth, stages.rank_in_group, stages.world_size))
     is_divided = parallel.world_size_across_dp > 1
     patterns = {_NUMBER.sub("*", name) for name in tracker.read} if is_divided else set()
     for name in (name for name in tracker.seen if name not in tracker.read):
@@ -84,8 +90,8 @@ def _left_over(
             continue  # predicts further tokens
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
             continue
-        if parallel.pipeline_parallel_size > 1 and layer is None:
-            continue  # of the first stage, or of the last
+        if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
+            continue  # of another stage; without a layer: of the first, or of the last
         if is_divided and _NUMBER.sub("*", name) in patterns:
             continue  # a layer or an expert of another rank
         if _is_folded_bias(name, description):
