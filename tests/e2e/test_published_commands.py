@@ -92,7 +92,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def start(model: Path, *options: str, **variables: str) -> ServerProcess:
-        environment = {"VNPU_MEMORY": "1GiB", "HF_HUB_OFFLINE": "1", **variables}
+        # A small device, with room beside the cache for communicators and each stream's workspace.
+        environment = {"VNPU_MEMORY": "2GiB", "HF_HUB_OFFLINE": "1", **variables}
         server = PublishedServer(model, tmp_path / "log.txt", *options, environment=environment)
         started.append(server)
         return server.wait_until_ready()

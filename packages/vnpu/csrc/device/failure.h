@@ -17,7 +17,7 @@ enum class FailureKind {
   kTilingRefused,    // arguments are well formed, but the operator has no way to compute them
   kOperatorFailed,   // an operator failed while it ran
   kWaitTimeout,
-  kTooManyStreams,  // on one device
+  kTooManyStreams,   // on one device
   kCaptureConflict,  // a call that a capturing stream does not allow
   kRemoteLost,       // another rank died
   kRemoteTimeout,    // another rank did not arrive in time

@@ -18,9 +18,9 @@ namespace {
 constexpr mode_t kMode = 0644;
 
 [[noreturn]] void refuse_directory(const std::string& directory) {
-  throw Failure(FailureKind::kInvalidArgument,
-                "vnpu: VNPU_REFUSALS='" + directory + "' is not valid: " + std::strerror(errno) +
-                    ". Expected a directory that can be written.");
+  throw Failure(FailureKind::kInvalidArgument, "vnpu: VNPU_REFUSALS='" + directory +
+                                                   "' is not valid: " + std::strerror(errno) +
+                                                   ". Expected a directory that can be written.");
 }
 
 std::string json_text(const std::string& text) {

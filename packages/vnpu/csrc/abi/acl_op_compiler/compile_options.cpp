@@ -64,10 +64,10 @@ aclError run(const char* type, int inputs, const aclTensorDesc* const* input_des
   }
   // Loaded when the device was opened.
   void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
-  auto* const identity = operators == nullptr
-                             ? nullptr
-                             : reinterpret_cast<vnpu::abi::RunIdentity*>(
-                                   ::dlsym(operators, "vnpuRunIdentity"));
+  auto* const identity =
+      operators == nullptr
+          ? nullptr
+          : reinterpret_cast<vnpu::abi::RunIdentity*>(::dlsym(operators, "vnpuRunIdentity"));
   if (identity == nullptr) return no_such_operator(type);
   return identity(legacy(input_descs[0], input_buffers[0]),
                   legacy(output_descs[0], output_buffers[0]), stream);
