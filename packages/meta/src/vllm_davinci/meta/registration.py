@@ -21,10 +21,6 @@ def register_platform() -> str | None:
         check_supported_versions()
     except UnsupportedVersionError as error:
         raise SystemExit(f"vllm-davinci: {error}") from None
-    from vllm_davinci.core.process import torchvision_operators  # imports torch, as vLLM has
-
-    # vLLM asks for the platform before anything of it imports an image processor.
-    torchvision_operators.declare_torchvision_operators()
     return PLATFORM_CLASS
 
 
