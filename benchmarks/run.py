@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no benchmark {options.name!r}: {hint}", file=sys.stderr)
         return 2
 
-    # Some import transformers before vLLM does, whose platform lets it find torchvision.
-    import_module("vllm_davinci.core.process.torchvision_operators").declare_torchvision_operators()
     benchmark = import_module(options.name.replace("/", "."))
     own_parser = argparse.ArgumentParser(
         prog=f"run.py {options.name}", description=benchmark.__doc__

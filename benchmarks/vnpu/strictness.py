@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -73,34 +72,9 @@ def run(args: argparse.Namespace) -> Result:
 def _rows(
     strict: list[dict[str, Any]], lenient: list[dict[str, Any]], found: refusals.Refusals
 ) -> list[Row]:
-    rates = [rate for process in strict for rate in process["tokens_per_s"]]
-    other_rates = [rate for process in lenient for rate in process["tokens_per_s"]]
-    low, median, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
     return [
-        Row(
-            name="tokens per second, median of all batches",
-            unit="tokens/s",
-            ours=median,
-            baseline=statistics.median(other_rates),
-            kind=Kind.MEASURED,
-            at_least=LEAST_RATIO,
-            quartiles=(low, high),
-        ),
-        Row(
-            name="tokens per second, best batch",
-            unit="tokens/s",
-            ours=max(rates),
-            baseline=max(other_rates),
-            kind=Kind.MEASURED,
-            at_least=LEAST_RATIO,
-        ),
-        Row(
-            name="start-up: from nothing to the first token, best",
-            unit="s",
-            ours=min(process["start_up_s"] for process in strict),
-            baseline=min(process["start_up_s"] for process in lenient),
-            kind=Kind.MEASURED,
-        ),
+        *offline_throughput.rate_rows(strict, lenient, LEAST_RATIO, LEAST_RATIO),
+        offline_throughput.start_up_row(strict, lenient),
         Row(
             name="calls held against the documents, per process",
             unit="calls",

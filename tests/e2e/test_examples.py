@@ -51,54 +51,37 @@ def test_the_guide_shows_the_example(repository: Path):
     assert code in (repository / "packages" / "multistream" / "README.md").read_text("utf-8")
 
 
-def test_text_is_generated_on_two_devices_without_an_alarming_line(repository: Path):
-    program = repository / "examples" / "generate.py"
-    checkpoint = repository / "checkpoints" / "tiny_deepseek"
-    done = subprocess.run(
-        [
-            "vnpu",
-            "run",
-            "--",
-            "python",
-            str(program),
-            str(checkpoint),
-            "def ",
-            "import ",
-            "-tp",
-            "2",
-        ],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+def run_on_vnpu(
+    program: Path, *arguments: str | Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """An example over the virtual NPU, which has to succeed."""
+    return subprocess.run(
+        ["vnpu", "run", "--", "python", str(program), *map(str, arguments)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
         capture_output=True,
         text=True,
         timeout=ENGINE_LIMIT_S,
         check=True,
     )
+
+
+def test_text_is_generated_on_two_devices_without_an_alarming_line(repository: Path):
+    checkpoint = repository / "checkpoints" / "tiny_deepseek"
+    program = repository / "examples" / "generate.py"
+    done = run_on_vnpu(program, checkpoint, "def ", "import ", "-tp", "2")
     assert f"device npu: 2 x Ascend910B3, checkpoint {checkpoint}" in done.stdout
     assert "\nimport os\nimport sys\n" in done.stdout
     assert alarming_lines(done.stdout + done.stderr) == []
 
 
 def test_offline_overlap_splits_the_prompts_step(repository: Path):
-    program = repository / "examples" / "overlap_offline.py"
-    checkpoint = repository / "checkpoints" / "tiny_deepseek"
-
     def decisions() -> list[str]:
-        done = subprocess.run(
-            [
-                "vnpu",
-                "run",
-                "--",
-                "python",
-                str(program),
-                str(checkpoint),
-                "--max-model-len=1024",
-                "--max-tokens=20",
-            ],
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "VNPU_MEMORY": "2GiB"},
-            capture_output=True,
-            text=True,
-            timeout=ENGINE_LIMIT_S,
-            check=True,
+        done = run_on_vnpu(
+            repository / "examples" / "overlap_offline.py",
+            repository / "checkpoints" / "tiny_deepseek",
+            "--max-model-len=1024",
+            "--max-tokens=20",
+            VNPU_MEMORY="2GiB",
         )
         assert "41 requests, 1 different texts" in done.stdout
         found = re.findall(r"rank \d: (\{.*\})", done.stdout)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -139,6 +141,19 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
     for _, counts in forwards:
         assert counts["launches"] > 0
         assert (counts["copies_to_host"], counts["synchronizations"]) == (0, 0)
+
+
+TORCHVISION_FIRST = """
+from transformers import LlamaConfig
+from torchvision.transforms.v2 import functional
+import torch
+assert functional.resize(torch.zeros(3, 8, 8), [4, 4]).shape == (3, 4, 4)
+"""
+
+
+def test_torchvision_of_the_package_index_is_imported_by_whoever_comes_first():
+    """Built for CUDA, beside a torch without; by transformers, before vLLM is there."""
+    subprocess.run([sys.executable, "-c", TORCHVISION_FIRST], check=True, timeout=240)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -69,4 +69,4 @@ def test_another_version_is_named_with_the_supported_one(
 def test_start_up_imports_one_small_module(run_without_device):
     program = "import sys; print(*[n for n in sys.modules if n.startswith('vllm')])"
     done = run_without_device("-c", program)
-    assert done.stdout.split() == ["vllm_davinci_device_library_check"]
+    assert done.stdout.split() == ["vllm_davinci_import_hooks"]

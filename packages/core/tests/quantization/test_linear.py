@@ -25,8 +25,10 @@ from vllm_davinci.core.quantization.quant_matmul import arrange_weight
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
+    DTYPES,
     IN,
     OUT,
+    TYPES,
     Exported,
     build,
     config_of,
@@ -35,9 +37,6 @@ from vllm_davinci_testing.layers.quantized_linear import (
     prepare,
     single,
 )
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-TYPES = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 
 
 @pytest.fixture(autouse=True)

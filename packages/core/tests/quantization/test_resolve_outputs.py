@@ -25,8 +25,10 @@ from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, m
 from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
+    DTYPES,
     IN,
     OUT,
+    TYPES,
     Exported,
     build,
     config_of,
@@ -39,9 +41,6 @@ from vllm_davinci_testing.operators.reference import (
     dynamic_quant,
     dynamic_quant_in_launch,
 )
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-TYPES = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 
 
 @pytest.fixture(autouse=True)

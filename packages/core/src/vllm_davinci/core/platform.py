@@ -38,7 +38,6 @@ from vllm_davinci.core.fused_moe.options import (
 )
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
-from vllm_davinci.core.process.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = init_logger(__name__)
-
-# vLLM imports its platform before anything of it imports an image processor.
-declare_torchvision_operators()
 
 # See core.quantization.
 QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")

@@ -14,7 +14,6 @@ import torch
 import transformers
 from PIL import Image
 
-from vllm_davinci.core.process.torchvision_operators import declare_torchvision_operators
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,
     EOS,
@@ -23,8 +22,6 @@ from vllm_davinci_testing.engines.model_zoo import (
     fill_with_normal_weights,
     write_tokenizer,
 )
-
-declare_torchvision_operators()  # before transformers looks for it
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
     "<|vision_start|>",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.linear import LinearBase, ReplicatedLinear
@@ -15,6 +16,9 @@ from vllm_davinci.core.quantization.tensors import bits_from_float
 from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
 IN, OUT = 64, 48
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+TYPES = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 
 
 @dataclass

@@ -9,12 +9,11 @@ from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderA
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from vllm_davinci.core.attention.head_sizes import dense_head_size
+from vllm_davinci.core.attention.paged import SPARSE_MODE_NONE
 
 # Sequences of one call in the layout TND. Source: the operator's documentation, constraints of
 # actual_seq_lengths.
 MAX_SEQUENCES = 4096
-
-SPARSE_MODE_NONE = 0  # every query sees every key of its sequence
 
 
 class SequenceEnds:

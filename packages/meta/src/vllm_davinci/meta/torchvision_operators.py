@@ -2,10 +2,12 @@
 
 The package index holds torchvision built for CUDA. Beside a torch without CUDA its library does not
 load, which torchvision passes over until it describes two of the library's operators to torch, and
-then cannot be imported. Image processors use neither of them, but need the rest.
+then cannot be imported; nor can transformers, which imports it where it is installed. Image
+processors use neither operator, but need the rest.
 """
 
-import importlib.util
+from __future__ import annotations
+
 from pathlib import Path
 
 import torch
@@ -18,16 +20,19 @@ _SCHEMAS = {
 _declared: torch.library.Library | None = None  # declarations end with it
 
 
-def declare_torchvision_operators() -> bool:
-    """Declares them if this torchvision cannot; whether it did. Does not import torchvision."""
+def declare_missing(torchvision: str) -> bool:
+    """Declares them if this torchvision cannot; whether it did.
+
+    torchvision: the file of the package that is about to be imported
+    """
     global _declared
-    if _declared is not None or torch.version.cuda is not None:
-        return False
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
-        return False
-    version = Path(found.origin).with_name("version.py")
-    if not version.is_file() or "+cu" not in version.read_text(encoding="utf-8"):
+    version = Path(torchvision).with_name("version.py")
+    if (
+        _declared is not None
+        or torch.version.cuda is not None
+        or not version.is_file()
+        or "+cu" not in version.read_text(encoding="utf-8")
+    ):
         return False
     _declared = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in _SCHEMAS.items():

@@ -1,0 +1,66 @@
+"""Runs something of ours right before two packages are executed that may not start without it.
+
+torch_npu: torch imports it by itself, in an order of entry points that is the file system's, and a
+failure there is a long traceback whose last line advises to turn the device off. A check before
+explains it in a few lines. torchvision: built for CUDA, it cannot be imported beside a torch
+without CUDA unless two operators are declared, whoever imports it first.
+
+This module is imported at interpreter start-up through the `.pth` file of the same name; it puts
+one finder in front of the others, which does nothing until somebody imports one of the two. It is
+one file outside the namespace package because it runs in every Python process of the environment,
+whatever that is for: each further file would cost a third of a millisecond.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder, SourceFileLoader
+
+# False at run time and true for type checkers: `typing` would cost more than all of the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+
+class ImportHooks:
+    """Finds the packages of LOADERS as the ordinary path finder does, with a loader of ours."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        loader = LOADERS.get(fullname)
+        if loader is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+# What the loaders import, start-up must not pay for.
+class _TorchNPULoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        from vllm_davinci.meta import device_library
+
+        device_library.require()
+        super().exec_module(module)
+
+
+class _TorchvisionLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        from vllm_davinci.meta import torchvision_operators
+
+        torchvision_operators.declare_missing(self.path)
+        super().exec_module(module)
+
+
+LOADERS: dict[str, type[SourceFileLoader]] = {
+    "torch_npu": _TorchNPULoader,
+    "torchvision": _TorchvisionLoader,
+}
+
+if ImportHooks not in sys.meta_path:
+    sys.meta_path.insert(0, ImportHooks)
