@@ -280,7 +280,7 @@ TEST(EagerSchedule, DoesWhatIsLongBesideTheHost) {
   std::atomic<bool> goes_on{false};
   std::string ran;
   executor.submit(a, tests::long_call([&] {
-                    while (!goes_on) std::this_thread::yield();
+                    EXPECT_TRUE(tests::becomes_true(goes_on));
                     ran += 'a';
                   }));
   executor.submit(a, call([&] { ran += 'b'; }));
@@ -302,7 +302,7 @@ TEST(EagerSchedule, RunsWhatIsLongWhileAHostThreadWaitsForSomethingElse) {
   std::thread waiting([&] { executor.synchronize(b, std::nullopt); });
   std::atomic<bool> ran{false};
   executor.submit(a, tests::long_call([&] { ran = true; }));
-  while (!ran) std::this_thread::yield();
+  EXPECT_TRUE(tests::becomes_true(ran));
   gate->open = true;
   waiting.join();
 }

@@ -3,9 +3,11 @@
 // Tasks and executors for tests.
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "device/executor.h"
@@ -66,6 +68,13 @@ inline TaskPtr long_call(std::function<void()> function) {
     std::function<void()> function_;
   };
   return std::make_shared<Long>(std::move(function));
+}
+
+// Waits for a flag, at most for seconds; what it was.
+inline bool becomes_true(const std::atomic<bool>& flag) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!flag && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return flag;
 }
 
 inline TaskPtr failing(const std::string& message) {
