@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -102,24 +104,55 @@ def test_without_cu_seqlens_each_row_of_the_batch_is_a_sequence(device: torch.de
     torch.testing.assert_close(out.cpu().flatten(0, 1), expected)
 
 
-def test_lengths_belong_to_their_tensors_and_not_to_layers(device: torch.device):
-    """Two encoders in one process, both alternating between windows and whole images.
+class Encoder:
+    """Blocks that attend one after the other, each to its own set of sequences."""
 
-    With what a first layer was given, as a cache by layer number would, results are wrong.
-    """
+    def __init__(self, sets: list[str]) -> None:
+        self.blocks = [(make(2, 64), name) for name in sets]
+
+    def forward(self, x: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        x = x.unsqueeze(0)
+        for layer, name in self.blocks:
+            x = layer(x, x, x, **given[name])
+        return x[0].cpu()
+
+    def expected(self, x: torch.Tensor, sets: dict[str, list[int]]) -> torch.Tensor:
+        for _, name in self.blocks:
+            x = reference(x, x, x, 0.125, sets[name], sets[name])
+        return x
+
+
+class LayerZeroCache(Encoder):
+    """The trap: a process's block 0 keeps the lengths that it was given, for all other blocks."""
+
+    kept: ClassVar[dict[str, Any] | None] = None
+
+    def forward(self, x: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        if LayerZeroCache.kept is None:
+            LayerZeroCache.kept = given[self.blocks[0][1]]
+        return super().forward(x, dict.fromkeys(given, LayerZeroCache.kept))
+
+
+@pytest.mark.parametrize("is_trap", [False, True], ids=["ours", "cache_of_layer_0"])
+@pytest.mark.parametrize("is_second", [False, True], ids=["windows_and_images", "second_encoder"])
+def test_lengths_belong_to_their_tensors_and_not_to_layers(
+    is_second: bool, is_trap: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """Windows and whole images in turn, and a second encoder in the same process."""
+    monkeypatch.setattr(LayerZeroCache, "kept", None)
+    kind = LayerZeroCache if is_trap else Encoder
     sets = {"window": [4, 4, 2, 4], "full": [14], "other encoder": [5, 9]}
     given = {name: metadata(lengths, device) for name, lengths in sets.items()}
     x = random_heads(14, 2, 64)
-    inputs = [x.to(device).unsqueeze(0)] * 3
-    layers = [make(2, 64) for _ in range(2)]
-    found = {}
-    for name in ("window", "full", "window", "other encoder", "full"):
-        for layer in layers:
-            [out] = layer(*inputs, **given[name])
-            torch.testing.assert_close(out.cpu(), reference(x, x, x, 0.125, sets[name], sets[name]))
-            found[name] = out.cpu()
-    [trapped] = layers[1](*inputs, **given["window"])
-    assert (trapped.cpu() - found["full"]).abs().max() > 0.1
+    encoder, other = kind(["window", "full", "window", "full"]), kind(["window", "window"])
+    if is_second:
+        other.forward(x.to(device), given)
+        encoder = kind(["other encoder", "other encoder"])
+    for _ in range(2):  # in turn
+        found = encoder.forward(x.to(device), given)
+        error = (found - encoder.expected(x, sets)).abs().max()
+        assert error > 0.1 if is_trap else error < 1e-5
+        other.forward(x.to(device), given)
 
 
 def test_a_forward_reads_nothing_from_the_device(device: torch.device):

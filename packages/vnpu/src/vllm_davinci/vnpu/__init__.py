@@ -8,6 +8,7 @@ from vllm_davinci.vnpu.activate import (
 )
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import ActivationError, TraceError, VirtualDeviceError
+from vllm_davinci.vnpu.host_counts import HostCounts, counted
 from vllm_davinci.vnpu.timeline import is_traced, label_launches, name_stream
 
 # Version of the role `vllm_davinci.devices` that this module fills (vllm_davinci.core.components).
@@ -15,12 +16,14 @@ api_version = 1
 
 __all__ = [
     "ActivationError",
+    "HostCounts",
     "TraceError",
     "VirtualDeviceConfig",
     "VirtualDeviceError",
     "activate",
     "api_version",
     "can_fork",
+    "counted",
     "is_active",
     "is_traced",
     "label_launches",

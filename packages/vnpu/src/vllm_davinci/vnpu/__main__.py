@@ -4,14 +4,15 @@ import argparse
 import os
 import pathlib
 import sys
+import tempfile
 
-from vllm_davinci.vnpu import _C, coverage, refusals, timeline
+from vllm_davinci.vnpu import _C, coverage, host_counts, refusals, timeline
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.supervised_command import run_to_end, run_traced
 from vllm_davinci.vnpu.timing import chip_names, modelled_timeline, picture, topology_names
-from vllm_davinci.vnpu.traced_command import run_traced
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,6 +33,11 @@ def _parser() -> argparse.ArgumentParser:
         type=pathlib.Path,
         metavar="FILE",
         help="write which task ran when on which stream, for https://ui.perfetto.dev",
+    )
+    run.add_argument(
+        "--count",
+        action="store_true",
+        help="print for each process how often it launched, waited for a device and copied from it",
     )
     run.add_argument(
         "--refusals",
@@ -118,10 +124,13 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     prepare_environment(os.environ, config, takeover=options.takeover)
     try:
-        if options.trace is not None:
-            return run_traced(command, options.trace, env.VNPU_TRACE, timeline.merge)
-        if options.timeline is not None:
-            return run_traced(command, options.timeline, env.VNPU_TIMELINE, modelled_timeline.merge)
+        if options.count:
+            with tempfile.TemporaryDirectory(prefix="vnpu-counts-") as directory:
+                status = _run_command(command, options, {env.VNPU_COUNTS: directory})
+                host_counts.report(pathlib.Path(directory))
+                return status
+        if options.trace is not None or options.timeline is not None:
+            return _run_command(command, options, {})
         os.execvp(command[0], command)
     except FileNotFoundError:
         print(f"vnpu run: no such command: {command[0]}", file=sys.stderr)
@@ -129,6 +138,15 @@ def _run(options: argparse.Namespace) -> int:
     except PermissionError:
         print(f"vnpu run: not executable: {command[0]}", file=sys.stderr)
         return 126
+
+
+def _run_command(command: list[str], options: argparse.Namespace, variables: dict[str, str]) -> int:
+    if options.trace is not None:
+        return run_traced(command, options.trace, variables, env.VNPU_TRACE, timeline.merge)
+    if options.timeline is not None:
+        merge = modelled_timeline.merge
+        return run_traced(command, options.timeline, variables, env.VNPU_TIMELINE, merge)
+    return run_to_end(command, variables)
 
 
 def _merge(sources: list[pathlib.Path], destination: pathlib.Path) -> int:

@@ -22,6 +22,11 @@ VNPU_REFUSALS = "VNPU_REFUSALS"
 """Directory, which has to exist: all processes count there the calls of operators that they hold
 against CANN's documents, and keep those that were refused. `vnpu refusals DIRECTORY` shows it."""
 
+VNPU_COUNTS = "VNPU_COUNTS"
+"""Directory, which has to exist: each process counts there, in PROCESS.counts, its launches, its
+waits for a device and its copies from one. `vnpu run --count` makes it, prints what it holds and
+removes it."""
+
 VNPU_MEMORY = "VNPU_MEMORY"
 """Memory of each device: bytes, or with KiB, MiB, GiB. Default 64GiB."""
 
