@@ -1,7 +1,7 @@
 """A suite of pytest or unittest files in other people's repository, run over the virtual NPU.
 
-Beside the suite's `run.py` lie `files.txt`, one path a line, `reasons.toml` and, of the last run
-with `--record`, `results.json` (results.py).
+Beside the suite's `run.py` lie `files.txt`, one path or pattern a line, `reasons.toml` and, of the
+last run with `--record`, `results.json` (results.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Suite:
     import_from: folders of the checkout on the path of imports
     environment: further variables
     arguments:   further ones of pytest
+    together:    files that share a process, where each takes less time than torch's import. One
+                 that does not pass there is run once more, alone, unless its reason is known
     """
 
     directory: Path
@@ -45,6 +47,7 @@ class Suite:
     import_from: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    together: int = 1
 
     def main(self) -> int:
         parser = argparse.ArgumentParser(description=self.what)
@@ -53,40 +56,69 @@ class Suite:
         parser.add_argument("--record", action="store_true", help="write results.json")
         parser.add_argument("--keep", type=Path, help="a directory for the tests' output")
         options = parser.parse_args()
+        reasons = results.read_reasons(self.directory / "reasons.toml")
         with tempfile.TemporaryDirectory() as scratch:
             source = checkout.tests_of(options.checkout, self.tests, Path(scratch))
             logs = (options.keep or Path(scratch) / "logs").resolve()
-            outcomes = self._run(source, logs, options.names)
+            files = self._files(source)
+            names = options.names or [""]
+            chosen = [file for file in files if any(name in file for name in names)]
+            outcomes = self._run(source, logs, chosen, reasons)
             total = sum(
                 len(list((source / folder).glob("**/test_*.py"))) for folder in self.folders
             )
         record = results.report(
             outcomes,
-            results.read_reasons(self.directory / "reasons.toml"),
+            reasons,
             {
                 "suite": self.directory.name,
                 "what": self.what,
+                "source": self.source,
                 "version": checkout.version_of(options.checkout),
-                "selection": f"{len(self._files())} of {total} files of {', '.join(self.folders)}",
+                "selection": f"{len(files)} of {total} files of {', '.join(self.folders)}",
             },
         )
         return results.finish(record, self.directory / "results.json" if options.record else None)
 
-    def _files(self) -> list[str]:
-        return (self.directory / "files.txt").read_text(encoding="utf-8").split()
+    def _files(self, source: Path) -> list[str]:
+        lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()
+        found = {line: sorted(source.glob(line)) for line in lines}
+        if missing := [line for line, files in found.items() if not files]:
+            raise SystemExit(f"the checkout has no {', '.join(missing)}: correct files.txt.")
+        chosen = [str(file.relative_to(source)) for files in found.values() for file in files]
+        return list(dict.fromkeys(chosen))
 
-    def _run(self, source: Path, logs: Path, names: list[str]) -> list[Outcome]:
-        files = [file for file in self._files() if not names or any(name in file for name in names)]
+    def _run(
+        self, source: Path, logs: Path, chosen: list[str], reasons: list[results.Reason]
+    ) -> list[Outcome]:
         path = [str(source / folder) for folder in self.import_from]
         path.append(str(checkout.extra_packages(*self.packages)))
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
         run = TestRun(source, environment, self.arguments)
-        steps = Steps(len(files), logs)
-        outcomes = []
-        for file in files:
-            steps.start(file)
-            found = run.outcomes(file, logs / f"{Path(file).stem}.log")
-            good = [each for each in found if each.outcome in (results.PASSED, results.SKIPPED)]
+        groups = _groups(chosen, self.together)
+        steps = Steps(len(groups), logs)
+        outcomes: list[Outcome] = []
+        for files in groups:
+            steps.start(files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more")
+            found = run.outcomes(files, logs / f"{Path(files[0]).stem}.log")
+            doubtful = {each.file for each in found if not results.is_explained(each, reasons)}
+            for file in sorted(doubtful) if len(files) > 1 else ():
+                steps.note(f"once more, alone: {file}")
+                again = run.outcomes([file], logs / f"{Path(file).stem}.alone.log")
+                found = [each for each in found if each.file != file] + again
+            good = [each for each in found if results.is_good(each)]
             steps.note(f"{len(good)} of {len(found)}")
             outcomes += found
         return outcomes
+
+
+def _groups(files: list[str], together: int) -> list[list[str]]:
+    """Neighbours of one folder: files of two may have the same name, which pytest cannot load."""
+    groups: list[list[str]] = []
+    for file in files:
+        last = groups[-1] if groups else []
+        if last and len(last) < together and Path(last[0]).parent == Path(file).parent:
+            last.append(file)
+        else:
+            groups.append([file])
+    return groups

@@ -6,6 +6,7 @@ A suite's `reasons.toml` has one table per reason:
     why = "needs a second server"
     tests = ["test/distributed/test_x.py::*"]   # patterns of names; default: all
     message = "regular expression"              # what the failure says; default: anything
+    lacks_operator = true                       # it asks for an operator that is not exported
 
 `results.json` beside it is what the last `--record` found; `ci/generate_reference.py` makes
 docs/reference/conformance.md of it.
@@ -34,6 +35,7 @@ class Reason:
     why: str
     tests: tuple[str, ...] = ("*",)
     message: str = ""
+    lacks_operator: bool = False
 
     def explains(self, outcome: Outcome) -> bool:
         return any(fnmatch.fnmatchcase(outcome.test, test) for test in self.tests) and bool(
@@ -46,6 +48,18 @@ def read_reasons(path: Path) -> list[Reason]:
     return [Reason(**{**table, "tests": tuple(table.get("tests", "*"))}) for table in tables]
 
 
+def is_good(outcome: Outcome) -> bool:
+    return outcome.outcome in (PASSED, SKIPPED)
+
+
+def reason_of(outcome: Outcome, reasons: list[Reason]) -> Reason | None:
+    return next((reason for reason in reasons if reason.explains(outcome)), None)
+
+
+def is_explained(outcome: Outcome, reasons: list[Reason]) -> bool:
+    return is_good(outcome) or reason_of(outcome, reasons) is not None
+
+
 def report(
     outcomes: Iterable[Outcome], reasons: list[Reason], about: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -56,34 +70,52 @@ def report(
     counts: Counter[str] = Counter()
     explained: dict[str, list[str]] = defaultdict(list)
     unexplained: dict[str, str] = {}
+    files: set[str] = set()
+    lacking: set[str] = set()
+    broken: set[str] = set()
     for outcome in outcomes:
-        if outcome.outcome in (PASSED, SKIPPED):
+        files.add(outcome.file)
+        if is_good(outcome):
             counts[outcome.outcome] += 1
             continue
-        why = next((reason.why for reason in reasons if reason.explains(outcome)), None)
-        counts["not passed"] += 1
-        if why is None:
+        broken.add(outcome.file)
+        reason = reason_of(outcome, reasons)
+        if reason is not None and reason.lacks_operator:
+            counts["lacks_operator"] += 1
+            lacking.add(outcome.file)
+        else:
+            counts["not_passed"] += 1
+        if reason is None:
             unexplained[outcome.test] = f"{outcome.outcome}: {outcome.message}"
         else:
-            explained[why].append(outcome.test)
+            explained[reason.why].append(outcome.test)
     return {
         **about,
+        "files": len(files),
+        "files_lacking_an_operator": len(lacking),
+        "files_whole": len(files - broken),
         "passed": counts[PASSED],
         "skipped": counts[SKIPPED],
-        "not_passed": counts["not passed"],
+        "lacks_operator": counts["lacks_operator"],
+        "not_passed": counts["not_passed"],
         "reasons": {why: sorted(tests) for why, tests in sorted(explained.items())},
         "unexplained": unexplained,
     }
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part} of {whole}" + (f" ({100 * part / whole:.1f} %)" if whole else "")
 
 
 def finish(record: dict[str, Any], path: Path | None) -> int:
     """Prints a record, writes it where `path` is given; 1 where a test has no reason."""
     ran = record["passed"] + record["not_passed"]
     print(
-        f"{record['passed']} of {ran} tests passed"
-        + (f" ({100 * record['passed'] / ran:.1f} %)" if ran else "")
-        + f", {record['skipped']} skipped themselves"
+        f"{share(record['passed'], ran)} tests passed whose operators are exported; "
+        f"{record['lacks_operator']} ask for others, {record['skipped']} skipped themselves"
     )
+    able = record["files"] - record["files_lacking_an_operator"]
+    print(f"{share(record['files_whole'], able)} files passed whole")
     for why, tests in record["reasons"].items():
         print(f"{len(tests):5}  {why}")
     for test, message in record["unexplained"].items():

@@ -1,4 +1,4 @@
-"""Runs files of other people's pytest or unittest tests, each in a process of its own.
+"""Runs files of other people's pytest or unittest tests, one or several in a process.
 
 A process that ends in the middle of a test is started again without the tests that it has done, so
 that one crash costs one test.
@@ -19,6 +19,7 @@ from progress import wait_for_all
 
 HERE = Path(__file__).parent
 MOST_STARTS = 12
+_ENDED = (0, 1, 5)  # pytest's statuses of processes that ran what they were given
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Outcome:
     test: str
     outcome: str
     message: str = ""
+
+    @property
+    def file(self) -> str:
+        return self.test.split("::")[0]
 
 
 @dataclass(frozen=True)
@@ -45,20 +50,21 @@ class TestRun:
     test_limit_s: int = 120
     file_limit_s: float = 400.0
 
-    def outcomes(self, file: str, log: Path) -> list[Outcome]:
-        """Of all tests of `file`, up to one that runs past the limit; output goes to `log`."""
+    def outcomes(self, files: Sequence[str], log: Path) -> list[Outcome]:
+        """Of all tests of `files`, up to one that runs past the limit; output goes to `log`."""
         found: dict[str, Outcome] = {}
         for _ in range(MOST_STARTS):
-            done, status = self._run_once(file, log, list(found))
+            done, status = self._run_once(files, log, list(found))
             found |= {outcome.test: outcome for outcome in done}
             if status is None or not any(outcome.outcome == "crashed" for outcome in done):
                 break
-        if not found:
-            found[file] = Outcome(file, "crashed", f"no test was collected, status {status}")
+        for file in set(files) - {outcome.file for outcome in found.values()}:
+            how = "skipped" if status in _ENDED else "crashed"
+            found[file] = Outcome(file, how, f"no test was collected, status {status}")
         return list(found.values())
 
     def _run_once(
-        self, file: str, log: Path, left_out: list[str]
+        self, files: Sequence[str], log: Path, left_out: list[str]
     ) -> tuple[list[Outcome], int | None]:
         with tempfile.TemporaryDirectory() as scratch, log.open("a", encoding="utf-8") as output:
             written = Path(scratch) / "outcomes.jsonl"
@@ -68,7 +74,7 @@ class TestRun:
                     sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
                     "-p", "outcome_plugin", "-p", "no:cacheprovider", "-p", "no:randomly",
                     "--tb=short", "-v", f"--timeout={self.test_limit_s}",
-                    *self.arguments, *(f"--deselect={test}" for test in left_out), file,
+                    *self.arguments, *(f"--deselect={test}" for test in left_out), *files,
                 ],
                 cwd=self.directory, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
@@ -78,7 +84,7 @@ class TestRun:
                     "CONFORMANCE_OUTCOMES": str(written),
                 },
             )  # fmt: skip
-            status = wait_for_all(process, self.file_limit_s)
+            status = wait_for_all(process, self.file_limit_s * len(files))
             lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
             return list(_outcomes(map(json.loads, lines), status)), status
 

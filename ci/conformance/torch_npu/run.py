@@ -22,7 +22,8 @@ SUITE = Suite(
     folders=("test/npu", "test/distributed"),
     packages=("expecttest", "scipy", "parameterized"),
     import_from=("test",),
-    environment={"MASTER_ADDR": "127.0.0.1"},
+    # Some tests read torch_npu's warnings, which `vnpu run` turns off.
+    environment={"MASTER_ADDR": "127.0.0.1", "TORCH_NPU_WARNING_DISABLE": "0"},
 )
 
 if __name__ == "__main__":

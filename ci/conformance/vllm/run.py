@@ -1,8 +1,8 @@
 """vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
 
-DIR is vLLM's unpacked source distribution. `files.txt` has tests of what runs on the device that
-need no model of a hub. Exit status 1 where a test does not pass for which `reasons.toml` has no
-reason.
+DIR is vLLM's unpacked source distribution. `files.txt` has tests of what runs on the device, and
+of what decides what runs there; models of a hub are stand-ins (hub.py). Exit status 1 where a test
+does not pass for which `reasons.toml` has no reason.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1]), str(HERE.parent)]
 
+import hub  # noqa: E402 - beside this file
 from file_suite import Suite  # noqa: E402 - in the folder above
 
 import versions  # noqa: E402
@@ -20,7 +21,7 @@ import versions  # noqa: E402
 SUITE = Suite(
     directory=HERE,
     what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: sampling, batches, runners, "
-    "drafts, caches; those that need no model of a hub",
+    "drafts, caches; models of a hub are stand-ins with random weights",
     source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
     tests="tests",
     folders=("tests/v1",),
@@ -31,8 +32,15 @@ SUITE = Suite(
         "pytest-rerunfailures",
         "pytest-mock",
     ),
-    environment={"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    environment={
+        "HF_HOME": str(hub.DIRECTORY),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VNPU_MEMORY": "8GiB",
+    },
+    together=5,
 )
 
 if __name__ == "__main__":
+    hub.make_missing()
     sys.exit(SUITE.main())

@@ -187,8 +187,9 @@ def test_latent_up_projections_become_the_floats_that_the_integers_stand_for(kin
 
 
 @DTYPES
-@KINDS
-@GROUPS
+@pytest.mark.parametrize(
+    ("kind", "group_size"), [(QuantType.W8A16, 0), (QuantType.W4A16, 0), (QuantType.W4A16, 32)]
+)
 def test_experts_equal_their_definition(dtype: torch.dtype, kind: QuantType, group_size: int):
     hidden, inter, num_experts = 64, 32, 5
 
@@ -248,6 +249,13 @@ def test_weights_that_the_operator_does_not_take_are_refused(
     assert told in (refusal(QuantType.W4A16, group_size, *sizes) or "")
     with pytest.raises(UnsupportedFeatureError, match=r"p is W4A16.*Quantize the model again"):
         build(ReplicatedLinear, *sizes, kinds={"p": QuantType.W4A16}, group_size=group_size)
+
+
+def test_eight_bit_weights_of_experts_in_groups_are_refused():
+    told = "experts' 8-bit weights with a scale per 32 entries are not available"
+    assert told in (refusal(QuantType.W8A16, 32, 64, OUT, is_expert=True) or "")
+    assert refusal(QuantType.W8A16, 64, 64, OUT, is_expert=True) is None
+    assert refusal(QuantType.W8A16, 32, 64, OUT) is None
 
 
 def test_offsets_that_16_bits_do_not_hold_are_refused():

@@ -81,7 +81,8 @@ int status_of(FailureKind kind) {
     case FailureKind::kTilingRefused: return 561002;    // aclnn: tiling failed
     case FailureKind::kOperatorFailed: return 507015;   // AI core exception
     case FailureKind::kWaitTimeout: return 507046;      // stream sync timeout
-    case FailureKind::kTooManyStreams: return 207005;   // no stream resource
+    case FailureKind::kTooManyStreams: return 207005;   // resource allocation failed
+    case FailureKind::kTooManyEvents: return 207007;    // no event resource
     case FailureKind::kCaptureConflict: return 107027;  // stream is capturing
     case FailureKind::kRemoteLost: return 507056;       // link error
     case FailureKind::kRemoteTimeout: return 507048;    // HCCL execution timed out

@@ -49,11 +49,12 @@ void Event::throw_if_failed(uint64_t version) const {
   if (failure_.has_value() && failed_ == version) throw *failure_;
 }
 
-EventRecord::EventRecord(EventPtr event, uint64_t version)
-    : Task("event record"), event_(std::move(event)), version_(version) {}
+EventRecord::EventRecord(EventPtr event, uint64_t version, EventHoldPtr hold)
+    : Task("event record"), event_(std::move(event)), version_(version), hold_(std::move(hold)) {}
 
 Progress EventRecord::advance() {
   event_->complete(version_, failure_);
+  hold_.reset();
   return Progress::kDone;
 }
 

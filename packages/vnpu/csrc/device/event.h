@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "device/device_limits.h"
 #include "device/failure.h"
 #include "device/task.h"
 
@@ -19,7 +20,12 @@ class Graph;
 // never-recorded event is complete. Shared: recorded work may outlive its handle.
 class Event {
  public:
-  explicit Event(uint32_t flags) : id(next_id()), flags(flags) {}
+  // Which of the device's events it takes: none; one for good, with its first record or before; or
+  // one for each record, until that is reached.
+  enum class Holds { kNone, kForGood, kWhileRecorded };
+
+  explicit Event(uint32_t flags, Holds holds = Holds::kWhileRecorded)
+      : id(next_id()), flags(flags), holds(holds) {}
 
   // Whether a stream has reached this record, of which versions count from 1.
   bool reached(uint64_t version) const;
@@ -34,6 +40,8 @@ class Event {
 
   const uint64_t id;
   const uint32_t flags;
+  const Holds holds;
+  EventHoldPtr hold;                  // taken for good
   std::atomic<uint64_t> recorded{0};  // records asked for
   std::atomic<int64_t> time_ns{0};    // of the newest reached record
   // The graph under capture in which the newest record was made, if it was made in one.
@@ -53,7 +61,7 @@ using EventPtr = std::shared_ptr<Event>;
 
 class EventRecord final : public Task {
  public:
-  EventRecord(EventPtr event, uint64_t version);
+  EventRecord(EventPtr event, uint64_t version, EventHoldPtr hold = nullptr);
   Progress advance() override;
   // The stream has failed before this record.
   void fail(const Failure& failure) { failure_ = failure; }
@@ -63,6 +71,7 @@ class EventRecord final : public Task {
  private:
   EventPtr event_;
   uint64_t version_;
+  EventHoldPtr hold_;
   std::optional<Failure> failure_;
 };
 

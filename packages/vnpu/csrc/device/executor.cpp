@@ -4,9 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "device/device_limits.h"
 #include "device/host_counts.h"
 #include "device/pace.h"
-#include "device/stream_limit.h"
 
 namespace vnpu {
 
@@ -17,7 +17,7 @@ Executor::Executor(const Configuration& configuration, const Observers& observer
       schedule_(make_schedule(configuration, queues_)) {}
 
 StreamPtr Executor::create_stream(int device, uint32_t priority) {
-  StreamLimit::instance().take(device, 1);
+  DeviceLimits::instance().take(DeviceLimits::Kind::kStreams, device, 1);
   const Lock lock(queues_.mutex);
   auto stream = std::make_shared<Stream>(device, next_stream_id_++, priority);
   queues_.add(stream);
@@ -32,7 +32,7 @@ void Executor::destroy_stream(const StreamPtr& stream) {
   }
   stream->destroyed = true;
   queues_.remove(stream);
-  StreamLimit::instance().give(stream->device, 1);
+  DeviceLimits::instance().give(DeviceLimits::Kind::kStreams, stream->device, 1);
   stream->wake.notify_one();
   throw_failure(*stream);
 }
@@ -108,6 +108,7 @@ Executor::Held Executor::held_by(const Task& head) {
 
 void Executor::record(const StreamPtr& stream, const EventPtr& event) {
   uint64_t version = 0;
+  EventHoldPtr hold;
   {
     Lock lock(queues_.mutex);
     event->captured_in = stream->capture;
@@ -116,9 +117,24 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
       stream->capture->order.recorded(stream->id, event->id);
       return;
     }
+    if (event->holds == Event::Holds::kWhileRecorded) {
+      hold = hold_event(stream->device, lock);
+    } else if (event->holds == Event::Holds::kForGood && event->hold == nullptr) {
+      event->hold = hold_event(stream->device, lock);
+    }
     version = event->recorded.fetch_add(1) + 1;
   }
-  enqueue(stream, std::make_shared<EventRecord>(event, version));
+  enqueue(stream, std::make_shared<EventRecord>(event, version, std::move(hold)));
+}
+
+EventHoldPtr Executor::hold_event(int device, Lock& lock) {
+  DeviceLimits& limits = DeviceLimits::instance();
+  const auto has_room = [&] { return limits.has_room(DeviceLimits::Kind::kEvents, device); };
+  if (!has_room()) {
+    wait_until(has_room, std::nullopt, "one of the device's events (EE1023 if it never comes)",
+               lock);
+  }
+  return std::make_shared<EventHold>(device);
 }
 
 void Executor::wait(const StreamPtr& stream, const EventPtr& event) {

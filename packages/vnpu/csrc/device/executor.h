@@ -110,6 +110,8 @@ class Executor {
   // Keeps a launch of a stream that captures, or of one that updates a task group; false for
   // others.
   bool keep(const StreamPtr& stream, TaskPtr& task, const std::string& call_site);
+  // Waits until the device has one to give, as a chip's runtime does.
+  EventHoldPtr hold_event(int device, Lock& lock);
   // Refuses a wait of the host for an event whose newest record is only kept.
   static void check_not_captured(const Event& event, const char* what);
 

@@ -18,6 +18,7 @@ enum class FailureKind {
   kOperatorFailed,   // an operator failed while it ran
   kWaitTimeout,
   kTooManyStreams,   // on one device
+  kTooManyEvents,    // likewise
   kCaptureConflict,  // a call that a capturing stream does not allow
   kRemoteLost,       // another rank died
   kRemoteTimeout,    // another rank did not arrive in time

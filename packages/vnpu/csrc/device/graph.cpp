@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "device/stream_limit.h"
+#include "device/device_limits.h"
 
 namespace vnpu {
 namespace {
@@ -17,12 +17,12 @@ uint32_t next_graph_id() {
 Graph::Graph(CaptureOrigin origin, int device)
     : id(next_graph_id()), origin(std::move(origin)), device_(device) {}
 
-Graph::~Graph() { StreamLimit::instance().give(device_, streams_); }
+Graph::~Graph() { DeviceLimits::instance().give(DeviceLimits::Kind::kStreams, device_, streams_); }
 
 void Graph::take_streams() {
   const std::lock_guard lock(mutex_);
   if (streams_ > 0) return;
-  StreamLimit::instance().take(device_, order.num_streams());
+  DeviceLimits::instance().take(DeviceLimits::Kind::kStreams, device_, order.num_streams());
   streams_ = order.num_streams();
 }
 

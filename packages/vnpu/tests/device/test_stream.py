@@ -73,6 +73,45 @@ def test_a_device_has_as_many_streams_as_its_chip() -> None:
     assert lines == ["207005 True", "True", "2.0", "207005"]
 
 
+def test_a_device_has_as_many_events_as_its_chip() -> None:
+    """Those that hold one for good; an event of the usual kind holds one until it is reached."""
+    lines = output_of(
+        """
+        import ctypes, torch
+        torch.npu.set_device(0)
+        acl = ctypes.CDLL("libascendcl.so")
+        def made(create, *flags):
+            event = ctypes.c_void_p()
+            return create(ctypes.byref(event), *flags), event
+        held = []
+        while (new := made(acl.aclrtCreateEventWithFlag, 1))[0] == 0:
+            held.append(new[1])
+        print(new[0], len(held))
+        usual = [made(acl.aclrtCreateEventExWithFlag, 1)[1] for _ in range(2000)]
+        acl.aclrtDestroyEvent(held.pop())
+        for event in usual:
+            assert acl.aclrtRecordEvent(event, None) == 0
+        _, first = made(acl.aclrtCreateEvent)
+        print(acl.aclrtRecordEvent(first, None), made(acl.aclrtCreateEventWithFlag, 1)[0])
+        """,
+        VirtualDeviceConfig(soc="Ascend310P3"),
+    )
+    assert lines == ["207007 1023", "0 207007"]
+
+
+def test_no_stream_waits_for_an_event_that_only_marks_time() -> None:
+    lines = output_of(
+        """
+        import ctypes, torch
+        torch.npu.set_device(0)
+        acl, event = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
+        acl.aclrtCreateEventExWithFlag(ctypes.byref(event), 8)
+        print(acl.aclrtRecordEvent(event, None), acl.aclrtStreamWaitEvent(None, event))
+        """
+    )
+    assert lines == ["0 207000"]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_events_order_two_streams(policy: str) -> None:
     lines = output_of(ORDERED, VirtualDeviceConfig(schedule=policy))

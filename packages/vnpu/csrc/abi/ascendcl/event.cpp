@@ -12,6 +12,21 @@ namespace {
 
 Executor& executor() { return System::instance().executor(); }
 
+// Whether an event only marks time or progress: no stream waits for it, and no device counts it.
+bool only_marks(uint32_t flags) {
+  constexpr uint32_t kMarks = ACL_EVENT_TIME_LINE | ACL_EVENT_CAPTURE_STREAM_PROGRESS;
+  return flags != 0 && (flags & ~kMarks) == 0;
+}
+
+// Source: hicann/runtime docs/zh/api_ref/07, aclrtCreateEventExWithFlag, constraints.
+void check_has_waits(const Event& event, const char* what) {
+  if (!Configuration::instance().strict || !only_marks(event.flags)) return;
+  throw Failure(FailureKind::kNotSupported,
+                std::string("vnpu: ") + what + " an event whose flags (" +
+                    std::to_string(event.flags) +
+                    ") only mark time or progress; create it with ACL_EVENT_SYNC.");
+}
+
 // When the newest record of an event was reached, in picoseconds: of the modelled clock where there
 // is one.
 int64_t time_of(const Event& event) {
@@ -24,14 +39,28 @@ int64_t time_of(const Event& event) {
 
 }  // namespace
 
+// The three ways to make an event differ in when it takes one of the device's: see Event::Holds.
 VNPU_ACL(aclrtCreateEventExWithFlag, (aclrtEvent * event, uint32_t flags)) {
-  return guarded("aclrtCreateEventExWithFlag",
-                 [&] { *event = abi::make_handle(std::make_shared<Event>(flags)); });
+  return guarded("aclrtCreateEventExWithFlag", [&] {
+    const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kWhileRecorded;
+    *event = abi::make_handle(std::make_shared<Event>(flags, holds));
+  });
 }
 VNPU_ACL(aclrtCreateEventWithFlag, (aclrtEvent * event, uint32_t flags)) {
-  return aclrtCreateEventExWithFlag(event, flags);
+  return guarded("aclrtCreateEventWithFlag", [&] {
+    const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kForGood;
+    auto made = std::make_shared<Event>(flags, holds);
+    if (holds == Event::Holds::kForGood) {
+      made->hold = std::make_shared<EventHold>(System::instance().require_current_device());
+    }
+    *event = abi::make_handle(std::move(made));
+  });
 }
-VNPU_ACL(aclrtCreateEvent, (aclrtEvent * event)) { return aclrtCreateEventExWithFlag(event, 0); }
+VNPU_ACL(aclrtCreateEvent, (aclrtEvent * event)) {
+  return guarded("aclrtCreateEvent", [&] {
+    *event = abi::make_handle(std::make_shared<Event>(0, Event::Holds::kForGood));
+  });
+}
 VNPU_ACL(aclrtDestroyEvent, (aclrtEvent event)) {
   return guarded("aclrtDestroyEvent", [&] {
     abi::event_of(event);
@@ -43,13 +72,16 @@ VNPU_ACL(aclrtRecordEvent, (aclrtEvent handle, aclrtStream stream)) {
                  [&] { executor().record(abi::stream_of(stream), abi::event_of(handle)); });
 }
 VNPU_ACL(aclrtStreamWaitEvent, (aclrtStream stream, aclrtEvent handle)) {
-  return guarded("aclrtStreamWaitEvent",
-                 [&] { executor().wait(abi::stream_of(stream), abi::event_of(handle)); });
+  return guarded("aclrtStreamWaitEvent", [&] {
+    const EventPtr& event = abi::event_of(handle);
+    check_has_waits(*event, "a stream waits for");
+    executor().wait(abi::stream_of(stream), event);
+  });
 }
 VNPU_ACL(aclrtResetEvent, (aclrtEvent handle, aclrtStream stream)) {
   // A wait refers to the record before it, so there is nothing to take back.
   return guarded("aclrtResetEvent", [&] {
-    abi::event_of(handle);
+    check_has_waits(*abi::event_of(handle), "a stream resets");
     abi::stream_of(stream);
   });
 }

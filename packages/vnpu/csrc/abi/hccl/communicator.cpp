@@ -129,6 +129,7 @@ HcclResult result_of(FailureKind kind) {
     case FailureKind::kCaptureConflict: return HCCL_E_PARA;
     case FailureKind::kOutOfMemory:
     case FailureKind::kTooManyStreams: return HCCL_E_OOM;
+    case FailureKind::kTooManyEvents: return HCCL_E_OOM;
     case FailureKind::kWaitTimeout:
     case FailureKind::kRemoteTimeout: return HCCL_E_TIMEOUT;
     case FailureKind::kRemoteLost: return HCCL_E_REMOTE;

@@ -15,6 +15,7 @@ constexpr char kQuantNz[] =
     "ops-nn matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulWeightNz.md, constraints";
 constexpr char kGrouped[] = "op-plugin torch_npu-npu_grouped_matmul.md, constraints";
 constexpr char kGroupedCheck[] = "CheckQuantParamsDtype in aclnn_grouped_matmul.cpp";
+constexpr char kGroupedWeightOnly[] = "CheckGroupedMatmulAntiQuant in aclnn_grouped_matmul.cpp";
 constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmul.cpp";
 
 constexpr int32_t kFractal = 29;  // ACL_FORMAT_FRACTAL_NZ
@@ -197,6 +198,19 @@ Condition has_integers() {
                    own.tensor(1).dtype == at::kChar;
           }};
 }
+// Weights of integers beside rows of floats.
+Condition is_weight_only() {
+  return {
+      "x is float16 or bfloat16 and weight int8 or int4",
+      {"x", "weight"},
+      [](const RuleArguments& own) {
+        if (!own.has(0) || !own.has(1)) return false;
+        const ScalarType x = own.tensor(0).dtype;
+        const ScalarType weight = own.tensor(1).dtype;
+        return (x == at::kHalf || x == at::kBFloat16) &&
+               (weight == at::kChar || weight == at::kInt || weight == at::ScalarType::QUInt4x2);
+      }};
+}
 Condition without_row_scales() { return both(has_integers(), is_missing("row_scale")); }
 Condition with_row_scales() { return both(has_integers(), is_given("row_scale")); }
 
@@ -269,8 +283,37 @@ std::vector<Row> grouped_rows() {
       {"row_scale", dtype({at::kFloat}), kGroupedCheck},
       {"row_scale", dims(1, 1), kGroupedCheck},
       {"row_scale", same_size(0, "x", 0), kGroupedCheck},
-      {"weight_offset",
-       present().when(both(is_given("weight_scale"), has_dtype("weight", {at::kChar}))), kGrouped},
+      {"weight_scale", present().when(is_weight_only()), kGroupedWeightOnly},
+      {"weight_offset", present().when(is_weight_only()), kGroupedWeightOnly},
+      {"weight_scale", same_dtype("x").when(is_weight_only()), kGroupedWeightOnly},
+      {"weight_offset", same_dtype("x").when(is_weight_only()), kGroupedWeightOnly},
+      {"weight_offset", same_sizes("weight_scale"), kGroupedWeightOnly},
+      {"weight_scale", same_size(-1, "out", -1), kGroupedWeightOnly},
+      {"weight_scale",
+       fits("have a row for each matrix of weight, or beside int4 also a number of groups that "
+            "divides the columns of x",
+            {"weight", "x"},
+            [](const RuleArguments& own) -> Found {
+              const TensorView& scale = own.tensor();
+              const TensorView& weight = own.tensor(1);
+              const bool has_groups = scale.dims == weight.dims && weight.dtype != at::kChar;
+              const int64_t groups = has_groups ? size_of(scale, -2) : 1;
+              if (!has_groups && scale.dims != weight.dims - 1) return "sizes " + sizes_of(scale);
+              if (weight.dims == 3 && size_of(scale, 0) != size_of(weight, 0)) {
+                return "sizes " + sizes_of(scale) + " beside " + sizes_of(weight);
+              }
+              if (groups > 0 && size_of(own.tensor(2), -1) % groups == 0) return std::nullopt;
+              return text(groups) + " groups beside sizes " + sizes_of(own.tensor(2));
+            }),
+       kGroupedWeightOnly},
+      {"scale", absent().when(is_weight_only()), kGroupedWeightOnly},
+      {"row_scale", absent().when(is_weight_only()), kGroupedWeightOnly},
+      {"group_type", one_of(std::vector<int64_t>{-1, 0}).when(is_weight_only()),
+       kGroupedWeightOnly},
+      {"activation", one_of(std::vector<int64_t>{0}).when(is_weight_only()), kGroupedWeightOnly},
+      {"out", same_dtype("x").when(is_weight_only()), kGroupedWeightOnly},
+      {"weight_scale", absent().when(has_integers()), kGroupedCheck},
+      {"weight_offset", absent().when(has_integers()), kGroupedCheck},
       {"activation", one_of(std::vector<int64_t>{0}).when(has_dtype("out", {at::kInt})), kGrouped},
   };
 }

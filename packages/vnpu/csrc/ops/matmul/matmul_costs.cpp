@@ -20,8 +20,12 @@ const bool sums = price("cost: Addmm InplaceAddmm AddmmWeightNz", [](const Call&
 const bool batches = price("cost: Baddbmm Addbmm", [](const Call& call, Work& work) {
   multiply(work, call.tensor("batch1"), call.tensor("batch2"));
 });
-const bool vectors = price("cost: Addmv Mv Dot Addr",
+const bool vectors = price("cost: Addmv Mv Dot Addr LinalgCross",
                            [](const Call& call, Work& work) { for_each_element(call, work, 2); });
+const bool small = price("cost: Cdist Inverse", [](const Call& call, Work& work) {
+  for_each_element(call, work, 64);
+  work.kind = Work::Class::kAiCpu;
+});
 
 // Rows, columns and depth from what is written and from the left operand.
 void multiply_into(Work& work, const TensorView& left, bool is_transposed, const TensorView& out) {

@@ -190,4 +190,32 @@ VNPU_OPERATOR(InplaceLerps, (InOut self, const Tensor& end, const Scalar& weight
   self.tensor.lerp_(end, weight);
 }
 
+VNPU_OPERATOR(LogAddExp, (const Tensor& self, const Tensor& other, Out out)) {
+  store(out, at::logaddexp(widen(self), widen(other)));
+}
+VNPU_OPERATOR(LogAddExp2, (const Tensor& self, const Tensor& other, Out out)) {
+  store(out, at::logaddexp2(widen(self), widen(other)));
+}
+VNPU_OPERATOR(Gcd, (const Tensor& self, const Tensor& other, Out out)) {
+  store(out, at::gcd(self, other));
+}
+VNPU_OPERATOR(Heaviside, (const Tensor& input, const Tensor& values, Out out)) {
+  store(out, at::heaviside(input, values));
+}
+VNPU_OPERATOR(XLogYTensor, (const Tensor& self, const Tensor& other, Out out)) {
+  store(out, at::xlogy(self, other));
+}
+VNPU_OPERATOR(XLogYScalarSelf, (const Scalar& self, const Tensor& other, Out out)) {
+  store(out, at::xlogy(self, other));
+}
+VNPU_OPERATOR(XLogYScalarOther, (const Tensor& self, const Scalar& other, Out out)) {
+  store(out, at::xlogy(self, other));
+}
+VNPU_OPERATOR(InplaceXLogYTensor, (InOut self, const Tensor& other)) {
+  store(self, at::xlogy(self.tensor, other));
+}
+VNPU_OPERATOR(InplaceXLogYScalarOther, (InOut self, const Scalar& other)) {
+  store(self, at::xlogy(self.tensor, other));
+}
+
 }  // namespace vnpu::ops

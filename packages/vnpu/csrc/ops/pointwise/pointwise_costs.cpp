@@ -9,35 +9,42 @@ using timing::Work;
 
 // Functions that vector cores approximate in several steps.
 const bool transcendental = price(
-    "cost: Atan2 ClippedSwiglu Cos DequantSwigluQuant DequantSwigluQuantV2 Elu Erf Exp Exp2"
-    " Expm1 FastGelu FmodScalar FmodTensor GeGluV3 Gelu GeluV2 Glu Hardsigmoid Hardswish"
-    " InplaceAtan2 InplaceCos InplaceElu InplaceErf InplaceExp InplaceExp2 InplaceExpm1"
-    " InplaceFmodScalar InplaceFmodTensor InplaceHardsigmoid InplaceHardswish InplaceLog"
-    " InplaceLog10 InplaceLog1p InplaceLog2 InplaceMish InplacePowTensorScalar"
-    " InplacePowTensorTensor InplaceReciprocal InplaceRemainderTensorScalar"
-    " InplaceRemainderTensorTensor InplaceRsqrt InplaceSigmoid InplaceSin InplaceSqrt"
-    " InplaceTanh Log Log10 Log1p Log2 LogSigmoid LogSigmoidForward Mish PowScalarTensor"
-    " PowTensorScalar PowTensorTensor Reciprocal RemainderScalarTensor RemainderTensorScalar"
-    " RemainderTensorTensor Rsqrt Sigmoid Silu Sin Softplus Sqrt SwiGlu SwiGluQuantV2 Tan Tanh",
+    "cost: Acos Acosh Asin Asinh Atan Atan2 Atanh Celu ClippedSwiglu Cos Cosh"
+    " DequantSwigluQuant DequantSwigluQuantV2 Elu Erf Erfc Erfinv Exp Exp2 Expm1 FastGelu"
+    " FmodScalar FmodTensor GeGluV3 Gelu GeluV2 Glu Hardsigmoid Hardswish InplaceAcos"
+    " InplaceAcosh InplaceAsin InplaceAsinh InplaceAtan InplaceAtan2 InplaceAtanh InplaceCelu"
+    " InplaceCos InplaceCosh InplaceElu InplaceErf InplaceErfc InplaceErfinv InplaceExp"
+    " InplaceExp2 InplaceExpm1 InplaceFmodScalar InplaceFmodTensor InplaceHardsigmoid"
+    " InplaceHardswish InplaceLog InplaceLog10 InplaceLog1p InplaceLog2 InplaceMish"
+    " InplacePowTensorScalar InplacePowTensorTensor InplaceReciprocal"
+    " InplaceRemainderTensorScalar InplaceRemainderTensorTensor InplaceRsqrt InplaceSigmoid"
+    " InplaceSin InplaceSinc InplaceSinh InplaceSqrt InplaceTan InplaceTanh"
+    " InplaceXLogYScalarOther InplaceXLogYTensor Log Log10 Log1p Log2 LogAddExp LogAddExp2"
+    " LogSigmoid LogSigmoidForward Logit Mish PowScalarTensor PowTensorScalar PowTensorTensor"
+    " Reciprocal RemainderScalarTensor RemainderTensorScalar RemainderTensorTensor Rsqrt"
+    " Sigmoid Silu Sin Sinc Sinh Softplus Sqrt SwiGlu SwiGluQuantV2 Tan Tanh XLogYScalarOther"
+    " XLogYScalarSelf XLogYTensor",
     [](const Call& call, Work& work) { for_each_element(call, work, 10); });
 
 const bool plain = price(
     "cost: Abs Add AddV3 Addcdiv Addcmul Adds BitwiseAndScalar BitwiseAndTensor BitwiseNot"
     " BitwiseOrScalar BitwiseOrTensor BitwiseXorScalar BitwiseXorTensor Ceil Clamp ClampMax"
     " ClampMaxTensor ClampMin ClampMinTensor ClampTensor Div DivMod DivMods Divs EqScalar"
-    " EqTensor Equal Floor FloorDivide FloorDivides GeScalar GeTensor GtScalar GtTensor Hardtanh"
-    " InplaceAdd InplaceAddcdiv InplaceAddcmul InplaceAdds InplaceBitwiseAndScalar"
-    " InplaceBitwiseAndTensor InplaceBitwiseXorScalar InplaceBitwiseXorTensor InplaceCeil"
-    " InplaceClampMax InplaceClampMaxTensor InplaceClampMinTensor InplaceDiv InplaceDivMod"
-    " InplaceDivMods InplaceDivs InplaceEqScalar InplaceEqTensor InplaceFloor InplaceFloorDivide"
-    " InplaceFloorDivides InplaceGeScalar InplaceGeTensor InplaceGtScalar InplaceGtTensor"
-    " InplaceHardtanh InplaceLeScalar InplaceLeTensor InplaceLeakyRelu InplaceLerp InplaceLerps"
-    " InplaceLogicalAnd InplaceLogicalNot InplaceLogicalOr InplaceLtScalar InplaceLtTensor"
-    " InplaceMul InplaceMuls InplaceNanToNum InplaceNeScalar InplaceNeTensor InplaceRelu"
-    " InplaceRoundDecimals InplaceSub InplaceSubs IsClose IsFinite IsNegInf IsPosInf LeScalar"
-    " LeTensor LeakyRelu LeftShift LeftShifts Lerp Lerps LogicalAnd LogicalNot LogicalOr"
-    " LogicalXor LtScalar LtTensor Maximum Minimum Mul Muls NanToNum NeScalar NeTensor Neg Relu"
-    " RightShift Round RoundDecimals Rsub Rsubs Sign Sub Subs Trunc",
+    " EqTensor Equal Floor FloorDivide FloorDivides Frac Gcd GeScalar GeTensor GtScalar"
+    " GtTensor Hardshrink Hardtanh Heaviside InplaceAdd InplaceAddcdiv InplaceAddcmul"
+    " InplaceAdds InplaceBitwiseAndScalar InplaceBitwiseAndTensor InplaceBitwiseXorScalar"
+    " InplaceBitwiseXorTensor InplaceCeil InplaceClampMax InplaceClampMaxTensor"
+    " InplaceClampMinTensor InplaceDiv InplaceDivMod InplaceDivMods InplaceDivs"
+    " InplaceEqScalar InplaceEqTensor InplaceFloor InplaceFloorDivide InplaceFloorDivides"
+    " InplaceFrac InplaceGeScalar InplaceGeTensor InplaceGtScalar InplaceGtTensor"
+    " InplaceHardtanh InplaceLeScalar InplaceLeTensor InplaceLeakyRelu InplaceLerp"
+    " InplaceLerps InplaceLogicalAnd InplaceLogicalNot InplaceLogicalOr InplaceLtScalar"
+    " InplaceLtTensor InplaceMul InplaceMuls InplaceNanToNum InplaceNeScalar InplaceNeTensor"
+    " InplaceRelu InplaceRoundDecimals InplaceSub InplaceSubs InplaceThreshold IsClose"
+    " IsFinite IsNegInf IsPosInf LeScalar LeTensor LeakyRelu LeftShift LeftShifts Lerp Lerps"
+    " LogicalAnd LogicalNot LogicalOr LogicalXor LtScalar LtTensor Maximum Minimum Mul Muls"
+    " NanToNum NeScalar NeTensor Neg Prelu Relu RightShift Round RoundDecimals Rsub Rsubs"
+    " Sign Signbit Softshrink Sub Subs Threshold Trunc",
     [](const Call& call, Work& work) { for_each_element(call, work, 1); });
 
 }  // namespace

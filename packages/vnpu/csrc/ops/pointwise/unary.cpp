@@ -42,6 +42,41 @@ VNPU_UNARY_INPLACE(InplaceSin, at::sin_out)
 VNPU_UNARY_INPLACE(InplaceCos, at::cos_out)
 VNPU_UNARY_INPLACE(InplaceErf, at::erf_out)
 
+// Functions that ATen has no 16-bit kernel of, or that turn integers into floats.
+#define VNPU_WIDENED(NAME, FUNCTION) \
+  VNPU_OPERATOR(NAME, (const Tensor& self, Out out)) { store(out, FUNCTION(widen(self))); }
+#define VNPU_WIDENED_INPLACE(NAME, FUNCTION) \
+  VNPU_OPERATOR(NAME, (InOut self)) { store(self, FUNCTION(widen(self.tensor))); }
+
+VNPU_WIDENED(Acos, at::acos)
+VNPU_WIDENED(Acosh, at::acosh)
+VNPU_WIDENED(Asin, at::asin)
+VNPU_WIDENED(Asinh, at::asinh)
+VNPU_WIDENED(Atan, at::atan)
+VNPU_WIDENED(Atanh, at::atanh)
+VNPU_WIDENED(Cosh, at::cosh)
+VNPU_WIDENED(Sinh, at::sinh)
+VNPU_WIDENED(Sinc, at::sinc)
+VNPU_WIDENED(Erfc, at::erfc)
+VNPU_WIDENED(Erfinv, at::erfinv)
+VNPU_WIDENED_INPLACE(InplaceAcos, at::acos)
+VNPU_WIDENED_INPLACE(InplaceAcosh, at::acosh)
+VNPU_WIDENED_INPLACE(InplaceAsin, at::asin)
+VNPU_WIDENED_INPLACE(InplaceAsinh, at::asinh)
+VNPU_WIDENED_INPLACE(InplaceAtan, at::atan)
+VNPU_WIDENED_INPLACE(InplaceAtanh, at::atanh)
+VNPU_WIDENED_INPLACE(InplaceCosh, at::cosh)
+VNPU_WIDENED_INPLACE(InplaceSinh, at::sinh)
+VNPU_WIDENED_INPLACE(InplaceSinc, at::sinc)
+VNPU_WIDENED_INPLACE(InplaceTan, at::tan)
+VNPU_WIDENED_INPLACE(InplaceErfc, at::erfc)
+VNPU_WIDENED_INPLACE(InplaceErfinv, at::erfinv)
+
+// eps below 0: not clamped.
+VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out)) {
+  store(out, at::logit(widen(input), eps < 0 ? std::nullopt : std::optional<double>(eps)));
+}
+
 // --- rounding and sign --------------------------------------------------------------------------
 
 VNPU_UNARY(Floor, at::floor_out)
@@ -49,6 +84,9 @@ VNPU_UNARY(Ceil, at::ceil_out)
 VNPU_UNARY(Round, at::round_out)  // half to even
 VNPU_UNARY(Trunc, at::trunc_out)
 VNPU_UNARY(Sign, at::sign_out)
+VNPU_UNARY(Signbit, at::signbit_out)
+VNPU_UNARY(Frac, at::frac_out)
+VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out)
 VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out)
 VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out)
 
@@ -120,6 +158,28 @@ VNPU_OPERATOR(Hardtanh,
 }
 VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max)) {
   at::hardtanh_(self.tensor, clip_min, clip_max);
+}
+VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out)) {
+  store(out, at::celu(self, alpha));
+}
+VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha)) { at::celu_(self.tensor, alpha); }
+VNPU_OPERATOR(Hardshrink, (const Tensor& self, const Scalar& lambd, Out out)) {
+  store(out, at::hardshrink(self, lambd));
+}
+VNPU_OPERATOR(Softshrink, (const Tensor& self, const Scalar& lambd, Out out)) {
+  store(out, at::softshrink(self, lambd));
+}
+VNPU_OPERATOR(Threshold,
+              (const Tensor& self, const Scalar& threshold, const Scalar& value, Out out)) {
+  store(out, at::threshold(self, threshold, value));
+}
+VNPU_OPERATOR(InplaceThreshold, (InOut self, const Scalar& threshold, const Scalar& value)) {
+  at::threshold_(self.tensor, threshold, value);
+}
+// torch_npu sends weight with the dimensions of self.
+VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out)) {
+  const Tensor wide = widen(self);
+  store(out, at::where(wide >= 0, wide, wide * weight));
 }
 VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out)) { store(out, at::log_sigmoid(self)); }
 // `buffer` is for the gradient, which recomputes it.

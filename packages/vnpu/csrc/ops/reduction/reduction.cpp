@@ -38,6 +38,12 @@ VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_di
   store(out, at::logsumexp(self, dims, keep_dim));
 }
 
+VNPU_OPERATOR(ReduceNansum,
+              (const Tensor& self, const IntArray& dims, bool keep_dim, DType dtype, Out out)) {
+  store(out, at::nansum(self, all_if_empty(dims), keep_dim, dtype.type));
+}
+VNPU_OPERATOR(Trace, (const Tensor& self, Out out)) { store(out, at::trace(widen(self))); }
+
 // --- extremes -----------------------------------------------------------------------------------
 
 VNPU_OPERATOR(Max, (const Tensor& self, Out out)) { store(out, at::max(self)); }
@@ -67,10 +73,10 @@ VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max)) {
 }
 // The first of equal extremes; torch_npu flattens the input itself when no dim is given.
 VNPU_OPERATOR(ArgMax, (const Tensor& self, int64_t dim, bool keep_dim, Out out)) {
-  at::argmax_out(out.tensor, self, dim, keep_dim);
+  store(out, at::argmax(self, dim, keep_dim));  // out may be int32
 }
 VNPU_OPERATOR(ArgMin, (const Tensor& self, int64_t dim, bool keep_dim, Out out)) {
-  at::argmin_out(out.tensor, self, dim, keep_dim);
+  store(out, at::argmin(self, dim, keep_dim));
 }
 
 // --- logic --------------------------------------------------------------------------------------
@@ -130,6 +136,11 @@ VNPU_OPERATOR(MedianDim,
               (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices)) {
   // ATen 2.13's kernel reads beyond an expanded input (stride 0).
   store_pair(values, indices, at::median(self.contiguous(), dim, keep_dim));
+}
+VNPU_OPERATOR(NanMedian, (const Tensor& self, Out out)) { store(out, at::nanmedian(self)); }
+VNPU_OPERATOR(NanMedianDim,
+              (const Tensor& self, int64_t dim, bool keep_dim, Out values, Out indices)) {
+  store_pair(values, indices, at::nanmedian(self.contiguous(), dim, keep_dim));
 }
 // The device also takes integers, which ATen's kernel does not.
 VNPU_OPERATOR(Histc,

@@ -133,6 +133,34 @@ VNPU_OPERATOR(InplaceIndexFill,
               (InOut self, int64_t dim, const Tensor& index, const Scalar& value)) {
   self.tensor.index_fill_(dim, as_long(index), value);
 }
+VNPU_OPERATOR(IndexCopy, (const Tensor& self, int64_t dim, const Tensor& index,
+                          const Tensor& source, Out out)) {
+  store(out, at::index_copy(self, dim, as_long(index), source));
+}
+VNPU_OPERATOR(IndexFillTensor, (const Tensor& self, int64_t dim, const IntArray& index,
+                                const Scalar& value, Out out)) {
+  store(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
+}
+VNPU_OPERATOR(IndexFill, (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
+                          Out out)) {
+  store(out, at::index_fill(self, dim, as_long(index), value));
+}
+VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap)) {
+  self.tensor.fill_diagonal_(value, wrap);
+}
+VNPU_OPERATOR(Renorm,
+              (const Tensor& self, const Scalar& p, int64_t dim, const Scalar& max_norm, Out out)) {
+  store(out, at::renorm(widen(self), p, dim, max_norm));
+}
+VNPU_OPERATOR(InplaceRenorm, (InOut self, const Scalar& p, int64_t dim, const Scalar& max_norm)) {
+  store(self, at::renorm(widen(self.tensor), p, dim, max_norm));
+}
+VNPU_OPERATOR(EmbeddingRenorm,
+              (InOut self, const Tensor& indices, double max_norm, double norm_type)) {
+  Tensor rows = widen(self.tensor).clone();
+  at::embedding_renorm_(rows, as_long(indices).reshape({-1}), max_norm, norm_type);
+  store(self, rows);
+}
 VNPU_OPERATOR(InplacePut,
               (InOut self, const Tensor& index, const Tensor& source, bool accumulate)) {
   self.tensor.put_(as_long(index), source, accumulate);

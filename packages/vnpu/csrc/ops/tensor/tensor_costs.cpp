@@ -44,13 +44,15 @@ const bool sorts = price("cost: Sort Topk Kthvalue",
                          [](const Call& call, Work& work) { for_each_element(call, work, 32); });
 
 const bool plain = price(
-    "cost: Arange Bucketize Cast Cat ConstantPadNd Eye Flip Im2col IndexAdd InplaceCopy"
-    " InplaceFillScalar InplaceFillTensor InplaceIndexFill InplaceIndexFillTensor"
-    " InplaceMaskedFillScalar InplaceMaskedFillTensor InplaceMaskedScatter InplaceOne"
-    " InplaceScatterValue InplaceTril InplaceTriu InplaceZero IsInScalarTensor IsInTensorScalar"
-    " Linspace Nonzero NonzeroV2 OneHot Range Repeat RepeatInterleave RepeatInterleaveInt"
-    " RepeatInterleaveIntWithDim RepeatInterleaveTensor RepeatInterleaveWithDim Roll SWhere"
-    " Scatter ScatterAdd ScatterValue SearchSorted SearchSorteds SplitWithSize Stack Tril Triu",
+    "cost: Arange Bucketize Cast Cat ConstantPadNd EmbeddingRenorm Eye Flip Im2col IndexAdd"
+    " IndexCopy IndexFill IndexFillTensor InplaceCopy InplaceFillDiagonal InplaceFillScalar"
+    " InplaceFillTensor InplaceIndexFill InplaceIndexFillTensor InplaceMaskedFillScalar"
+    " InplaceMaskedFillTensor InplaceMaskedScatter InplaceOne InplaceRenorm"
+    " InplaceScatterValue InplaceTril InplaceTriu InplaceZero IsInScalarTensor"
+    " IsInTensorScalar Linspace Nonzero NonzeroV2 OneHot Range Renorm Repeat RepeatInterleave"
+    " RepeatInterleaveInt RepeatInterleaveIntWithDim RepeatInterleaveTensor"
+    " RepeatInterleaveWithDim Roll SWhere Scatter ScatterAdd ScatterValue SearchSorted"
+    " SearchSorteds SplitWithSize Stack Tril Triu",
     [](const Call& call, Work& work) { for_each_element(call, work, 1); });
 
 // Not on vector cores.

@@ -21,8 +21,10 @@ const bool convolution = price("cost: Convolution ConvTbc", [](const Call& call,
   work.products.push_back(product);
 });
 const bool pooling = price(
-    "cost: AdaptiveAvgPool2d AvgPool2d UpsampleBicubic2d UpsampleBilinear2d UpsampleNearest2d"
-    " UpsampleNearest2dV2",
+    "cost: AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool2d AvgPool2d AvgPool3d"
+    " ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d"
+    " ReplicationPad2d ReplicationPad3d UpsampleBicubic2d UpsampleBilinear2d UpsampleLinear1d"
+    " UpsampleNearest1d UpsampleNearest2d UpsampleNearest2dV2 UpsampleNearestExact1d",
     [](const Call& call, Work& work) { for_each_element(call, work, 8); });
 
 }  // namespace

@@ -119,8 +119,12 @@ def test_int8_rows_and_weights(out: torch.dtype, per_token: bool) -> None:
     near(y, expected * rows[:, None].double() if per_token else expected)
 
 
-@given(bits=st.sampled_from([8, 4]), offset=st.booleans(), blocks=st.sampled_from([None, 2]))
-def test_weights_quantized_alone(bits: int, offset: bool, blocks: int | None) -> None:
+@given(
+    form=st.sampled_from([(8, None), (4, None), (4, 2)]),  # bits, groups along the depth
+    offset=st.booleans(),
+)
+def test_weights_quantized_alone(form: tuple[int, int | None], offset: bool) -> None:
+    bits, blocks = form
     x = values((ROWS, DEPTH), torch.float16, 1)
     low = -(2 ** (bits - 1))
     weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=low, high=-low)

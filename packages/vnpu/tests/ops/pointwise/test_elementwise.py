@@ -168,6 +168,27 @@ def test_atan2_equals_torch(pair: tuple[Pair, Pair]) -> None:
     compare(torch.atan2(x.npu, y.npu), torch.atan2(x.cpu, y.cpu), rtol=1e-6)
 
 
+@pytest.mark.parametrize("f", [torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.heaviside])
+@given(pair=operands(FLOATS, special=True))
+def test_further_functions_of_two_tensors_equal_torch(f: Binary, pair: tuple[Pair, Pair]) -> None:
+    x, y = pair
+    compare(f(x.npu, y.npu), f(x.cpu, y.cpu), rtol=1e-6)
+
+
+@given(x=tensors(FLOATS, low=0.25), scalar=st.sampled_from(SCALARS))
+def test_xlogy_with_a_number_equals_torch(x: Pair, scalar: float) -> None:
+    compare(torch.xlogy(x.npu, scalar), torch.xlogy(x.cpu, scalar), rtol=1e-6)
+    compare(torch.xlogy(scalar, x.npu), torch.xlogy(scalar, x.cpu), rtol=1e-6)
+    npu, cpu = x.npu.clone(), x.cpu.clone()
+    compare(npu.xlogy_(x.npu).xlogy_(2.0), cpu.xlogy_(x.cpu).xlogy_(2.0), rtol=1e-6)
+
+
+@given(pair=operands((torch.int32, torch.int64)))
+def test_gcd_equals_torch(pair: tuple[Pair, Pair]) -> None:
+    x, y = pair
+    compare(torch.gcd(x.npu, y.npu), torch.gcd(x.cpu, y.cpu))
+
+
 @pytest.mark.parametrize("f", [torch.addcmul, torch.addcdiv])
 @given(pair=operands(FLOATS, low=0.25), value=st.sampled_from((1, -0.5)))
 def test_fused_products_equal_torch(f: Binary, pair: tuple[Pair, Pair], value: float) -> None:

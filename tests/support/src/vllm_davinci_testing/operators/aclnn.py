@@ -15,6 +15,7 @@ _ACL_TYPES = {
     torch.uint8: 4,
     torch.int16: 6,
     torch.int64: 9,
+    torch.uint64: 10,
     torch.float64: 11,
     torch.bool: 12,
     torch.bfloat16: 27,

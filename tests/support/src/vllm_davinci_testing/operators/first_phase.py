@@ -26,6 +26,8 @@ def tensor_of(operand: Operand) -> torch.Tensor:
         # Rows with a gap; a vector with a gap between its entries.
         wide = torch.empty(*outer, 2 * last, dtype=dtype, device="npu")
         return wide[..., ::2] if not outer else wide[..., :last]
+    if operand.by_columns:
+        return torch.empty(operand.sizes[::-1], dtype=dtype, device="npu").T
     if operand.is_tiled:  # tiles that are not full take more memory
         memory = torch.empty(2 * math.prod(operand.sizes) + 4096, dtype=dtype, device="npu")
         return memory[: math.prod(operand.sizes)].view(operand.sizes)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from vllm_davinci_testing.operators import aclnn
 
 PARAMETER = 161002
 TILING = 561002
@@ -20,12 +22,17 @@ A2, A3, A310P = "Ascend910B3", "Ascend910_9391", "Ascend310P3"
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor on the device. apart: its rows have a gap, as those of a divided projection"""
+    """A tensor on the device.
+
+    apart:      its rows have a gap, as those of a divided projection
+    by_columns: its entries lie column by column
+    """
 
     sizes: tuple[int, ...]
     dtype: str = "bfloat16"
     apart: bool = False
     is_tiled: bool = False
+    by_columns: bool = False
 
     def __call__(self, **changes: Any) -> Operand:
         return Operand(**{**self.__dict__, **changes})
@@ -309,6 +316,15 @@ LEGAL: dict[str, dict[str, Any]] = {
     "Embedding": {"weight": t(100, 64), "indices": i64(7), "out": t(7, 64)},
     "Mm": {"self": t(7, 64), "mat2": t(64, 96), "out": t(7, 96), "type": byte(0)},
     "Matmul": {"self": t(7, 64), "mat2": t(64, 96), "out": t(7, 96), "type": byte(0)},
+    "Addmm": {
+        "self": t(96),
+        "mat1": t(7, 64),
+        "mat2": t(64, 96),
+        "beta": aclnn.Number(1.0),
+        "alpha": aclnn.Number(1.0),
+        "out": t(7, 96),
+        "type": byte(0),
+    },
     "BatchMatMul": {"self": t(2, 7, 64), "mat2": t(2, 64, 96), "out": t(2, 7, 96), "type": byte(0)},
     "TransposeBatchMatMul": {
         "x1": t(7, 16, 128),
@@ -324,6 +340,17 @@ LEGAL: dict[str, dict[str, Any]] = {
     },
     "QuantMatmulV5": _quant_matmul(False),
     "QuantMatmulWeightNz": _quant_matmul(True),
+    "WeightQuantBatchMatmulV2": {
+        "x": t(7, 64),
+        "weight": i8(64, 96),
+        "scale": t(96),
+        "offset": t(96),
+        "out_scale": None,
+        "out_offset": None,
+        "bias": f32(96),
+        "group_size": word(0),
+        "out": t(7, 96),
+    },
     "GroupedMatmulV5": _grouped_matmul(False),
     "GroupedMatmulWeightNz": _grouped_matmul(True),
     "DynamicQuant": {"x": t(7, 64), "smooth": None, "y": i8(7, 64), "scale": f32(7)},
@@ -746,6 +773,14 @@ CACHES = [
     _rotary("table", "dtype of query", table=f32(64, 64)),
     _rotary("query", "have 2 dimensions", query=t(7, 8, 128)),
     _rotary("key", "have 2 dimensions", key=t(7, 2, 128)),
+    _rotary(
+        "query",
+        "be contiguous but for its rows",
+        query=Operand((7, 1024), "bfloat16", by_columns=True),
+    ),
+    _rotary(
+        "key", "be contiguous but for its rows", key=Operand((7, 256), "bfloat16", by_columns=True)
+    ),
     _rotary("query", "not be empty", TILING, query=t(0, 1024), key=t(0, 256), positions=i64(0)),
     _rotary("key", "not be empty", TILING, key=t(7, 0)),
     _rotary("key", "size of query's dimension 0", key=t(6, 256)),
@@ -790,6 +825,7 @@ NORMS = [
         TILING,
         soc=A310P,
     ),
+    Case("RmsNorm", "x", "have 1 to 8 dimensions", {"x": t()}),
     Case("RmsNorm", "gamma", "float32, float16 or bfloat16", {"gamma": i32(256)}),
     Case("RmsNorm", "gamma", "trailing sizes of x", {"gamma": t(128)}),
     Case("RmsNorm", "y", "dtype of x", {"y": f16(7, 256)}),
@@ -807,6 +843,13 @@ NORMS = [
     Case("AddRmsNorm", "rstd", "be float32", {"rstd": t(7, 1)}),
     Case("SwiGlu", "x", "float32, float16 or bfloat16", {"x": i32(7, 256)}),
     Case("SwiGlu", "x", "be float32 or float16", {}, soc=A310P),
+    Case(
+        "SwiGlu",
+        "x",
+        "not be empty",
+        {"x": f16(0, 256), "out": f16(0, 128)},
+        soc=A310P,
+    ),
     Case("SwiGlu", "x", "be contiguous", {"x": t(7, 256)(apart=True)}),
     Case("SwiGlu", "x", "an even size in dimension dim", {"x": t(7, 255)}),
     Case("SwiGlu", "out", "dtype of x", {"out": f32(7, 128)}),
@@ -830,6 +873,24 @@ def _grouped(argument: str, rule: str, code: int = PARAMETER, **changes: Any) ->
 
 
 _STATIC = {"row_scale": None}
+# Weights of integers beside rows of floats.
+_WIDENED = {
+    "x": [t(6, 64)],
+    "scale": None,
+    "row_scale": None,
+    "weight_scale": [t(4, 96)],
+    "weight_offset": [t(4, 96)],
+}
+
+
+def _widened(argument: str, rule: str, **changes: Any) -> Case:
+    return _grouped(argument, rule, **{**_WIDENED, **changes})
+
+
+def _weight_only(argument: str, rule: str, **changes: Any) -> Case:
+    return Case("WeightQuantBatchMatmulV2", argument, rule, changes)
+
+
 PRODUCTS = [
     Case("Mm", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
     Case("Mm", "self", "be float32 or float16", {}, soc=A310P),
@@ -839,6 +900,16 @@ PRODUCTS = [
     Case("Mm", "mat2", "inner size of self", {"mat2": t(32, 96)}),
     Case("Matmul", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
     Case("Matmul", "mat2", "dtype of self", {"mat2": f32(64, 96)}),
+    Case("Addmm", "mat1", "float32, float16 or bfloat16", {"mat1": i32(7, 64)}),
+    Case("Addmm", "mat1", "be float32 or float16", {}, soc=A310P),
+    Case("Addmm", "mat2", "dtype of mat1", {"mat2": f32(64, 96)}),
+    Case("Addmm", "mat1", "have 2 dimensions", {"mat1": t(1, 7, 64)}),
+    Case("Addmm", "mat2", "have 2 dimensions", {"mat2": t(1, 64, 96)}),
+    Case("Addmm", "mat2", "inner size of mat1", {"mat2": t(32, 96)}),
+    Case("BatchMatMul", "self", "float32, float16 or bfloat16", {"self": i32(2, 7, 64)}),
+    Case("BatchMatMul", "self", "be float32 or float16", {}, soc=A310P),
+    Case("BatchMatMul", "mat2", "dtype of self", {"mat2": f32(2, 64, 96)}),
+    Case("BatchMatMul", "mat2", "have 3 dimensions", {"mat2": t(64, 96)}),
     Case("BatchMatMul", "self", "have 3 dimensions", {"self": t(7, 64)}),
     Case("BatchMatMul", "mat2", "inner size of self", {"mat2": t(2, 32, 96)}),
     _transposed("x1", "float32, float16 or bfloat16", x1=i32(7, 16, 128)),
@@ -855,11 +926,13 @@ PRODUCTS = [
     _transposed("x2", "a multiple of 16 in its dimension 2", TILING, x2=t(16, 128, 500)),
     _transposed("x1", "fewer than 65536 entries", TILING, x1=t(7, 128, 512), x2=t(128, 512, 128)),
     _transposed("bias", "be null", bias=t(512)),
+    _transposed("scale", "be int64 or uint64", scale=f32(512)),
     _transposed("out", "dtype of x1", out=f16(7, 16, 512)),
     _quantized("x1", "be int8 or int32", x1=t(5, 64)),
     _quantized("x2", "int8, int32 or int4", x2=t(64, 96)),
     _quantized("x1", "have 2 to 6 dimensions", x1=i8(64)),
     _quantized("x1", "not be empty", TILING, x1=i8(0, 64), x1_scale=f32(0)),
+    _quantized("x2", "have 2 to 6 dimensions", x2=i8(64)),
     _quantized("x1", "be contiguous, or the transpose", x1=i8(5, 64)(apart=True)),
     _quantized("x2", "be contiguous, or the transpose", x2=i8(64, 96)(apart=True)),
     _quantized("x1", "1 to 65535", TILING, x1=i8(5, 65536), x2=i8(65536, 96)),
@@ -907,6 +980,74 @@ PRODUCTS = [
         },
         TILING,
     ),
+    _weight_only("x", "be float16 or bfloat16", x=f32(7, 64)),
+    _weight_only("x", "have 2 dimensions", x=t(1, 7, 64)),
+    _weight_only("x", "not be empty", x=t(0, 64)),
+    _weight_only("x", "be contiguous, or the transpose", x=t(7, 64)(apart=True)),
+    _weight_only("x", "1 to 65535", x=t(7, 65536)),
+    _weight_only("weight", "int8, int32 or int4", weight=t(64, 96)),
+    _weight_only("weight", "have 2 dimensions", weight=i8(1, 64, 96)),
+    _weight_only("weight", "be contiguous, or the transpose", weight=i8(64, 96)(apart=True)),
+    _weight_only("weight", "size of x's dimension 1", weight=i8(32, 96)),
+    _weight_only("scale", "float16, bfloat16, int64 or uint64", scale=f32(96)),
+    _weight_only("scale", "have 1 to 2 dimensions", scale=t(1, 1, 96)),
+    _weight_only("scale", "dtype of x, or be int64", scale=f16(96)),
+    _weight_only("scale", "a row for each group", scale=t(2, 96)),
+    _weight_only("scale", "a row for each group", scale=t(1, 96), group_size=word(32)),
+    _weight_only("x", "be float16 when scale", scale=i64(96), offset=None),
+    _weight_only(
+        "weight",
+        "be int8 when scale",
+        x=f16(7, 64),
+        weight=i32(64, 12),
+        scale=i64(96),
+        offset=None,
+        bias=None,
+        out=f16(7, 96),
+    ),
+    _weight_only("offset", "float16, bfloat16 or int32", offset=f32(96)),
+    _weight_only("offset", "dtype of x, or be int32", offset=f16(96)),
+    _weight_only("offset", "sizes of scale", offset=t(1)),
+    _weight_only("scale", "int64 or uint64 when offset", offset=i32(96)),
+    _weight_only("out_scale", "be uint64", out_scale=i64(96), out=i8(7, 96)),
+    _weight_only("out_scale", "be given when out is int8", out=i8(7, 96)),
+    _weight_only("bias", "have 1 to 2 dimensions", bias=f32(1, 1, 96)),
+    _weight_only("bias", "be float32 when x is bfloat16", bias=f16(96)),
+    _weight_only(
+        "bias",
+        "be float16 when x is float16",
+        x=f16(7, 64),
+        scale=f16(96),
+        offset=None,
+        out=f16(7, 96),
+    ),
+    _weight_only("bias", "size of out's last dimension", bias=f32(32)),
+    _weight_only(
+        "group_size",
+        "be 0, or a multiple of 32",
+        group_size=word(16),
+        scale=t(4, 96),
+        offset=t(4, 96),
+    ),
+    _weight_only("out", "have 2 dimensions", out=t(1, 7, 96)),
+    _weight_only(
+        "out",
+        "1 to 65535",
+        weight=i8(64, 65536),
+        scale=t(65536),
+        offset=None,
+        bias=None,
+        out=t(7, 65536),
+    ),
+    _weight_only("out", "be int8 when out_scale is given", out_scale=Operand((96,), "uint64")),
+    _weight_only("out", "dtype of x when out_scale", out=f16(7, 96)),
+    _weight_only(
+        "out",
+        "when weight lies in FRACTAL_NZ",
+        weight=Operand((64, 96), "int8", is_tiled=True),
+        out_scale=Operand((96,), "uint64"),
+        out=i8(7, 96),
+    ),
     _grouped("x", "float32, float16, bfloat16", x=[i64(6, 64)]),
     _grouped("weight", "dtype of x, or be int8", x=[t(6, 64)], weight=[f16(4, 64, 96)]),
     _grouped("x", "have 2 to 6 dimensions", x=[i8(64)]),
@@ -939,14 +1080,43 @@ PRODUCTS = [
         scale=None,
         **_STATIC,
     ),
-    _grouped(
-        "weight_offset",
-        "be given when weight_scale",
-        x=[t(6, 64)],
-        weight_scale=[t(4, 96)],
-        scale=None,
-        **_STATIC,
+    _widened("weight_scale", "be given when", weight_scale=None),
+    _widened("weight_offset", "be given when", weight_offset=None),
+    _widened("weight_scale", "dtype of x when", weight_scale=[f32(4, 96)]),
+    _widened("weight_offset", "dtype of x when", weight_offset=[f32(4, 96)]),
+    _widened("weight_offset", "sizes of weight_scale", weight_offset=[t(4, 1, 96)]),
+    _widened(
+        "weight_scale",
+        "size of out's last dimension",
+        weight_scale=[t(4, 32)],
+        weight_offset=[t(4, 32)],
     ),
+    _widened(
+        "weight_scale",
+        "a row for each matrix of weight",
+        weight_scale=[t(4, 2, 96)],
+        weight_offset=[t(4, 2, 96)],
+    ),
+    _widened(
+        "weight_scale",
+        "a row for each matrix of weight",
+        weight_scale=[t(3, 96)],
+        weight_offset=[t(3, 96)],
+    ),
+    _widened(
+        "weight_scale",
+        "a number of groups that divides",
+        weight=[i32(4, 64, 12)],
+        weight_scale=[t(4, 3, 96)],
+        weight_offset=[t(4, 3, 96)],
+    ),
+    _widened("scale", "be null when", scale=[t(4, 96)]),
+    _widened("row_scale", "be null when", row_scale=[f32(6)]),
+    _widened("group_type", "be -1 or 0 when", group_type=2),
+    _widened("activation", "be 0 when x is", activation=2),
+    _widened("out", "dtype of x when", out=[f16(6, 96)]),
+    _grouped("weight_scale", "be null when", weight_scale=[t(4, 96)]),
+    _grouped("weight_offset", "be null when", weight_offset=[t(4, 96)]),
     Case(
         "GroupedMatmulWeightNz",
         "weight",
@@ -999,6 +1169,7 @@ QUANTIZATION = [
         "be bfloat16 when scales",
         {"x": f16(7, 64), "scales": t(64), "zero_points": None},
     ),
+    Case("AscendQuantV3", "x", "float32, float16 or bfloat16", {"x": i32(7, 64)}),
     Case("AscendQuantV3", "scale", "dtype of x", {"scale": f32(64), "offset": f32(64)}),
     Case("AscendQuantV3", "offset", "dtype of scale", {"offset": f32(64)}),
     Case("AscendQuantV3", "offset", "sizes of scale", {"offset": t(1)}),
@@ -1109,6 +1280,12 @@ EXPERTS = [
     Case("MoeGatingTopKSoftmaxV2", "k", "be 1 to 1024", {"k": 0}),
     Case("MoeGatingTopKSoftmaxV2", "renormalize", "be 0 or 1", {"renormalize": 2}),
     Case("MoeGatingTopKSoftmaxV2", "y", "dtype of x", {"y": f32(7, 4)}),
+    Case(
+        "MoeGatingTopKSoftmaxV2",
+        "softmax_out",
+        "be float32",
+        {"wants_softmax": True, "softmax_out": t(7, 64)},
+    ),
     Case("MoeGatingTopKSoftmaxV2", "expert_index", "be int32", {"expert_index": i64(7, 4)}),
     Case("MoeFinalizeRoutingV2", "rows", "float32, float16 or bfloat16", {"rows": i32(14, 64)}),
     Case("MoeFinalizeRoutingV2", "rows", "have 2 dimensions", {"rows": t(1, 14, 64)}),
@@ -1120,6 +1297,18 @@ EXPERTS = [
     Case("MoeFinalizeRoutingV2", "scales", "dtype of rows, or be float32", {"scales": f16(7, 2)}),
     Case("MoeFinalizeRoutingV2", "scales", "an entry for each", {"scales": t(7, 3)}),
     Case("MoeFinalizeRoutingV2", "skip1", "dtype of rows", {"skip1": f32(7, 64)}),
+    Case(
+        "MoeFinalizeRoutingV2",
+        "skip2",
+        "dtype of rows",
+        {"skip1": t(7, 64), "skip2": f32(7, 64)},
+    ),
+    Case(
+        "MoeFinalizeRoutingV2",
+        "expert_index",
+        "be int32",
+        {"bias": t(8, 64), "expert_index": i64(7, 2)},
+    ),
     Case("MoeFinalizeRoutingV2", "skip2", "be null when skip1", {"skip2": t(7, 64)}),
     Case(
         "MoeFinalizeRoutingV2",
@@ -1143,4 +1332,51 @@ EXPERTS = [
     Case("MoeReRouting", "counts_out", "dtype of counts", {"counts_out": i64(4)}),
 ]
 
-CASES = [*ATTENTION, *CACHES, *NORMS, *PRODUCTS, *QUANTIZATION, *EXPERTS]
+
+def _of_sister(case: Case, operator: str) -> Case:
+    """The same call of an operator that shares the rows of the case's."""
+    return replace(case, operator=operator)
+
+
+def _tiled(case: Case, operator: str) -> Case:
+    """The same call of the operator that takes the case's weight in tiles."""
+
+    def in_tiles(value: Any) -> Any:
+        if isinstance(value, list):
+            return [in_tiles(each) for each in value]
+        return value(is_tiled=True) if isinstance(value, Operand) and value.sizes[1:] else value
+
+    weights = {name: in_tiles(case.changes[name]) for name in case.changes if name in _WEIGHTS}
+    return replace(case, operator=operator, changes={**case.changes, **weights})
+
+
+_WEIGHTS = ("weight", "x2")
+_OF_MLA = {"query_rope", "key_rope"}
+# Operators that hold their arguments to the rows of another one.
+SISTERS = [
+    *(
+        _of_sister(case, "FusedInferAttentionScoreV2")
+        for case in ATTENTION
+        if case.operator == "FusedInferAttentionScoreV3"
+        and case.soc == A2
+        and not _OF_MLA & {case.argument, *case.changes}
+    ),
+    *(
+        _of_sister(case, "DynamicQuantV2")
+        for case in QUANTIZATION
+        if case.operator == "DynamicQuant"
+    ),
+    *(
+        _tiled(case, "GroupedMatmulWeightNz")
+        for case in PRODUCTS
+        if case.operator == "GroupedMatmulV5" and case.rule != "1 to 65535"
+    ),
+    *(
+        _tiled(case, "QuantMatmulWeightNz")
+        for case in PRODUCTS
+        if case.operator == "QuantMatmulV5"
+        and not (case.argument == "x2" and ("contiguous" in case.rule or "65535" in case.rule))
+    ),
+]
+
+CASES = [*ATTENTION, *CACHES, *NORMS, *PRODUCTS, *QUANTIZATION, *EXPERTS, *SISTERS]

@@ -52,6 +52,12 @@ def refusal(
             f"{in_features} inputs on a rank are not divided by groups of {group_size}: choose "
             "another number of ranks"
         )
+    # Source: CheckOptionalTensorList in ops-transformer's aclnn_grouped_matmul.cpp.
+    if is_expert and kind is QuantType.W8A16 and 0 < group_size < in_features:
+        return (
+            f"experts' 8-bit weights with a scale per {group_size} entries are not available: the "
+            "grouped product takes groups of 4-bit weights, and 8-bit ones per channel"
+        )
     if max(in_features, out_features) > _LARGEST:
         return f"weights of {in_features} x {out_features}: the most on a side is {_LARGEST}"
     packed = out_features if is_expert or 0 < group_size < in_features else in_features

@@ -1,0 +1,188 @@
+"""Stand-ins for the models of a hub that vLLM's tests name: random weights, two layers.
+
+A stand-in has the architecture and the vocabulary's size of the model whose name it carries, heads
+of 64 entries, and one byte-level tokenizer for all, learned from Python's standard library, with
+the original's special tokens at the original's ids. Written once, beside the wheel cache, in the
+layout of a hub's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import wheel_cache
+
+DIRECTORY = wheel_cache.cache_directory().parent / "conformance-hub-1"
+LEARNED_WORDS = 12_000
+# Distinct enough that the most probable token is not a tie.
+SPREAD = 0.15
+
+
+@dataclass(frozen=True)
+class Model:
+    """
+    architecture: class of transformers
+    vocabulary:   entries
+    special:      ids of special tokens
+    roles:        which of them is bos_token, eos_token, pad_token
+    context:      tokens
+    settings:     further ones of the configuration
+    """
+
+    architecture: str
+    vocabulary: int
+    special: dict[str, int]
+    roles: dict[str, str]
+    context: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "bfloat16"
+
+
+_SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "initializer_range": SPREAD,
+    "tie_word_embeddings": True,
+}
+_OPT = {
+    "hidden_size": 128,
+    "word_embed_proj_dim": 128,
+    "ffn_dim": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "init_std": SPREAD,
+}
+MODELS = {
+    "facebook/opt-125m": Model(
+        "OPTForCausalLM",
+        50272,
+        {"<pad>": 1, "</s>": 2},
+        {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"},
+        2048,
+        _OPT,
+        "float16",
+    ),
+    "hmellor/tiny-random-LlamaForCausalLM": Model(
+        "LlamaForCausalLM",
+        32000,
+        {"<unk>": 0, "<s>": 1, "</s>": 2},
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
+        8192,
+        _SMALL,
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": Model(
+        "LlamaForCausalLM",
+        128256,
+        {"<|begin_of_text|>": 128000, "<|eot_id|>": 128009, "<|finetune_right_pad_id|>": 128004},
+        {
+            "bos_token": "<|begin_of_text|>",
+            "eos_token": "<|eot_id|>",
+            "pad_token": "<|finetune_right_pad_id|>",
+        },
+        16384,
+        _SMALL,
+    ),
+    "Qwen/Qwen3-0.6B": Model(
+        "Qwen3ForCausalLM",
+        151936,
+        {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        40960,
+        _SMALL,
+    ),
+}
+
+
+def make_missing() -> None:
+    """Writes those that are not there yet."""
+    for name, model in MODELS.items():
+        revision = hashlib.sha256(name.encode()).hexdigest()[:40]
+        folder = DIRECTORY / "hub" / f"models--{name.replace('/', '--')}"
+        if (folder / "refs" / "main").exists():
+            continue
+        print(f"writing a stand-in for {name}", flush=True)
+        snapshot = folder / "snapshots" / revision
+        _write_model(snapshot, model, seed=int(revision[:8], 16))
+        _write_tokenizer(snapshot, model)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # all of it is there
+
+
+def _write_model(directory: Path, model: Model, seed: int) -> None:
+    import torch
+    import transformers
+
+    architecture = getattr(transformers, model.architecture)
+    ids = {f"{role}_id": model.special[token] for role, token in model.roles.items()}
+    config = architecture.config_class(
+        **model.settings,
+        **ids,
+        vocab_size=model.vocabulary,
+        max_position_embeddings=model.context,
+    )
+    config.architectures = [model.architecture]
+    config.dtype = model.dtype
+    torch.manual_seed(seed)
+    architecture(config).to(getattr(torch, model.dtype)).save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
+
+
+@cache
+def _learned() -> tuple[list[str], list[tuple[str, str]]]:
+    """Words by their ids, and the merges that lead to them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train(
+        sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py"))),
+        trainers.BpeTrainer(
+            vocab_size=LEARNED_WORDS,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    learned = json.loads(tokenizer.to_str())["model"]
+    words = sorted(learned["vocab"], key=learned["vocab"].get)
+    return words, [tuple(merge) for merge in learned["merges"]]
+
+
+def _vocabulary(model: Model) -> Iterator[tuple[str, int]]:
+    special = {number: token for token, number in model.special.items()}
+    words = iter(_learned()[0])
+    for number in range(model.vocabulary):
+        yield special.get(number) or next(words, f"\u0120w{number}"), number
+
+
+def _write_tokenizer(directory: Path, model: Model) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(dict(_vocabulary(model)), _learned()[1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in model.special]
+    )
+    if (first := model.roles.get("bos_token")) is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, model.special[first])]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=model.context, **model.roles
+    )
+    fast.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
+    fast.save_pretrained(directory)

@@ -1,0 +1,60 @@
+#include "device/device_limits.h"
+
+#include <string>
+
+#include "device/configuration.h"
+#include "device/failure.h"
+
+namespace vnpu {
+namespace {
+
+using Kind = DeviceLimits::Kind;
+
+// Source: hicann/runtime docs/zh/api_ref: 06, aclrtCreateStream, and 07, aclrtCreateEvent.
+int most(Kind kind) {
+  constexpr int kStreams = 1984, kStreams310P = 1024, kEvents = 65536, kEvents310P = 1023;
+  const bool is_310p = Configuration::instance().soc_name.rfind("Ascend310P", 0) == 0;
+  if (kind == Kind::kStreams) return is_310p ? kStreams310P : kStreams;
+  return is_310p ? kEvents310P : kEvents;
+}
+
+[[noreturn]] void refuse(Kind kind, int device, int count, int taken) {
+  const bool is_stream = kind == Kind::kStreams;
+  const std::string noun = is_stream ? "streams" : "events";
+  throw Failure(
+      is_stream ? FailureKind::kTooManyStreams : FailureKind::kTooManyEvents,
+      "vnpu: EE1023: " + std::to_string(count) + " more " + noun + " on device " +
+          std::to_string(device) + ", where " + std::to_string(taken) + " of " +
+          std::to_string(most(kind)) + " are taken" +
+          (is_stream ? ", those of captured graphs among them. Destroy streams or graphs first, or "
+                       "capture fewer sizes."
+                     : ". Destroy events first, or record the same ones again."));
+}
+
+}  // namespace
+
+DeviceLimits& DeviceLimits::instance() {
+  static auto* const limits = new DeviceLimits();  // used by what ends with the process
+  return *limits;
+}
+
+void DeviceLimits::take(Kind kind, int device, int count) {
+  const std::lock_guard lock(mutex_);
+  int& taken = taken_[device].of(kind);
+  if (Configuration::instance().strict && taken + count > most(kind)) {
+    refuse(kind, device, count, taken);
+  }
+  taken += count;
+}
+
+void DeviceLimits::give(Kind kind, int device, int count) {
+  const std::lock_guard lock(mutex_);
+  taken_[device].of(kind) -= count;
+}
+
+bool DeviceLimits::has_room(Kind kind, int device) {
+  const std::lock_guard lock(mutex_);
+  return !Configuration::instance().strict || taken_[device].of(kind) < most(kind);
+}
+
+}  // namespace vnpu
