@@ -161,7 +161,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="the tokens of a step that decodes the requests of the step before are one copy",
-        where=("core.model_runner:NPUModelRunner._prepare_input_ids",),
+        where=("core.sampling.runner:SamplingRunner._prepare_input_ids",),
         why="vLLM loops over the requests in Python before it makes the same copy",
         upstream={RUNNER: ("def _prepare_input_ids", "common_indices_match", "prev_positions")},
         goes_when="vLLM compares positions as a whole",
@@ -170,8 +170,8 @@ OVERRIDES: tuple[Override, ...] = (
         what="penalties and bad words take the newest tokens from the device, and a step's inputs "
         "are waited for only where they are still being copied",
         where=(
-            "core.model_runner:NPUModelRunner._sample",
-            "core.model_runner:NPUModelRunner.synchronize_input_prep",
+            "core.sampling.runner:SamplingRunner._sample",
+            "core.sampling.runner:SamplingRunner.synchronize_input_prep",
             "core.sampling.sampler:NPUSampler",
             "core.sampling.newest_tokens:TokenHistory",
         ),

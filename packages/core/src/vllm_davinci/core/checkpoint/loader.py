@@ -29,7 +29,8 @@ from vllm_davinci.core.quantization.block_fp8 import Block, block_of
 from vllm_davinci.core.quantization.config import NAME, describe
 from vllm_davinci.core.quantization.description import QuantDescription, shortened
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
-from vllm_davinci.core.quantization.packed_weights import PackedFormat, PackedWeightsConfig
+from vllm_davinci.core.quantization.packed_config import PackedWeightsConfig
+from vllm_davinci.core.quantization.packed_weights import PackedFormat
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig

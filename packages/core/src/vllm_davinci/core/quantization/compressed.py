@@ -22,7 +22,8 @@ from vllm_davinci.core.quantization.compressed_schemes import NAME, WAY_OUT, ref
 from vllm_davinci.core.quantization.config import load_settings
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
-from vllm_davinci.core.quantization.packed_weights import PackedCompressedConfig, packed_format
+from vllm_davinci.core.quantization.packed_config import PackedCompressedConfig
+from vllm_davinci.core.quantization.packed_weights import packed_format
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
 
 _EXPERT_TENSORS = tuple(

@@ -19,7 +19,7 @@ from vllm_davinci.core.quantization.config import (
     AscendQuantizationConfig,
     read_description,
 )
-from vllm_davinci.core.quantization.packed_weights import NPUAWQConfig, NPUGPTQConfig
+from vllm_davinci.core.quantization.packed_config import NPUAWQConfig, NPUGPTQConfig
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 
 if TYPE_CHECKING:
