@@ -117,7 +117,7 @@ def _type_name(annotation: Any) -> str:
     return name.replace("typing.", "")
 
 
-def compiled_operators_page(kernels: Any, reference: Any) -> str:
+def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
     """Each operator of vllm-davinci-kernels: arguments, and what it launches."""
     text = "# Compiled operators\n\n" + GENERATED.format(
         source="packages/kernels/csrc/op_table.inc and reference.py"
@@ -129,10 +129,13 @@ def compiled_operators_page(kernels: Any, reference: Any) -> str:
         "package is installed, unless `enable_compiled_operators` is false.\n\n"
         "| operator | what it computes | arguments | launches |\n| --- | --- | --- | --- |\n"
     )
-    for name in kernels.operator_names():
+    for name in (*kernels.operator_names(), *host_operators):
         described = (getattr(reference, name).__doc__ or "").split("\n\n")[0]
         arguments = ", ".join(inspect.signature(getattr(reference, name)).parameters)
-        launches = ", ".join(kernels.launches(name)) or "copies on the device"
+        if name in host_operators:
+            launches = "nothing: tensors in host memory"
+        else:
+            launches = ", ".join(kernels.launches(name)) or "copies on the device"
         text += f"| `{name}` | {_cell(described)} | `{arguments}` | {launches} |\n"
     return text
 
@@ -249,7 +252,9 @@ def pages() -> dict[Path, str]:
     config = import_module(f"{CONFIG}.options").DavinciConfig
     found[REFERENCE / "configuration.md"] = configuration_page(config)
     found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
-        import_module("vllm_davinci.kernels._C"), import_module("vllm_davinci.kernels.reference")
+        import_module("vllm_davinci.kernels._C"),
+        import_module("vllm_davinci.kernels").HOST_OPERATORS,
+        import_module("vllm_davinci.kernels.reference"),
     )
     found[REFERENCE / "operator_constraints.md"] = operator_constraints_page(
         import_module("vllm_davinci.vnpu.constraints").constraints(),

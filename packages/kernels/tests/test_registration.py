@@ -14,7 +14,7 @@ from vllm_davinci.kernels import reference
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
 
-@pytest.mark.parametrize("name", operator_names())
+@pytest.mark.parametrize("name", [*operator_names(), *kernels.HOST_OPERATORS])
 def test_each_operator_has_a_definition_with_its_arguments(name: str) -> None:
     schema = kernels.load(name)._schema
     defined = inspect.signature(getattr(reference, name)).parameters
@@ -87,7 +87,11 @@ def test_a_function_that_cann_lacks_is_named_with_its_library() -> None:
 
 
 def test_operators_whose_functions_cann_lacks_are_not_offered() -> None:
-    assert kernels.supported_ops() == {*operator_names(), kernels.ATTENTION_GROUPS}
+    assert kernels.supported_ops() == {
+        *operator_names(),
+        kernels.ATTENTION_GROUPS,
+        *kernels.HOST_OPERATORS,
+    }
     assert all(
         find_symbol(f"aclnn{launch}") for name in operator_names() for launch in launches(name)
     )

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from vllm.config import VllmConfig
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.export import Exporter, require_calibratable
+from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.checkpoint.export_source import require_calibratable
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, block_of
 from vllm_davinci.core.quantization.description import QuantType

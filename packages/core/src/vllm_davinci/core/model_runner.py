@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
-from vllm_davinci.core.attention.mla.impl import MLACache
+from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.checkpoint.load_errors import (
     describe_damage,

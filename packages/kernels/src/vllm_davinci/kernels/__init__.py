@@ -19,6 +19,9 @@ from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 # A class and no operator: the attention launches of a captured graph, and their updates.
 ATTENTION_GROUPS = "attention_groups"
 
+# Of tensors in host memory, while a checkpoint is loaded: they launch nothing.
+HOST_OPERATORS = ("block_fp8_floats", "block_fp8_integers")
+
 # Version of core's protocol for operator providers that this package fills.
 api_version = 1
 
@@ -30,11 +33,13 @@ def supported_ops() -> frozenset[str]:
     Initializes the device: only then are CANN's operator libraries loaded.
     """
     torch_npu.npu.init()
-    names = {*operator_names(), ATTENTION_GROUPS}
+    names = {*operator_names(), ATTENTION_GROUPS, *HOST_OPERATORS}
     return frozenset(name for name in names if all(_exists(launch) for launch in _launches(name)))
 
 
 def _launches(name: str) -> list[str]:
+    if name in HOST_OPERATORS:
+        return []
     return ["FusedInferAttentionScoreV3"] if name == ATTENTION_GROUPS else launches(name)
 
 

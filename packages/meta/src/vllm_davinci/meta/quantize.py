@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"vllm-davinci quantize: {problem}", markup=False, soft_wrap=True)
         return 2
     core_access.prepare()
-    from vllm_davinci.core.checkpoint import calibration, export
+    from vllm_davinci.core.checkpoint import calibration, export, export_source
     from vllm_davinci.core.checkpoint import files as checkpoint_files
     from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
     from vllm_davinci.core.quantization.description import QuantType
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         with _progress(console) as progress:
             ranges = {}
             if kind is QuantType.W8A8:
-                export.require_calibratable(options.source, config)
+                export_source.require_calibratable(options.source, config)
                 windows = calibration.text_windows(
                     options.source, options.calibrate, options.calibration_tokens
                 )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from vllm_davinci.core.checkpoint.rounding import dynamic_tensors
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.block_fp8 import DTYPE as FP8
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, dequantized, require_scale
@@ -121,11 +122,14 @@ def dynamic_tensors_of_fp8(
     weight: torch.Tensor, scale: torch.Tensor, block: Block
 ) -> dict[str, torch.Tensor]:
     """The tensors of W8A8_DYNAMIC, rounded from the values that the fp8 weight stands for."""
-    integers = torch.empty(weight.shape, dtype=torch.int8)
-    weight_scale = torch.empty(weight.shape[0], 1)
-    for rows, values in dequantized(weight, scale, block):
-        made = dynamic_tensors(values)
-        integers[rows], weight_scale[rows] = made["weight"], made["weight_scale"]
+    if convert := fused_op("block_fp8_integers"):
+        integers, weight_scale = convert(weight, scale, block.rows, block.columns)
+    else:
+        integers = torch.empty(weight.shape, dtype=torch.int8)
+        weight_scale = torch.empty(weight.shape[0], 1)
+        for rows, values in dequantized(weight, scale, block):
+            made = dynamic_tensors(values)
+            integers[rows], weight_scale[rows] = made["weight"], made["weight_scale"]
     return {
         "weight": integers,
         "weight_scale": weight_scale,

@@ -17,7 +17,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.conversion import require_usable
+from vllm_davinci.core.checkpoint.export_source import (
+    floats_of_fp8,
+    read_tensor,
+    require_float,
+    source_block,
+)
 from vllm_davinci.core.checkpoint.files import (
     INDEX_NAME,
     QUANTIZED_INDEX_NAME,
@@ -35,12 +40,8 @@ from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.block_fp8 import DTYPE as FP8
 from vllm_davinci.core.quantization.block_fp8 import (
     SCALE,
-    Block,
-    as_floats,
-    block_of,
-    require_scale,
 )
-from vllm_davinci.core.quantization.description import FILE_NAME, QuantType, find_description
+from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMAT_VERSION = "1.0.0"
@@ -159,7 +160,8 @@ class Exporter:
                     advance(size)
                     continue  # read beside its weight
                 if tensor.dtype == FP8:
-                    tensor = self._from_fp8(stored_name, tensor, stored)
+                    assert self._block is not None
+                    tensor = floats_of_fp8(stored_name, tensor, stored, self._block)
                 experts = self._fused.get(stored_name)
                 own = (
                     [(stored_name, tensor)]
@@ -173,17 +175,6 @@ class Exporter:
                         description[result_name] = kind.value
                 advance(size)
         return written
-
-    def _from_fp8(
-        self, name: str, weight: torch.Tensor, stored: Mapping[str, StoredTensor]
-    ) -> torch.Tensor:
-        """fp32, the values that an fp8 weight stands for."""
-        assert self._block is not None
-        scale = _read(stored, f"{name}_scale_inv")
-        require_scale(name, weight, scale, self._block)
-        assert scale is not None
-        require_usable(f"{name}_scale_inv", scale)
-        return as_floats(weight, scale, self._block, torch.float32)
 
     def _results(
         self, name: str, tensor: torch.Tensor, kind: QuantType, stored: Mapping[str, StoredTensor]
@@ -243,7 +234,7 @@ class Exporter:
                 f"The calibration text never reached {prefix}, so its input has no range. Use a "
                 "longer text, or --type W8A8_DYNAMIC, which needs none."
             )
-        bias = _read(stored, f"{prefix}.bias")
+        bias = read_tensor(stored, f"{prefix}.bias")
         return static_tensors(weight, bias, self.ranges[prefix], self.dtype)
 
     def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
@@ -266,49 +257,6 @@ def _require_whole(directory: Path, source: Path) -> None:
             f"{source} {told} not whole, and nothing is kept of the result: "
             f"{'; '.join(problems[:5])}. vllm-davinci check-model on the source tells more."
         )
-
-
-def require_float(
-    directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
-) -> None:
-    """Raises CheckpointError for a checkpoint that is quantized already."""
-    if find_description(directory) is not None or config.get("quantization_config"):
-        raise CheckpointError(
-            f"{directory} is quantized already. Start from the model's float checkpoint."
-        )
-    strange = [
-        name for name, tensor in stored.items()
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2
-    ]  # fmt: skip
-    weights = [name for name in strange if name.endswith("_proj.weight")]
-    if weights:
-        raise CheckpointError(
-            f"{weights[0]} of {directory} holds {stored[weights[0]].dtype}. Start from the model's "
-            "float checkpoint."
-        )
-
-
-def source_block(config: Mapping[str, Any]) -> Block | None:
-    """The blocks of a source with fp8 weights, or None for another source."""
-    return block_of(config.get("quantization_config"))
-
-
-def require_calibratable(source: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a source that transformers does not run on a CPU."""
-    if source_block(config) is not None:
-        raise CheckpointError(
-            f"{source} holds fp8 weights, with which the model does not run for --calibrate. Make "
-            "a float checkpoint first: vllm-davinci quantize SOURCE DESTINATION --type FLOAT."
-        )
-
-
-def _read(stored: Mapping[str, StoredTensor], name: str) -> torch.Tensor | None:
-    entry = stored.get(name)
-    if entry is None:
-        return None
-    with safe_open(entry.file, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-    return tensor
 
 
 def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:

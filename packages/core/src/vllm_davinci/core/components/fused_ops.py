@@ -1,7 +1,8 @@
 """Fused operators: one call for a whole stage, where an installed package has it.
 
 A layer asks `fused_op(name)` and composes torch_npu's operators when the answer is None. Both ways
-launch the same work in the same order, so results are equal bit for bit.
+launch the same work in the same order, so results are equal bit for bit. So does the loader for
+its work on the host (`block_fp8_*`).
 """
 
 from collections.abc import Callable
@@ -18,6 +19,8 @@ FUSED_OPS = (
     "add_rms_norm_dynamic_quant",
     "add_rms_norm_quant",
     "attention_groups",
+    "block_fp8_floats",
+    "block_fp8_integers",
     "copy_kv_blocks",
     "experts",
     "experts_w8a8",

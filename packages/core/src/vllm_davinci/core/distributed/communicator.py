@@ -253,34 +253,13 @@ class NPUCommunicator(DeviceCommunicatorBase):
         )
         return received
 
-    def dispatch_router_logits(
-        self,
-        hidden_states: torch.Tensor,
-        router_logits: torch.Tensor,
-        is_sequence_parallel: bool = False,
-        extra_tensors: list[torch.Tensor] | None = None,
-    ) -> Any:
+    def dispatch_router_logits(self, *args: Any, **kwargs: Any) -> Any:
         assert self.all2all_manager is not None
-        return self.all2all_manager.dispatch_router_logits(
-            hidden_states, router_logits, is_sequence_parallel, extra_tensors
-        )
+        return self.all2all_manager.dispatch_router_logits(*args, **kwargs)
 
-    def dispatch(
-        self,
-        hidden_states: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        is_sequence_parallel: bool = False,
-        extra_tensors: list[torch.Tensor] | None = None,
-    ) -> Any:
+    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
         assert self.all2all_manager is not None
-        return self.all2all_manager.dispatch(
-            hidden_states,
-            topk_weights,
-            topk_ids,
-            is_sequence_parallel,
-            extra_tensors=extra_tensors,
-        )
+        return self.all2all_manager.dispatch(*args, **kwargs)
 
     def combine(
         self, hidden_states: torch.Tensor, is_sequence_parallel: bool = False

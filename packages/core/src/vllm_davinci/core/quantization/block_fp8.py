@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
+from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger
@@ -87,6 +88,8 @@ def as_floats(
     weight: torch.Tensor, scale: torch.Tensor, block: Block, dtype: torch.dtype
 ) -> torch.Tensor:
     """[out, in] in the model's dtype, each value rounded once."""
+    if dtype in (torch.bfloat16, torch.float32) and (convert := fused_op("block_fp8_floats")):
+        return convert(weight, scale, block.rows, block.columns, dtype)
     result = torch.empty(weight.shape, dtype=dtype)
     for part, values in dequantized(weight, scale, block):
         result[part] = values

@@ -1,6 +1,6 @@
 """MLA between queries and the cache: ql_nope for decodes, expanded for prefills."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch_npu
@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
-    ContextChunk,
     MLADecodeMetadata,
     MLAPrefillMetadata,
     NPUMLAMetadata,
@@ -17,35 +17,6 @@ from vllm_davinci.core.attention.mla.metadata import (
 from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.graph.host_lengths import HostLengths
-
-
-class MLACache(NamedTuple):
-    """Compressed keys and values of one layer's tokens, shared by all heads.
-
-    kv_c:                 [num_blocks, block_size, 1, kv_lora_rank], contiguous
-    k_pe:                 [num_blocks, block_size, 1, qk_rope_head_dim], contiguous
-    kv_c_flat, k_pe_flat: the same memory as [num_blocks, block_size, size]
-    """
-
-    kv_c: torch.Tensor
-    k_pe: torch.Tensor
-    kv_c_flat: torch.Tensor
-    k_pe_flat: torch.Tensor
-
-    @classmethod
-    def in_region(
-        cls, region: torch.Tensor, block_size: int, kv_lora_rank: int, qk_rope_head_dim: int
-    ) -> "MLACache":
-        """The kv_c rows of all blocks, then their k_pe rows.
-
-        region: [num_blocks * block_size * (kv_lora_rank + qk_rope_head_dim)], in the cache's dtype
-        """
-        num_rows = region.numel() // (kv_lora_rank + qk_rope_head_dim)
-        kv_c, k_pe = (
-            part.view(-1, block_size, 1, part.numel() // num_rows)
-            for part in region.split([num_rows * kv_lora_rank, num_rows * qk_rope_head_dim])
-        )
-        return cls(kv_c, k_pe, kv_c.flatten(2), k_pe.flatten(2))
 
 
 class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
@@ -204,7 +175,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             partial, partial_lse = self._attend(
                 q_nope[rows],
                 q_pe[rows],
-                *self.expand(*_gather(cache, chunk)),
+                *self.expand(*cache.gather(chunk)),
                 actual_seq_lengths_q=chunk.actual_seq_lengths_q,
                 actual_seq_lengths_kv=chunk.actual_seq_lengths_kv,
                 mask=None,
@@ -302,20 +273,3 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         if value_size != self.v_head_dim:
             out = out[..., : self.v_head_dim].contiguous()
         return out, lse
-
-
-def _gather(cache: MLACache, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunk's rows of the cache, one request after the other: kv_c and k_pe."""
-    num_rows = chunk.actual_seq_lengths_kv[-1]
-    kv_c = cache.kv_c.new_empty(num_rows, 1, cache.kv_c.shape[-1])
-    k_pe = cache.k_pe.new_empty(num_rows, 1, cache.k_pe.shape[-1])
-    torch_npu.npu_gather_pa_kv_cache(
-        cache.kv_c,
-        cache.k_pe,
-        chunk.block_table,
-        chunk.lengths,
-        kv_c,
-        k_pe,
-        seq_offset=chunk.starts,
-    )
-    return kv_c.squeeze(1), k_pe.squeeze(1)

@@ -18,7 +18,8 @@ import torch
 import torch_npu
 from vllm.model_executor.layers.mla import MLAModules
 
-from vllm_davinci.core.attention.mla.impl import MLACache, NPUMLAImpl
+from vllm_davinci.core.attention.mla.cache import MLACache
+from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.attention.mla.projections import Projections, fusible_projections
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
