@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
+from vllm_davinci_testing.engines.counting_worker import StepWaits
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 
 REQUESTS = 8
@@ -76,9 +77,14 @@ def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def assert_one_wait_each(waits: list[int]) -> None:
-    """Of successive steps. Those for outputs of two earlier ones may fall among them."""
-    assert sum(waits) <= len(waits) + 2, waits
+def assert_one_wait_each(steps: list[StepWaits]) -> None:
+    """Of successive steps. Those for outputs of two earlier ones may fall among them.
+
+    A device that is a step behind makes the host wait for the inputs' copies, too.
+    """
+    assert all(step.in_forward == 0 and step.for_inputs <= 1 for step in steps)
+    waits = [step.all - step.for_inputs for step in steps]
+    assert sum(waits) <= len(waits) + 2, steps
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +112,9 @@ def test_tokens_are_those_of_synchronous_steps_and_nothing_else_waits(
     if feature not in ("greedy", "logprobs"):
         assert expected != generate(synchronous, "greedy")
     (steps,) = asynchronous.on_workers("waits_of_steps")
-    decodes = [(waits, in_forward) for tokens, waits, in_forward in steps if tokens == REQUESTS]
+    decodes = [step for step in steps if step.tokens == REQUESTS]
     assert len(decodes) >= TOKENS - 3
-    assert all(in_forward == 0 for _, in_forward in decodes)
-    assert_one_wait_each([waits for waits, _ in decodes[2:-2]])
+    assert_one_wait_each(decodes[2:-2])
 
 
 def test_random_requests_without_a_seed_wait_no_more(asynchronous: EngineProcess):
@@ -117,4 +122,4 @@ def test_random_requests_without_a_seed_wait_no_more(asynchronous: EngineProcess
     asynchronous.on_workers("waits_of_steps")
     asynchronous.generate(["class "] * REQUESTS, parameters)
     (steps,) = asynchronous.on_workers("waits_of_steps")
-    assert_one_wait_each([waits for tokens, waits, _ in steps if tokens == REQUESTS][2:-2])
+    assert_one_wait_each([step for step in steps if step.tokens == REQUESTS][2:-2])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.distributed import get_tp_group
@@ -127,34 +128,63 @@ class StepCountingWorker:
     def count_waits_of_steps(self) -> None:
         """From now on."""
         runner = self.model_runner
-        self._counted_steps: list[tuple[int, dict[str, int], int]] = []
-        self._waits_of_forward = 0
+        self._counted_steps: list[tuple[int, int, int, int]] = []
+        self._waits_in_forward = self._waits_for_inputs = 0
         execute, forward = runner.execute_model, runner._model_forward
+        keep_inputs = runner.synchronize_input_prep
 
         def counting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             tokens = scheduler_output.total_num_scheduled_tokens
-            self._counted_steps.append((tokens, _C.host_counts(), self._waits_of_forward))
+            self._counted_steps.append(
+                (tokens, _synchronizations(), self._waits_in_forward, self._waits_for_inputs)
+            )
             return execute(scheduler_output, *args, **kwargs)
 
         def counting_forward(*args: Any, **kwargs: Any) -> Any:
-            before = _C.host_counts()["synchronizations"]
+            before = _synchronizations()
             output = forward(*args, **kwargs)
-            self._waits_of_forward += _C.host_counts()["synchronizations"] - before
+            self._waits_in_forward += _synchronizations() - before
             return output
+
+        @contextmanager
+        def counting_inputs() -> Iterator[None]:
+            is_copied = runner.prepare_inputs_event.query()
+            with keep_inputs():
+                self._waits_for_inputs += not is_copied
+                yield
 
         runner.execute_model = counting_execute  # of this object alone
         runner._model_forward = counting_forward
+        runner.synchronize_input_prep = counting_inputs
 
-    def waits_of_steps(self) -> list[tuple[int, int, int]]:
-        """Of each step but the last: its tokens, the waits, and those of the forward."""
+    def waits_of_steps(self) -> list[StepWaits]:
+        """Of each step but the last."""
         steps = self._counted_steps
         found = [
-            (
-                tokens,
-                after["synchronizations"] - before["synchronizations"],
-                forward_after - forward_before,
+            StepWaits(
+                before[0], *(now - then for then, now in zip(before[1:], after[1:], strict=True))
             )
-            for (tokens, before, forward_before), (_, after, forward_after) in pairwise(steps)
+            for before, after in pairwise(steps)
         ]
         steps.clear()
         return found
+
+
+class StepWaits(NamedTuple):
+    """How often the process waited for the device during a step of so many tokens.
+
+    all:        outputs that are taken on another thread included
+    in_forward: during the model's forward
+    for_inputs: until the inputs of the step before were copied, as a device makes it necessary
+                that is a step behind
+    """
+
+    tokens: int
+    all: int
+    in_forward: int
+    for_inputs: int
+
+
+def _synchronizations() -> int:
+    count: int = _C.host_counts()["synchronizations"]
+    return count
