@@ -21,10 +21,13 @@ Stages = dict[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """DeepSeek-V3's config.json, by its names; one layer on one device."""
+    """DeepSeek-V3's config.json, by its names; a layer of one of two TP ranks.
+
+    One device cannot have the whole: attention takes at most 64 heads beside one of the cache.
+    """
 
     hidden: int = 7168
-    heads: int = 128
+    heads: int = 64
     q_lora_rank: int = 1536
     kv_lora_rank: int = 512
     nope: int = 128
