@@ -13,6 +13,7 @@ import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
+from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 
 SAMPLE_S = 0.002
@@ -32,6 +33,7 @@ def main(model: Path, result: Path, quantization: str | None = None) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    choose_fused_ops(True)  # as a worker does
     with tempfile.NamedTemporaryFile() as store, set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{store.name}", 0, backend="gloo")
         initialize_model_parallel(1, 1)
