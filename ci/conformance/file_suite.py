@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Suite:
     arguments:   further ones of pytest
     together:    files that share a process, where each takes less time than torch's import. One
                  that does not pass there is run once more, alone, unless its reason is known
+    alone:       regular expression: what a file says that leaves its process unfit for others
     """
 
     directory: Path
@@ -48,6 +50,7 @@ class Suite:
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     together: int = 1
+    alone: str | None = None
 
     def main(self) -> int:
         parser = argparse.ArgumentParser(description=self.what)
@@ -95,7 +98,7 @@ class Suite:
         path.append(str(checkout.extra_packages(*self.packages)))
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
         run = TestRun(source, environment, self.arguments)
-        groups = _groups(chosen, self.together)
+        groups = self._groups(source, chosen)
         steps = Steps(len(groups), logs)
         outcomes: list[Outcome] = []
         for files in groups:
@@ -111,14 +114,17 @@ class Suite:
             outcomes += found
         return outcomes
 
-
-def _groups(files: list[str], together: int) -> list[list[str]]:
-    """Neighbours of one folder: files of two may have the same name, which pytest cannot load."""
-    groups: list[list[str]] = []
-    for file in files:
-        last = groups[-1] if groups else []
-        if last and len(last) < together and Path(last[0]).parent == Path(file).parent:
-            last.append(file)
-        else:
-            groups.append([file])
-    return groups
+    def _groups(self, source: Path, files: list[str]) -> list[list[str]]:
+        """Neighbours of one folder: files of two may have the same name, which pytest minds."""
+        groups: list[list[str]] = []
+        open_group: list[str] = []
+        for file in files:
+            if self.alone and re.search(self.alone, (source / file).read_text(encoding="utf-8")):
+                groups.append([file])
+                continue
+            is_far = open_group and Path(open_group[0]).parent != Path(file).parent
+            if not open_group or is_far or len(open_group) == self.together:
+                open_group = []
+                groups.append(open_group)
+            open_group.append(file)
+        return groups

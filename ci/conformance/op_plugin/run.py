@@ -24,6 +24,7 @@ SUITE = Suite(
     import_from=("test",),
     environment={"MASTER_ADDR": "127.0.0.1"},
     together=25,
+    alone=r"jit_compile=True",
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #include "device/pinned_memory.h"
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 
@@ -15,22 +16,25 @@ PinnedMemory& PinnedMemory::instance() {
 
 void PinnedMemory::add(const void* begin, size_t bytes, bool owned) {
   std::lock_guard lock(mutex_);
-  ranges_[reinterpret_cast<uintptr_t>(begin)] = {bytes, owned};
+  ranges_[reinterpret_cast<uintptr_t>(begin)].of(owned) = bytes;
 }
 
 size_t PinnedMemory::bytes(const void* begin, bool owned, const char* function) const {
   std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<uintptr_t>(begin));
-  if (it == ranges_.end() || it->second.owned != owned) {
+  if (it == ranges_.end() || it->second.of(owned) == 0) {
     throw Failure(FailureKind::kInvalidArgument,
                   std::string("vnpu: ") + function + " of an address that is not pinned memory.");
   }
-  return it->second.bytes;
+  return it->second.of(owned);
 }
 
-void PinnedMemory::remove(const void* begin) {
+void PinnedMemory::remove(const void* begin, bool owned) {
   std::lock_guard lock(mutex_);
-  ranges_.erase(reinterpret_cast<uintptr_t>(begin));
+  const auto it = ranges_.find(reinterpret_cast<uintptr_t>(begin));
+  if (it == ranges_.end()) return;
+  it->second.of(owned) = 0;
+  if (it->second.of(!owned) == 0) ranges_.erase(it);
 }
 
 bool PinnedMemory::contains(const void* address) const {
@@ -39,7 +43,7 @@ bool PinnedMemory::contains(const void* address) const {
   auto it = ranges_.upper_bound(a);
   if (it == ranges_.begin()) return false;
   --it;
-  return a < it->first + it->second.bytes;
+  return a < it->first + std::max(it->second.allocated, it->second.registered);
 }
 
 }  // namespace vnpu

@@ -7,22 +7,26 @@
 
 namespace vnpu {
 
-// Pinned host memory of this process, by first byte.
+// Pinned host memory of this process, by first byte. What the runtime has allocated can be
+// registered besides, as torch_npu does with memory that the device reads in place.
 class PinnedMemory {
  public:
   static PinnedMemory& instance();
 
+  // owned: allocated by the runtime, not registered by the program
   void add(const void* begin, size_t bytes, bool owned);
   // The bytes of the range that begins there. Throws unless there is one, `owned` alike; `function`
   // is who asks.
   size_t bytes(const void* begin, bool owned, const char* function) const;
-  void remove(const void* begin);
+  void remove(const void* begin, bool owned);
   bool contains(const void* address) const;
 
  private:
-  struct Range {
-    size_t bytes;
-    bool owned;  // allocated by the runtime, not registered by the program
+  struct Range {  // bytes, 0: none
+    size_t allocated = 0;
+    size_t registered = 0;
+    size_t& of(bool owned) { return owned ? allocated : registered; }
+    size_t of(bool owned) const { return owned ? allocated : registered; }
   };
   mutable std::mutex mutex_;
   std::map<uintptr_t, Range> ranges_;

@@ -144,7 +144,7 @@ TEST_F(Races, TheHostMustNotChangePinnedMemoryThatACopyMayRead) {
   } catch (const Failure& failure) {
     EXPECT_NE(std::string(failure.what()).find("pinned host memory"), std::string::npos);
   }
-  PinnedMemory::instance().remove(pinned);
+  PinnedMemory::instance().remove(pinned, true);
 }
 
 TEST_F(Races, AReportingDetectorLetsTheLaunchPass) {

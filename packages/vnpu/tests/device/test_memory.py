@@ -175,3 +175,23 @@ def test_pinned_memory_is_pinned_and_copies_to_the_device_and_back() -> None:
     back.copy_(there, non_blocking=True)
     torch.npu.synchronize()
     assert torch.equal(back, pinned)
+
+
+def test_memory_of_the_host_may_be_registered_besides_and_takes_no_empty_range() -> None:
+    """As torch_npu does with memory that the device reads in place (`empty_with_swapped_memory`)."""
+    assert output_of(
+        """
+        import ctypes, gc, torch, torch_npu
+        torch.npu.set_device(0)
+        for _ in range(2):
+            x = torch_npu.empty_with_swapped_memory([256], dtype=torch.float32, device="npu:0")
+            x.fill_(3)
+            print(x.sum().item())
+            del x
+            gc.collect()
+        acl, memory = ctypes.CDLL("libascendcl.so"), ctypes.create_string_buffer(4096)
+        print(acl.aclrtHostRegisterV2(memory, ctypes.c_uint64(0), 0),
+              acl.aclrtHostRegisterV2(memory, ctypes.c_uint64(4096), 0),
+              acl.aclrtHostUnregister(memory), acl.aclrtHostUnregister(memory))
+        """
+    ) == ["768.0", "768.0", "107000 0 0 107000"]

@@ -1,5 +1,5 @@
 // A program as CANN's own examples are: linked with its libraries, without Python and torch. Adds
-// two tensors on device 0 and prints the sum.
+// two tensors on device 0 and prints the sum, and a few facts.
 
 #include <acl/acl.h>
 
@@ -81,6 +81,10 @@ int main() {
     if (workspace != nullptr) aclrtFree(workspace);
     aclDestroyScalar(scale);
   }
+  aclrtRunMode mode = ACL_DEVICE;
+  check(aclrtGetRunMode(&mode), "aclrtGetRunMode");
+  std::printf("%d %zu %g\n", mode == ACL_HOST, aclDataTypeSize(ACL_BF16),
+              aclFloat16ToFloat(aclFloatToFloat16(0.5f)));
   check(aclrtDestroyStream(stream), "aclrtDestroyStream");
   check(aclrtResetDevice(0), "aclrtResetDevice");
   check(aclFinalize(), "aclFinalize");

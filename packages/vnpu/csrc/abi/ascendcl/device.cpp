@@ -168,6 +168,12 @@ VNPU_ACL(aclrtDeviceCanAccessPeer, (int32_t* can, int32_t device, int32_t peer))
 VNPU_ACL(aclrtDeviceEnablePeerAccess, (int32_t peer, uint32_t)) {
   return guarded("aclrtDeviceEnablePeerAccess", [&] { System::instance().physical(peer); });
 }
+VNPU_ACL(aclrtDeviceDisablePeerAccess, (int32_t peer)) {
+  return guarded("aclrtDeviceDisablePeerAccess", [&] { System::instance().physical(peer); });
+}
+VNPU_ACL(aclrtGetRunMode, (aclrtRunMode * mode)) {
+  return guarded("aclrtGetRunMode", [&] { *mode = ACL_HOST; });  // programs run beside the device
+}
 VNPU_ACL(aclrtGetLogicDevIdByUserDevId, (const int32_t user, int32_t* const logic)) {
   return guarded("aclrtGetLogicDevIdByUserDevId",
                  [&] { *logic = System::instance().physical(user); });

@@ -27,7 +27,7 @@ void give_back(void* address, bool owned, const char* function) {
     const std::string site = observers.call_site();
     System::instance().executor().tell(&Observer::on_host_free, address, bytes, site);
   }
-  pinned.remove(address);
+  pinned.remove(address, owned);
 }
 
 // Copies when the stream reaches it: the source is read then, not when it was asked for.
@@ -149,6 +149,16 @@ struct Shareable {
   size_t bytes;
 };
 
+void register_host(void* address, uint64_t bytes) {
+  if (address == nullptr || bytes == 0) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: host memory to register has address " +
+                      std::to_string(reinterpret_cast<uintptr_t>(address)) + " and " +
+                      std::to_string(bytes) + " bytes; neither may be 0.");
+  }
+  PinnedMemory::instance().add(address, bytes, false);
+}
+
 }  // namespace
 
 VNPU_ACL(aclrtMalloc, (void** address, size_t bytes, aclrtMemMallocPolicy)) {
@@ -199,13 +209,12 @@ VNPU_ACL(aclrtFreeHost, (void* address)) {
 }
 VNPU_ACL(aclrtHostRegister, (void* address, uint64_t bytes, aclrtHostRegisterType, void** device)) {
   return guarded("aclrtHostRegister", [&] {
-    PinnedMemory::instance().add(address, bytes, false);
+    register_host(address, bytes);
     if (device != nullptr) *device = address;
   });
 }
 VNPU_ACL(aclrtHostRegisterV2, (void* address, uint64_t bytes, uint32_t)) {
-  return guarded("aclrtHostRegisterV2",
-                 [&] { PinnedMemory::instance().add(address, bytes, false); });
+  return guarded("aclrtHostRegisterV2", [&] { register_host(address, bytes); });
 }
 VNPU_ACL(aclrtHostUnregister, (void* address)) {
   return guarded("aclrtHostUnregister", [&] { give_back(address, false, "aclrtHostUnregister"); });
