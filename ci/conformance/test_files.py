@@ -47,7 +47,7 @@ class TestRun:
     directory: Path
     environment: Mapping[str, str]
     arguments: Sequence[str] = ()
-    test_limit_s: int = 120
+    test_limit_s: int = 300
     file_limit_s: float = 400.0
 
     def outcomes(self, files: Sequence[str], log: Path) -> list[Outcome]:

@@ -15,6 +15,7 @@
 #include "device/configuration.h"
 #include "device/failure.h"
 #include "device/memory_watch.h"
+#include "device/pinned_memory.h"
 
 namespace vnpu {
 namespace {
@@ -381,6 +382,8 @@ bool Memory::is_live(const void* address, size_t bytes) const {
   if (last_range.generation == generation && begin >= last_range.begin && end <= last_range.end) {
     return true;
   }
+  // The program's own memory, where it is mapped for the device.
+  if (!is_device_address(address)) return PinnedMemory::instance().is_mapped(address, bytes);
   std::shared_lock lock(mutex_);
   auto it = live_.upper_bound(begin);
   if (it == live_.begin()) return false;

@@ -14,9 +14,11 @@ PinnedMemory& PinnedMemory::instance() {
   return *pinned;
 }
 
-void PinnedMemory::add(const void* begin, size_t bytes, bool owned) {
+void PinnedMemory::add(const void* begin, size_t bytes, bool owned, bool is_mapped) {
   std::lock_guard lock(mutex_);
-  ranges_[reinterpret_cast<uintptr_t>(begin)].of(owned) = bytes;
+  Range& range = ranges_[reinterpret_cast<uintptr_t>(begin)];
+  range.of(owned) = bytes;
+  if (!owned) range.is_mapped = is_mapped;
 }
 
 size_t PinnedMemory::bytes(const void* begin, bool owned, const char* function) const {
@@ -34,6 +36,7 @@ void PinnedMemory::remove(const void* begin, bool owned) {
   const auto it = ranges_.find(reinterpret_cast<uintptr_t>(begin));
   if (it == ranges_.end()) return;
   it->second.of(owned) = 0;
+  if (!owned) it->second.is_mapped = false;
   if (it->second.of(!owned) == 0) ranges_.erase(it);
 }
 
@@ -44,6 +47,15 @@ bool PinnedMemory::contains(const void* address) const {
   if (it == ranges_.begin()) return false;
   --it;
   return a < it->first + std::max(it->second.allocated, it->second.registered);
+}
+
+bool PinnedMemory::is_mapped(const void* address, size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  const auto a = reinterpret_cast<uintptr_t>(address);
+  auto it = ranges_.upper_bound(a);
+  if (it == ranges_.begin()) return false;
+  --it;
+  return it->second.is_mapped && a + bytes <= it->first + it->second.registered;
 }
 
 }  // namespace vnpu

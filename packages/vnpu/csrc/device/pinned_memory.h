@@ -13,18 +13,22 @@ class PinnedMemory {
  public:
   static PinnedMemory& instance();
 
-  // owned: allocated by the runtime, not registered by the program
-  void add(const void* begin, size_t bytes, bool owned);
+  // owned: allocated by the runtime, not registered by the program. is_mapped: registered so that
+  // the device reads and writes it in place.
+  void add(const void* begin, size_t bytes, bool owned, bool is_mapped = false);
   // The bytes of the range that begins there. Throws unless there is one, `owned` alike; `function`
   // is who asks.
   size_t bytes(const void* begin, bool owned, const char* function) const;
   void remove(const void* begin, bool owned);
   bool contains(const void* address) const;
+  // Whether the device reaches all of a range.
+  bool is_mapped(const void* address, size_t bytes) const;
 
  private:
   struct Range {  // bytes, 0: none
     size_t allocated = 0;
     size_t registered = 0;
+    bool is_mapped = false;
     size_t& of(bool owned) { return owned ? allocated : registered; }
     size_t of(bool owned) const { return owned ? allocated : registered; }
   };

@@ -178,7 +178,7 @@ def test_pinned_memory_is_pinned_and_copies_to_the_device_and_back() -> None:
 
 
 def test_memory_of_the_host_may_be_registered_besides_and_takes_no_empty_range() -> None:
-    """As torch_npu does with memory that the device reads in place (`empty_with_swapped_memory`)."""
+    """As torch_npu does with memory that the device reads in place."""
     assert output_of(
         """
         import ctypes, gc, torch, torch_npu

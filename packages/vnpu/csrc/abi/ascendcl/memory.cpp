@@ -149,14 +149,14 @@ struct Shareable {
   size_t bytes;
 };
 
-void register_host(void* address, uint64_t bytes) {
+void register_host(void* address, uint64_t bytes, bool is_mapped) {
   if (address == nullptr || bytes == 0) {
     throw Failure(FailureKind::kInvalidArgument,
                   "vnpu: host memory to register has address " +
                       std::to_string(reinterpret_cast<uintptr_t>(address)) + " and " +
                       std::to_string(bytes) + " bytes; neither may be 0.");
   }
-  PinnedMemory::instance().add(address, bytes, false);
+  PinnedMemory::instance().add(address, bytes, false, is_mapped);
 }
 
 }  // namespace
@@ -207,14 +207,16 @@ VNPU_ACL(aclrtFreeHost, (void* address)) {
     std::free(address);
   });
 }
-VNPU_ACL(aclrtHostRegister, (void* address, uint64_t bytes, aclrtHostRegisterType, void** device)) {
+VNPU_ACL(aclrtHostRegister,
+         (void* address, uint64_t bytes, aclrtHostRegisterType type, void** device)) {
   return guarded("aclrtHostRegister", [&] {
-    register_host(address, bytes);
+    register_host(address, bytes, type == ACL_HOST_REGISTER_MAPPED);
     if (device != nullptr) *device = address;
   });
 }
-VNPU_ACL(aclrtHostRegisterV2, (void* address, uint64_t bytes, uint32_t)) {
-  return guarded("aclrtHostRegisterV2", [&] { register_host(address, bytes); });
+VNPU_ACL(aclrtHostRegisterV2, (void* address, uint64_t bytes, uint32_t flags)) {
+  return guarded("aclrtHostRegisterV2",
+                 [&] { register_host(address, bytes, (flags & ACL_HOST_REG_MAPPED) != 0); });
 }
 VNPU_ACL(aclrtHostUnregister, (void* address)) {
   return guarded("aclrtHostUnregister", [&] { give_back(address, false, "aclrtHostUnregister"); });
