@@ -105,21 +105,23 @@ struct Weight {
 
 Weight checked(const Tensor& weight, const Tensor& scale, int64_t block_rows,
                int64_t block_columns) {
-  TORCH_CHECK_TYPE(
-      weight.scalar_type() == at::kFloat8_e4m3fn && scale.scalar_type() == at::kFloat,
-      "a weight of ", weight.scalar_type(), " with scales of ", scale.scalar_type(),
-      ": give float8_e4m3fn and float32");
+  TORCH_CHECK_TYPE(weight.scalar_type() == at::kFloat8_e4m3fn && scale.scalar_type() == at::kFloat,
+                   "a weight of ", weight.scalar_type(), " with scales of ", scale.scalar_type(),
+                   ": give float8_e4m3fn and float32");
   TORCH_CHECK_VALUE(block_rows > 0 && block_columns > 0, "blocks of ", block_rows, " x ",
                     block_columns, ": give sizes from 1");
-  TORCH_CHECK_VALUE(weight.dim() == 2 && scale.dim() == 2 && weight.is_contiguous() &&
-                        scale.is_contiguous() &&
-                        scale.size(0) == (weight.size(0) + block_rows - 1) / block_rows &&
-                        scale.size(1) == (weight.size(1) + block_columns - 1) / block_columns,
-                    "a weight of sizes ", weight.sizes(), " with scales of sizes ", scale.sizes(),
-                    ": give contiguous ones, with a scale for each block of ", block_rows, " x ",
-                    block_columns);
-  return {static_cast<const uint8_t*>(weight.const_data_ptr()), scale.const_data_ptr<float>(),
-          weight.size(0), weight.size(1), block_rows, block_columns};
+  TORCH_CHECK_VALUE(
+      weight.dim() == 2 && scale.dim() == 2 && weight.is_contiguous() && scale.is_contiguous() &&
+          scale.size(0) == (weight.size(0) + block_rows - 1) / block_rows &&
+          scale.size(1) == (weight.size(1) + block_columns - 1) / block_columns,
+      "a weight of sizes ", weight.sizes(), " with scales of sizes ", scale.sizes(),
+      ": give contiguous ones, with a scale for each block of ", block_rows, " x ", block_columns);
+  return {static_cast<const uint8_t*>(weight.const_data_ptr()),
+          scale.const_data_ptr<float>(),
+          weight.size(0),
+          weight.size(1),
+          block_rows,
+          block_columns};
 }
 
 Tensor block_fp8_floats(const Tensor& weight, const Tensor& scale, int64_t block_rows,
