@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of one benchmark found.
+    """Result of one run of one benchmark.
 
     ours, baseline: what the two sides are, for the table's head
     device: the device under test and, on the virtual NPU, its execution policy

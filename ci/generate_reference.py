@@ -141,7 +141,7 @@ def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], refer
 
 
 def operator_constraints_page(constraints: list[Any], cases: list[Any]) -> str:
-    """What vnpu's operators are held to; operators with the same rows share a section.
+    """The constraints of vnpu's operators; operators with the same rows share a section.
 
     cases: the calls outside the documents that tests make
     """
@@ -191,7 +191,7 @@ def _number_of_cases(row: Any, operators: list[str], cases: list[Any]) -> int:
 
 
 def conformance_page(records: list[dict[str, Any]]) -> str:
-    """What other people's suites found, of the last recorded run of each."""
+    """Results of other people's suites, of the last recorded run of each."""
     text = "# Other people's suites\n\n" + GENERATED.format(source="ci/conformance/*/results.json")
     text += (
         "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "

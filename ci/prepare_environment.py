@@ -36,7 +36,7 @@ def present_packages() -> list[Path]:
 
 
 def installed_projects() -> list[Path]:
-    """What an environment takes from this checkout: the packages, then what their tests share."""
+    """Directories that an environment installs: the packages, then what their tests share."""
     return [*present_packages(), TEST_SUPPORT]
 
 

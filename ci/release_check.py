@@ -18,7 +18,7 @@ SOURCES = ("src", "csrc", "include", "soc", "CMakeLists.txt", "pyproject.toml")
 
 
 def package_problems(package: Path) -> list[str]:
-    """What keeps one package from being released as it is."""
+    """Reasons against releasing one package as it is."""
     version = read_toml(package / "pyproject.toml")["project"]["version"]
     found: list[str] = []
     changelog = package / "CHANGELOG.md"

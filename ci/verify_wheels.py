@@ -22,7 +22,7 @@ def installed_files(names: Iterable[str]) -> list[str]:
 
 
 def problems(files: Mapping[str, list[str]]) -> list[str]:
-    """What is wrong with a set of distributions, given the files of each by name."""
+    """Problems of a set of distributions, given the files of each by name."""
     found: list[str] = []
     owners: dict[str, list[str]] = {}
     for distribution, names in files.items():

@@ -1,4 +1,4 @@
-"""What tests of several packages together share: the repository's root and its packages."""
+"""Shared by tests of several packages together: the repository's root and its packages."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def norm_of_sum(
 def prepare_attention(
     layer: Layer, q: torch.Tensor, kv: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `preprocess` returns, of the projections' results."""
+    """The result of `preprocess`, from the projections' results."""
     s = layer.sizes
     q_nope, q_rope = q.view(-1, s.heads, s.nope + s.rope).split([s.nope, s.rope], dim=-1)
     torch_npu.npu_kv_rmsnorm_rope_cache(

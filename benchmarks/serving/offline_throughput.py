@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """What `run_process` does with the checkpoint in `model`."""
+    """The figures of `run_process` for the checkpoint in `model`."""
     configuration = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return {
         "model": str(model.resolve()),

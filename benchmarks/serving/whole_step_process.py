@@ -38,7 +38,7 @@ class Times(NamedTuple):
 
 
 class ForwardTimer:
-    """What the model's forward takes, until the device is through with it."""
+    """Time of the model's forward, until the device is through with it."""
 
     def __init__(self, runner: Any) -> None:
         self.total = Times(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""What it costs to hold every call against CANN's documents, and that none is refused.
+"""Cost of holding every call against CANN's documents, and that none is refused.
 
 `serving/offline_throughput`'s engine, over virtual NPUs that check calls and over such that do not
 (VNPU_STRICT=0), in processes of their own, in turn.

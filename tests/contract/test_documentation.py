@@ -1,4 +1,4 @@
-"""What the pages point at exists: files, nox sessions, and the names of packages."""
+"""Targets of the pages exist: files, nox sessions, and the names of packages."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def verify_wheels(repository: Path):
 
 @pytest.fixture(scope="module")
 def files_by_distribution(packages, verify_wheels, tmp_path_factory) -> dict[str, list[str]]:
-    """What the wheel of each package installs.
+    """Files that the wheel of each package installs.
 
     Wheels of pure Python are built here; a compiled package is read as it is installed, or from
     its sources when that is an editable install.

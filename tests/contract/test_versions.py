@@ -42,7 +42,7 @@ def projects(packages: list[Path], read_toml: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pinned(projects: dict[str, Any]) -> dict[str, Requirement]:
-    """What core requires, by name."""
+    """Core's requirements, by name."""
     found = map(Requirement, projects["vllm-davinci-core"]["project"]["dependencies"])
     return {requirement.name: requirement for requirement in found}
 

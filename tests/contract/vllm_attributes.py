@@ -51,7 +51,7 @@ class Recorder:
             module.__class__ = _watched_module(self)
 
     def replaced(self) -> list[str]:
-        """What differs from the record, without what each module rebinds itself."""
+        """Differences from the record, without what each module rebinds itself."""
         found = list(self.from_outside)
         for name, before in self.modules.items():
             own = names_it_rebinds(sys.modules[name])

@@ -190,7 +190,7 @@ def of_lengths(seed: int, *lengths: int) -> list[list[int]]:
 
 
 def workload(engine: DPEngines) -> dict[str, list[Any]]:
-    """What an engine answers, in every kind of step: tokens with their log-probabilities."""
+    """Answers of an engine, in every kind of step: tokens with their log-probabilities."""
     prefix = of_lengths(9, 128)[0]
     sharing = [prefix + tail for tail in of_lengths(10, 3, 20, 41, 7)]
     kinds = {

@@ -71,7 +71,7 @@ def checkpoint(
 
 
 def bound(repository: Path, name: str) -> float:
-    """What the checkpoint's card states for the slice that is scored here."""
+    """The figure of the checkpoint's card for the slice that is scored here."""
     card = (repository / "checkpoints" / name / "README.md").read_text(encoding="utf-8")
     found = re.search(r"^\| perplexity, slice of 16384 tokens \| ([\d.]+) \|$", card, re.MULTILINE)
     assert found is not None

@@ -106,7 +106,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
 
 def bench(server: ServerProcess, tokenizer: Path, prompts: int, options: tuple[str, ...]) -> Any:
-    """What `vllm bench serve` has saved."""
+    """The file that `vllm bench serve` has saved."""
     directory = server.log.parent
     client = (
         *VLLM, "bench", "serve", "--backend=vllm", f"--base-url={server.url}", "--model=auto",

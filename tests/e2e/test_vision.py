@@ -67,7 +67,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 class Reference:
-    """What transformers computes on the CPU in fp32."""
+    """transformers' results on the CPU in fp32."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.network = transformers.AutoModelForImageTextToText.from_pretrained(

@@ -1,4 +1,4 @@
-"""What ModelSlim is asked for: its recipe files, as data."""
+"""Recipes for ModelSlim: its recipe files, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process says in which torch_npu cannot start."""
+"""Messages of a process in which torch_npu cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host asks of its devices is counted, in a process and for all processes of a command."""
+"""Requests of a host to its devices are counted, in a process and for a whole command."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def make(num_heads: int, head_size: int, num_kv_heads: int | None = None, **opti
 
 
 def metadata(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor | None]:
-    """What models pass to every block."""
+    """The arguments that models pass to every block."""
     ends = cumulative(lengths)
     return {
         "cu_seqlens": NPUMMEncoderAttention.maybe_recompute_cu_seqlens(

@@ -1,4 +1,4 @@
-"""Whatever a step's requests and cuts: its parts attend to what the whole step attends to.
+"""For any requests and cuts, the parts of a step attend to what the whole step attends to.
 
 vLLM cuts its batch description, our builders make metadata of each part. A row of a step is
 compared by the tokens that it may see, the cache blocks it finds them in, and the slot that it is

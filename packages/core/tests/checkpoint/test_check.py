@@ -1,4 +1,4 @@
-"""What is said about a checkpoint directory, good or bad, from its headers alone."""
+"""The report on a checkpoint directory, good or bad, from its headers alone."""
 
 from __future__ import annotations
 

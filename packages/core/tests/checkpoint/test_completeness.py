@@ -110,7 +110,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """What was done, the tensors, the description, and names of which the error has one."""
+    """The change made, the tensors, the description, and names of which the error has one."""
     for name, tensor in stored.tensors.items():
 
         def types(**changes: Any) -> dict[str, Any] | None:

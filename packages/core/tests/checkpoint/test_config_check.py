@@ -1,4 +1,4 @@
-"""What check-model tells of a float checkpoint that is not the model of its config.json."""
+"""check-model finds a float checkpoint that is not the model of its config.json."""
 
 from __future__ import annotations
 

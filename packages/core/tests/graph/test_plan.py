@@ -1,4 +1,4 @@
-"""What graphs take of a device, and what a device allows."""
+"""Resources that graphs take of a device, and the device's limits."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the description file says about a layer, and what is said about a bad file."""
+"""Layers by the description file, and messages about a bad file."""
 
 import json
 from pathlib import Path

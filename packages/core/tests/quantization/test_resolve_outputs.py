@@ -49,7 +49,7 @@ def ready(one_rank: None) -> None:
 
 
 def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:
-    """What the model runner does after loading, with `run` as the dummy run."""
+    """The model runner's work after loading, with `run` as the dummy run."""
     resolve_outputs(torch.nn.ModuleList(modules), run)
 
 

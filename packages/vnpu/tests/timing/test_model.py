@@ -36,7 +36,7 @@ print(float(z[0, 0]))
 
 
 def modelled(directory: pathlib.Path) -> tuple[str, bytes]:
-    """What the program prints, and the bytes of its timeline."""
+    """The program's output, and the bytes of its timeline."""
     directory.mkdir()
     config = VirtualDeviceConfig(chip="ascend910b2", timeline=str(directory))
     done = run_program(PROGRAM, config)

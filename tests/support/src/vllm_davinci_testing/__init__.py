@@ -1,1 +1,1 @@
-"""What the tests of several packages share. README.md says what lies where."""
+"""Support that tests of several packages share. README.md says what lies where."""

@@ -23,7 +23,7 @@ Launched = Callable[..., list[list[dict[str, int]]]]
 
 @pytest.fixture
 def launched() -> Launched:
-    """What rank 0 launched between ranks, per variant and step. Every rank compares its outputs."""
+    """Launches of rank 0 between ranks, per variant and step. Every rank compares its outputs."""
 
     def run(
         tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "reference"

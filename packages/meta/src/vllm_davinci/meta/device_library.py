@@ -47,7 +47,7 @@ def require() -> None:
 
 
 def explanation(message: str) -> str:
-    """What to do about a runtime library that did not load with the loader's `message`."""
+    """Advice for a runtime library that did not load with the loader's `message`."""
     command = _command()
     if not message.startswith(RUNTIME_LIBRARY):
         return (

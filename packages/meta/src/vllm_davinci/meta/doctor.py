@@ -227,7 +227,7 @@ def _device(probe: _Probe) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Probe:
-    """What `device_probe` printed, and how it ended."""
+    """The output of `device_probe`, and how it ended."""
 
     answers: dict[str, Any]
     failure: str

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def engine_configuration(command: str, model: str, arguments: list[str]) -> VllmConfig:
-    """What an engine with these options would run with. Raises ExplanationError.
+    """The configuration of an engine with these options. Raises ExplanationError.
 
     command: as messages about the options name it
     """

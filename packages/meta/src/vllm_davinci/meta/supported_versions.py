@@ -65,7 +65,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def problem_with(requirement: Requirement) -> str | None:
-    """What is wrong with the installed version of one package, or None."""
+    """The problem with the installed version of one package, or None."""
     seen = installed_version(requirement.distribution)
     if seen is not None and requirement.accepts(seen):
         return None
@@ -77,7 +77,7 @@ def problem_with(requirement: Requirement) -> str | None:
 
 
 def problem_with_python() -> str | None:
-    """What is wrong with the running Python's version, or None."""
+    """The problem with the running Python's version, or None."""
     if PYTHON_MINIMUM <= sys.version_info[:2] <= PYTHON_MAXIMUM:
         return None
     seen, oldest, newest = (

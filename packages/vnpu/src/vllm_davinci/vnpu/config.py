@@ -16,7 +16,7 @@ _SIZE = re.compile(r"\d+(KiB|MiB|GiB)?")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualDeviceConfig:
-    """What the virtual devices are. None leaves the environment's value, or the default.
+    """Description of the virtual devices. None leaves the environment's value, or the default.
 
     devices:    number of devices, 1 to 64
     soc:        SoC name, "Ascend910B3"; "reference", "reference:NAME": with operators that take

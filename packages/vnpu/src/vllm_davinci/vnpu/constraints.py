@@ -1,4 +1,4 @@
-"""What CANN's documents allow operators to be called with: the rows of the operator library."""
+"""Calls that CANN's documents allow of operators: the rows of the operator library."""
 
 import ctypes
 import json

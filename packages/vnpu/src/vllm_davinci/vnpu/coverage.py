@@ -1,4 +1,4 @@
-"""What torch_npu asks of CANN's operator library against what vnpu exports, and what it costs."""
+"""torch_npu's demands on CANN's operator library against vnpu's exports, and their costs."""
 
 import dataclasses
 import importlib.resources

@@ -56,7 +56,7 @@ run --chip NAME --topology NAME` writes it from the chip's and the topology's fi
 none."""
 
 VNPU_MACHINE = "VNPU_MACHINE"
-"""What reports and timelines call the machine of VNPU_TIMING. Set with it."""
+"""Name of the machine of VNPU_TIMING in reports and timelines. Set with it."""
 
 VNPU_TIMELINE = "VNPU_TIMELINE"
 """A directory, with VNPU_TIMING: each process writes PROCESS.timeline.json there, for Perfetto,

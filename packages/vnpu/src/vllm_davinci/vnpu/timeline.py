@@ -56,7 +56,7 @@ class Task:
 
 @dataclass
 class Timeline:
-    """What one or several processes ran.
+    """Tasks that one or several processes ran.
 
     processes: number -> what the process calls itself
     streams:   process and stream -> the track's name, such as "compute (device 0, stream 0)"

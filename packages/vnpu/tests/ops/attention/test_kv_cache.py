@@ -1,4 +1,4 @@
-"""What is written to the key-value cache is there, and only that."""
+"""The key-value cache holds what is written to it, and only that."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What stands before latent attention equals its definition."""
+"""MLA's preprocessing equals its definition."""
 
 import pytest
 import torch

@@ -56,7 +56,7 @@ def handle(
 
 
 def sizes_in(layout: int, matrix: torch.Tensor) -> tuple[int, ...] | None:
-    """What the library says to allocate for a device matrix; None when it refuses the layout."""
+    """Bytes that the library asks for a device matrix; None when it refuses the layout."""
     sizes, dims, actual = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64(), ctypes.c_int()
     status = library().aclnnNpuFormatCastCalculateSizeAndFormat(
         handle(matrix, matrix.shape, layout=ND),

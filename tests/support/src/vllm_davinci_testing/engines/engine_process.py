@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class EngineError(Exception):
-    """What an engine's process raised, with its traceback there."""
+    """An error of an engine's process, with its traceback there."""
 
 
 class EngineProcess:

@@ -106,7 +106,7 @@ class ServerProcess:
         return [server, *server.children(recursive=True)]
 
     def interrupt(self) -> None:
-        """What Ctrl-C in a terminal does: a signal to the whole group."""
+        """Like Ctrl-C in a terminal: a signal to the whole group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait_for_end(self) -> int:
@@ -150,7 +150,7 @@ class ForkedServer(ServerProcess):
 
 
 class _ForkedProcess:
-    """What ServerProcess needs of subprocess.Popen."""
+    """The part of subprocess.Popen that ServerProcess needs."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""What transformers computes on the CPU in fp32, and the comparison of vLLM's tokens with it."""
+"""transformers' results on the CPU in fp32, and the comparison of vLLM's tokens with them."""
 
 from __future__ import annotations
 

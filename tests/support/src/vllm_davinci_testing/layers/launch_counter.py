@@ -1,4 +1,4 @@
-"""What a layer launches, seen from Python."""
+"""Launches of a layer, seen from Python."""
 
 from __future__ import annotations
 

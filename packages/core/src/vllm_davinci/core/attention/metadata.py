@@ -43,7 +43,7 @@ class NPUAttentionMetadata(AttentionMetadata):
         return self.actual_seq_lengths_q, self.seq_lens
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What of it the device reads."""
+        """The tensors of it that the device reads."""
         return self.block_table, self.slot_mapping
 
 

@@ -41,7 +41,7 @@ _registered: set[str] = set()
 
 
 class NPUModelLoader(DefaultModelLoader):
-    """What vLLM's formats `auto`, `hf` and `safetensors` become on an NPU."""
+    """The loader behind vLLM's formats `auto`, `hf` and `safetensors` on an NPU."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(

@@ -115,7 +115,7 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 
 def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
-    """What options of graph mode do otherwise than they seem to. Needs the model."""
+    """Notes on options of graph mode that do otherwise than they seem to. Needs the model."""
     from vllm.config import CUDAGraphMode
 
     config = get_config(vllm_config)

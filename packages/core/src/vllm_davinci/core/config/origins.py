@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What flags and variables ask for, after they have become options.
+    """Requests of flags and variables, after they have become options.
 
     notes:   for the user
     origins: of the options, by dotted key

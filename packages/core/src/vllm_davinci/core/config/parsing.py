@@ -80,7 +80,7 @@ def get_origins(vllm_config: "VllmConfig") -> Mapping[str, Origin]:
 
 
 def get_changes(vllm_config: "VllmConfig") -> list[Change]:
-    """What the platform has changed of vLLM's configuration; more can be added to it."""
+    """The platform's changes of vLLM's configuration; more can be added to them."""
     additional = vllm_config.additional_config
     return additional.changes if isinstance(additional, ResolvedOptions) else []
 

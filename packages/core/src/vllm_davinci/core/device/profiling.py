@@ -1,4 +1,4 @@
-"""What torch's profiler can record here."""
+"""Activities that torch's profiler can record here."""
 
 import ctypes
 

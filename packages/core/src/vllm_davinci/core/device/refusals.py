@@ -1,4 +1,4 @@
-"""What an operator of this device says about sizes and dtypes, found by calling it.
+"""The answer of an operator of this device to sizes and dtypes, found by calling it.
 
 Limits depend on the chip and on the release of CANN, whose documents differ. An operator checks its
 arguments before it is launched, so a small call at start says what serving would run into.
@@ -15,7 +15,7 @@ _REFUSED = re.compile(r"\b(161002|561002)\b")
 
 
 def refusal_of(call: Callable[[], object]) -> str | None:
-    """What an operator says about a call that it does not take; None if it takes it.
+    """The operator's reason against a call that it does not take; None if it takes it.
 
     Raises what else goes wrong.
     """

@@ -46,7 +46,7 @@ class FusedExperts:
     def window_bytes(
         self, tokens: int, hidden_size: int, num_experts: int, top_k: int, ranks: int
     ) -> int:
-        """What a launch takes of the group's HCCL buffer.
+        """Bytes of the group's HCCL buffer that a launch takes.
 
         tokens: most of any rank in one launch. Source: aclnnMoeDistributeDispatchV2, HCCL_BUFFSIZE.
         """
@@ -65,7 +65,7 @@ class FusedExperts:
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """What all captured graphs of a device may hold together.
+    """Resources that all captured graphs of a device may hold together.
 
     streams:         of the device, those of other processes included
     events:          likewise

@@ -1,4 +1,4 @@
-"""What graphs take of the device, computed before the first capture."""
+"""Resources of the device that graphs take, computed before the first capture."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING

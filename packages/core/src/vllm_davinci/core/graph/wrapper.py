@@ -33,7 +33,7 @@ class CapturableMetadata(Protocol):
         """Cumulative query lengths, and all tokens, of each request of the step."""
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What of it the device reads."""
+        """The tensors of it that the device reads."""
 
 
 class _Group(NamedTuple):

@@ -36,7 +36,7 @@ _KINDS = {4: QuantType.W4A16, 8: QuantType.W8A16}
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """What config.json says of a checkpoint's packed weights.
+    """The format of a checkpoint's packed weights, from config.json.
 
     method:          AWQ, GPTQ or COMPRESSED
     bits:            of an integer, 4 or 8

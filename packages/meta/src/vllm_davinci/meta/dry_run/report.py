@@ -1,4 +1,4 @@
-"""What a dry-run found: the memory plan and the steps, every time of them modelled."""
+"""Result of a dry-run: the memory plan and the steps, every time of them modelled."""
 
 from __future__ import annotations
 

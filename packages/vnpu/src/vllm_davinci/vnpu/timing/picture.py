@@ -29,7 +29,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """What a timeline holds: the machine's title, and tasks by their begin."""
+    """Content of a timeline: the machine's title, and tasks by their begin."""
 
     title: str
     bars: tuple[Bar, ...]

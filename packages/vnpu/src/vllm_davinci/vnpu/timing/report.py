@@ -1,4 +1,4 @@
-"""What this process's device did on the modelled clock."""
+"""Work of this process's device on the modelled clock."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class NPUMLAMetadata(AttentionMetadata):
         return self.decode.actual_seq_lengths_q, self.decode.seq_lens
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What of it the device reads in a step of decodes."""
+        """The tensors of it that the device reads in a step of decodes."""
         assert self.decode is not None
         return self.decode.block_table, self.slot_mapping
 
