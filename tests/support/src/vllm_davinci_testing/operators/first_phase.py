@@ -1,6 +1,6 @@
 """A program: what the first phases of `illegal_calls` answer on the devices of this process.
 
-Prints JSON: the answer of each legal call by its operator, of each case by its number.
+Prints JSON: the answer of each legal call by its operator or name, of each case by its number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vllm_davinci_testing.operators import aclnn
-from vllm_davinci_testing.operators.illegal_calls import CASES, LEGAL, Operand
+from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, LEGAL, Operand
 
 
 @cache
@@ -56,6 +56,7 @@ def answers() -> dict[str, str]:
     found = {}
     if (soc := os.environ["VNPU_SOC"]) == "Ascend910B3" and os.environ["VNPU_CANN"] == "8.5":
         found |= {operator: answer(operator, legal) for operator, legal in LEGAL.items()}
+        found |= {name: answer(name.split()[0], legal) for name, legal in ALSO_LEGAL.items()}
     for number, case in enumerate(CASES):
         if (case.soc, case.cann) == (soc, os.environ["VNPU_CANN"]):
             found[str(number)] = answer(case.operator, {**LEGAL[case.operator], **case.changes})

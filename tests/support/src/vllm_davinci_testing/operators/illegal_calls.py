@@ -894,21 +894,24 @@ def _weight_only(argument: str, rule: str, **changes: Any) -> Case:
 PRODUCTS = [
     Case("Mm", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
     Case("Mm", "self", "be float32 or float16", {}, soc=A310P),
-    Case("Mm", "mat2", "dtype of self", {"mat2": f32(64, 96)}),
+    Case("Mm", "mat2", "float32, float16 or bfloat16", {"mat2": i32(64, 96)}),
+    Case("Mm", "mat2", "be float32 or float16", {"self": f16(7, 64)}, soc=A310P),
     Case("Mm", "self", "have 2 dimensions", {"self": t(1, 7, 64)}),
     Case("Mm", "mat2", "have 2 dimensions", {"mat2": t(1, 64, 96)}),
     Case("Mm", "mat2", "inner size of self", {"mat2": t(32, 96)}),
     Case("Matmul", "self", "float32, float16 or bfloat16", {"self": i32(7, 64)}),
-    Case("Matmul", "mat2", "dtype of self", {"mat2": f32(64, 96)}),
+    Case("Matmul", "mat2", "float32, float16 or bfloat16", {"mat2": i32(64, 96)}),
     Case("Addmm", "mat1", "float32, float16 or bfloat16", {"mat1": i32(7, 64)}),
     Case("Addmm", "mat1", "be float32 or float16", {}, soc=A310P),
-    Case("Addmm", "mat2", "dtype of mat1", {"mat2": f32(64, 96)}),
+    Case("Addmm", "mat2", "float32, float16 or bfloat16", {"mat2": i32(64, 96)}),
+    Case("Addmm", "mat2", "be float32 or float16", {"mat1": f16(7, 64)}, soc=A310P),
     Case("Addmm", "mat1", "have 2 dimensions", {"mat1": t(1, 7, 64)}),
     Case("Addmm", "mat2", "have 2 dimensions", {"mat2": t(1, 64, 96)}),
     Case("Addmm", "mat2", "inner size of mat1", {"mat2": t(32, 96)}),
     Case("BatchMatMul", "self", "float32, float16 or bfloat16", {"self": i32(2, 7, 64)}),
     Case("BatchMatMul", "self", "be float32 or float16", {}, soc=A310P),
-    Case("BatchMatMul", "mat2", "dtype of self", {"mat2": f32(2, 64, 96)}),
+    Case("BatchMatMul", "mat2", "float32, float16 or bfloat16", {"mat2": i32(2, 64, 96)}),
+    Case("BatchMatMul", "mat2", "be float32 or float16", {"self": f16(2, 7, 64)}, soc=A310P),
     Case("BatchMatMul", "mat2", "have 3 dimensions", {"mat2": t(64, 96)}),
     Case("BatchMatMul", "self", "have 3 dimensions", {"self": t(7, 64)}),
     Case("BatchMatMul", "mat2", "inner size of self", {"mat2": t(2, 32, 96)}),
@@ -1380,3 +1383,14 @@ SISTERS = [
 ]
 
 CASES = [*ATTENTION, *CACHES, *NORMS, *PRODUCTS, *QUANTIZATION, *EXPERTS, *SISTERS]
+
+# Of other dtypes than the legal ones: the library casts both operands of a product to float32.
+ALSO_LEGAL: dict[str, dict[str, Any]] = {
+    f"{operator} of mixed floats": {**LEGAL[operator], **changes}
+    for operator, changes in {
+        "Mm": {"self": f32(7, 64), "out": f32(7, 96)},
+        "Matmul": {"mat2": f16(64, 96), "out": f32(7, 96)},
+        "Addmm": {"mat2": f32(64, 96)},
+        "BatchMatMul": {"self": f32(2, 7, 64), "out": f32(2, 7, 96)},
+    }.items()
+}
