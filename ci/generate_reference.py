@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
+from versions import read_toml
+
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 CONFIG = "vllm_davinci.core.config"
@@ -190,8 +192,11 @@ def _number_of_cases(row: Any, operators: list[str], cases: list[Any]) -> int:
     )
 
 
-def conformance_page(records: list[dict[str, Any]]) -> str:
-    """Results of other people's suites, of the last recorded run of each."""
+def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) -> str:
+    """Results of other people's suites, of the last recorded run of each.
+
+    programs: counts of CANN's example programs, as ci/conformance/programs.toml has them
+    """
     text = "# Other people's suites\n\n" + GENERATED.format(source="ci/conformance/*/results.json")
     text += (
         "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
@@ -220,6 +225,23 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
         )
         for why, tests in record["reasons"].items():
             text += f"| {_cell(why)} | {len(tests)} | {_cell(', '.join(_short_names(tests)))} |\n"
+    return text + _example_programs(programs)
+
+
+def _example_programs(programs: dict[str, Any]) -> str:
+    text = (
+        f"\n## CANN's example programs\n\n{programs['what'].strip()}\n\n"
+        "| sources | version | programs | could be built | passed |\n"
+        "| --- | --- | --- | --- | --- |\n"
+    )
+    for source in programs["source"]:
+        text += (
+            f"| {source['name']} | {source['version']} | {source['programs']} | {source['built']} "
+            f"| {_share(source['passed'], source['built'])} |\n"
+        )
+    text += "\n| why programs do not pass | programs |\n| --- | --- |\n"
+    for reason in programs["reason"]:
+        text += f"| {_cell(reason['why'])} | {_cell(', '.join(reason['programs']))} |\n"
     return text
 
 
@@ -263,7 +285,8 @@ def pages() -> dict[Path, str]:
     records = sorted((ROOT / "ci" / "conformance").glob("*/results.json"))
     if records:
         found[REFERENCE / "conformance.md"] = conformance_page(
-            [json.loads(path.read_text(encoding="utf-8")) for path in records]
+            [json.loads(path.read_text(encoding="utf-8")) for path in records],
+            read_toml(ROOT / "ci" / "conformance" / "programs.toml"),
         )
     schema = json.dumps(config.model_json_schema(), indent=2) + "\n"
     found[REFERENCE / "configuration.schema.json"] = schema

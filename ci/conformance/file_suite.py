@@ -57,7 +57,12 @@ class Suite:
         parser.add_argument("names", nargs="*", help="parts of files' names; default: all files")
         parser.add_argument("--checkout", type=Path, required=True, help=self.source)
         parser.add_argument("--record", action="store_true", help="write results.json")
-        parser.add_argument("--keep", type=Path, help="a directory for the tests' output")
+        parser.add_argument(
+            "--keep",
+            type=Path,
+            help="a directory for the tests' output and outcomes; files whose tests all passed "
+            "there, or have a reason, are not run again",
+        )
         options = parser.parse_args()
         reasons = results.read_reasons(self.directory / "reasons.toml")
         with tempfile.TemporaryDirectory() as scratch:
@@ -66,7 +71,12 @@ class Suite:
             files = self._files(source)
             names = options.names or [""]
             chosen = [file for file in files if any(name in file for name in names)]
-            outcomes = self._run(source, logs, chosen, reasons)
+            kept = results.settled(results.kept(logs), reasons)
+            kept = [each for each in kept if each.file in chosen]
+            done = {each.file for each in kept}
+            outcomes = kept + self._run(
+                source, logs, [file for file in chosen if file not in done], reasons
+            )
             total = sum(
                 len(list((source / folder).glob("**/test_*.py"))) for folder in self.folders
             )
@@ -112,6 +122,7 @@ class Suite:
             good = [each for each in found if results.is_good(each)]
             steps.note(f"{len(good)} of {len(found)}")
             outcomes += found
+            results.keep(logs, found)
         return outcomes
 
     def _groups(self, source: Path, files: list[str]) -> list[list[str]]:

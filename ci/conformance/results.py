@@ -19,7 +19,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from test_files import Outcome
 from versions import read_toml
 
 PASSED, SKIPPED = "passed", "skipped"
+KEPT = "outcomes.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,26 @@ def reason_of(outcome: Outcome, reasons: list[Reason]) -> Reason | None:
 
 def is_explained(outcome: Outcome, reasons: list[Reason]) -> bool:
     return is_good(outcome) or reason_of(outcome, reasons) is not None
+
+
+def keep(directory: Path, outcomes: Iterable[Outcome]) -> None:
+    """Adds outcomes to those that `directory` has."""
+    with (directory / KEPT).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(each)) + "\n" for each in outcomes)
+
+
+def kept(directory: Path) -> list[Outcome]:
+    """The last outcome of each test that `directory` has."""
+    path = directory / KEPT
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = [Outcome(**json.loads(line)) for line in lines]
+    return list({each.test: each for each in found}.values())
+
+
+def settled(outcomes: list[Outcome], reasons: list[Reason]) -> list[Outcome]:
+    """Those of files in which each test passed, or has a reason."""
+    open_files = {each.file for each in outcomes if not is_explained(each, reasons)}
+    return [each for each in outcomes if each.file not in open_files]
 
 
 def report(

@@ -42,6 +42,7 @@ struct DeviceTensor {
   }
   ~DeviceTensor() {
     aclDestroyTensor(tensor);
+    aclDestroyTensor(tensor);  // as CANN's own examples do
     aclrtFree(data);
   }
   std::vector<float> values() const {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "abi/status.h"
 #include "ops/handles.h"
@@ -22,6 +25,43 @@ auto created(const char* function, Make&& make) -> decltype(make()) {
   }
 }
 
+// Descriptions of tensors. One that is destroyed goes back to no heap but is used again, so that it
+// is recognized where a program destroys it twice: those of CANN's own examples do.
+class Tensors {
+ public:
+  static Tensors& instance() {
+    static auto* const tensors = new Tensors();
+    return *tensors;
+  }
+  aclTensor* make(const aclTensor& description) {
+    const std::lock_guard lock(mutex_);
+    Described* described = nullptr;
+    if (unused_.empty()) {
+      described = new Described;
+    } else {
+      described = unused_.back();
+      unused_.pop_back();
+    }
+    described->tensor = description;
+    described->is_live = true;
+    return &described->tensor;
+  }
+  void drop(const aclTensor* tensor) {
+    const std::lock_guard lock(mutex_);
+    auto* const described = reinterpret_cast<Described*>(const_cast<aclTensor*>(tensor));
+    if (described == nullptr || !std::exchange(described->is_live, false)) return;
+    unused_.push_back(described);
+  }
+
+ private:
+  struct Described {
+    aclTensor tensor;  // first: what programs hold points to it
+    bool is_live;
+  };
+  std::mutex mutex_;
+  std::vector<Described*> unused_;
+};
+
 }  // namespace
 
 VNPU_C(aclTensor*)
@@ -34,8 +74,8 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
                     "vnpu: a tensor of " + std::to_string(std::max(dims, storage_dims)) +
                         " dimensions; at most " + std::to_string(ops::kMaxDims) + " are possible.");
     }
-    auto tensor = std::make_unique<aclTensor>();
-    ops::TensorView& view = tensor->view;
+    aclTensor tensor;
+    ops::TensorView& view = tensor.view;
     view.storage = data;
     view.offset = offset;
     view.dims = static_cast<int8_t>(dims);
@@ -53,7 +93,7 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
     view.format = format;
     view.storage_dims = static_cast<int8_t>(storage_dims);
     if (storage_sizes != nullptr) std::copy_n(storage_sizes, storage_dims, view.storage_sizes);
-    return tensor.release();
+    return Tensors::instance().make(tensor);
   });
 }
 VNPU_C(aclScalar*) aclCreateScalar(void* value, int32_t type) {
@@ -95,7 +135,7 @@ VNPU_C(aclScalarList*) aclCreateScalarList(const aclScalar* const* scalars, uint
 }
 
 VNPU_C(int) aclDestroyTensor(const aclTensor* tensor) {
-  delete tensor;
+  Tensors::instance().drop(tensor);
   return 0;
 }
 VNPU_C(int) aclDestroyScalar(const aclScalar* scalar) {
@@ -115,7 +155,7 @@ VNPU_C(int) aclDestroyBoolArray(const aclBoolArray* array) {
   return 0;
 }
 VNPU_C(int) aclDestroyTensorList(const aclTensorList* list) {
-  for (const aclTensor* tensor : list->tensors) delete tensor;
+  for (const aclTensor* tensor : list->tensors) Tensors::instance().drop(tensor);
   delete list;
   return 0;
 }

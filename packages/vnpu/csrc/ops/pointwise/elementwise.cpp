@@ -9,6 +9,12 @@
 namespace vnpu::ops {
 namespace {
 
+// A chip goes on where integers are divided by zero, and no document says with which remainder:
+// here it is 0, as after a division by 1.
+Tensor divisor(const Tensor& other) {
+  return at::isFloatingType(other.scalar_type()) ? other : other.masked_fill(other.eq(0), 1);
+}
+
 std::optional<std::string_view> rounding_mode(int32_t mode) {
   switch (mode) {
     case 0: return std::nullopt;
@@ -104,27 +110,29 @@ VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other)) {
   self.tensor.floor_divide_(number(other));
 }
 VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out)) {
-  at::remainder_out(out.tensor, self, other);
+  at::remainder_out(out.tensor, self, divisor(other));
 }
 VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out)) {
   at::remainder_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out)) {
-  at::remainder_out(out.tensor, number(self), other);
+  at::remainder_out(out.tensor, number(self), divisor(other));
 }
 VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other)) {
-  self.tensor.remainder_(other);
+  self.tensor.remainder_(divisor(other));
 }
 VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other)) {
   self.tensor.remainder_(number(other));
 }
 VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out)) {
-  at::fmod_out(out.tensor, self, other);
+  at::fmod_out(out.tensor, self, divisor(other));
 }
 VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out)) {
   at::fmod_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other)) { self.tensor.fmod_(other); }
+VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other)) {
+  self.tensor.fmod_(divisor(other));
+}
 VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other)) {
   self.tensor.fmod_(number(other));
 }

@@ -242,3 +242,11 @@ def test_an_unknown_rounding_mode_is_refused() -> None:
     x = torch.ones(3, device="npu")
     with pytest.raises(RuntimeError, match="mode is 7; it must be 0"):
         call("DivMod", x, x, ctypes.c_int32(7), torch.empty_like(x))
+
+
+@pytest.mark.parametrize("f", [torch.remainder, torch.fmod])
+def test_remainders_of_integers_divided_by_zero_are_zero(f: Binary) -> None:
+    x, y = torch.tensor([7, -3, 5, 6]), torch.tensor([2, 0, 0, 4])
+    compare(f(x.npu(), y.npu()), torch.tensor([1, 0, 0, 2]))
+    in_place = torch.Tensor.remainder_ if f is torch.remainder else torch.Tensor.fmod_
+    compare(in_place(x.npu(), y.npu()), torch.tensor([1, 0, 0, 2]))
