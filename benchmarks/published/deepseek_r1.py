@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,13 @@ def description() -> dict[str, str]:
     return types | dict.fromkeys(floats, "FLOAT")
 
 
-def dry_run(chip: str, topology: str, *options: str) -> dict[str, Any]:
-    """The JSON report of a dry-run of rank 0 of 16, with these further options."""
+def dry_run(
+    chip: str, topology: str, *options: str, config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The JSON report of a dry-run of rank 0 of 16, with these further options.
+
+    config: the plugin's options
+    """
     with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
         directory = Path(name)
         (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
@@ -109,6 +115,7 @@ def dry_run(chip: str, topology: str, *options: str) -> dict[str, Any]:
                 *(f"--chip={chip}", f"--topology={topology}", f"--json={report}"),
                 *("--tensor-parallel-size=16", "--enable-expert-parallel"),
                 *("--quantization=ascend", "--gpu-memory-utilization=0.95"),
+                f"--additional-config={json.dumps(dict(config or {}))}",
                 *options,
             ],
             stdout=subprocess.PIPE,

@@ -6,10 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+
+from vllm_davinci_testing.processes.ranks import free_port
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 LIMIT_S = 300
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
@@ -73,8 +78,10 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     [
         (["--chip=ascend910b5"], "there is no chip 'ascend910b5'. Did you mean"),
         (["--tensor-parallel-size=16"], "16 ranks do not fit into topology node-of-8"),
-        (["--pipeline-parallel-size=2"], "leave out --pipeline-parallel-size"),
+        (["--enable-eplb", *RANKS], "leave out --enable-eplb, and state what it reaches"),
+        (["--routing=0.5", *RANKS], "the busiest of 4 expert ranks has 1 to 4 times the mean"),
         (["--requests=0"], "must be at least 1"),
+        (["--serve", "--json=report.json"], "--serve has no report"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_change(
@@ -83,6 +90,67 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     done = dry_run(config_only, *options)
     assert done.returncode in (1, 2)
     assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ["--tensor-parallel-size=2", "--data-parallel-size=2", "--enable-expert-parallel"],
+        ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"],
+    ],
+    ids=["data parallel", "pipeline parallel"],
+)
+def test_other_layouts_serve_requests_in_a_closed_loop(
+    config_only: Path, tmp_path: Path, layout: list[str]
+) -> None:
+    report = tmp_path / "report.json"
+    work = ["--prompt-tokens=128,64", "--concurrency=2"]
+    done = dry_run(config_only, *layout, *work, f"--json={report}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(report.read_text())
+    assert found["world_size"] == 4
+    # The third request begins when the first two have ended, with their fourth tokens.
+    tokens = [step["tokens"] for step in found["steps"]]
+    assert tokens == [[128, 64], *[[1, 1]] * 3, [128], *[[1]] * 3]
+    served = found["served"]
+    assert served["completed"] == 3
+    total_s = sum(step["modelled"]["host_ps"] for step in found["steps"]) / 10**12
+    assert served["duration_s"] == pytest.approx(total_s)
+    assert served["request_throughput"] == pytest.approx(3 / total_s)
+    assert 0 < served["mean_tpot_ms"] < served["mean_ttft_ms"]
+
+
+def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={config_only}"]
+    options = ["--chip=ascend910b2", "--serve", "--time-scale=20", f"--port={port}", *RANKS]
+    address = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        server = subprocess.Popen([*command, *options], stdout=output, stderr=output)
+    try:
+        assert becomes_true(lambda: is_healthy(address, server), LIMIT_S)
+        asked = {"model": str(config_only), "prompt": "w5 w6 w7", "max_tokens": 5}
+        begin = time.monotonic()
+        answer = httpx.post(
+            f"{address}/v1/completions", json=asked | {"ignore_eos": True}, timeout=LIMIT_S
+        )
+        seconds = time.monotonic() - begin
+    finally:
+        server.terminate()
+        server.wait(LIMIT_S)
+    assert answer.status_code == 200, log.read_text()[-3000:]
+    assert answer.json()["usage"]["completion_tokens"] == 5
+    assert answer.json()["choices"][0]["text"].split() == ["w0"] * 5
+    # Five steps of eager launches, each 1 to 3 modelled ms.
+    assert seconds > 5 * 0.001 * 20
+
+
+def is_healthy(address: str, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, "the server has ended"
+    try:
+        return httpx.get(f"{address}/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:

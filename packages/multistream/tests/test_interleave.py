@@ -16,6 +16,7 @@ from vllm_davinci.multistream import (
     collective,
     communicate,
     current_ubatch,
+    deferred,
     exchange,
     sized_exchange,
 )
@@ -427,3 +428,33 @@ def test_an_error_around_a_second_exchange_leaves_nothing(run: Interleave, faili
     assert moved == {"count": [], "move": ["count", "other"], "other": ["count"]}[failing]
     assert run.run([lambda: communicate(lambda: 1) for _ in range(2)]) == [1, 1]
     assert moved[-1:] != ["move"]
+
+
+def test_a_deferred_collective_gives_nobody_else_a_turn(run: Interleave) -> None:
+    seen: list[str] = []
+
+    def forward() -> None:
+        name = f"ubatch {current_ubatch()}'s"
+        handles: list[Handle] = []
+
+        def begin() -> Handle:
+            handles.append(Handle(seen, f"{name} first"))
+            return handles[0]
+
+        deferred(lambda: collective(begin))
+        seen.append(f"compute {name}")
+        collective(lambda: Handle(seen, f"{name} second"))
+        handles[0].wait()
+
+    run.run([forward, forward])
+    names = ["ubatch 0's", "ubatch 1's"]
+    launched = [(f"begin {n} first", f"compute {n}", f"begin {n} second") for n in names]
+    waited = [(f"wait {n} second", f"wait {n} first") for n in names]
+    assert seen == [event for events in launched + waited for event in events]
+    assert run.num_switches == 2
+
+
+def test_outside_of_ubatches_a_deferred_collective_is_waited_for_at_once() -> None:
+    seen: list[str] = []
+    deferred(lambda: collective(lambda: Handle(seen, "first")))
+    assert seen == ["begin first", "wait first"]

@@ -1,10 +1,14 @@
 """Whether a step is split, and why."""
 
+from pathlib import Path
+
 import pytest
 
-from vllm_davinci.multistream import Reason, SplitPolicy, StepFacts
+from vllm_davinci.multistream import CostsError, Reason, SplitPolicy, StepCosts, StepFacts
 
 PREFILL = StepFacts([128, 128, 128, 128])
+# A split pays above 512 tokens.
+COSTS = StepCosts([256, 1024], whole=[10.0, 20.0], split=[14.0, 12.0])
 
 CASES = [
     (SplitPolicy(), PREFILL, Reason.SPLIT),
@@ -26,6 +30,10 @@ CASES = [
     (SplitPolicy(is_ordered=lambda split: False), PREFILL, Reason.PREFIX_DEPENDENCY),
     (SplitPolicy(mode="token", alignment=256), StepFacts([512]), Reason.SPLIT),
     (SplitPolicy(mode="token", alignment=384), StepFacts([300]), Reason.NO_CUT),
+    (SplitPolicy(costs=COSTS), PREFILL, Reason.NO_GAIN),
+    (SplitPolicy(costs=COSTS, min_total_tokens=9999), StepFacts([512, 513]), Reason.SPLIT),
+    (SplitPolicy(costs=COSTS, min_prefill_tokens=99), StepFacts([1] * 650 + [9]), Reason.SPLIT),
+    (SplitPolicy(costs=COSTS), StepFacts([1] * 650), Reason.NO_PREFILL),
 ]
 
 
@@ -48,3 +56,29 @@ def test_a_veto_takes_the_split_back_and_recounts_it() -> None:
     assert +policy.counters == {Reason.VETOED: 1}
     whole = policy.decide(StepFacts([4]))
     assert policy.veto(whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gains"),
+    [(1, False), (255, False), (256, False), (511, False), (513, True), (1024, True), (9999, True)],
+)
+def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) -> None:
+    # Whole minus split: -4 at 256 and 8 at 1024, so 0 at 512.
+    assert COSTS.gains(tokens) is gains
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no costs of steps"),
+        ('{"steps": [{"tokens": 1}]}', "has no costs of steps"),
+        ('{"steps": []}', "need a duration"),
+        ('{"steps": [{"tokens": 0, "whole": 1, "split": 1}]}', "expected them rising"),
+        ('{"steps": [{"tokens": 1, "whole": 1, "split": 0}]}', "above 0"),
+    ],
+)
+def test_a_file_that_holds_no_costs_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    with pytest.raises(CostsError, match=message):
+        StepCosts.read(file)

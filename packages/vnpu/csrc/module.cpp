@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, m) {
     }
     throw std::logic_error("vnpu: a schedule policy without a name");
   });
+  m.def("computes", [] { return vnpu::Configuration::instance().compute; });
   m.def("is_traced", [] {
     const auto* model = vnpu::timing::Model::instance();
     return vnpu::trace::Recorder::instance() != nullptr ||

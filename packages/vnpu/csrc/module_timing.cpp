@@ -59,6 +59,14 @@ py::dict report() {
   return result;
 }
 
+// (waits, late ones, modelled ps late in all, at most); None where nothing is paced.
+py::object lateness() {
+  const timing::PacedClock* const paced = model().paced();
+  if (paced == nullptr) return py::none();
+  const timing::PacedClock::Lateness late = paced->lateness();
+  return py::make_tuple(late.waits, late.late, late.total, late.greatest);
+}
+
 // (stream, launched, phases of (fixed, {resource: ps}), records waited for, turn)
 using PlannedPhase = std::tuple<Time, std::map<std::string, Time>>;
 using Planned = std::tuple<int, Time, std::vector<PlannedPhase>, std::vector<size_t>, int>;
@@ -100,10 +108,14 @@ void bind_timing(py::module_& module) {
   module.def("set_routed_share", [](int64_t numerator, int64_t denominator) {
     model().set_routed_share(numerator, denominator);
   });
+  module.def("place_group", [](const std::string& name, const std::vector<int64_t>& ranks) {
+    System::instance().executor().look([&] { model().place_group(name, ranks); });
+  });
   module.def("write_timeline", [] { model().write_timeline(); });
   module.def("restart_timeline", [] {
     System::instance().executor().look([] { model().restart_timeline(current_device()); });
   });
+  module.def("lateness", &lateness);
   module.def("figure_names", [] { return timing::Machine::figure_names(); });
   module.def("simulate", &simulate);
 }

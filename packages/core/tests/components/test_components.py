@@ -36,6 +36,9 @@ class Device:
     def can_fork(self) -> bool:
         return True
 
+    def computes(self) -> bool:
+        return True
+
     def is_traced(self) -> bool:
         return False
 

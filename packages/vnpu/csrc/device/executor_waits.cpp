@@ -71,20 +71,23 @@ void Executor::throw_failure(Stream& stream) {
 void Executor::synchronize(const StreamPtr& stream, Limit limit) {
   ++HostCounts::instance().synchronizations;
   const std::string site = observers_.call_site();
-  Lock lock(queues_.mutex);
-  if (stream->capture != nullptr) {
-    throw CaptureFailure(
-        CaptureRule::kHostWait,
-        "vnpu: a capturing stream cannot be synchronised: what it launches is kept and not run. "
-        "End the capture first.");
+  {
+    Lock lock(queues_.mutex);
+    if (stream->capture != nullptr) {
+      throw CaptureFailure(
+          CaptureRule::kHostWait,
+          "vnpu: a capturing stream cannot be synchronised: what it launches is kept and not run. "
+          "End the capture first.");
+    }
+    if (!stream->idle()) {
+      const AnnouncedWait announced(*this, {.call_site = site, .stream = stream.get()});
+      wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
+    }
+    observers_.tell(&Observer::on_stream_waited, *stream);
+    observers_.tell(&Observer::on_stream_synchronized, *stream, site);
+    throw_failure(*stream);
   }
-  if (!stream->idle()) {
-    const AnnouncedWait announced(*this, {.call_site = site, .stream = stream.get()});
-    wait_until([&] { return stream->idle(); }, limit, "a stream", lock);
-  }
-  observers_.tell(&Observer::on_stream_waited, *stream);
-  observers_.tell(&Observer::on_stream_synchronized, *stream, site);
-  throw_failure(*stream);
+  observers_.tell(&Observer::on_wait_over);
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
@@ -93,12 +96,15 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
   const uint64_t version = event->recorded.load();
   if (observers_.any() || !event->reached(version)) {
     const std::string site = observers_.call_site();
-    Lock lock(queues_.mutex);
-    const AnnouncedWait announced(*this,
-                                  {.call_site = site, .event = event.get(), .version = version});
-    wait_until([&] { return event->reached(version); }, limit, "an event", lock);
-    observers_.tell(&Observer::on_event_waited, *event);
-    observers_.tell(&Observer::on_event_synchronized, *event, site);
+    {
+      Lock lock(queues_.mutex);
+      const AnnouncedWait announced(*this,
+                                    {.call_site = site, .event = event.get(), .version = version});
+      wait_until([&] { return event->reached(version); }, limit, "an event", lock);
+      observers_.tell(&Observer::on_event_waited, *event);
+      observers_.tell(&Observer::on_event_synchronized, *event, site);
+    }
+    observers_.tell(&Observer::on_wait_over);
   }
   event->throw_if_failed(version);
 }
@@ -106,27 +112,30 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
 void Executor::synchronize_device(int device, Limit limit) {
   ++HostCounts::instance().synchronizations;
   const std::string site = observers_.call_site();
-  Lock lock(queues_.mutex);
-  for (const StreamPtr& stream : queues_.streams()) {
-    if (stream->device == device && stream->capture != nullptr) {
-      throw CaptureFailure(
-          CaptureRule::kHostWait,
-          "vnpu: the device cannot be synchronised while a stream captures, here since" +
-              stream->capture->origin.call_site + "\n  Synchronise before or after the capture.");
-    }
-  }
-  if (!device_idle(device)) {
-    const AnnouncedWait announced(*this, {.call_site = site, .device = device});
-    wait_until([&] { return device_idle(device); }, limit, "a device", lock);
-  }
-  host_has_seen(device, site);
   // One failure may have reached several streams through events: it is reported once.
   std::optional<Failure> first;
-  for (const StreamPtr& stream : queues_.streams()) {
-    if (stream->device != device || !stream->failure.has_value()) continue;
-    if (!first.has_value()) first = stream->failure;
-    stream->failure.reset();
+  {
+    Lock lock(queues_.mutex);
+    for (const StreamPtr& stream : queues_.streams()) {
+      if (stream->device == device && stream->capture != nullptr) {
+        throw CaptureFailure(
+            CaptureRule::kHostWait,
+            "vnpu: the device cannot be synchronised while a stream captures, here since" +
+                stream->capture->origin.call_site + "\n  Synchronise before or after the capture.");
+      }
+    }
+    if (!device_idle(device)) {
+      const AnnouncedWait announced(*this, {.call_site = site, .device = device});
+      wait_until([&] { return device_idle(device); }, limit, "a device", lock);
+    }
+    host_has_seen(device, site);
+    for (const StreamPtr& stream : queues_.streams()) {
+      if (stream->device != device || !stream->failure.has_value()) continue;
+      if (!first.has_value()) first = stream->failure;
+      stream->failure.reset();
+    }
   }
+  observers_.tell(&Observer::on_wait_over);
   if (first.has_value()) throw *first;
 }
 

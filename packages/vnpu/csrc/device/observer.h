@@ -16,7 +16,7 @@ namespace vnpu {
 // Follows what happens on the devices of this process: the race detector and the trace are such.
 // The device knows none of them by name.
 //
-// All calls but the three on the course of a task come under the executor's lock, so that they see
+// All calls but on_wait_over() and the three on the course of a task come under the executor's lock, so that they see
 // one order of what the program did; they must not call the executor. An exception reaches the
 // program's call. `call_site` names the innermost lines of Python, if the observer needs them.
 class Observer {
@@ -48,6 +48,8 @@ class Observer {
   virtual void on_stream_waited(const Stream&) {}
   virtual void on_device_waited(const int& /*device*/) {}
   virtual void on_event_waited(const Event&) {}
+  // After each of the three, on the thread that waited and without the executor's lock.
+  virtual void on_wait_over() {}
   // The host gives pinned memory back.
   virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
                             const std::string& /*call_site*/) {}

@@ -1,7 +1,6 @@
 #include "device/traffic.h"
 
 namespace vnpu {
-namespace {
 
 uint64_t bytes_of(const Access& access) {
   if (access.layout.dims == 0) return access.end - access.begin;
@@ -11,8 +10,6 @@ uint64_t bytes_of(const Access& access) {
   }
   return bytes;
 }
-
-}  // namespace
 
 Traffic traffic_of(const Task& task) {
   Traffic traffic;

@@ -14,5 +14,6 @@ struct Traffic {
 };
 
 Traffic traffic_of(const Task& task);
+uint64_t bytes_of(const Access& access);
 
 }  // namespace vnpu

@@ -16,6 +16,7 @@ const char* name_of(Resource resource) {
     case Resource::kCube: return "cube";
     case Resource::kVector: return "vector";
     case Resource::kHbm: return "hbm";
+    case Resource::kL2: return "l2";
     case Resource::kAiCpu: return "ai_cpu";
     case Resource::kCopyIn: return "copy_in";
     case Resource::kCopyOut: return "copy_out";

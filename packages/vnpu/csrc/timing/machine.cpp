@@ -51,12 +51,15 @@ const std::vector<Machine::Figure>& Machine::figures() {
       {"vector_share", &Machine::vector_share_},
       {"hbm_bandwidth", &Machine::hbm_bandwidth_},
       {"hbm_share", &Machine::hbm_share_},
+      {"l2_bytes", &Machine::l2_bytes_},
+      {"l2_bandwidth", &Machine::l2_bandwidth_},
       {"copy_in_bandwidth", &Machine::copy_in_bandwidth_},
       {"copy_out_bandwidth", &Machine::copy_out_bandwidth_},
       {"vector_static", &Machine::vector_static_},
       {"matmul_static", &Machine::matmul_static_},
       {"attention_static", &Machine::attention_static_},
       {"collective_static", &Machine::collective_static_},
+      {"collective_skew", &Machine::collective_skew_},
       {"copy_static", &Machine::copy_static_},
       {"ai_cpu_static", &Machine::ai_cpu_static_},
       {"event_record", &Machine::event_record_},
@@ -119,7 +122,8 @@ Machine::Machine(std::string_view text) {
   for (const Figure& figure : figures()) {
     const std::string_view name = figure.name;
     const bool is_time =
-        name.ends_with("_static") || name.starts_with("event_") || name == "graph_node";
+        name.ends_with("_static") || name.ends_with("_skew") || name.starts_with("event_") ||
+        name == "graph_node";
     this->*figure.member = take(figure.name, is_time);
   }
   for (const auto& [name, member] : kHostFigures) host_.*member = take(name, true);
@@ -160,7 +164,23 @@ Time Machine::memory_time(int64_t bytes) const {
   return time_for(static_cast<Wide>(bytes), hbm_bandwidth_, hbm_share_);
 }
 
-std::vector<Phase> Machine::phases_of(const Work& work) const {
+// Of the operands of one product: what is read once more because it did not stay in L2. A product
+// keeps a panel of one operand there, in half of it, and goes through the other as often as there
+// are panels; the library takes the order that reads less.
+int64_t Machine::read_again(const MatrixProduct& product) const {
+  const int64_t item = product.arithmetic == Arithmetic::kInt8      ? 1
+                       : product.arithmetic == Arithmetic::kFloat32 ? 4
+                                                                    : 2;
+  const int64_t left = product.m * product.k * item;
+  const int64_t right = product.k * product.n * item;
+  const int64_t room = std::max<int64_t>(l2_bytes_ / 2, 1);
+  const auto further_panels = [&](int64_t bytes) { return (bytes - 1) / room; };
+  if (left <= 0 || right <= 0) return 0;
+  return product.batch *
+         std::min(left * further_panels(right), right * further_panels(left));
+}
+
+std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) const {
   if (work.kind == Work::Class::kNothing) return {};
   Phase phase;
   const bool is_attention = work.kind == Work::Class::kAttention;
@@ -179,7 +199,21 @@ std::vector<Phase> Machine::phases_of(const Work& work) const {
                                work.wide ? vector_32bit_ : vector_16bit_, vector_share_);
   const Resource engine = work.kind == Work::Class::kAiCpu ? Resource::kAiCpu : Resource::kVector;
   phase.busy[index_of(engine)] = vector;
-  phase.busy[index_of(Resource::kHbm)] = memory_time(work.read_bytes + work.written_bytes);
+  int64_t bytes = work.read_bytes + work.written_bytes;
+  if (!is_attention) {
+    for (const MatrixProduct& product : work.products) bytes += read_again(product);
+  }
+  phase.busy[index_of(Resource::kL2)] =
+      time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
+  phase.busy[index_of(Resource::kHbm)] = memory_time(bytes - cached_bytes);
+  return {phase};
+}
+
+std::vector<Phase> Machine::phases_of_prefetch(int64_t bytes) const {
+  Phase phase;
+  phase.busy[index_of(Resource::kHbm)] = memory_time(bytes);
+  phase.busy[index_of(Resource::kL2)] =
+      time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
   return {phase};
 }
 
@@ -198,16 +232,17 @@ std::vector<Phase> Machine::phases_of_copy(Direction direction, int64_t bytes) c
   return {phase};
 }
 
-std::vector<Phase> Machine::phases_of(const Collective& collective) const {
-  std::vector<Phase> phases;
-  // The units that a group of neighbours spans in each tier.
+// The units that a group spans in each tier: of ranks that stand `stride` apart, fewer are in one.
+std::vector<int64_t> Machine::spans_of(const Collective& collective) const {
   std::vector<int64_t> spans;
   int64_t left = collective.ranks;
+  int64_t stride = std::max<int64_t>(collective.stride, 1);
   int64_t size = 1;
   for (const Tier& tier : tiers_) {
-    const int64_t span = std::min(left, tier.ranks);
+    const int64_t span = std::min(left, divide_up(tier.ranks, stride));
     spans.push_back(span);
     left = divide_up(left, span);
+    stride = divide_up(stride, tier.ranks);
     size *= tier.ranks;
   }
   if (left > 1) {
@@ -216,6 +251,12 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
                       " ranks on a topology of " + std::to_string(size) +
                       ". Choose a larger topology, or fewer ranks.");
   }
+  return spans;
+}
+
+std::vector<Phase> Machine::phases_of(const Collective& collective) const {
+  std::vector<Phase> phases;
+  const std::vector<int64_t> spans = spans_of(collective);
   const auto bytes = static_cast<Wide>(collective.bytes);
   const auto over_links = [&](size_t tier, Wide amount) {
     return time_for(amount, tiers_[tier].bandwidth, tiers_[tier].share);
@@ -280,6 +321,7 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
   }
   if (phases.empty()) phases.emplace_back();
   phases.front().fixed += collective_static_;
+  if (collective.ranks > 1) phases.front().fixed += collective_skew_;
   return phases;
 }
 

@@ -27,10 +27,13 @@ class Machine {
     Time latency = 0;
   };
 
-  std::vector<Phase> phases_of(const Work& work) const;
+  // cached_bytes: of what the work reads, in L2 already
+  std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0) const;
   std::vector<Phase> phases_of(const Collective& collective) const;
   enum class Direction { kIn, kOut, kWithin };
   std::vector<Phase> phases_of_copy(Direction direction, int64_t bytes) const;
+  // Bytes of memory on their way into L2.
+  std::vector<Phase> phases_of_prefetch(int64_t bytes) const;
 
   // What the host spends on a call before it goes on.
   struct HostCosts {
@@ -47,10 +50,13 @@ class Machine {
   Time event_wait() const { return event_wait_; }
   Time graph_node() const { return graph_node_; }
   int64_t queue_depth() const { return queue_depth_; }
+  int64_t l2_bytes() const { return l2_bytes_; }
 
  private:
   Time matrix_time(const MatrixProduct& product, int64_t share) const;
   Time memory_time(int64_t bytes) const;
+  int64_t read_again(const MatrixProduct& product) const;
+  std::vector<int64_t> spans_of(const Collective& collective) const;
 
   int64_t cube_cores_ = 0;
   int64_t cube_int8_ = 0;
@@ -64,12 +70,15 @@ class Machine {
   int64_t vector_share_ = 0;
   int64_t hbm_bandwidth_ = 0;
   int64_t hbm_share_ = 0;
+  int64_t l2_bytes_ = 0;
+  int64_t l2_bandwidth_ = 0;
   int64_t copy_in_bandwidth_ = 0;
   int64_t copy_out_bandwidth_ = 0;
   Time vector_static_ = 0;
   Time matmul_static_ = 0;
   Time attention_static_ = 0;
   Time collective_static_ = 0;
+  Time collective_skew_ = 0;
   Time copy_static_ = 0;
   Time ai_cpu_static_ = 0;
   Time event_record_ = 0;

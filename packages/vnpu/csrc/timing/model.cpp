@@ -20,6 +20,8 @@
 namespace vnpu::timing {
 namespace {
 
+using Wide = unsigned __int128;
+
 constexpr int kFirstSideStream = 1'000'000;
 
 const char* variable(const char* name) {
@@ -39,19 +41,50 @@ std::unique_ptr<TimelineFile> timeline_of_environment(const std::string& machine
       std::string(directory) + "/" + std::to_string(::getpid()) + ".timeline.json", machine);
 }
 
+std::unique_ptr<PacedClock> paced_of_environment() {
+  const char* text = variable("VNPU_PACED");
+  if (text == nullptr) return nullptr;
+  char* end = nullptr;
+  const double scale = std::strtod(text, &end);
+  if (*end != '\0' || !(scale > 0) || scale > 1e6) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  std::string("vnpu: VNPU_PACED='") + text +
+                      "' is not valid. Expected this host's seconds for a modelled one, as in 1 or "
+                      "4.");
+  }
+  return std::make_unique<PacedClock>(scale);
+}
+
+// At the process's end, for those who read only that.
+void tell_lateness(const PacedClock& paced) {
+  const PacedClock::Lateness lateness = paced.lateness();
+  if (lateness.late == 0) return;
+  std::fprintf(stderr,
+               "vnpu: paced at %g: %lld of %lld waits ended later than modelled, by %.3f s in all "
+               "and %.3f ms at most (modelled).\n",
+               paced.scale(), static_cast<long long>(lateness.late),
+               static_cast<long long>(lateness.waits), static_cast<double>(lateness.total) * 1e-12,
+               static_cast<double>(lateness.greatest) * 1e-9);
+}
+
 Model* start(const char* figures) {
   const char* name = variable("VNPU_MACHINE");
   const std::string machine = name == nullptr ? "a machine without a name" : name;
-  static Model* const model = new Model(Machine(figures), timeline_of_environment(machine));
+  static Model* const model =
+      new Model(Machine(figures), timeline_of_environment(machine), paced_of_environment());
   std::atexit([] {
     try {
       model->write_timeline();
     } catch (const Failure& failure) {
       std::fprintf(stderr, "%s\n", failure.what());
     }
+    if (model->paced() != nullptr) tell_lateness(*model->paced());
   });
   return model;
 }
+
+// Until when the wait that this thread is in lasts, on the modelled clock.
+thread_local Time waited_until = 0;
 
 bool is_in_memory_of_devices(const Access& access) {
   return Memory::instance().is_device_address(reinterpret_cast<const void*>(access.begin));
@@ -78,10 +111,16 @@ Model* Model::instance() {
   return model;
 }
 
-Model::Model(Machine machine, std::unique_ptr<TimelineFile> timeline)
+Model::Model(Machine machine, std::unique_ptr<TimelineFile> timeline,
+             std::unique_ptr<PacedClock> paced)
     : machine_(std::move(machine)),
-      simulation_([this](const Span& span) { on_end(span); }),
+      simulation_([this](const Span& span) { on_end(span); },
+                  timeline == nullptr ? Simulation::OnUse()
+                                      : [this](int device, Time now, const Shares& use) {
+                                          timeline_->add_use(device, now, use);
+                                        }),
       timeline_(std::move(timeline)),
+      paced_(std::move(paced)),
       record_plan_(event_plan("event record", machine_.event_record())),
       wait_plan_(event_plan("event wait", machine_.event_wait())) {}
 
@@ -102,7 +141,62 @@ PlanPtr Model::event_plan(const char* name, Time fixed) const {
   return plan;
 }
 
-PlanPtr Model::plan_of(const Task& task) const {
+Cache& Model::cache_of(int device) {
+  return caches_.try_emplace(device, machine_.l2_bytes()).first->second;
+}
+
+int64_t Model::use_cache(const Task& task, int device) {
+  Cache& cache = cache_of(device);
+  // What is read of a strided tensor is as much there as the range that it lies in.
+  Wide there = 0;
+  Wide all = 0;
+  for (const Access& access : task.touched.accesses()) {
+    if (access.write) continue;
+    const auto bytes = static_cast<Wide>(bytes_of(access));
+    const auto range = static_cast<Wide>(access.end - access.begin);
+    if (range == 0) continue;
+    all += bytes;
+    there += bytes * static_cast<Wide>(cache.use(access.begin, access.end)) / range;
+  }
+  for (const Access& access : task.touched.accesses()) {
+    if (access.write) cache.use(access.begin, access.end);
+  }
+  if (all == 0) return 0;
+  // Of these, a cost may have said that only a part is read.
+  const auto read = static_cast<Wide>(task.work->read_bytes);
+  return static_cast<int64_t>(std::min(read, read * there / all));
+}
+
+void Model::place_group(const std::string& name, const std::vector<int64_t>& ranks) {
+  strides_[name] = ranks.size() < 2 ? 1 : ranks[1] - ranks[0];
+}
+
+void Model::prefetch(const Stream& stream, const void* address, size_t bytes) {
+  if (stream.capture != nullptr) {
+    captured_[stream.capture->id].push_back({.what = Captured::What::kPrefetch,
+                                             .stream = stream.id,
+                                             .number = reinterpret_cast<uintptr_t>(address),
+                                             .bytes = bytes});
+    return;
+  }
+  host_ += machine_.host().event_call;
+  make_room(stream.id);
+  simulation_.launch(stream.device, stream.id,
+                     prefetch_plan(stream.device, reinterpret_cast<uintptr_t>(address), bytes),
+                     host_, label_);
+}
+
+PlanPtr Model::prefetch_plan(int device, uintptr_t begin, size_t bytes) {
+  const int64_t there = cache_of(device).use(begin, begin + bytes);
+  auto plan = std::make_shared<Plan>();
+  plan->name = "prefetch";
+  plan->kind = Kind::kCopy;
+  plan->bytes = bytes;
+  plan->phases = machine_.phases_of_prefetch(static_cast<int64_t>(bytes) - there);
+  return plan;
+}
+
+PlanPtr Model::plan_of(const Task& task, int device) {
   auto plan = std::make_shared<Plan>();
   plan->name = task.name;
   const Traffic traffic = traffic_of(task);
@@ -115,9 +209,15 @@ PlanPtr Model::plan_of(const Task& task) const {
     const int64_t bytes = task.work != nullptr
                               ? task.work->read_bytes
                               : static_cast<int64_t>(std::max(traffic.read, traffic.written));
-    const Collective exchange{
-        .exchange = exchange_of(name), .bytes = bytes, .ranks = collective->member()->ranks()};
+    const auto stride = strides_.find(collective->member()->name());
+    const Collective exchange{.exchange = exchange_of(name),
+                              .bytes = bytes,
+                              .ranks = collective->member()->ranks(),
+                              .stride = stride == strides_.end() ? 1 : stride->second};
     plan->phases = machine_.phases_of(exchange);
+    task.touched.each_written([&](const MemoryRange& range) {
+      cache_of(device).forget(range.begin, range.end);
+    });
   } else if (dynamic_cast<const Transfers*>(&task) != nullptr) {
     plan->kind = Kind::kCommunication;
     plan->phases = machine_.phases_of(Collective{
@@ -139,7 +239,8 @@ PlanPtr Model::plan_of(const Task& task) const {
     plan->phases = machine_.phases_of(
         Work{.products = {}, .written_bytes = static_cast<int64_t>(traffic.written)});
   } else if (task.work != nullptr) {
-    plan->phases = machine_.phases_of(*task.work);
+    const bool is_nothing = task.work->kind == Work::Class::kNothing;
+    plan->phases = machine_.phases_of(*task.work, is_nothing ? 0 : use_cache(task, device));
     plan->bytes = static_cast<uint64_t>(task.work->read_bytes + task.work->written_bytes);
   } else if (name.starts_with("aclnn")) {
     throw Failure(FailureKind::kNotSupported,
@@ -186,13 +287,14 @@ void Model::on_launch(const Stream& stream, const Task& task, const std::string&
         {Captured::What::kLaunch, stream.id, stream.capture->size()});
     return;
   }
+  join_pace();
   host_ += cost_of_launch(task);
   make_room(stream.id);
   if (const auto* graph = dynamic_cast<const GraphReplay*>(&task)) {
     replay(stream, graph->graph());
     return;
   }
-  simulation_.launch(stream.device, stream.id, plan_of(task), host_, label_);
+  simulation_.launch(stream.device, stream.id, plan_of(task, stream.device), host_, label_);
 }
 
 void Model::on_record(const Stream& stream, const Event& event) {
@@ -232,7 +334,7 @@ int Model::side_stream(const Stream& launching, int captured) {
 
 void Model::replay(const Stream& stream, const Graph& graph) {
   std::unordered_map<uint64_t, uint64_t> inside;  // event -> its newest record
-  for (Captured& each : captured_[graph.id]) {
+  for (const Captured& each : captured_[graph.id]) {
     const int row =
         each.stream == graph.origin_stream ? stream.id : side_stream(stream, each.stream);
     switch (each.what) {
@@ -247,34 +349,45 @@ void Model::replay(const Stream& stream, const Graph& graph) {
       case Captured::What::kLaunch: {
         const TaskPtr task = graph.node(each.number);
         if (task == nullptr) break;
-        if (task != each.task) {
-          auto plan = std::make_shared<Plan>(*plan_of(*task));
-          if (!plan->phases.empty()) plan->phases.front().fixed += machine_.graph_node();
-          each.task = task;
-          each.plan = std::move(plan);
-        }
-        simulation_.launch(stream.device, row, each.plan, host_, label_);
+        auto plan = std::make_shared<Plan>(*plan_of(*task, stream.device));
+        if (!plan->phases.empty()) plan->phases.front().fixed += machine_.graph_node();
+        simulation_.launch(stream.device, row, std::move(plan), host_, label_);
         break;
       }
+      case Captured::What::kPrefetch:
+        simulation_.launch(stream.device, row,
+                           prefetch_plan(stream.device, each.number, each.bytes), host_, label_);
+        break;
     }
   }
 }
 
-void Model::on_stream_waited(const Stream& stream) {
-  host_ = std::max(host_, simulation_.finish_stream(stream.id)) + machine_.host().synchronize;
+void Model::join_pace() {
+  if (!std::exchange(has_waited_, false) || paced_ == nullptr) return;
+  simulation_.advance(host_);
+  if (simulation_.is_idle()) host_ = std::max(host_, paced_->now());
 }
 
-void Model::on_device_waited(const int& device) {
-  host_ = std::max(host_, simulation_.finish_device(device)) + machine_.host().synchronize;
+void Model::on_wait_over() {
+  if (paced_ != nullptr && waited_until > 0) paced_->sleep_until(waited_until);
 }
+
+void Model::wait_until(Time time) {
+  host_ = std::max(host_, time) + machine_.host().synchronize;
+  waited_until = has_waited_ ? 0 : host_;  // nothing was launched since the wait before
+  has_waited_ = true;
+}
+
+void Model::on_stream_waited(const Stream& stream) {
+  wait_until(simulation_.finish_stream(stream.id));
+}
+
+void Model::on_device_waited(const int& device) { wait_until(simulation_.finish_device(device)); }
 
 void Model::on_event_waited(const Event& event) {
   const auto found = records_.find(event.id);
-  if (found != records_.end()) {
-    simulation_.finish_record(found->second);
-    host_ = std::max(host_, times_.at(event.id));
-  }
-  host_ += machine_.host().synchronize;
+  if (found != records_.end()) simulation_.finish_record(found->second);
+  wait_until(found == records_.end() ? host_ : times_.at(event.id));
 }
 
 std::optional<Time> Model::time_of(const Event& event) const {

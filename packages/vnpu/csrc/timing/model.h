@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "device/observer.h"
+#include "timing/cache.h"
 #include "timing/machine.h"
+#include "timing/paced_clock.h"
 #include "timing/simulation.h"
 #include "timing/timeline_file.h"
 
@@ -18,7 +20,8 @@ namespace vnpu::timing {
 // Follows what this process asks of its devices, and finds out when a chip would have done it
 // [VNPU_TIMING: a machine's figures]. Nothing waits for the modelled time, and nothing depends on
 // the clock of this host: the host's modelled clock advances by a cost per call, and to the
-// device's where the host waits for it. One host clock for all threads.
+// device's where the host waits for it. One host clock for all threads. Where it is paced
+// [VNPU_PACED: this host's seconds for a modelled one], the host's waits take their modelled time.
 class Model final : public Observer {
  public:
   // Whether VNPU_TIMING is set.
@@ -26,8 +29,9 @@ class Model final : public Observer {
   // Null when VNPU_TIMING was not set at the first call.
   static Model* instance();
 
-  // timeline: where spans go; may be null
-  Model(Machine machine, std::unique_ptr<TimelineFile> timeline);
+  // timeline: where spans go; may be null, as may be `paced`
+  Model(Machine machine, std::unique_ptr<TimelineFile> timeline,
+        std::unique_ptr<PacedClock> paced = nullptr);
 
   Needs needs() const override { return {.accesses = true, .work = true}; }
   void on_launch(const Stream& stream, const Task& task, const std::string& call_site) override;
@@ -36,6 +40,7 @@ class Model final : public Observer {
   void on_stream_waited(const Stream& stream) override;
   void on_device_waited(const int& device) override;
   void on_event_waited(const Event& event) override;
+  void on_wait_over() override;
 
   // When the newest record of the event was reached; nullopt if it has not been yet.
   std::optional<Time> time_of(const Event& event) const;
@@ -46,6 +51,12 @@ class Model final : public Observer {
   };
   // Waits, in modelled time, for all that the device has to do.
   Report report(int device);
+  // The ranks of a communicator by the numbers that the topology counts; without this its ranks are
+  // neighbours.
+  void place_group(const std::string& name, const std::vector<int64_t>& ranks);
+  // Begins to read memory into L2 when what the stream has been given is done.
+  void prefetch(const Stream& stream, const void* address, size_t bytes);
+  const PacedClock* paced() const { return paced_.get(); }
   // Of the rows that expert routing makes room for, the share that this rank has to work on.
   void set_routed_share(int64_t numerator, int64_t denominator);
   int64_t routed_rows(int64_t rows) const;
@@ -59,29 +70,40 @@ class Model final : public Observer {
   void restart_timeline(int device);
 
  private:
-  // What a stream did while it captured: a launch is node `number` of the graph, the others are
-  // about event `number`.
+  // What a stream did while it captured: a launch is node `number` of the graph, a prefetch begins
+  // at address `number` and has `bytes`, the others are about event `number`.
   struct Captured {
-    enum class What : uint8_t { kLaunch, kRecord, kWait };
+    enum class What : uint8_t { kLaunch, kRecord, kWait, kPrefetch };
     What what;
     int stream;
     uint64_t number;
-    TaskPtr task = nullptr;  // whose plan is known
-    PlanPtr plan = nullptr;
+    size_t bytes = 0;
   };
 
-  PlanPtr plan_of(const Task& task) const;
+  PlanPtr plan_of(const Task& task, int device);
+  Cache& cache_of(int device);
+  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes.
+  int64_t use_cache(const Task& task, int device);
+  // The host's next call: not before this host's clock, where nothing is under way.
+  void join_pace();
+  PlanPtr prefetch_plan(int device, uintptr_t begin, size_t bytes);
   PlanPtr event_plan(const char* name, Time fixed) const;
   Time cost_of_launch(const Task& task) const;
   void replay(const Stream& stream, const Graph& graph);
   // The row of a stream that a graph uses beside the one that replays it.
   int side_stream(const Stream& launching, int captured);
   void make_room(int stream);
+  // The host's clock after a wait for what is done at `time`.
+  void wait_until(Time time);
   void on_end(const Span& span);
 
   const Machine machine_;
   Simulation simulation_;
   const std::unique_ptr<TimelineFile> timeline_;
+  const std::unique_ptr<PacedClock> paced_;
+  bool has_waited_ = true;  // since the newest launch
+  std::map<int, Cache> caches_;  // by device
+  std::map<std::string, int64_t, std::less<>> strides_;  // of placed groups, by name
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;
   Time host_ = 0;

@@ -15,6 +15,7 @@ enum class Resource : uint8_t {
   kCube,
   kVector,
   kHbm,
+  kL2,
   kAiCpu,
   kCopyIn,   // host to device
   kCopyOut,  // device to host
@@ -22,7 +23,7 @@ enum class Resource : uint8_t {
   kLinks1,
   kLinks2,
 };
-inline constexpr size_t kResources = 9;
+inline constexpr size_t kResources = 10;
 inline constexpr size_t kTiers = 3;  // of links
 
 constexpr size_t index_of(Resource resource) { return static_cast<size_t>(resource); }

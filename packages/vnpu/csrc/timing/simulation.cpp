@@ -1,5 +1,6 @@
 #include "timing/simulation.h"
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 
@@ -153,6 +154,30 @@ void Simulation::find_speeds() {
     speeds_of(shares, speeds);
     for (size_t i = 0; i < streams.size(); ++i) streams[i]->speed = speeds[i];
   }
+  if (on_use_ == nullptr) return;
+  for (const auto& [device, streams] : working) uses_.try_emplace(device);
+  for (const auto& [device, use] : uses_) {
+    const auto found = working.find(device);
+    tell_use(device, found == working.end() ? std::vector<Stream*>() : found->second);
+  }
+}
+
+void Simulation::tell_use(int device, const std::vector<Stream*>& working) {
+  Shares use = {};
+  for (const Stream* stream : working) {
+    for (size_t r = 0; r < kResources; ++r) {
+      use[r] += static_cast<uint64_t>(static_cast<Wide>(stream->speed) * stream->shares[r] / kWhole);
+    }
+  }
+  Shares& told = uses_[device];
+  if (use == told) return;
+  told = use;
+  on_use_(device, now_, use);
+}
+
+bool Simulation::is_idle() const {
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const auto& stream) { return stream.second.items.empty(); });
 }
 
 Time Simulation::next_change() const {

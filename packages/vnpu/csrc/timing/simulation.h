@@ -63,7 +63,10 @@ struct Usage {
 class Simulation {
  public:
   using OnEnd = std::function<void(const Span&)>;
-  explicit Simulation(OnEnd on_end = nullptr) : on_end_(std::move(on_end)) {}
+  // What share of each resource a device uses from now on, in 1 / kWhole.
+  using OnUse = std::function<void(int device, Time now, const Shares& use)>;
+  explicit Simulation(OnEnd on_end = nullptr, OnUse on_use = nullptr)
+      : on_end_(std::move(on_end)), on_use_(std::move(on_use)) {}
 
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
   // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
@@ -83,6 +86,7 @@ class Simulation {
   // Until fewer than `depth` tasks are queued on the stream.
   Time make_room(int stream, size_t depth);
   size_t queued(int stream) const;
+  bool is_idle() const;
   // When it was reached; -1: not yet, or forgotten.
   Time time_of(uint64_t record) const;
 
@@ -123,6 +127,7 @@ class Simulation {
   void enter_phase(Stream& stream);
   void end_head(Stream& stream);
   void find_speeds();
+  void tell_use(int device, const std::vector<Stream*>& working);
   // The next time at which something changes; kNever if nothing will.
   Time next_change() const;
   void move_to(Time time);
@@ -133,6 +138,8 @@ class Simulation {
   std::string stuck() const;
 
   OnEnd on_end_;
+  OnUse on_use_;
+  std::map<int, Shares> uses_;  // as told, by device
   Time now_ = 0;
   std::map<int, Stream> streams_;
   std::vector<Stream*> running_;

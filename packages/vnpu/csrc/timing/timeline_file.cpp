@@ -43,6 +43,20 @@ TimelineFile::TimelineFile(std::string path, std::string machine)
 
 void TimelineFile::add(const Span& span) { spans_.push_back(span); }
 
+void TimelineFile::add_use(int device, Time now, const Shares& use) {
+  if (!uses_.empty() && uses_.back().device == device && uses_.back().now == now) {
+    uses_.back().shares = use;  // nothing lasted in between
+  } else {
+    uses_.push_back({device, now, use});
+  }
+}
+
+void TimelineFile::clear() {
+  spans_.clear();
+  uses_.clear();
+  written_ = 0;
+}
+
 void TimelineFile::name_stream(int device, int stream, const std::string& name) {
   names_[{device, stream}] = name;
 }
@@ -86,6 +100,10 @@ void TimelineFile::write() {
         device, stream, "thread_name", "name",
         name + " (device " + std::to_string(device) + ", stream " + std::to_string(stream) + ")");
   }
+  std::array<bool, kResources> used = {};
+  for (const Use& use : uses_) {
+    for (size_t r = 0; r < kResources; ++r) used[r] |= use.shares[r] != 0;
+  }
   for (const Span& span : spans_) {
     const Plan& plan = *span.plan;
     std::fprintf(out,
@@ -105,6 +123,17 @@ void TimelineFile::write() {
                  "\n", waits ? R"(f","bp":"e)" : "s", span.device, span.stream,
                  microseconds(waits ? span.end : span.begin).c_str(), span.device,
                  static_cast<unsigned long long>(span.record));
+  }
+  for (const Use& use : uses_) {
+    for (size_t r = 0; r < kResources; ++r) {
+      if (!used[r]) continue;
+      const uint64_t permille = (use.shares[r] * 1000 + kWhole / 2) / kWhole;
+      std::fprintf(out, R"(,%s{"ph":"C","pid":%d,"ts":%s,"name":"%s","args":{"%%":%llu.%llu}})",
+                   "\n", use.device, microseconds(use.now).c_str(),
+                   timing::name_of(static_cast<Resource>(r)),
+                   static_cast<unsigned long long>(permille / 10),
+                   static_cast<unsigned long long>(permille % 10));
+    }
   }
   std::fputs("\n]\n", out);
 }

@@ -9,26 +9,34 @@
 namespace vnpu::timing {
 
 // Collects what a modelled device did and writes it for Perfetto (Trace Event Format, an array with
-// one event on each line): a row for each stream, an arrow from each event's record to its wait. It
-// has no process number, no date and no path in it: the same run gives the same bytes.
+// one event on each line): a row for each stream, an arrow from each event's record to its wait, a
+// counter for each resource: the share of it in use. It has no process number, no date and no path in it: the same run gives the same bytes.
 class TimelineFile {
  public:
   // path: written by write(); machine: what the times are of, for the reader
   TimelineFile(std::string path, std::string machine);
 
   void add(const Span& span);
+  // What share of each resource the device uses from `now` on.
+  void add_use(int device, Time now, const Shares& use);
   void name_stream(int device, int stream, const std::string& name);
   // The number of a label; 0 is "".
   uint32_t label(const std::string& text);
   // Forgets what was added so far.
-  void clear() { spans_.clear(); }
+  void clear();
   // Writes all; does nothing where nothing was added since the last time.
   void write();
 
  private:
   const std::string path_;
   const std::string machine_;
+  struct Use {
+    int device;
+    Time now;
+    Shares shares;
+  };
   std::vector<Span> spans_;
+  std::vector<Use> uses_;
   size_t written_ = 0;  // of spans_
   std::vector<std::string> labels_;
   std::map<std::pair<int, int>, std::string> names_;  // of (device, stream)

@@ -7,6 +7,7 @@
 #include "device/event.h"
 #include "device/failure.h"
 #include "tasks.h"
+#include "timing/cache.h"
 #include "timing/machine.h"
 #include "timing/model.h"
 #include "timing/simulation.h"
@@ -41,8 +42,9 @@ using Changes = std::map<std::string, std::string>;
 std::string figures(const Changes& changes = {}) {
   Changes values;
   for (const std::string& name : Machine::figure_names()) {
-    const bool is_time = name.ends_with("_static") || name.starts_with("event_") ||
-                         name == "graph_node" || name.starts_with("host_");
+    const bool is_time = name.ends_with("_static") || name.ends_with("_skew") ||
+                         name.starts_with("event_") || name == "graph_node" ||
+                         name.starts_with("host_");
     values[name] = is_time                    ? "0"
                    : name.ends_with("_share") ? "1000000"
                    : name == "cube_cores"     ? "24"
@@ -59,6 +61,30 @@ std::string figures(const Changes& changes = {}) {
     if (!value.empty()) text += (text.empty() ? "" : ";") + name + "=" + value;
   }
   return text;
+}
+
+TEST(TheCache, HasWhatWasUsedLast) {
+  Cache cache(100);
+  EXPECT_EQ(cache.use(0, 60), 0);
+  EXPECT_EQ(cache.use(20, 40), 20);   // splits the range, and is the newest
+  EXPECT_EQ(cache.use(200, 250), 0);  // pushes out the older two parts
+  EXPECT_EQ(cache.use(0, 60), 20);
+  EXPECT_EQ(cache.use(200, 250), 10);  // of [200, 250), 40 had to leave for [0, 60)
+}
+
+TEST(TheCache, KeepsNothingOfWhatIsLarger) {
+  Cache cache(100);
+  cache.use(0, 50);
+  EXPECT_EQ(cache.use(1000, 1101), 0);
+  EXPECT_EQ(cache.use(1000, 1101), 0);
+  EXPECT_EQ(cache.use(0, 50), 0);
+}
+
+TEST(TheCache, ForgetsWhatOthersWrote) {
+  Cache cache(100);
+  cache.use(0, 50);
+  cache.forget(10, 20);
+  EXPECT_EQ(cache.use(0, 50), 40);
 }
 
 TEST(Speeds, ATaskAloneRunsAtFullSpeed) {
@@ -240,6 +266,35 @@ TEST(MachineCollectives, AnAllReduceIsAReduceScatterAndAnAllGatherOfEveryTier) {
   }());
   EXPECT_EQ(phases[3].busy[index_of(Resource::kLinks0)], 1400);
   EXPECT_THROW(machine.phases_of(Collective{Exchange::kAllReduce, 16, 17}), Failure);
+}
+
+TEST(MachineCollectives, AGroupOfDistantRanksCrossesTiers) {
+  const Machine machine(figures({{"tier1_ranks", "2"},
+                                 {"tier1_bandwidth", "1000000000000"},
+                                 {"tier1_share", "1000000"},
+                                 {"tier1_latency", "0"},
+                                 {"collective_skew", "9"}}));
+  // Ranks 0 and 8: one in each unit of 8.
+  const std::vector<Phase> phases =
+      machine.phases_of(Collective{Exchange::kAllGather, 100, 2, /*stride=*/8});
+  ASSERT_EQ(phases.size(), 1U);
+  EXPECT_EQ(phases[0].fixed, 9);
+  EXPECT_EQ(phases[0].busy[index_of(Resource::kLinks0)], 0);
+  EXPECT_EQ(phases[0].busy[index_of(Resource::kLinks1)], 50);
+  // Ranks 0, 4, 8 and 12: two in each.
+  const std::vector<Phase> four =
+      machine.phases_of(Collective{Exchange::kAllGather, 100, 4, /*stride=*/4});
+  ASSERT_EQ(four.size(), 2U);
+  EXPECT_EQ(four[1].busy[index_of(Resource::kLinks0)], 50);
+}
+
+TEST(MachineWork, ReadsAgainWhatDoesNotStayInL2) {
+  const Machine machine(figures({{"l2_bytes", "4096"}}));
+  Work work{.kind = Work::Class::kMatmul, .products = {}};
+  work.products.push_back({.m = 64, .n = 64, .k = 32});  // both operands: 4096 bytes, two panels
+  work.read_bytes = 8192;
+  EXPECT_EQ(machine.phases_of(work).at(0).busy[kHbm], 8192 + 4096);
+  EXPECT_EQ(machine.phases_of(work, 8192).at(0).busy[kHbm], 4096);
 }
 
 // An operator of the program's, as libopapi makes them.

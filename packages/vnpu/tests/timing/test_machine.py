@@ -24,7 +24,7 @@ def test_every_chip_goes_with_every_topology():
 def test_figures_are_exact_integers_of_base_units():
     figures = load_machine("ascend910b2", "two-meshes-of-8").figures
     assert figures["cube_bfloat16"] == 353_900_000_000_000
-    assert figures["hbm_share"] == 660_000
+    assert figures["hbm_share"] == 600_000
     assert figures["event_wait"] == 750_000  # ps
     assert figures["tier1_bandwidth"] == 25_000_000_000
 

@@ -71,7 +71,7 @@ def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) ->
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert any(name.startswith("side (device 0, stream") for name in names)
     [labels] = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 1, figures ")
+    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 2, figures ")
     tasks = [e for e in events if e["ph"] == "X"]
     products = [e for e in tasks if e["name"] == "aclnnMatmul"]
     [total] = [e for e in tasks if e["name"] == "aclnnAdd"]
@@ -111,6 +111,85 @@ def test_phantom_ranks_need_operators_that_do_not_compute() -> None:
     assert "VNPU_PHANTOM_RANKS=1 needs VNPU_COMPUTE=0" in done.stderr
     done = run_program(program, VNPU_PHANTOM_RANKS="1", VNPU_COMPUTE="0")
     assert done.stdout.strip() == "done", done.stderr
+
+
+# Reads 64 MiB twice, and 64 MiB once that were prefetched beside a product.
+CACHED = """
+import torch, torch_npu
+from vllm_davinci.vnpu.timing import read_report
+x = torch.ones(1 << 25, dtype=torch.float16, device="npu")
+y = torch.ones(1 << 25, dtype=torch.float16, device="npu")
+big = torch.ones(1 << 27, dtype=torch.float16, device="npu")
+out = torch.empty((), device="npu")
+
+def memory_of(work):
+    before = read_report()
+    work()
+    torch.npu.synchronize()
+    return (read_report() - before).busy_ps["hbm"]
+
+big.add_(1)
+print(memory_of(lambda: x.sum()))
+print(memory_of(lambda: x.sum()))
+big.add_(1)
+print(memory_of(lambda: torch_npu.npu_prefetch(y, None, y.nbytes)))
+print(memory_of(lambda: y.sum()))
+"""
+
+
+def test_what_is_in_l2_takes_no_time_of_memory() -> None:
+    done = run_program(CACHED, VirtualDeviceConfig(chip="ascend910b2"))
+    assert done.returncode == 0, done.stderr
+    first, again, prefetch, after = map(int, done.stdout.split())
+    read_ps = (64 << 20) / (1.6 * 0.6)  # 1.6 TB/s, of which 0.6
+    assert first == pytest.approx(read_ps, rel=1e-3)
+    assert prefetch == pytest.approx(read_ps, rel=1e-3)
+    assert again < read_ps / 1000
+    assert after < read_ps / 1000
+
+
+# 40 products of 0.1 ms; the second time, this host takes as long again as it may.
+PACED = """
+import time, torch
+from vllm_davinci.vnpu import _C
+x = torch.ones(2048, 2048, dtype=torch.float16, device="npu")
+def products():
+    begin = time.monotonic()
+    for _ in range(40):
+        x @ x
+    return begin
+torch.npu.synchronize()
+begin = products()
+torch.npu.synchronize()
+print(time.monotonic() - begin, _C.lateness()[1])
+begin = products()
+time.sleep(2)
+torch.npu.synchronize()
+print(time.monotonic() - begin, _C.lateness()[1])
+"""
+
+
+def test_paced_waits_take_their_modelled_time_and_late_ones_are_said() -> None:
+    config = VirtualDeviceConfig(chip="ascend910b2", compute=False, paced=200.0)
+    done = run_program(PACED, config)
+    assert done.returncode == 0, done.stderr
+    (paced_s, in_time), (slow_s, late) = (
+        map(float, line.split()) for line in done.stdout.split("\n")[:2]
+    )
+    product_s = 2 * 2048**3 / (0.7 * 376e12) * 144 / 128
+    assert paced_s > 200 * 40 * product_s
+    assert (in_time, late) == (0, 1)
+    assert slow_s > 2
+    assert "this host is too slow for the modelled chip" in done.stderr
+    assert "1 of 3 waits ended later than modelled" in done.stderr
+
+
+@pytest.mark.parametrize("scale", ["0", "-1", "fast"])
+def test_a_time_scale_that_is_none_is_refused(scale: str) -> None:
+    variables = VirtualDeviceConfig(chip="ascend910b2").environment() | {"VNPU_PACED": scale}
+    done = run_program("import torch; torch.ones(1, device='npu')", **variables)
+    assert done.returncode != 0
+    assert f"VNPU_PACED='{scale}' is not valid" in done.stderr
 
 
 def test_a_timeline_needs_a_chip(tmp_path: pathlib.Path) -> None:

@@ -1,7 +1,8 @@
 """Streams, events and ubatches for any torch device."""
 
+from vllm_davinci.multistream.costs import StepCosts
 from vllm_davinci.multistream.device import current_device
-from vllm_davinci.multistream.errors import MultistreamError, SplitError
+from vllm_davinci.multistream.errors import CostsError, MultistreamError, SplitError
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.fork import Fork
 from vllm_davinci.multistream.interleave import (
@@ -9,6 +10,7 @@ from vllm_davinci.multistream.interleave import (
     collective,
     communicate,
     current_ubatch,
+    deferred,
     exchange,
     sized_exchange,
 )
@@ -18,6 +20,7 @@ from vllm_davinci.multistream.split import CutMode, Split, UBatch, choose_cuts, 
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 __all__ = [
+    "CostsError",
     "CutMode",
     "Decision",
     "EventPool",
@@ -30,6 +33,7 @@ __all__ = [
     "Split",
     "SplitError",
     "SplitPolicy",
+    "StepCosts",
     "StepFacts",
     "StreamPool",
     "UBatch",
@@ -38,6 +42,7 @@ __all__ = [
     "communicate",
     "current_device",
     "current_ubatch",
+    "deferred",
     "exchange",
     "sized_exchange",
     "split_at",

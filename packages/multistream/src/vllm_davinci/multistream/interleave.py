@@ -113,6 +113,7 @@ class Interleave:
         self.num_unswitched = 0  # collectives of the newest run that could not yield
         self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False
+        self.is_deferring = False
         self.is_aborting = False
 
     def run(
@@ -285,10 +286,30 @@ def collective(begin: Callable[[], Work]) -> None:
         if part.interleave.postponed:
             part.interleave.launch_postponed(part.index)
         work = begin()
+        if part.interleave.is_deferring:
+            return  # whoever defers it waits
         try:
             part.let_others_run()
         finally:
             work.wait()  # also while it is unwound: see Interleave
+
+
+def deferred(launch: Callable[[], T]) -> T:
+    """Begins collectives whose results are wanted later: this ubatch goes on beside them.
+
+    launch: calls `collective`, whose handles the caller keeps. It waits for them before their
+            results are used, and also while it is unwound; best after a later collective of this
+            ubatch, by when they are done. Outside of Interleave.run they are waited for at once.
+    """
+    part = greenlet.getcurrent()
+    if not isinstance(part, _UBatchGreenlet):
+        return launch()
+    run = part.interleave
+    run.is_deferring = True
+    try:
+        return launch()
+    finally:
+        run.is_deferring = False
 
 
 def exchange(work: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from vllm_davinci.multistream.costs import StepCosts
 from vllm_davinci.multistream.split import CutMode, Split, choose_cuts, split_at
 
 
@@ -22,6 +23,7 @@ class Reason(enum.Enum):
     NO_CUT = "no legal cut within imbalance_ratio"
     PREFIX_DEPENDENCY = "a part would read cached blocks that a later part writes"
     UNSUPPORTED = "something in this step cannot be cut (LoRA, multimodal inputs)"
+    NO_GAIN = "by its costs the step is faster whole"
     VETOED = "another data-parallel rank does not split"
 
 
@@ -65,6 +67,7 @@ class SplitPolicy:
     decode:   whether steps without a prefill may be split
     min_decode_tokens: for those, the smallest step
     alignment: cuts inside requests are at multiples of so many tokens
+    costs:    decide instead of the thresholds of steps with a prefill, where they are known
     is_ordered:  whether no part reads cache blocks that a later part fills; None: always
     """
 
@@ -78,6 +81,7 @@ class SplitPolicy:
     alignment: int = 1
     decode: bool = False
     min_decode_tokens: int = 32
+    costs: StepCosts | None = None
     is_ordered: Callable[[Split], bool] | None = None
     counters: Counter[Reason] = field(default_factory=Counter)
 
@@ -111,6 +115,9 @@ class SplitPolicy:
                 return Decision(Reason.NO_PREFILL)
             if step.num_tokens < max(self.min_decode_tokens, self.num_ubatches):
                 return Decision(Reason.FEW_TOKENS)
+        elif self.costs is not None:
+            if step.num_tokens < self.num_ubatches or not self.costs.gains(step.num_tokens):
+                return Decision(Reason.NO_GAIN)
         else:
             if step.num_tokens < max(self.min_total_tokens, self.num_ubatches):
                 return Decision(Reason.FEW_TOKENS)

@@ -1,7 +1,10 @@
 """The stream scheduler that vllm-davinci-core finds through an entry point."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from vllm_davinci.multistream.costs import StepCosts
 from vllm_davinci.multistream.device import Stream
 from vllm_davinci.multistream.events import EventPool
 from vllm_davinci.multistream.fork import Fork
@@ -10,6 +13,7 @@ from vllm_davinci.multistream.interleave import (
     collective,
     communicate,
     current_ubatch,
+    deferred,
     exchange,
     sized_exchange,
 )
@@ -22,10 +26,10 @@ class StreamScheduler:
 
     api_version = 1
 
-    split_policy = SplitPolicy
     step_facts = StepFacts
     communicate = staticmethod(communicate)
     collective = staticmethod(collective)
+    deferred = staticmethod(deferred)
     exchange = staticmethod(exchange)
     sized_exchange = staticmethod(sized_exchange)
     current_ubatch = staticmethod(current_ubatch)
@@ -34,6 +38,14 @@ class StreamScheduler:
         self._streams: StreamPool | None = None
         self._fork_events: EventPool | None = None
         self._name: Callable[[int, str], None] | None = None
+
+    def split_policy(self, *, costs: str | None = None, **rules: Any) -> SplitPolicy:
+        """What decides for each step.
+
+        costs: a file of StepCosts, or None; rules: the other fields of SplitPolicy
+        Raises CostsError.
+        """
+        return SplitPolicy(costs=None if costs is None else StepCosts.read(Path(costs)), **rules)
 
     def interleave(self) -> Interleave:
         """Runs ubatches in turn. Call it once the process has chosen its device."""

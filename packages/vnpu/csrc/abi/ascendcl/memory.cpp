@@ -13,6 +13,7 @@
 #include "device/observer.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
+#include "timing/model.h"
 
 using namespace vnpu;
 using abi::guarded;
@@ -298,10 +299,15 @@ VNPU_ACL(aclrtMemsetAsync,
                                          std::make_shared<Fill>(address, value, bytes));
   });
 }
-VNPU_ACL(aclrtCmoAsync, (void* address, size_t bytes, aclrtCmoType, aclrtStream)) {
-  // A prefetch into L2 changes no contents.
-  return guarded("aclrtCmoAsync",
-                 [&] { Memory::instance().check(address, bytes, "aclrtCmoAsync"); });
+VNPU_ACL(aclrtCmoAsync, (void* address, size_t bytes, aclrtCmoType, aclrtStream stream)) {
+  return guarded("aclrtCmoAsync", [&] {
+    Memory::instance().check(address, bytes, "aclrtCmoAsync");
+    // A prefetch into L2 changes no contents, but the time of who reads them.
+    auto* const model = timing::Model::instance();
+    if (model == nullptr) return;
+    const StreamPtr& on = abi::stream_of(stream);
+    System::instance().executor().look([&] { model->prefetch(*on, address, bytes); });
+  });
 }
 
 // --- programs' own address ranges -------------------------------------------------------------

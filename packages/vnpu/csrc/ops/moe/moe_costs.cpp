@@ -15,9 +15,9 @@ const bool gating =
             work.wide = true;
           });
 
-// What the rows take that are there, of the bytes of all.
+// What the rows take that are there, of the bytes of all. Dimensions before the last count rows.
 int64_t live_bytes(const TensorView& rows) {
-  const int64_t count = size_at(rows, 0);
+  const int64_t count = size_at(rows, -1) > 0 ? rows.numel() / size_at(rows, -1) : 0;
   return count > 0 ? bytes_of(rows) / count * routed_rows(count) : 0;
 }
 

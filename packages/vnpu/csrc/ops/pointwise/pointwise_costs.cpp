@@ -10,7 +10,7 @@ using timing::Work;
 // Functions that vector cores approximate in several steps.
 const bool transcendental = price(
     "cost: Acos Acosh Asin Asinh Atan Atan2 Atanh Celu ClippedSwiglu Cos Cosh"
-    " DequantSwigluQuant DequantSwigluQuantV2 Elu Erf Erfc Erfinv Exp Exp2 Expm1 FastGelu"
+    " Elu Erf Erfc Erfinv Exp Exp2 Expm1 FastGelu"
     " FmodScalar FmodTensor GeGluV3 Gelu GeluV2 Glu Hardsigmoid Hardswish InplaceAcos"
     " InplaceAcosh InplaceAsin InplaceAsinh InplaceAtan InplaceAtan2 InplaceAtanh InplaceCelu"
     " InplaceCos InplaceCosh InplaceElu InplaceErf InplaceErfc InplaceErfinv InplaceExp"
@@ -25,6 +25,19 @@ const bool transcendental = price(
     " Sigmoid Silu Sin Sinc Sinh Softplus Sqrt SwiGlu SwiGluQuantV2 Tan Tanh XLogYScalarOther"
     " XLogYScalarSelf XLogYTensor",
     [](const Call& call, Work& work) { for_each_element(call, work, 10); });
+
+// Of rows in groups, those that no group has are neither read nor written.
+const bool of_experts =
+    price("cost: DequantSwigluQuant DequantSwigluQuantV2", [](const Call& call, Work& work) {
+      const TensorView& x = call.tensor("x");
+      const int64_t rows = size_at(x, -1) > 0 ? x.numel() / size_at(x, -1) : 0;
+      const int64_t live = call.has("group_index") ? routed_rows(rows) : rows;
+      if (rows == 0) return;
+      work.read_bytes = bytes_of(x) / rows * live;
+      work.written_bytes = bytes_of(call.tensor("y")) / rows * live;
+      work.vector_operations = 10 * (x.numel() / rows) * live;
+      work.wide = true;
+    });
 
 const bool plain = price(
     "cost: Abs Add AddV3 Addcdiv Addcmul Adds BitwiseAndScalar BitwiseAndTensor BitwiseNot"

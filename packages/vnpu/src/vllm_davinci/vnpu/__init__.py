@@ -3,6 +3,7 @@
 from vllm_davinci.vnpu.activate import (
     activate,
     can_fork,
+    computes,
     is_active,
     library_directory,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "activate",
     "api_version",
     "can_fork",
+    "computes",
     "counted",
     "is_active",
     "is_traced",

@@ -59,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="with --chip: write the modelled timeline, for https://ui.perfetto.dev",
     )
+    run.add_argument(
+        "--paced",
+        type=float,
+        metavar="SCALE",
+        help="with --chip: waits take SCALE seconds of this host for each modelled one",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -110,6 +116,7 @@ def _run(options: argparse.Namespace) -> int:
         refusals=options.refusals,
         chip=options.chip,
         topology=options.topology,
+        paced=options.paced,
     )
     if options.refusals is not None:
         options.refusals.mkdir(parents=True, exist_ok=True)
@@ -168,9 +175,9 @@ def _devices() -> int:
     return 0 if count else 1
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Entry point of the command; returns its exit status."""
-    options = _parser().parse_args()
+    options = _parser().parse_args(arguments)
     try:
         if options.command == "run":
             return _run(options)

@@ -46,6 +46,11 @@ def can_fork() -> bool:
     return _C.can_fork()
 
 
+def computes() -> bool:
+    """Whether operators do arithmetic; without it, all that the host reads is zero."""
+    return _C.computes()
+
+
 def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
     """The directory of a real libascendcl.so that this environment would load, or None."""
     home = environment.get(env.ASCEND_HOME_PATH)

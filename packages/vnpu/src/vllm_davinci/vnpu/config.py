@@ -35,6 +35,7 @@ class VirtualDeviceConfig:
                 memory are the chip's unless they are given
     topology:   links between the chips, a name or a TOML file; default "node-of-8"
     timeline:   directory in which each process writes its modelled timeline
+    paced:      this host's seconds for each modelled one: waits for the device take their time
     phantom_ranks: collectives wait for no other rank; needs compute=False
     """
 
@@ -52,6 +53,7 @@ class VirtualDeviceConfig:
     chip: str | None = None
     topology: str | None = None
     timeline: str | None = None
+    paced: float | None = None
     phantom_ranks: bool = False
 
     def __post_init__(self) -> None:
@@ -71,10 +73,14 @@ class VirtualDeviceConfig:
             raise VirtualDeviceError(f"races={self.races!r}: expected 'off', 'report' or 'raise'.")
         if self.wait_limit is not None and not self.wait_limit > 0:
             raise VirtualDeviceError(f"wait_limit={self.wait_limit}: expected seconds above 0.")
-        if self.chip is None and (self.topology or self.timeline) is not None:
+        if self.chip is None and (self.topology or self.timeline or self.paced) is not None:
             raise VirtualDeviceError(
-                "a topology or a modelled timeline needs a chip: say which, as in "
+                "a topology, a modelled timeline or a pace needs a chip: say which, as in "
                 "`--chip ascend910b2`."
+            )
+        if self.paced is not None and not 0 < self.paced <= 1e6:
+            raise VirtualDeviceError(
+                f"paced={self.paced}: expected this host's seconds for a modelled one, as in 4."
             )
 
     def machine(self) -> Machine | None:
@@ -101,6 +107,7 @@ class VirtualDeviceConfig:
             env.VNPU_TIMING: machine and machine.encoded(),
             env.VNPU_MACHINE: machine and machine.title,
             env.VNPU_TIMELINE: self.timeline,
+            env.VNPU_PACED: self.paced,
             env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}

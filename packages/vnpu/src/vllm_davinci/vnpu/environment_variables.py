@@ -63,6 +63,10 @@ VNPU_TIMELINE = "VNPU_TIMELINE"
 with when a chip would have done each task. `vnpu run --timeline FILE` makes one file of them.
 Default: none."""
 
+VNPU_PACED = "VNPU_PACED"
+"""This host's seconds for each modelled one, with VNPU_TIMING: the host's waits for the device take
+that long, and a host that is too slow for it is said on stderr. Default: nobody waits."""
+
 VNPU_PHANTOM_RANKS = "VNPU_PHANTOM_RANKS"
 """1, with VNPU_COMPUTE=0: the other ranks of all groups are phantoms. Nobody else joins a group,
 and a collective waits for nobody and moves nothing. Default 0."""

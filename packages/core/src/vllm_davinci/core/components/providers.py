@@ -106,6 +106,11 @@ def can_fork() -> bool:
     return any(provider.is_active() and provider.can_fork() for provider in find(DEVICES).values())
 
 
+def device_computes() -> bool:
+    """False on a device that only models time, from which the host reads zeros."""
+    return all(provider.computes() for provider in find(DEVICES).values() if provider.is_active())
+
+
 def traced_device() -> DeviceProvider | None:
     """The provider whose device this process runs on and which writes a trace; usually None."""
     for provider in find(DEVICES).values():

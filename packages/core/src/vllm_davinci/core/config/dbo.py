@@ -126,6 +126,11 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
             f"{max_tokens} tokens, {options.num_ubatches} parts each. Lower it, or raise "
             "--max-num-batched-tokens."
         )
+    if options.costs is not None and not os.path.isfile(options.costs):
+        raise ConfigurationError(
+            f"dbo.costs = {options.costs!r} is no file. `vllm-davinci dry-run --split-costs FILE` "
+            "writes one."
+        )
     if components.stream_scheduler() is None:
         package = components.STREAMS.package
         raise ComponentError(

@@ -81,6 +81,10 @@ class DualBatchConfig(_Options):
     """Largest distance of a cut from the middle, as a fraction of the step's tokens."""
     split: Literal["request", "token"] = "request"
     """Cut between requests only, or also inside one."""
+    costs: str | None = None
+    """JSON file with durations of steps, whole and split, as `vllm-davinci dry-run --split-costs`
+    writes it for a chip: a step with a prefill is split where that is faster, whatever the two
+    thresholds say."""
     decode: bool = False
     """Split steps without a prefill too."""
     min_decode_tokens_to_split: int = Field(default=32, ge=0)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class NPUCommunicator(DeviceCommunicatorBase):
-    """Out-of-place collectives of one group of NPUs.
+    """Collectives of one group of NPUs; they keep what they are given unless they say otherwise.
 
     Every collective passes through `_collective`. It runs on HCCL's own stream, which waits for the
     current one. The current stream waits for it in turn: at once, or, in a ubatch, when the
@@ -104,6 +104,37 @@ class NPUCommunicator(DeviceCommunicatorBase):
             output,
         )
         return output
+
+    def all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor:
+        """Sum over the group, in input_'s own memory."""
+        self._collective(
+            "all_reduce",
+            lambda: dist.all_reduce(input_, group=self.device_group, async_op=True),
+            input_,
+        )
+        return input_
+
+    def begin_all_reduce(self, input_: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Sum over the group, in input_'s own memory, once the returned function is called.
+
+        In a ubatch the current stream goes on beside it until then, and no other ubatch's turn
+        comes: call the function after this ubatch's next collective.
+        """
+        handles: list[Any] = []
+
+        def begin() -> Any:
+            handles.append(dist.all_reduce(input_, group=self.device_group, async_op=True))
+            return handles[0]
+
+        def result() -> torch.Tensor:
+            handles[0].wait()
+            return input_
+
+        if self._scheduler is None:
+            self._collective("all_reduce", begin, input_)
+        else:
+            self._scheduler.deferred(lambda: self._collective("all_reduce", begin, input_))
+        return result
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Concatenation of every rank's input_ along `dim`; all have the same shape."""

@@ -46,8 +46,7 @@ class FusedMoEForward:
         if self.shared is None:
             return self._routed(x, router_logits, NO_OVERLAP)
         with self.shared.beside(x) as hooks:
-            routed_sum = self._routed(x, router_logits, hooks)
-        return self.shared.reduced(routed_sum)
+            return self.shared.reduced(self._routed(x, router_logits, hooks))
 
     def _routed(
         self, x: torch.Tensor, router_logits: torch.Tensor, hooks: OverlapHooks

@@ -5,16 +5,17 @@
 
 Their matrix products run under communication, their vector work under the routed matrix products.
 In a ubatch of a split step they run on the main stream: there, communication is covered by
-the other ubatches.
+the other ubatches. Where their sum over ranks is a reduction of its own, it runs beside the routed
+experts, too, and is waited for after those.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.distributed import tensor_model_parallel_all_reduce
+from vllm.distributed import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.runner.shared_experts import (
@@ -71,7 +72,7 @@ class SharedExpertsOverlap:
 
     @contextmanager
     def beside(self, x: torch.Tensor) -> Iterator[OverlapHooks]:
-        """Runs the shared experts of x beside the routed ones, which are the block's.
+        """Runs the shared experts of x beside the routed ones, which are the block's, sum included.
 
         The block calls the hooks. After it the current stream waits for the shared experts too, and
         their result is where vLLM's runner takes it from.
@@ -79,8 +80,11 @@ class SharedExpertsOverlap:
         order = self._shared._determine_shared_experts_order(x)
         assert order is SharedExpertsOrder.MK_INTERNAL_OVERLAPPED, f"vLLM has run them: {order}"
         if self._scheduler.current_ubatch() is not None:
-            shared_sum = self.reduced(self._layer(x))
-            yield NO_OVERLAP
+            result = self._begin_reduction(self._layer(x))
+            try:
+                yield NO_OVERLAP
+            finally:
+                shared_sum = result()
         else:
             if self._has_stages is None and get_forward_context().attn_metadata is None:
                 self._has_stages = self._is_its_stages(x)
@@ -92,8 +96,26 @@ class SharedExpertsOverlap:
         self._shared._output[self._shared._output_idx] = shared_sum
 
     def reduced(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, where it is not vLLM's runner's to make."""
-        return tensor_model_parallel_all_reduce(part) if self._reduces_apart else part
+        """The sum over ranks, where it is not vLLM's runner's to make; in the part's own memory."""
+        communicator = self._communicator
+        if communicator is None:
+            return part
+        total: torch.Tensor = communicator.all_reduce_in_place(part)
+        return total
+
+    @property
+    def _communicator(self) -> Any:
+        """Of the tensor-parallel ranks; None where nothing is to be summed."""
+        group = get_tp_group()
+        return group.device_communicator if self._reduces_apart and group.world_size > 1 else None
+
+    def _begin_reduction(self, part: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """`reduced` in two steps; the second one waits."""
+        communicator = self._communicator
+        if communicator is None:
+            return lambda: part
+        begun: Callable[[], torch.Tensor] = communicator.begin_all_reduce(part)
+        return begun
 
     def _is_its_stages(self, x: torch.Tensor) -> bool:
         """Whether the layer in stages is the layer. Waits for the device: not in a served step."""

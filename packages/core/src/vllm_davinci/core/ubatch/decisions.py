@@ -41,6 +41,7 @@ class Decisions:
         self._is_ordered: Callable[[Split], bool] = lambda split: True
         self._policy = scheduler.split_policy(
             mode=options.split,
+            costs=options.costs,
             enabled=options.enabled,
             has_communication=has_communication,
             num_ubatches=options.num_ubatches,

@@ -61,6 +61,10 @@ EXPLANATIONS = {
     "few_prefill_tokens": Explanation(
         "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
     ),
+    "no_gain": Explanation(
+        "by the durations in the file of dbo.costs the step is faster whole",
+        "more tokens in a step (--max-num-batched-tokens), or no dbo.costs: then thresholds decide",
+    ),
     "no_cut": Explanation(
         "no place to cut: no boundary between requests near enough to equal parts, or no aligned "
         "cut inside them",
@@ -82,6 +86,7 @@ OPTIONS = {
     "few_tokens": ("min_total_tokens_to_split", "min_decode_tokens_to_split"),
     "few_prefill_tokens": ("min_prefill_tokens_to_split",),
     "no_cut": ("split", "imbalance_ratio", "token_alignment", "num_ubatches"),
+    "no_gain": ("costs",),
     "no_prefill": ("decode",),
     "disabled": ("enabled",),
 }

@@ -38,24 +38,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     work = parser.add_argument_group("the work")
     work.add_argument(
-        "--requests", type=int, default=4, metavar="N", help="at once (default: %(default)s)"
-    )
-    work.add_argument(
-        "--prompt-tokens",
-        type=int,
-        default=1024,
-        metavar="N",
-        help="of each request (default: %(default)s)",
-    )
-    work.add_argument(
-        "--output-tokens",
+        "--requests",
         type=int,
         default=4,
         metavar="N",
-        help="of each request (default: %(default)s)",
+        help="of each data-parallel rank (default: %(default)s)",
+    )
+    work.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="of these at any time; when one ends, the next begins (default: all at once)",
+    )
+    work.add_argument(
+        "--prompt-tokens",
+        type=_numbers,
+        metavar="N[,N...]",
+        help="of each request, in turn (default: 1024)",
+    )
+    work.add_argument(
+        "--output-tokens",
+        type=_numbers,
+        default=(4,),
+        metavar="N[,N...]",
+        help="of each request, in turn (default: 4)",
+    )
+    work.add_argument(
+        "--routing",
+        default="balanced",
+        metavar="balanced|NUMBER|FILE",
+        help="rows of the busiest rank of experts over the mean: a number, or recorded loads as "
+        "JSON, a list of layers, each a list of its experts' rows (default: %(default)s)",
+    )
+    served = parser.add_argument_group("a server instead")
+    served.add_argument(
+        "--serve",
+        action="store_true",
+        help="become `vllm serve`, whose answers take their modelled time",
+    )
+    served.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="SCALE",
+        help="this host's seconds for each modelled one; divide clients' figures by it "
+        "(default: %(default)s)",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
+    parser.add_argument(
+        "--split-costs",
+        type=Path,
+        metavar="FILE",
+        help="instead: what steps of these prompts' tokens take whole and as ubatches, for the "
+        "option dbo.costs (default: 128 to 16384 tokens)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
 
 
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
@@ -68,8 +109,15 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     def tell(problem: object) -> None:
         console.print(f"vllm-davinci dry-run: {problem}", markup=False, soft_wrap=True)
 
-    if min(options.requests, options.prompt_tokens, options.output_tokens) < 1:
-        tell("--requests, --prompt-tokens and --output-tokens must be at least 1")
+    split_sizes = options.prompt_tokens
+    options.prompt_tokens = options.prompt_tokens or (1024,)
+    concurrency = options.requests if options.concurrency is None else options.concurrency
+    if min(options.requests, concurrency, *options.prompt_tokens, *options.output_tokens) < 1:
+        tell("--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1")
+        return 2
+    options.concurrency = min(concurrency, options.requests)
+    if options.serve and (options.trace is not None or options.json is not None):
+        tell("--serve has no report: leave out --trace and --json, or leave out --serve")
         return 2
     if not (Path(options.model) / "config.json").is_file():
         tell(f"{options.model} has no config.json. Name the directory of a model's configuration.")
@@ -80,10 +128,51 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     from vllm_davinci.vnpu import VirtualDeviceError
 
     try:
-        return _run(options, engine_arguments)
+        if options.split_costs is not None:
+            return _write_split_costs(options, engine_arguments, split_sizes)
+        return (_serve if options.serve else _run)(options, engine_arguments)
     except (DryRunError, DeviceLibraryError, VirtualDeviceError) as error:
         tell(error)
         return 1
+
+
+def _write_split_costs(
+    options: argparse.Namespace, engine_arguments: list[str], sizes: tuple[int, ...] | None
+) -> int:
+    from vllm_davinci.meta.dry_run import split_costs
+
+    costs = split_costs.measure(options, engine_arguments, sizes or split_costs.SIZES)
+    options.split_costs.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
+    for step in costs["steps"]:
+        whole, split = step["whole"] / 10**9, step["split"] / 10**9
+        print(
+            f"{step['tokens']:7} tokens: whole {whole:9.3f} ms, split {split:9.3f} ms, modelled"
+            f"{'' if whole < split else ': split'}"
+        )
+    return 0
+
+
+def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    from vllm_davinci.meta.dry_run.serving import start_server, take_layout
+    from vllm_davinci.vnpu import VirtualDeviceConfig, activate
+
+    layout, ranks, arguments = take_layout(engine_arguments, options.routing)
+    virtual = VirtualDeviceConfig(
+        devices=_MOST_DEVICES,
+        compute=False,
+        chip=options.chip,
+        topology=options.topology,
+        paced=options.time_scale,
+        phantom_ranks=True,
+    )
+    machine = virtual.machine()
+    assert machine is not None
+    machine.require_ranks(ranks)
+    layout.tell()
+    os.environ.update(virtual.environment())
+    activate(virtual)
+    start_server(options.model, arguments)
+    return 0
 
 
 def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
@@ -110,8 +199,12 @@ def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         activate(virtual)
         core_access.prepare()
         from vllm_davinci.meta.dry_run.engine import run_workload
+        from vllm_davinci.meta.dry_run.workload import Workload
 
-        result = run_workload(options, engine_arguments, machine)
+        workload = Workload(
+            options.requests, options.concurrency, options.prompt_tokens, options.output_tokens
+        )
+        result = run_workload(options.model, workload, options.routing, engine_arguments, machine)
         if options.trace is not None:
             from vllm_davinci.vnpu.timing import write_timeline
 

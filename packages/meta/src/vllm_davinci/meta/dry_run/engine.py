@@ -8,36 +8,34 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm import LLM, SamplingParams
+from vllm import LLM
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_davinci.meta.dry_run.executor import PhantomExecutor, PhantomWorker
-from vllm_davinci.meta.dry_run.report import DryRun, MemoryPlan, Step
+from vllm_davinci.meta.dry_run.executor import PhantomExecutor
+from vllm_davinci.meta.dry_run.layout import Layout, busiest_rank
+from vllm_davinci.meta.dry_run.report import DryRun, MemoryPlan
+from vllm_davinci.meta.dry_run.serving import fixed_arguments
+from vllm_davinci.meta.dry_run.workload import Workload, serve
 from vllm_davinci.meta.errors import DryRunError
-from vllm_davinci.vnpu.timing import (
-    Machine,
-    read_report,
-    restart_timeline,
-    set_routed_share,
-)
+from vllm_davinci.vnpu.timing import Machine
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# A token that is no special one of any model that we know; what it is does not matter.
-_PROMPT_TOKEN = 100
-
 
 def run_workload(
-    options: argparse.Namespace, engine_arguments: list[str], machine: Machine
+    model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
 ) -> DryRun:
     """Runs the requests step by step. Raises DryRunError with what to change."""
     begin = time.monotonic()
-    arguments = _engine_options(options, engine_arguments)
-    _require_supported(arguments)
-    world_size = arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    arguments = _engine_options(model, workload, engine_arguments)
+    layout = _take_layout(arguments, routing)
+    world_size = (
+        arguments.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
+    )
     machine.require_ranks(world_size)
+    layout.tell()
     try:
         fields = dataclasses.fields(arguments)
         llm = LLM(**{field.name: getattr(arguments, field.name) for field in fields})
@@ -52,65 +50,67 @@ def run_workload(
     start_seconds = time.monotonic() - begin
     config = llm.llm_engine.vllm_config
     executor = _executor_of(llm)
-    _share_rows(config)
-    steps = _steps_of(llm, executor, options)
+    steps, served = serve(llm.llm_engine, executor, workload)
     return DryRun(
         machine=machine,
-        model=options.model,
+        model=model,
         world_size=world_size,
+        layout=layout,
         memory=_memory_plan(executor, config, machine),
         steps=steps,
+        served=served.to_json(),
         start_seconds=start_seconds,
     )
 
 
-def _engine_options(options: argparse.Namespace, engine_arguments: list[str]) -> EngineArgs:
+def _engine_options(model: str, workload: Workload, engine_arguments: list[str]) -> EngineArgs:
     parser = EngineArgs.add_cli_args(
         FlexibleArgumentParser(prog="vllm-davinci dry-run", exit_on_error=False)
     )
     # Everything at once, so that steps are the ones that were asked for.
-    longest = options.prompt_tokens + options.output_tokens
     ours = [
-        f"--max-model-len={longest}",
-        f"--max-num-seqs={options.requests}",
-        f"--max-num-batched-tokens={max(options.requests * options.prompt_tokens, 64)}",
+        f"--max-model-len={workload.longest}",
+        f"--max-num-seqs={workload.concurrency}",
+        f"--max-num-batched-tokens={max(workload.largest_prompts(), 64)}",
         "--no-enable-prefix-caching",
-        "--no-async-scheduling",
-    ]
-    fixed = [
-        "--load-format=dummy",
         "--skip-tokenizer-init",
-        f"--distributed-executor-backend={_name_of(PhantomExecutor)}",
-        f"--worker-cls={_name_of(PhantomWorker)}",
     ]
     try:
-        parsed = parser.parse_args(["--model", options.model, *ours, *engine_arguments, *fixed])
+        parsed = parser.parse_args(["--model", model, *ours, *engine_arguments, *fixed_arguments()])
     except argparse.ArgumentError as error:
         raise DryRunError(str(error)) from error
     return EngineArgs.from_cli_args(parsed)
 
 
-def _name_of(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _require_supported(arguments: EngineArgs) -> None:
-    """Refuses what needs something that only another rank knows."""
-    if arguments.pipeline_parallel_size > 1:
+def _take_layout(arguments: EngineArgs, routing: str) -> Layout:
+    """Leaves the engine one data-parallel rank and one stage. Raises DryRunError for the rest that
+    needs other ranks."""
+    if arguments.kv_transfer_config is not None:
         raise DryRunError(
-            "pipeline parallelism waits for hidden states of a phantom rank: leave out "
-            "--pipeline-parallel-size, and dry-run one stage with fewer layers "
-            "(--hf-overrides '{\"num_hidden_layers\": N}')."
+            "a KV connector waits for another engine: leave out --kv-transfer-config, and dry-run "
+            "the engines of prefills and of decodes by themselves."
         )
-    if arguments.data_parallel_size > 1:
+    if arguments.enable_eplb:
         raise DryRunError(
-            "data parallelism is not available in dry-runs yet: leave out --data-parallel-size "
-            "and give the requests of one data-parallel rank."
+            "expert load balancing moves the weights of real ranks: leave out --enable-eplb, and "
+            "state what it reaches with --routing (1 is balanced)."
         )
-    if arguments.kv_transfer_config is not None or arguments.enable_eplb:
+    if arguments.speculative_config is not None:
         raise DryRunError(
-            "KV connectors and expert load balancing need real ranks: leave them out."
+            "speculative decoding depends on which drafts are accepted: leave out "
+            "--speculative-config."
         )
+    expert_ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
+    layout = Layout(
+        data_parallel_size=arguments.data_parallel_size,
+        pipeline_parallel_size=arguments.pipeline_parallel_size,
+        busiest=busiest_rank(routing, expert_ranks),
+    )
+    arguments.additional_config = layout.options(arguments.additional_config or {})
+    arguments.data_parallel_size = 1
+    arguments.data_parallel_size_local = None
+    arguments.pipeline_parallel_size = 1
+    return layout
 
 
 def _executor_of(llm: LLM) -> PhantomExecutor:
@@ -118,35 +118,6 @@ def _executor_of(llm: LLM) -> PhantomExecutor:
     executor = core.engine_core.model_executor
     assert isinstance(executor, PhantomExecutor)
     return executor
-
-
-def _share_rows(config: VllmConfig) -> None:
-    """Balanced routing: of the rows of all experts, a rank has its equal part."""
-    parallel = config.parallel_config
-    if config.model_config.is_moe and parallel.enable_expert_parallel:
-        set_routed_share(1, parallel.tensor_parallel_size * parallel.data_parallel_size)
-
-
-def _steps_of(llm: LLM, executor: PhantomExecutor, options: argparse.Namespace) -> list[Step]:
-    engine = llm.llm_engine
-    params = SamplingParams(
-        max_tokens=options.output_tokens, ignore_eos=True, temperature=0.0, detokenize=False
-    )
-    for number in range(options.requests):
-        prompt: Any = {"prompt_token_ids": [_PROMPT_TOKEN] * options.prompt_tokens}
-        engine.add_request(str(number), prompt, params)
-    steps = []
-    restart_timeline()
-    before = read_report()
-    while engine.has_unfinished_requests():
-        host = time.monotonic()
-        executor.scheduled = {}
-        engine.step()
-        wall_seconds = time.monotonic() - host
-        after = read_report()
-        steps.append(Step(tuple(executor.scheduled.values()), after - before, wall_seconds))
-        before = after
-    return steps
 
 
 def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine) -> MemoryPlan:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import Future
 from typing import Any
 
-from vllm.v1.core.sched.output import SchedulerOutput
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.meta.dry_run import phantom_group
+from vllm_davinci.meta.dry_run.layout import Layout
+from vllm_davinci.vnpu.timing import set_routed_share
 
 
 class PhantomExecutor(UniProcExecutor):
@@ -19,14 +27,73 @@ class PhantomExecutor(UniProcExecutor):
 
     scheduled: dict[str, int]
 
+    def _init_executor(self) -> None:
+        self.scheduled = {}
+        self._has_later_stages = Layout.told().pipeline_parallel_size > 1
+        self._prompts: dict[str, int] = {}
+        self._sampled: ModelRunnerOutput | None = None
+        super()._init_executor()
+
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         self.scheduled = dict(scheduler_output.num_scheduled_tokens)
+        if self._has_later_stages:
+            self._sampled = self._of_the_last_stage(scheduler_output)
         return super().execute_model(scheduler_output, non_block)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> Any:
+        if not self._has_later_stages:
+            return super().sample_tokens(grammar_output, non_block)
+        torch.accelerator.synchronize()
+        if not non_block:
+            return self._sampled
+        future: Future[Any] = Future()
+        future.set_result(self._sampled)
+        return future
+
+    def _of_the_last_stage(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """What it would send: token 0 for each request whose prompt is done."""
+        for name in step.finished_req_ids:
+            self._prompts.pop(name, None)
+        cached = step.scheduled_cached_reqs
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request in step.scheduled_new_reqs:
+            self._prompts[request.req_id] = len(request.prompt_token_ids or [])
+            computed[request.req_id] = request.num_computed_tokens
+        names = list(step.num_scheduled_tokens)
+        tokens = [
+            [0] if computed[name] + step.num_scheduled_tokens[name] >= self._prompts[name] else []
+            for name in names
+        ]
+        return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
 
 
 class PhantomWorker(NPUWorker):
-    """Chosen with --worker-cls by its name."""
+    """Chosen with --worker-cls by its name. Its configuration has the whole layout."""
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        layout = Layout.told()
+        config = copy.copy(vllm_config)
+        parallel = config.parallel_config = copy.copy(vllm_config.parallel_config)
+        parallel.data_parallel_size = layout.data_parallel_size
+        parallel.data_parallel_size_local = layout.data_parallel_size
+        # What the host reads from the device is zero: ranks agree on the host.
+        parallel.disable_nccl_for_dp_synchronization = True
+        parallel.pipeline_parallel_size = layout.pipeline_parallel_size
+        parallel.world_size *= layout.pipeline_parallel_size
+        self._layout = layout
+        super().__init__(config, *args, **kwargs)
 
     def init_device(self) -> None:
-        phantom_group.start(self.parallel_config.world_size)
-        super().init_device()
+        phantom_group.start(self.parallel_config.world_size_across_dp)
+        with set_current_vllm_config(self.vllm_config):
+            super().init_device()
+        parallel = self.parallel_config
+        if self.model_config.is_moe and parallel.enable_expert_parallel:
+            # An all-to-all brings a rank the rows that it has; the others make room for all.
+            is_exact = get_config(self.vllm_config).moe_communication == "all_to_all"
+            ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+            set_routed_share(*self._layout.routed_share(1 if is_exact else ranks))
+
+    def load_model(self, **kwargs: Any) -> None:
+        with set_current_vllm_config(self.vllm_config):
+            super().load_model(**kwargs)

@@ -19,6 +19,7 @@ import zmq
 from torch._C._distributed_c10d import FakeWork, HashStore, PrefixStore
 
 from vllm_davinci.meta.errors import DryRunError
+from vllm_davinci.vnpu.timing import place_group
 
 BACKEND = "phantom"
 
@@ -116,6 +117,7 @@ class PhantomGroup(dist.ProcessGroup):
             )
             group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
             self._device_group = group
+            place_group(backend.get_hccl_comm_name(0), self._ranks)
         return self._device_group
 
     # --- both ----------------------------------------------------------------------------------
@@ -158,6 +160,11 @@ class PhantomGroup(dist.ProcessGroup):
             return self._on_device().allgather(outputs, inputs, opts)
         for output in outputs[0]:
             output.copy_(inputs[0])
+        return FakeWork()
+
+    def send(self, tensors: Any, dst: int, tag: int) -> Any:
+        if tensors[0].device.type != "cpu":
+            return self._on_device().send(tensors, dst, tag)
         return FakeWork()
 
     def barrier(self, opts: Any = None) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from vllm_davinci.meta.dry_run.layout import Layout
 from vllm_davinci.vnpu.timing import Machine, Report
 
 _GIB = 2**30
@@ -62,8 +63,10 @@ class DryRun:
     machine: Machine
     model: str
     world_size: int
+    layout: Layout
     memory: MemoryPlan
     steps: Sequence[Step]
+    served: Mapping[str, Any]
     start_seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class DryRun:
             },
             "model": self.model,
             "world_size": self.world_size,
+            "layout": dataclasses.asdict(self.layout),
             "memory": dataclasses.asdict(self.memory),
             "steps": [
                 {
@@ -89,6 +93,7 @@ class DryRun:
                 }
                 for step in self.steps
             ],
+            "served": dict(self.served),
             "host": {
                 "start_seconds": self.start_seconds,
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -147,6 +152,7 @@ def print_report(result: DryRun, console: Console) -> None:
         speed = sum(chosen.tokens) / max(step.host_ps, 1) * 10**12
         use.add_row(kind, *(f"{share:.0%}" for share in shares), f"{speed:,.0f}")
     console.print(use)
+    _print_served(result, console)
     console.print(
         f"{len(machine.assumptions)} figures of this machine are assumed, such as "
         f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
@@ -159,6 +165,27 @@ def print_report(result: DryRun, console: Console) -> None:
         f"{max(wall, default=0):.3f} s, {peak:.2f} GiB of memory at most.",
         markup=False,
     )
+
+
+def _print_served(result: DryRun, console: Console) -> None:
+    layout, figures = result.layout, dict(result.served)
+    table = Table(title="serving, modelled" + _of_rank(layout))
+    table.add_column("figure")
+    table.add_column("", justify="right")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else str(value))
+    console.print(table)
+    if layout.pipeline_parallel_size > 1:
+        console.print(
+            f"These are the steps of the first of {layout.pipeline_parallel_size} stages. A token "
+            "comes after all of them; with as many batches under way, one comes after each step.",
+            markup=False,
+        )
+
+
+def _of_rank(layout: Layout) -> str:
+    ranks = layout.data_parallel_size
+    return "" if ranks == 1 else f", of one of {ranks} data-parallel ranks alike"
 
 
 def _by_kind(steps: Sequence[Step]) -> dict[str, list[Step]]:

@@ -13,6 +13,7 @@ from vllm_davinci.vnpu.timing.machine import (
 from vllm_davinci.vnpu.timing.report import (
     Report,
     is_modelled,
+    place_group,
     read_report,
     restart_timeline,
     set_routed_share,
@@ -26,6 +27,7 @@ __all__ = [
     "chip_names",
     "is_modelled",
     "load_machine",
+    "place_group",
     "read_report",
     "restart_timeline",
     "set_routed_share",

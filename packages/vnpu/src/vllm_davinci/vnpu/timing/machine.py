@@ -24,7 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FORMAT = 1
+FORMAT = 2
 """Version of the model and of its files; part of each machine's hash."""
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -61,12 +61,15 @@ _CHIP_FIGURES: dict[str, str] = {
     "vector_share": "share",
     "hbm_bandwidth": "bandwidth",
     "hbm_share": "share",
+    "l2_bytes": "size",
+    "l2_bandwidth": "bandwidth",
     "copy_in_bandwidth": "bandwidth",
     "copy_out_bandwidth": "bandwidth",
     "vector_static": "time",
     "matmul_static": "time",
     "attention_static": "time",
     "collective_static": "time",
+    "collective_skew": "time",
     "copy_static": "time",
     "ai_cpu_static": "time",
     "event_record": "time",

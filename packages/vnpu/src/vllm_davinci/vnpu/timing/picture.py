@@ -84,10 +84,15 @@ def draw(
     try:
         import matplotlib
     except ImportError as error:
-        raise TraceError("pictures need matplotlib: pip install matplotlib") from error
+        raise TraceError(
+            "pictures need matplotlib: pip install 'vllm-davinci-vnpu[picture]'"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    # Text stays text, and names of parts do not depend on chance.
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    matplotlib.rcParams["svg.hashsalt"] = "vnpu"
     pictures = [read(source) for source in sources]
     if length_ms is None:
         length_ms = max((each.end - each.begin) / 1000 - begin_ms for each in pictures)

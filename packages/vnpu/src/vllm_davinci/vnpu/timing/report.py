@@ -13,6 +13,9 @@ is_modelled = _C.is_modelled
 set_routed_share = _C.set_routed_share
 """set_routed_share(numerator, denominator): of the rows that expert routing makes room for, the
 share that this rank's experts have to work on."""
+place_group = _C.place_group
+"""place_group(name, ranks): the ranks of a communicator of HCCL, by the numbers that the topology
+counts. A group that is not placed has neighbours."""
 write_timeline = _C.write_timeline
 """Writes the timeline now, and not only when the process ends."""
 restart_timeline = _C.restart_timeline

@@ -62,7 +62,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
 
         def count() -> tuple[torch.Tensor, RowCounts]:
             counts_received = communicator.all_to_all(counts_sent)
-            return counts_received, RowCounts(counts_sent, counts_received)
+            return counts_received, RowCounts(counts_sent, counts_received, rows.shape[0])
 
         def move(
             counted: tuple[torch.Tensor, RowCounts],
