@@ -3,7 +3,8 @@
 Operators do no work (VNPU_COMPUTE=0), so that what is left is the host's: the calls of torch, of
 torch_npu and of CANN, until the device has taken the last one. Models: tiny_deepseek, and the same
 layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per model times
-both kinds of step in turn, on one engine.
+both kinds of step in turn, on one engine. With --split also on two ranks of the larger model, steps
+as two ubatches beside whole ones, captured and eager.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from result import Kind, Result, Row
 PROCESS_LIMIT_S = 600
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_deepseek"
 CHILD = Path(__file__).with_name("decode_step_process.py")
+SPLIT_CHILD = Path(__file__).with_name("split_step_process.py")
 GOAL = 0.15
+SPLIT_GOALS = {"graph": 1.3, "eager": 1.9}
 SIDE_STREAMS = {
     "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
 }
@@ -34,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=61, help="of the larger model")
     parser.add_argument("--side-streams", action="store_true", help="multistream MLA and experts")
+    parser.add_argument("--split", action="store_true", help="steps as two ubatches, on two ranks")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -63,6 +67,14 @@ def run(args: argparse.Namespace) -> Result:
                 {**os.environ, "VNPU_COMPUTE": "0"},
             )
             rows += _rows(name, json.loads(Path(options["result"]).read_text(encoding="utf-8")))
+        if args.split:
+            run_child(
+                [str(SPLIT_CHILD), json.dumps(options)],
+                PROCESS_LIMIT_S,
+                {**os.environ, "VNPU_COMPUTE": "0"},
+            )
+            found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
+            rows += _split_rows(f"{args.layers} layers", found)
     return Result(
         benchmark="serving/decode_step",
         ours="replayed from a graph",
@@ -94,4 +106,23 @@ def _rows(name: str, found: dict[str, Any]) -> list[Row]:
             Kind.COUNTED,
             baseline=found["eager"]["launches"],
         ),
+    ]
+
+
+def _split_rows(name: str, found: dict[str, Any]) -> list[Row]:
+    def medians(kind: str, which: int) -> float:
+        """Over rounds, of the slower rank. which: 0 the clock, 1 the process's threads."""
+        return statistics.median(max(rank[which] for rank in of) for of in found[kind])
+
+    return [
+        Row(
+            f"{name}, two ranks, {kind}: {what} of the forward as two ubatches, against whole",
+            "ms",
+            medians(f"{kind} split", which) * 1e3,
+            Kind.MEASURED,
+            baseline=medians(f"{kind} whole", which) * 1e3,
+            at_most=SPLIT_GOALS[kind] if which else None,
+        )
+        for kind in ("graph", "eager")
+        for which, what in enumerate(("time", "host time"))
     ]

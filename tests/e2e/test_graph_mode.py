@@ -6,6 +6,7 @@ default run has a slice; `-m thorough` runs the others, and 20 seeds of the rand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 THOROUGH = pytest.mark.thorough
 DENSE = "llama_head64_gqa4"
@@ -29,7 +31,8 @@ INT8 = {"int8_llama": "tiny_llama", "int8_deepseek": "tiny_deepseek"}
 CHIP_WITH_FUSED_LAUNCHES = {"VNPU_SOC": "Ascend910_9391"}
 
 SIZES = [2, 3, 8]
-CAPTURED = {
+CAPTURED: dict[str, Any] = {
+    "worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker",
     "enforce_eager": False,
     "compilation_config": {
         "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -46,7 +49,9 @@ PP2 = {"pipeline_parallel_size": 2}
 DP2 = {"count": 2, "enable_expert_parallel": True}
 DP2TP2 = {**DP2, **TP2}
 BF16 = {"dtype": "bfloat16"}
-SPLIT = {"additional_config": {"dbo": {"enabled": True, "min_total_tokens_to_split": 2}}}
+SPLIT_PREFILLS = {"additional_config": {"dbo": {"enabled": True, "min_total_tokens_to_split": 2}}}
+SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}
+ALL_TO_ALL = {"additional_config": {"moe_communication": "all_to_all"}}
 
 CASES = [
     pytest.param(DENSE, {}, {}, id="dense"),
@@ -55,11 +60,22 @@ CASES = [
     pytest.param(DENSE, {"async_scheduling": False}, {}, id="sync", marks=THOROUGH),
     pytest.param(DENSE, TP2, {}, id="dense_tp2", marks=THOROUGH),
     pytest.param(DENSE, PP2, {}, id="dense_pp2", marks=THOROUGH),
-    pytest.param(DENSE, {**TP2, **SPLIT}, {}, id="dense_tp2_split_prefills", marks=THOROUGH),
+    pytest.param(
+        DENSE, {**TP2, **SPLIT_PREFILLS}, {}, id="dense_tp2_split_prefills", marks=THOROUGH
+    ),
+    pytest.param(DENSE, {**TP2, **SPLIT}, {}, id="dense_tp2_split", marks=THOROUGH),
     pytest.param(MLA, {}, {}, id="mla", marks=THOROUGH),
     pytest.param(MLA, BF16, {}, id="mla_bf16"),
     pytest.param(MLA, {"additional_config": SIDE_STREAMS}, {}, id="mla_side_streams"),
-    pytest.param(MLA, TP2, {}, id="mla_tp2"),
+    pytest.param(MLA, TP2, {}, id="mla_tp2", marks=THOROUGH),
+    pytest.param(MLA, {**TP2, **SPLIT}, {}, id="mla_tp2_split"),
+    pytest.param(
+        MLA,
+        {**EP2, "additional_config": {"dbo": SPLIT_ALWAYS, **SIDE_STREAMS}},
+        {},
+        id="mla_ep2_split_side",
+        marks=THOROUGH,
+    ),
     pytest.param(
         MLA, {**EP2, "additional_config": SIDE_STREAMS}, {}, id="mla_ep2_side", marks=THOROUGH
     ),
@@ -94,6 +110,18 @@ CASES = [
     pytest.param(EXPERTS, {}, {}, id="experts", marks=THOROUGH),
     pytest.param(EXPERTS, EP2, {}, id="experts_ep2", marks=THOROUGH),
     pytest.param(EXPERTS, DP2, {}, id="experts_dp2", marks=THOROUGH),
+    pytest.param(EXPERTS, {**DP2, **ALL_TO_ALL}, {}, id="experts_dp2_all_to_all"),
+    pytest.param(
+        EXPERTS,
+        {
+            **DP2,
+            "additional_config": {"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
+        },
+        {},
+        id="experts_dp2_all_to_all_split",
+        marks=THOROUGH,
+    ),
+    pytest.param(EXPERTS, {**DP2, **SPLIT}, {}, id="experts_dp2_split", marks=THOROUGH),
     pytest.param(
         WIDE, {**DP2, **BF16}, CHIP_WITH_FUSED_LAUNCHES, id="experts_fused", marks=THOROUGH
     ),
@@ -170,6 +198,25 @@ def generate(engines: DPEngines, prompts: list[list[int]]) -> list[list[int]]:
     return found
 
 
+# The plan holds at least what capture then took, and at most this much more. Memory: what the
+# allocator rounds a graph's to.
+MOST_PLANNED = 1.5
+ROUNDED_BYTES = 2 << 20
+
+
+def check_plan(engines: DPEngines, is_split: bool) -> None:
+    """The plan against what graphs hold, by the counters of torch_npu and of the virtual device."""
+    for planned, held in engines.on_workers("planned_and_held"):
+        assert planned["graphs"] == held["graphs"] == len(SIZES)
+        assert planned["updatable_tasks"] == held["updatable_tasks"]
+        for name in ("streams", "events"):
+            assert held[name] <= planned[name] <= MOST_PLANNED * held[name], (name, planned, held)
+        rounding = ROUNDED_BYTES * len(SIZES)
+        assert abs(planned["memory"] - held["memory"]) <= rounding, (planned, held)
+    for decisions in engines.on_workers("overlap_decisions"):
+        assert bool(decisions.get("split_replay")) == is_split
+
+
 @pytest.mark.parametrize(("model", "options", "environment"), CASES)
 def test_tokens_are_those_of_eager_steps(
     model: str,
@@ -190,6 +237,9 @@ def test_tokens_are_those_of_eager_steps(
     for replays in captured.on_workers("graph_replays"):
         assert set(replays) <= set(SIZES)
         assert sum(replays.values()) > 10
+    if not asked_by_key:
+        is_split = options.get("additional_config", {}).get("dbo") is SPLIT_ALWAYS
+        check_plan(captured, is_split)
     captured.__exit__()
     assert "vnpu: race" not in captured.log_text()
 
@@ -212,17 +262,20 @@ def test_any_order_gives_the_tokens_of_eager_steps(
     captured.__exit__()
 
 
+# What a device lacks -> what the log says, and the sizes that are left: four streams are those of
+# two graphs.
+WITHOUT: dict[str, tuple[str, set[int]]] = {
+    "streams": ("2 tokens: RuntimeError: .*EE1023: 2 more streams", {3, 8}),
+    "memory": ("8 tokens: 3 sizes were asked for, and the device has .* of memory left", set()),
+}
+
+
 def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
     start: Start, prompts: list[list[int]]
 ):
-    options = {
-        **TP2,
-        **CAPTURED,
-        "worker_extension_cls": "vllm_davinci_testing.engines.failing_worker.FailingWorker",
-    }
-    engines = start(DENSE, options, {})
+    engines = start(DENSE, {**TP2, **CAPTURED}, {"VNPU_MEMORY": "2GiB"})
     expected = generate(engines, prompts)
-    engines.engines[0].on_workers("capture_again_with_a_failure", 3, 1)
+    engines.engines[0].on_workers("capture_again_with_a_failure", SIZES, 3, 1)
     before = engines.on_workers("graph_replays")
     assert generate(engines, prompts) == expected
     for old, new in zip(before, engines.on_workers("graph_replays"), strict=True):
@@ -230,6 +283,11 @@ def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
     log = engines.log_text()
     assert "Graph mode goes on without some sizes" in log
     assert "3 tokens: another rank could not" in log
+    for what, (reason, left) in WITHOUT.items():
+        engines.on_workers("capture_again_without", SIZES, what)
+        assert generate(engines, prompts) == expected
+        assert all(set(replays) == left for replays in engines.on_workers("graph_replays")), what
+        assert re.search(reason, engines.log_text(), re.DOTALL), what
     engines.__exit__()
 
 

@@ -16,6 +16,11 @@ CASES = [
     (SplitPolicy(), StepFacts([512], is_real=False), Reason.NOT_A_STEP),
     (SplitPolicy(has_communication=False), PREFILL, Reason.NO_COMMUNICATION),
     (SplitPolicy(), StepFacts([256, 256], is_graph_replay=True), Reason.GRAPH_REPLAY),
+    (
+        SplitPolicy(),
+        StepFacts([1] * 64, is_graph_replay=True, is_split_in_graph=True),
+        Reason.SPLIT_REPLAY,
+    ),
     (SplitPolicy(), StepFacts([256, 256], is_supported=False), Reason.UNSUPPORTED),
     (SplitPolicy(), StepFacts([1] * 400), Reason.NO_PREFILL),
     (SplitPolicy(decode=True), StepFacts([1] * 400), Reason.SPLIT),
@@ -42,6 +47,8 @@ def test_each_rule_gives_its_reason_and_counts_it(
     policy: SplitPolicy, step: StepFacts, reason: Reason
 ) -> None:
     policy.counters.clear()
+    assert policy.answer(step).reason is reason
+    assert not policy.counters
     decision = policy.decide(step)
     assert decision.reason is reason
     assert (decision.split is not None) == (reason is Reason.SPLIT)

@@ -5,6 +5,7 @@
 
 #include "abi/status.h"
 #include "device/configuration.h"
+#include "device/graph.h"
 #include "device/host_counts.h"
 #include "device/memory.h"
 #include "device/memory_watch.h"
@@ -56,6 +57,15 @@ PYBIND11_MODULE(_C, m) {
     result["launches"] = counts.launches.load();
     result["synchronizations"] = counts.synchronizations.load();
     result["copies_to_host"] = counts.copies_to_host.load();
+    return result;
+  });
+  m.def("graph_holdings", [] {
+    const vnpu::GraphHoldings held = vnpu::Graph::held_by_all();
+    py::dict result;
+    result["graphs"] = held.graphs;
+    result["streams"] = held.streams;
+    result["events"] = held.events;
+    result["updatable_tasks"] = held.updatable_tasks;
     return result;
   });
   m.def("races_found", [] {

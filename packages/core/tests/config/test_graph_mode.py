@@ -94,26 +94,24 @@ def with_mode(mode: CUDAGraphMode) -> VllmConfig:
 
 
 @pytest.mark.parametrize(
-    ("asked", "obstacle", "becomes", "reason"),
+    ("asked", "becomes", "reason"),
     [
-        (CUDAGraphMode.NONE, None, CUDAGraphMode.NONE, ""),
-        (CUDAGraphMode.FULL_DECODE_ONLY, None, CUDAGraphMode.FULL_DECODE_ONLY, ""),
-        (CUDAGraphMode.FULL, None, CUDAGraphMode.FULL_DECODE_ONLY, "attention of prefills"),
+        (CUDAGraphMode.NONE, CUDAGraphMode.NONE, ""),
+        (CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_DECODE_ONLY, ""),
+        (CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY, "attention of prefills"),
         (
             CUDAGraphMode.FULL_AND_PIECEWISE,
-            None,
             CUDAGraphMode.FULL_DECODE_ONLY,
             "needs the model compiled",
         ),
-        (CUDAGraphMode.PIECEWISE, None, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
-        (CUDAGraphMode.FULL_DECODE_ONLY, "the host waits", CUDAGraphMode.NONE, "the host waits"),
+        (CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE, "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
     ],
 )
 def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
-    asked: CUDAGraphMode, obstacle: str | None, becomes: CUDAGraphMode, reason: str
+    asked: CUDAGraphMode, becomes: CUDAGraphMode, reason: str
 ):
     config = with_mode(asked)
-    told = settle_graph_mode(config, obstacle, {})
+    told = settle_graph_mode(config, {})
     assert config.compilation_config.cudagraph_mode == becomes
     if asked == becomes:
         assert not told
@@ -122,7 +120,7 @@ def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
         line = change.told()
         assert line.startswith(f"cudagraph_mode: {asked.name} -> {becomes.name}")
         assert reason in line
-    assert not settle_graph_mode(config, obstacle, {})
+    assert not settle_graph_mode(config, {})
 
 
 @pytest.mark.parametrize(
@@ -131,15 +129,8 @@ def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
 def test_variables_with_which_nothing_can_be_captured_are_errors(environ: dict[str, str]):
     (name,) = environ
     with pytest.raises(ConfigurationError, match=f"{name}=. excludes graph mode"):
-        settle_graph_mode(with_mode(CUDAGraphMode.FULL_DECODE_ONLY), None, environ)
-    assert not settle_graph_mode(with_mode(CUDAGraphMode.NONE), None, environ)
-
-
-def test_an_obstacle_ends_the_start_when_graph_mode_is_asked_for_by_key():
-    config = with_mode(CUDAGraphMode.FULL_DECODE_ONLY)
-    config.additional_config = {"torchair_graph_config": {"enabled": True}}
-    with pytest.raises(ConfigurationError, match="cannot be captured, because the host waits"):
-        settle_graph_mode(config, "the host waits", {})
+        settle_graph_mode(with_mode(CUDAGraphMode.FULL_DECODE_ONLY), environ)
+    assert not settle_graph_mode(with_mode(CUDAGraphMode.NONE), environ)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +138,7 @@ def test_an_obstacle_ends_the_start_when_graph_mode_is_asked_for_by_key():
     [
         ({}, None),
         ({"runner_type": "pooling"}, "a pooling model decodes nothing"),
-        ({"dbo": {"enabled": True, "decode": True}}, "dbo.decode splits decode steps"),
-        ({"dbo": {"enabled": True}}, None),
+        ({"dbo": {"enabled": True, "decode": True}}, None),
         ({"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}, "ASCEND_LAUNCH_BLOCKING is set"),
     ],
 )
@@ -179,18 +169,3 @@ def test_sizes_given_twice_are_an_error():
                 "torchair_graph_config": {"enabled": True, "graph_batch_sizes": [4]}
             },
         )
-
-
-@pytest.mark.parametrize(
-    ("mode", "decode", "is_told"),
-    [
-        (CUDAGraphMode.FULL_DECODE_ONLY, True, True),
-        (CUDAGraphMode.FULL_DECODE_ONLY, False, False),
-        (CUDAGraphMode.NONE, True, False),
-    ],
-)
-def test_split_decodes_beside_graphs_are_told(mode: CUDAGraphMode, decode: bool, is_told: bool):
-    config = with_mode(mode)
-    config.additional_config = {"dbo": {"enabled": True, "decode": decode}}
-    notes = graph_mode.graph_mode_notes(config)
-    assert is_told == any("--enforce-eager splits them all" in note for note in notes)

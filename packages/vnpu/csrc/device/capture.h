@@ -45,7 +45,10 @@ enum class CaptureMode {
 class CaptureOrder {
  public:
   void launched(int stream) { ++clocks_[stream][stream]; }
-  void recorded(int stream, uint64_t event) { events_[event] = clocks_[stream]; }
+  void recorded(int stream, uint64_t event) {
+    events_[event] = clocks_[stream];
+    ++num_records_;
+  }
   void waited(int stream, uint64_t event) {
     for (const auto& [other, count] : events_[event]) {
       uint64_t& seen = clocks_[stream][other];
@@ -53,6 +56,7 @@ class CaptureOrder {
     }
   }
   int num_streams() const { return static_cast<int>(clocks_.size()); }
+  int num_records() const { return num_records_; }
   // A stream some of whose launches come before nothing on `origin`; -1 if there is none.
   int unjoined(int origin) {
     const std::map<int, uint64_t>& seen = clocks_[origin];
@@ -68,6 +72,7 @@ class CaptureOrder {
  private:
   std::map<int, std::map<int, uint64_t>> clocks_;       // by stream: launches seen, by stream
   std::map<uint64_t, std::map<int, uint64_t>> events_;  // by event: those at its newest record
+  int num_records_ = 0;
 };
 
 // Where and how a capture began.

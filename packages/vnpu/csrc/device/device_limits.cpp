@@ -21,14 +21,13 @@ int most(Kind kind) {
 [[noreturn]] void refuse(Kind kind, int device, int count, int taken) {
   const bool is_stream = kind == Kind::kStreams;
   const std::string noun = is_stream ? "streams" : "events";
-  throw Failure(
-      is_stream ? FailureKind::kTooManyStreams : FailureKind::kTooManyEvents,
-      "vnpu: EE1023: " + std::to_string(count) + " more " + noun + " on device " +
-          std::to_string(device) + ", where " + std::to_string(taken) + " of " +
-          std::to_string(most(kind)) + " are taken" +
-          (is_stream ? ", those of captured graphs among them. Destroy streams or graphs first, or "
-                       "capture fewer sizes."
-                     : ". Destroy events first, or record the same ones again."));
+  throw Failure(is_stream ? FailureKind::kTooManyStreams : FailureKind::kTooManyEvents,
+                "vnpu: EE1023: " + std::to_string(count) + " more " + noun + " on device " +
+                    std::to_string(device) + ", where " + std::to_string(taken) + " of " +
+                    std::to_string(most(kind)) + " are taken" +
+                    ", those of captured graphs among them. Destroy " +
+                    (is_stream ? "streams or graphs first, or capture fewer sizes."
+                               : "events or graphs first, or record the same events again."));
 }
 
 }  // namespace

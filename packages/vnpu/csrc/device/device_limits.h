@@ -7,8 +7,8 @@
 namespace vnpu {
 
 // What a device has a number of. Streams: those that programs make, and those that captured graphs
-// hold from their first execution on. Events: see Event::Holds. Of this process; a chip counts all
-// processes'.
+// hold from their first execution on. Events: see Event::Holds, and those between a graph's
+// streams. Of this process; a chip counts all processes'.
 class DeviceLimits {
  public:
   enum class Kind { kStreams, kEvents };

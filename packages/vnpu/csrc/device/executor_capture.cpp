@@ -82,6 +82,7 @@ GraphPtr Executor::end_capture(const StreamPtr& stream) {
             "side stream after its last launch and let the first stream wait for it." +
             since(*graph));
   }
+  graph->count();
   return graph;
 }
 

@@ -12,18 +12,69 @@ uint32_t next_graph_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+// Of all live graphs.
+class TotalHeld {
+ public:
+  void add(const GraphHoldings& held, int sign) {
+    const std::lock_guard lock(mutex_);
+    total_.graphs += sign * held.graphs;
+    total_.streams += sign * held.streams;
+    total_.events += sign * held.events;
+    total_.updatable_tasks += sign * held.updatable_tasks;
+  }
+  GraphHoldings now() const {
+    const std::lock_guard lock(mutex_);
+    return total_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  GraphHoldings total_;
+};
+
+TotalHeld& all_held() {
+  static auto* const held = new TotalHeld();  // graphs may outlive the end of main
+  return *held;
+}
+
 }  // namespace
 
 Graph::Graph(CaptureOrigin origin, int device)
     : id(next_graph_id()), origin(std::move(origin)), device_(device) {}
 
-Graph::~Graph() { DeviceLimits::instance().give(DeviceLimits::Kind::kStreams, device_, streams_); }
+Graph::~Graph() {
+  if (is_counted_) all_held().add(holdings(), -1);
+  DeviceLimits::instance().give(DeviceLimits::Kind::kStreams, device_, streams_);
+  DeviceLimits::instance().give(DeviceLimits::Kind::kEvents, device_, events_);
+}
 
-void Graph::take_streams() {
+GraphHoldings Graph::holdings() const {
+  int tasks = 0;
+  for (const auto& group : groups) tasks += static_cast<int>(group->end - group->begin);
+  return {1, order.num_streams(), order.num_records(), tasks};
+}
+
+GraphHoldings Graph::held_by_all() { return all_held().now(); }
+
+void Graph::count() {
+  is_counted_ = true;
+  all_held().add(holdings(), 1);
+}
+
+void Graph::take_resources() {
   const std::lock_guard lock(mutex_);
   if (streams_ > 0) return;
-  DeviceLimits::instance().take(DeviceLimits::Kind::kStreams, device_, order.num_streams());
-  streams_ = order.num_streams();
+  const GraphHoldings held = holdings();
+  DeviceLimits& limits = DeviceLimits::instance();
+  limits.take(DeviceLimits::Kind::kEvents, device_, held.events);
+  try {
+    limits.take(DeviceLimits::Kind::kStreams, device_, held.streams);
+  } catch (...) {
+    limits.give(DeviceLimits::Kind::kEvents, device_, held.events);
+    throw;
+  }
+  streams_ = held.streams;
+  events_ = held.events;
 }
 
 Access Graph::TaskGroup::access(bool write) const {
@@ -54,7 +105,7 @@ size_t Graph::size() const {
 }
 
 GraphReplay::GraphReplay(GraphPtr graph) : Task("graph replay"), graph_(std::move(graph)) {
-  graph_->take_streams();
+  graph_->take_resources();
   ++graph_->replays;
   if (!Touched::keeps_accesses) return;
   for (size_t i = 0; i < graph_->size(); ++i) touched.add_accesses_of(graph_->node(i)->touched);

@@ -14,6 +14,14 @@ namespace vnpu {
 
 enum class CaptureState { kActive, kReady };
 
+// What a graph holds of its device while it lives.
+struct GraphHoldings {
+  int graphs = 0;
+  int streams = 0;
+  int events = 0;  // one for each record
+  int updatable_tasks = 0;
+};
+
 // Work captured from one or more streams, in the order of capture: a correct serialisation, since a
 // task can only be captured after everything it depends on.
 class Graph {
@@ -34,8 +42,13 @@ class Graph {
   void replace(size_t index, TaskPtr task);
   TaskPtr node(size_t index) const;  // null past the end
   size_t size() const;
-  // Before the first execution: throws kTooManyStreams where the device has too few.
-  void take_streams();
+  // Before the first execution: throws kTooManyStreams or kTooManyEvents where the device has too
+  // few.
+  void take_resources();
+  GraphHoldings holdings() const;
+  // The graph is whole, and among those of `held_by_all` until it is gone.
+  void count();
+  static GraphHoldings held_by_all();
   // Whether nodes wait inside for updates that come while a replay is under way.
   bool has_gates() const { return has_gates_; }
 
@@ -56,6 +69,8 @@ class Graph {
   mutable std::mutex mutex_;
   const int device_;
   int streams_ = 0;  // taken of the device
+  int events_ = 0;   // likewise
+  bool is_counted_ = false;
   std::vector<TaskPtr> nodes_;
   std::atomic<bool> has_gates_{false};
 };

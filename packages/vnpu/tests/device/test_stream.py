@@ -99,6 +99,41 @@ def test_a_device_has_as_many_events_as_its_chip() -> None:
     assert lines == ["207007 1023", "0 207007"]
 
 
+def test_a_graph_holds_an_event_for_each_record_from_its_first_replay_on() -> None:
+    lines = output_of(
+        """
+        import ctypes, torch
+        from vllm_davinci.vnpu import _C
+        torch.npu.set_device(0)
+        acl, events = ctypes.CDLL("libascendcl.so"), []
+        x, graph, side = torch.ones(4).npu(), torch.npu.NPUGraph(), torch.npu.Stream()
+        with torch.npu.graph(graph):
+            main = torch.npu.current_stream()
+            side.wait_stream(main)
+            with torch.npu.stream(side):
+                y = x + x
+            main.wait_stream(side)
+        print(_C.graph_holdings())
+        while not acl.aclrtCreateEventWithFlag(ctypes.byref(event := ctypes.c_void_p()), 1):
+            events.append(event)
+        acl.aclrtDestroyEvent(events.pop())
+        try:
+            graph.replay()
+        except RuntimeError as error:
+            print("EE1023: 2 more events" in str(error))
+        acl.aclrtDestroyEvent(events.pop())
+        graph.replay()
+        print(y[0].item())
+        torch.npu.synchronize()
+        del graph
+        print(_C.graph_holdings()["events"])
+        """,
+        VirtualDeviceConfig(soc="Ascend910B3"),
+    )
+    held = {"graphs": 1, "streams": 2, "events": 2, "updatable_tasks": 0}
+    assert lines == [str(held), "True", "2.0", "0"]
+
+
 def test_no_stream_waits_for_an_event_that_only_marks_time() -> None:
     lines = output_of(
         """

@@ -1,6 +1,6 @@
 """A thin subclass of vLLM's V1 runner: cache layout, slot mapping and synchronization."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,9 @@ from vllm_davinci.core.checkpoint.load_errors import (
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.errors import RELEASE, CheckpointError, CoreError, UnsupportedFeatureError
+from vllm_davinci.core.fused_moe.communication import CommunicationMethod
+from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
+from vllm_davinci.core.graph.plan import LayerCounts
 from vllm_davinci.core.graph.runner import GraphRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import (
@@ -91,6 +94,31 @@ class NPUModelRunner(GraphRunner, UBatchRunner, SamplingRunner):
                 lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
             )
         super().profile_run()
+
+    def _forward_of_graph(self, **inputs: Any) -> Any:
+        return self.forward_as_ubatches(self.get_model(), **inputs)
+
+    def _layer_counts(self) -> LayerCounts:
+        methods = (getattr(module, "quant_method", None) for module in self.get_model().modules())
+        forwards = [
+            method.moe_forward
+            for method in methods
+            if isinstance(method, NPUFusedMoEMethodBase) and method.moe_forward is not None
+        ]
+        are_fused = [
+            forward.dispatchers.rule.choose(1).method is CommunicationMethod.FUSED
+            for forward in forwards
+            if forward.dispatchers is not None
+        ]
+        return replace(
+            super()._layer_counts(),
+            experts=len(forwards),
+            exchanging=are_fused.count(False),
+            fused=are_fused.count(True),
+        )
+
+    def _ubatches(self, sizes: Iterable[int]) -> dict[int, int]:
+        return {size: count for size in sizes if (count := self.ubatches_of_graph(size)) > 1}
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_settled:

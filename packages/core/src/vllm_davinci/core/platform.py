@@ -31,11 +31,7 @@ from vllm_davinci.core.errors import (
     DeviceError,
     UnsupportedFeatureError,
 )
-from vllm_davinci.core.fused_moe.options import (
-    check_experts,
-    gather_exchange_requests,
-    graph_obstacle,
-)
+from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
 
@@ -271,7 +267,7 @@ class NPUPlatform(Platform):
             warnings += graph_mode_notes(vllm_config)
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
-        changes = set_for_npu(vllm_config, graph_obstacle(vllm_config, config, _soc()))
+        changes = set_for_npu(vllm_config)
         changes += settle_scheduler(vllm_config)
         if not is_new:
             return

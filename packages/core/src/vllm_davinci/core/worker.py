@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch_npu
-from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
@@ -97,28 +97,14 @@ class NPUWorker(Worker):
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
         available_bytes: int = super().determine_available_memory()
-        available_bytes -= self._memory_of_graphs()
-        if self.cache_config.kv_cache_memory_bytes is None:
-            self._measured_kv_cache_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
+        graphs = self.model_runner.profile_cudagraph_memory()
+        if self.cache_config.kv_cache_memory_bytes is None:
+            sizes = self.compilation_config.cudagraph_capture_sizes or ()
+            available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces
+            check_kv_cache_budget(available_bytes, self)
+            self._measured_kv_cache_bytes = available_bytes
         return available_bytes
-
-    def _memory_of_graphs(self) -> int:
-        """Bytes that graphs will take, estimated from the profile run; 0 without graphs.
-
-        They share one pool, which holds what the largest of them needs: the profile run's peak for
-        as many tokens.
-        """
-        compilation = self.compilation_config
-        peak_bytes = getattr(self, "peak_activation_memory", None)
-        if compilation.cudagraph_mode == CUDAGraphMode.NONE or peak_bytes is None:
-            return 0
-        share = (
-            compilation.max_cudagraph_capture_size / self.scheduler_config.max_num_batched_tokens
-        )
-        graph_bytes = int(peak_bytes * min(1.0, share))
-        self.model_runner.decode_memory_bytes = graph_bytes
-        return graph_bytes
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""

@@ -17,7 +17,13 @@ from typing import Any
 
 import torch
 import torch_npu  # noqa: F401  registers the hccl backend
-from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import (
+    CUDAGraphMode,
+    DeviceConfig,
+    ParallelConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
 from vllm.distributed import (
     get_dp_group,
     get_ep_group,
@@ -25,7 +31,7 @@ from vllm.distributed import (
     init_distributed_environment,
     initialize_model_parallel,
 )
-from vllm.forward_context import set_forward_context
+from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.models.utils import sequence_parallel_chunk
 
@@ -210,6 +216,32 @@ def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
     return layer
 
 
+def run_step(
+    layer: torch.nn.Module,
+    given: tuple[torch.Tensor, torch.Tensor],
+    sizes: list[int],
+    config: VllmConfig,
+    is_for_graph: bool = False,
+) -> torch.Tensor:
+    """The layer's output. sizes: tokens of each DP rank's step"""
+    own = sizes[get_dp_group().rank_in_group]
+    with (
+        set_forward_context(
+            {"requests": None},
+            config,
+            num_tokens=own,
+            num_tokens_across_dp=(
+                torch.tensor(sizes, dtype=torch.int32) if len(sizes) > 1 else None
+            ),
+            cudagraph_runtime_mode=CUDAGraphMode.FULL if is_for_graph else CUDAGraphMode.NONE,
+            batch_descriptor=BatchDescriptor(own),
+        ),
+        torch.inference_mode(),
+    ):
+        output: torch.Tensor = layer(*given)
+    return output
+
+
 def run_steps(
     layer: torch.nn.Module, variant: dict[str, Any], config: VllmConfig
 ) -> list[dict[str, int]]:
@@ -226,19 +258,13 @@ def run_steps(
             logits[:, :TOP_K] += 9
         if variant.get("sequence_parallel"):
             x, logits = (sequence_parallel_chunk(rows.npu()).cpu() for rows in (x, logits))
-        across = torch.tensor(sizes, dtype=torch.int32)
-        with (
-            set_forward_context(
-                {"requests": None},
-                config,
-                num_tokens=sizes[dp_rank],
-                num_tokens_across_dp=across if len(sizes) > 1 else None,
-            ),
-            torch.inference_mode(),
-        ):
-            given = x.to("npu", dtype), logits.to("npu", dtype)
-            with counting(counts):
-                actual = layer(*given)
+        given = x.to("npu", dtype), logits.to("npu", dtype)
+
+        is_for_graph = variant.get("for_graph", False)
+        with counting(counts):
+            actual = run_step(layer, given, sizes, config, is_for_graph)
+        if is_for_graph:
+            assert torch.equal(actual, run_step(layer, given, sizes, config))
         x, logits = (rows.cpu().float() for rows in given)
         expected = defined(x, logits)
         if variant.get("quantized"):  # all but the last bit of a sum

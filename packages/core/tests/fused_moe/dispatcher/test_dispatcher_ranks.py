@@ -16,6 +16,7 @@ RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
 # with the single row of a dummy step; fewer tokens than a DP rank has ranks.
 TWO_DP_RANKS = [[5, 13], [7, 1], [1, 1], [8, 8]]
 ONE_DP_RANK = [[13], [3], [1]]
+OF_GRAPHS = [[8, 8], [1, 1]]  # one size everywhere
 
 
 Launched = Callable[..., list[list[dict[str, int]]]]
@@ -44,6 +45,11 @@ def sent_each_to_its_rank(group: str) -> dict[str, int]:
     return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
 
 
+def in_equal_parts(group: str) -> dict[str, int]:
+    """The same in a graph: nobody waits for counts."""
+    return {f"{group} all_to_all": 3}
+
+
 def test_on_one_dp_rank_routed_and_shared_sums_are_reduced_once(launched: Launched):
     once = {"tp all_reduce": 1}
     assert launched(
@@ -61,9 +67,16 @@ def test_on_one_dp_rank_routed_and_shared_sums_are_reduced_once(launched: Launch
                 "steps": ONE_DP_RANK,
                 "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
             },
+            {
+                "steps": ONE_DP_RANK,
+                "options": {"expert_tensor_parallel_size": 2, "moe_communication": "all_to_all"},
+                "for_graph": True,
+            },
         ],
-    ) == [[once] * 3] * 3 + [
-        [{**sent_each_to_its_rank(group), **once}] * 3 for group in ("ep", "experts")
+    ) == [
+        *[[once] * 3] * 3,
+        *([{**sent_each_to_its_rank(group), **once}] * 3 for group in ("ep", "experts")),
+        [{**in_equal_parts("experts"), **once}] * 3,
     ]
 
 
@@ -84,6 +97,15 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
                 "options": {"moe_communication": "all_to_all"},
                 "skewed": True,
             },
+            *(
+                {
+                    "steps": OF_GRAPHS,
+                    "options": {"moe_communication": "all_to_all"},
+                    "for_graph": True,
+                    "skewed": skewed,
+                }
+                for skewed in (False, True)
+            ),
             {"steps": TWO_DP_RANKS, "options": {"moe_communication": "all_gather"}},
             {"steps": TWO_DP_RANKS, "options": {"moe_communication": "multicast"}},
             {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 2}},
@@ -93,6 +115,8 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
         [to_experts, *gathers[1:]],
         [to_experts] * 4,
         [to_experts] * 4,
+        [in_equal_parts("ep")] * 2,
+        [in_equal_parts("ep")] * 2,
         gathers,
         [multicast] * 4,
         [multicast, *gathers[1:]],

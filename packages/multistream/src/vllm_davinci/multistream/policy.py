@@ -16,7 +16,8 @@ class Reason(enum.Enum):
     DISABLED = "overlap is off"
     NOT_A_STEP = "a profile or warm-up run"
     NO_COMMUNICATION = "no rank to communicate with"
-    GRAPH_REPLAY = "the step is a graph replay"
+    GRAPH_REPLAY = "the step replays a graph that holds it whole"
+    SPLIT_REPLAY = "the step replays a graph that holds it split"
     NO_PREFILL = "no prefill request (dbo.decode is off)"
     FEW_TOKENS = "fewer tokens than min_total_tokens_to_split"
     FEW_PREFILL_TOKENS = "fewer prefill tokens than min_prefill_tokens_to_split"
@@ -33,12 +34,14 @@ class StepFacts:
 
     query_lens:       new tokens of each request, in batch order
     decode_query_len: a request with at most so many new tokens decodes
+    is_split_in_graph: whether the graph that the step replays was captured as ubatches
     """
 
     query_lens: Sequence[int]
     decode_query_len: int = 1
     is_real: bool = True
     is_graph_replay: bool = False
+    is_split_in_graph: bool = False
     is_supported: bool = True
 
     @property
@@ -87,7 +90,7 @@ class SplitPolicy:
 
     def decide(self, step: StepFacts) -> Decision:
         """The decision for one step; counts its reason."""
-        decision = self._decide(step)
+        decision = self.answer(step)
         self.counters[decision.reason] += 1
         return decision
 
@@ -99,7 +102,8 @@ class SplitPolicy:
         self.counters[Reason.VETOED] += 1
         return Decision(Reason.VETOED)
 
-    def _decide(self, step: StepFacts) -> Decision:
+    def answer(self, step: StepFacts) -> Decision:
+        """The decision for a step that does not run now; counts nothing."""
         if not self.enabled:
             return Decision(Reason.DISABLED)
         if not step.is_real:
@@ -109,7 +113,7 @@ class SplitPolicy:
         if not step.is_supported:
             return Decision(Reason.UNSUPPORTED)
         if step.is_graph_replay:
-            return Decision(Reason.GRAPH_REPLAY)
+            return Decision(Reason.SPLIT_REPLAY if step.is_split_in_graph else Reason.GRAPH_REPLAY)
         if step.num_prefill_tokens == 0:
             if not self.decode:
                 return Decision(Reason.NO_PREFILL)

@@ -46,6 +46,19 @@ class NPUAttentionMetadata(AttentionMetadata):
         """The tensors of it that the device reads."""
         return self.block_table, self.slot_mapping
 
+    def of_decodes(self, requests: slice, tokens: slice) -> "NPUAttentionMetadata":
+        """Of some whole requests of a step of decodes. tokens: theirs, by rows of the step."""
+        return NPUAttentionMetadata(
+            num_actual_tokens=tokens.stop - tokens.start,
+            actual_seq_lengths_q=[
+                end - tokens.start for end in self.actual_seq_lengths_q[requests]
+            ],
+            seq_lens=self.seq_lens[requests],
+            block_table=self.block_table[requests],
+            slot_mapping=self.slot_mapping[tokens],
+            causal=self.causal,
+        )
+
 
 def host_seq_lens(common: CommonAttentionMetadata) -> list[int]:
     """All tokens of each request, from the host. Raises UnsupportedFeatureError without them."""

@@ -117,6 +117,9 @@ class SplitPolicy(Protocol):
     @property
     def counters(self) -> Mapping[Any, int]: ...
     def decide(self, step: Any) -> Decision: ...
+    def answer(self, step: Any) -> Decision:
+        """The decision for a step that does not run now; counts nothing."""
+
     def veto(self, decision: Any) -> Decision:
         """Takes back a split because another DP rank does not split."""
 

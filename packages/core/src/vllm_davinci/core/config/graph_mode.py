@@ -76,13 +76,10 @@ def reason_against_graphs(
     processor that the launches take.
     """
     model = vllm_config.model_config
-    dbo = get_config(vllm_config).dbo
     if model is None:
         return "no model is given"
     if model.runner_type == "pooling":
         return "a pooling model decodes nothing"
-    if dbo.enabled and dbo.decode:
-        return "dbo.decode splits decode steps, which are eager then"
     if blocked := _blocking_variable(environ):
         return f"{blocked} is set"
     return None
@@ -116,23 +113,10 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
     """Notes on options of graph mode that do otherwise than they seem to. Needs the model."""
-    from vllm.config import CUDAGraphMode
-
-    config = get_config(vllm_config)
-    asked, dbo = config.torchair_graph_config, config.dbo
-    notes = []
-    if (
-        dbo.enabled
-        and dbo.decode
-        and vllm_config.compilation_config.cudagraph_mode not in (None, CUDAGraphMode.NONE)
-    ):
-        notes.append(
-            "dbo.decode splits only the decode steps that no graph holds: a replay takes the host "
-            "less time than the halves of a split step. --enforce-eager splits them all"
-        )
+    asked = get_config(vllm_config).torchair_graph_config
     if not asked.enabled:
-        return notes
-    notes += chosen_sizes(vllm_config).notes
+        return []
+    notes = chosen_sizes(vllm_config).notes
     if asked.use_cached_graph and not asked.use_cached_kv_cache_bytes:
         notes.append(
             "torchair_graph_config.use_cached_graph has no effect by itself: graphs are captured "
@@ -143,11 +127,10 @@ def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
 
 
 def settle_graph_mode(
-    vllm_config: "VllmConfig", obstacle: str | None, environ: Mapping[str, str] = os.environ
+    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
 ) -> list[Change]:
     """Brings vLLM's graph mode to what this release has. Returns the change. Idempotent.
 
-    obstacle: why decode steps of this engine cannot be captured, a clause for "because"; or None
     Raises ConfigurationError for settings of torch_npu with which nothing can be captured.
     """
     from vllm.config import CUDAGraphMode
@@ -162,13 +145,6 @@ def settle_graph_mode(
         wanted, reason = CUDAGraphMode.NONE, f"not available in {RELEASE}: {NO_PIECES}"
     elif mode == CUDAGraphMode.FULL_AND_PIECEWISE:
         reason = f"not available in {RELEASE}: {NO_PIECES}"
-    if wanted == full and obstacle is not None:
-        if get_config(vllm_config).torchair_graph_config.enabled:
-            raise ConfigurationError(
-                f"additional_config sets {ENABLED}, and decode steps of this engine cannot be "
-                f"captured, because {obstacle}. Remove the key."
-            )
-        wanted, reason = CUDAGraphMode.NONE, f"decode steps cannot be captured: {obstacle}"
     if wanted == full:
         _check_environment(environ)
     if wanted == mode:

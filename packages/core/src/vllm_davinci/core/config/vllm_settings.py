@@ -35,11 +35,8 @@ def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
     return bool(HAS_TRITON)
 
 
-def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) -> list[Change]:
-    """Sets what the NPU needs. Returns the values that it changed, with the reasons.
-
-    graph_obstacle: why decode steps cannot be captured, a clause for "because"; or None
-    """
+def set_for_npu(vllm_config: "VllmConfig") -> list[Change]:
+    """Sets what the NPU needs. Returns the values that it changed, with the reasons."""
     from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
     changes: list[Change] = []
@@ -80,7 +77,7 @@ def set_for_npu(vllm_config: "VllmConfig", graph_obstacle: str | None = None) ->
 
     compilation = vllm_config.compilation_config
     change(compilation, "mode", CompilationMode.NONE, f"not available in {RELEASE}: compilation")
-    changes += settle_graph_mode(vllm_config, graph_obstacle)
+    changes += settle_graph_mode(vllm_config)
     if compilation.cudagraph_mode == CUDAGraphMode.NONE:
         compilation.cudagraph_capture_sizes = []
         compilation.max_cudagraph_capture_size = 0

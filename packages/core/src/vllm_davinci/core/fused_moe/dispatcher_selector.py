@@ -9,6 +9,7 @@ experts': one reduction for both. In a sequence-parallel layer each rank leaves 
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.config import CUDAGraphMode
 from vllm.distributed import get_dp_group, get_ep_group
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.forward_context import get_forward_context
@@ -20,6 +21,7 @@ from vllm_davinci.core.fused_moe.communication import (
 )
 from vllm_davinci.core.fused_moe.dispatcher.all_gather import AllGatherDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.all_to_all_fixed import FixedAllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.base import TokenDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.multicast import MulticastDispatcher
@@ -58,6 +60,9 @@ class DispatcherSelector:
         layout, tp_slice = self.rule.layout, self._tp_slice
         if choice.method is CommunicationMethod.FUSED:
             return FusedDispatcher(tp_slice, fused_group(layout), tp_slice.size(max(sizes)))
+        if get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.FULL:
+            # Captured: all ranks have as many tokens, and the host may not wait for counts.
+            return FixedAllToAllDispatcher(tp_slice, expert_group(layout))
         return AllToAllDispatcher(tp_slice, expert_group(layout), self.counts_wait)
 
     @property

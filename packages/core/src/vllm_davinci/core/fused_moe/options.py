@@ -9,11 +9,7 @@ from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
 from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.communication import (
-    CommunicationMethod,
-    CommunicationRule,
-    RoutedSizes,
-)
+from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.expert_layout import check_expert_count
 from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
 
@@ -101,25 +97,6 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
     ]
 
 
-def graph_obstacle(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> str | None:
-    """Why decode steps cannot be captured, a clause for "because"; None if they can."""
-    model = vllm_config.model_config
-    if model is None or not model.is_moe:
-        return None
-    rule = CommunicationRule.of_engine(
-        vllm_config, config, soc, model.dtype, RoutedSizes.of_model(model)
-    )
-    choice = rule.choose(1)
-    if choice.method is not CommunicationMethod.ALL_TO_ALL:
-        return None
-    if rule.dp_size == 1 and rule.forced is None:
-        return None
-    return (
-        "their experts are reached by all-to-all, whose row counts the host waits for in every "
-        f"layer ({choice.reason})"
-    )
-
-
 def communication_settings(
     vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc
 ) -> list[Setting]:
@@ -128,7 +105,7 @@ def communication_settings(
     if model is None or not model.is_moe:
         return []
     rule = CommunicationRule.of_engine(
-        vllm_config, config, soc, model.dtype, model.get_hidden_size()
+        vllm_config, config, soc, model.dtype, RoutedSizes.of_model(model)
     )
     steps = {
         "decodes": rule.choose(1),

@@ -1,10 +1,12 @@
 """Resources of the device that graphs take, computed before the first capture."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.graph_sizes import sample_evenly
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.errors import ConfigurationError
 
@@ -17,33 +19,69 @@ SPARE_STREAMS = 64
 
 
 @dataclass(frozen=True)
+class GraphMemory:
+    """Device memory of graphs, in bytes, as trial captures have taken it.
+
+    first:      the largest graph: the pool that all of them share, operators' workspaces among it
+    next:       each further one
+    workspaces: what torch_npu keeps for each stream that steps use, beside the graphs
+    """
+
+    first: int
+    next: int
+    workspaces: int = 0
+
+    def of_graphs(self, count: int) -> int:
+        """Of `count` graphs, without the workspaces."""
+        return self.first + (count - 1) * self.next if count else 0
+
+    def room(self, available: int) -> int:
+        """The number of graphs that fit into as many bytes."""
+        if available < self.first:
+            return 0
+        return 1 + (available - self.first) // max(1, self.next)
+
+
+@dataclass(frozen=True)
 class CapturePlan:
     """The graphs of one engine, and what they hold on each device while it runs.
 
     sizes:             tokens, ascending
     streams_per_graph: the first one, side streams of layers, and those of collectives
-    events_per_graph:  between these streams
-    updates_per_graph: launches whose lengths change before a replay: one per attention layer
-    memory_bytes:      of all graphs together, which share one pool; None before it is measured
-    notes:             why there are fewer sizes than asked for
+    events_per_graph:  between these streams, in a step that is not split
+    updates_per_graph: launches whose lengths change before a replay: one per attention layer, in a
+                       step that is not split
+    num_ubatches:      by size, of those that are captured as ubatches
+    memory:            None before it is measured
+    notes:             why there are fewer sizes than asked for, and which are split or not
     """
 
     sizes: tuple[int, ...]
     streams_per_graph: int
     events_per_graph: int
     updates_per_graph: int
-    memory_bytes: int | None = None
+    num_ubatches: Mapping[int, int] = field(default_factory=dict)
+    memory: GraphMemory | None = None
     notes: tuple[str, ...] = ()
 
-    def within(self, limits: GraphLimits) -> "CapturePlan":
+    @property
+    def parts(self) -> int:
+        """Of all graphs together: a whole step is one part, a split one has one per ubatch."""
+        return sum(self.num_ubatches.get(size, 1) for size in self.sizes)
+
+    def within(self, limits: GraphLimits, available_bytes: int | None = None) -> "CapturePlan":
         """The same with as many sizes as the device can hold, among them the largest.
 
-        Raises ConfigurationError when it can hold none.
+        available_bytes: of device memory; None where it is not looked at. Without room for one
+                         graph there is no size left: a capture would fail, too.
+        Raises ConfigurationError when streams, events or updatable launches allow none.
         """
+        most_parts = max((self.num_ubatches.get(size, 1) for size in self.sizes), default=1)
+        events, updates = self.events_per_graph * most_parts, self.updates_per_graph * most_parts
         room = {
             "streams": (limits.streams - SPARE_STREAMS) // self.streams_per_graph,
-            "events": limits.events // max(1, self.events_per_graph),
-            "updatable launches": limits.updatable_tasks // max(1, self.updates_per_graph),
+            "events": limits.events // max(1, events),
+            "updatable launches": limits.updatable_tasks // max(1, updates),
         }
         what, most = min(room.items(), key=lambda item: item[1])
         if most < 1:
@@ -51,54 +89,112 @@ class CapturePlan:
                 f"A graph of this model does not fit the device: {self.told()}; limits: {limits}, "
                 f"too few {what}. Start with --enforce-eager."
             )
-        if most >= len(self.sizes):
+        if self.memory is not None and available_bytes is not None:
+            most_in_memory = self.memory.room(available_bytes)
+            if most_in_memory < most:
+                what, most = f"{format_bytes(available_bytes)} of memory left", most_in_memory
+        return self.with_most(most, f"the device has {what} for {most}")
+
+    def with_most(self, count: int, reason: str) -> "CapturePlan":
+        """The same with at most so many sizes, among them the largest. reason: a clause."""
+        if count >= len(self.sizes):
             return self
-        note = f"{len(self.sizes)} sizes were asked for, and the device has {what} for {most}"
         return replace(
-            self, sizes=tuple(sample_evenly(self.sizes, most)), notes=(*self.notes, note)
+            self,
+            sizes=tuple(sample_evenly(self.sizes, count)) if count else (),
+            notes=(*self.notes, f"{len(self.sizes)} sizes were asked for, and {reason}"),
         )
+
+    def totals(self) -> dict[str, int]:
+        """Of all graphs together."""
+        count = len(self.sizes)
+        return {
+            "graphs": count,
+            "streams": count * self.streams_per_graph,
+            "events": self.parts * self.events_per_graph,
+            "updatable_tasks": self.parts * self.updates_per_graph,
+            "memory": 0 if self.memory is None else self.memory.of_graphs(count),
+        }
 
     def told(self) -> str:
         """One line for the log."""
-        count = len(self.sizes)
+        count, totals = len(self.sizes), self.totals()
         text = (
             f"{count} graphs of {', '.join(map(str, self.sizes))} tokens; each with "
             f"{self.streams_per_graph} streams, {self.events_per_graph} events, "
             f"{self.updates_per_graph} launches to update; together "
-            f"{count * self.streams_per_graph} streams, {count * self.events_per_graph} events"
+            f"{totals['streams']} streams, {totals['events']} events"
         )
-        if self.memory_bytes is not None:
-            text += f", about {self.memory_bytes / (1 << 20):.0f} MiB"
+        if self.memory is not None:
+            text += f", {format_bytes(totals['memory'])}"
+        if self.num_ubatches:
+            split = ", ".join(map(str, sorted(self.num_ubatches)))
+            text += f"; those of {split} tokens are split, and hold as much per ubatch"
         return "; ".join([text, *self.notes])
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """Of this rank's pipeline stage.
+
+    attention:  attention layers
+    experts:    layers of routed experts
+    exchanging: those of them whose tokens travel by collectives
+    fused:      those of them whose tokens travel by fused launches
+    embeds:     whether the stage embeds tokens
+    """
+
+    attention: int
+    experts: int = 0
+    exchanging: int = 0
+    fused: int = 0
+    embeds: bool = True
+
+
+# Events of one collective, as torch_npu's process group records them; of one layer's side stream:
+# two forks there and back. Counted on a virtual NPU, in every kind of graph that tests capture.
+EVENTS_PER_COLLECTIVE = 3
+EVENTS_PER_SIDE_STREAM = 4
+# Collectives of a layer of routed experts: tokens and logits there, sums back; or counts, rows and
+# results.
+COLLECTIVES_PER_EXCHANGE = 3
 
 
 def plan_capture(
     vllm_config: "VllmConfig",
     sizes: list[int],
-    num_attention_layers: int,
-    memory_bytes: int | None = None,
+    layers: LayerCounts,
+    num_ubatches: Mapping[int, int],
+    memory: GraphMemory | None = None,
 ) -> CapturePlan:
     """The plan of this rank's graphs, before the device's limits.
 
-    num_attention_layers: of this pipeline stage
-    memory_bytes:         that the largest step needs, if it is known
+    num_ubatches: by size, of those that are captured as ubatches
     """
-    parallel = vllm_config.parallel_config
-    options = get_config(vllm_config).torchair_graph_config
-    model = vllm_config.model_config
-    # Process groups whose collectives a layer launches: each has a stream of its own.
-    groups = [
-        parallel.tensor_parallel_size > 1,
-        model.is_moe and parallel.data_parallel_size > 1,
+    config = get_config(vllm_config)
+    options, sequence_parallel = config.torchair_graph_config, config.sequence_parallel
+    collectives = layers.exchanging * COLLECTIVES_PER_EXCHANGE
+    is_tp = vllm_config.parallel_config.tensor_parallel_size > 1
+    is_sequence_parallel = (
+        sequence_parallel.enabled and max(sizes, default=0) >= sequence_parallel.min_tokens
+    )
+    if is_tp:  # a sum after attention and one after the MLP, each of them in one collective or two
+        collectives += (2 * layers.attention + layers.embeds) * (1 + is_sequence_parallel)
+    forks = layers.attention * options.enable_multistream_mla
+    forks += layers.experts * options.enable_multistream_moe
+    # Each process group has a stream of its own.
+    streams = [
+        is_tp,
+        layers.exchanging > 0,
+        options.enable_multistream_mla,
+        options.enable_multistream_moe,
+        bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # of the ubatches
     ]
-    sides = [options.enable_multistream_mla, options.enable_multistream_moe]
-    # A fork or a collective takes an event there and one back. Per layer: two reductions, gather
-    # and scatter; three hand-overs of MLA's side stream, four of the shared experts'.
-    per_layer = 2 * (2 * groups[0] + 2 * groups[1] + 3 * sides[0] + 4 * sides[1])
     return CapturePlan(
         sizes=tuple(sizes),
-        streams_per_graph=1 + sum(groups) + sum(sides),
-        events_per_graph=per_layer * num_attention_layers,
-        updates_per_graph=num_attention_layers,
-        memory_bytes=memory_bytes,
+        streams_per_graph=1 + sum(streams),
+        events_per_graph=collectives * EVENTS_PER_COLLECTIVE + forks * EVENTS_PER_SIDE_STREAM,
+        updates_per_graph=layers.attention,
+        num_ubatches=num_ubatches,
+        memory=memory,
     )

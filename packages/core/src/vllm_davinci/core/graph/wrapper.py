@@ -1,7 +1,7 @@
 """The model of a step: captured once per size, then replayed."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -37,8 +37,9 @@ class CapturableMetadata(Protocol):
 
 
 class _Group(NamedTuple):
-    """The layers of a graph that share metadata, by one of them."""
+    """The layers of a graph that share metadata, by one of them. ubatch: 0 in a whole step."""
 
+    ubatch: int
     layer_name: str
     host_lengths: HostLengths
 
@@ -65,6 +66,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     for the first time, which vLLM allows in its capture phase only, and replayed afterwards: one
     launch, after the updates of its attention's lengths. Every other step runs the model itself.
 
+    forward: runs the model, as ubatches if the step is one of them; the model itself without it
     replays: steps replayed so far, by tokens of their graph
     """
 
@@ -74,8 +76,10 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         vllm_config: VllmConfig,
         runtime_mode: CUDAGraphMode = CUDAGraphMode.FULL,
         cudagraph_options: CUDAGraphOptions | None = None,
+        forward: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(runnable, vllm_config, runtime_mode, cudagraph_options)
+        self._forward = runnable if forward is None else forward
         self.replays: Counter[int] = Counter()
         self._captured: dict[BatchDescriptor, _Captured] = {}
         self._update_stream: Any = None
@@ -94,10 +98,10 @@ class NPUGraphWrapper(CUDAGraphWrapper):
             return self.runnable(*args, **kwargs)
         context = get_forward_context()
         if context.cudagraph_runtime_mode != self.runtime_mode:
-            return self.runnable(*args, **kwargs)
+            return self._forward(*args, **kwargs)
         descriptor = context.batch_descriptor
         assert descriptor is not None
-        metadata: dict[str, Any] = context.attn_metadata or {}
+        metadata = _parts(context.attn_metadata)
         inputs = _inputs(args, kwargs, metadata)
         captured = self._captured.get(descriptor)
         if captured is None:
@@ -113,28 +117,31 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        metadata: dict[str, Any],
+        metadata: list[dict[str, Any]],
         inputs: dict[str, tuple[int, torch.Size]],
     ) -> _Captured:
         if self._update_stream is None:
             self._update_stream, self._updated = torch_npu.npu.Stream(), torch_npu.npu.Event()
         graph = torch_npu.npu.NPUGraph()
-        groups = [_Group(layer_name, HostLengths()) for layer_name, _ in _distinct(metadata)]
+        groups = [
+            _Group(ubatch, layer_name, HostLengths())
+            for ubatch, layer_name, _ in _distinct(metadata)
+        ]
         for group in groups:
-            metadata[group.layer_name].host_lengths = group.host_lengths
+            metadata[group.ubatch][group.layer_name].host_lengths = group.host_lengths
         try:
             with torch_npu.npu.graph(graph, pool=self.graph_pool):
-                output = self.runnable(*args, **kwargs)
+                output = self._forward(*args, **kwargs)
         finally:
             for group in groups:
-                metadata[group.layer_name].host_lengths = None
+                metadata[group.ubatch][group.layer_name].host_lengths = None
         replayed = torch_npu.npu.Event()
         return _Captured(graph, output, groups, inputs, replayed)
 
     def _replay(
         self,
         captured: _Captured,
-        metadata: dict[str, Any],
+        metadata: list[dict[str, Any]],
         inputs: dict[str, tuple[int, torch.Size]],
         descriptor: BatchDescriptor,
     ) -> None:
@@ -148,7 +155,7 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         with torch_npu.npu.stream(updates):
             updates.wait_event(captured.replayed)
             for group in captured.groups:
-                lengths_q, lengths_kv = metadata[group.layer_name].step_lengths()
+                lengths_q, lengths_kv = metadata[group.ubatch][group.layer_name].step_lengths()
                 group.host_lengths.update(lengths_q, lengths_kv, updates)
             self._updated.record(updates)
         stream.wait_event(self._updated)
@@ -157,14 +164,21 @@ class NPUGraphWrapper(CUDAGraphWrapper):
         self.replays[descriptor.num_tokens] += 1
 
 
-def _distinct(metadata: dict[str, Any]) -> Iterable[tuple[str, CapturableMetadata]]:
-    """Each of a step's metadata once, under the name of its first layer."""
-    first_layers = {id(each): name for name, each in reversed(metadata.items())}
-    return ((name, metadata[name]) for name in first_layers.values())
+def _parts(metadata: Any) -> list[dict[str, Any]]:
+    """By layer, per ubatch."""
+    return metadata if isinstance(metadata, list) else [metadata or {}]
+
+
+def _distinct(metadata: list[dict[str, Any]]) -> Iterable[tuple[int, str, CapturableMetadata]]:
+    """Each of a step's metadata once: its ubatch, its first layer, and itself."""
+    for ubatch, of_part in enumerate(metadata):
+        first_layers = {id(each): name for name, each in reversed(of_part.items())}
+        for name in first_layers.values():
+            yield ubatch, name, of_part[name]
 
 
 def _inputs(
-    args: tuple[Any, ...], kwargs: dict[str, Any], metadata: dict[str, Any]
+    args: tuple[Any, ...], kwargs: dict[str, Any], metadata: list[dict[str, Any]]
 ) -> dict[str, tuple[int, torch.Size]]:
     """Address and shape of what the device reads in a step, by name."""
     tensors = {str(position): each for position, each in enumerate(args)} | kwargs
@@ -176,9 +190,9 @@ def _inputs(
         for name, each in tensors.items()
         if isinstance(each, torch.Tensor)
     }
-    for layer_name, each in _distinct(metadata):
+    for ubatch, layer_name, each in _distinct(metadata):
         for number, tensor in enumerate(each.step_tensors()):
-            found[f"{layer_name}/{number}"] = tensor.data_ptr(), tensor.shape
+            found[f"{layer_name}/{ubatch}/{number}"] = tensor.data_ptr(), tensor.shape
     return found
 
 

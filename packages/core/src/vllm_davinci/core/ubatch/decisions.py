@@ -72,6 +72,17 @@ class Decisions:
         self._examples[decision.reason.name] = _describe(step, decision)
         return decision
 
+    def of_graph(self, num_requests: int, query_len: int) -> Decision:
+        """For the graph of a step of so many decodes, however many of them are padding.
+
+        No decode reads a cached block that another one fills: blocks that are not full are nobody
+        else's.
+        """
+        self._is_ordered = lambda split: True
+        return self._policy.answer(
+            self._scheduler.step_facts([query_len] * num_requests, decode_query_len=query_len)
+        )
+
     def veto(self, decision: Decision) -> Decision:
         """Another data-parallel rank does not split: neither does this one."""
         vetoed = self._policy.veto(decision)

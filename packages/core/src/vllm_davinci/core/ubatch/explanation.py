@@ -45,8 +45,11 @@ EXPLANATIONS = {
         "serve such requests apart: one of them keeps its whole step whole",
     ),
     "graph_replay": Explanation(
-        "the step is replayed from a graph, which holds the whole step",
-        "--enforce-eager, or smaller --cudagraph-capture-sizes",
+        "the step is replayed from a graph, which holds it whole; the log of the start says why",
+        "dbo.decode = true, and a size of dbo.min_decode_tokens_to_split tokens or more",
+    ),
+    "split_replay": Explanation(
+        "the step is replayed from a graph, which holds it as ubatches", "dbo.decode = false"
     ),
     "no_prefill": Explanation(
         "all requests of the step decode; their launches cost more than overlap hides",

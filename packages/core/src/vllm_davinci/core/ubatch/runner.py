@@ -1,13 +1,14 @@
 """vLLM's runner, which runs steps as ubatches: dual-batch overlap."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import vllm.envs as envs
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
 from vllm.forward_context import BatchDescriptor
@@ -27,6 +28,8 @@ from vllm_davinci.core.ubatch.metrics import CountSender
 from vllm_davinci.core.ubatch.prefix_order import BlockIds, is_in_order
 from vllm_davinci.core.ubatch.step import SplitStep, StepRunner
 
+T = TypeVar("T")
+P = TypeVar("P")
 Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
 
 logger = init_logger(__name__)
@@ -44,6 +47,7 @@ class UBatchRunner(GPUModelRunner):
         self._split_step: SplitStep | None = None  # of the step that is being prepared and run
         self._is_real_step = False
         self._any_dp_rank_prefills = False  # in that step, where layers want to know
+        self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
         super().__init__(vllm_config, device)
         self._layers_need_dp_prefills = (
             self.parallel_config.data_parallel_size > 1
@@ -98,17 +102,62 @@ class UBatchRunner(GPUModelRunner):
             )
         if not self._dbo.enabled:
             return self._coordinate(execution, None, prefills)[0]
-        decision = self._decide(num_reqs, num_scheduled_tokens_np, execution[0])
+        decision = self._decide(num_reqs, num_scheduled_tokens_np, execution)
         ubatch_sizes: list[torch.Tensor] | None = None
         if self.parallel_config.data_parallel_size > 1:
             execution, ubatch_sizes = self._coordinate(execution, decision, prefills)
             if ubatch_sizes is None:
                 decision = self._decisions.veto(decision)
         self._decisions.tell()
-        self._split_step = (
-            None if decision.split is None else SplitStep(decision.split, ubatch_sizes)
+        mode, descriptor = execution[:2]
+        is_for_graph = mode == CUDAGraphMode.FULL or (
+            # vLLM runs a size eagerly before it captures it: what the capture needs is made then.
+            not self._is_real_step and bool(kwargs.get("force_uniform_decode"))
         )
+        if is_for_graph:
+            split = self._split_in_graph(descriptor)
+            ubatch_sizes = None if split is None else self._same_on_all_dp_ranks(split, descriptor)
+        else:
+            split = decision.split
+        self._split_step = None if split is None else SplitStep(split, ubatch_sizes)
         return execution
+
+    def ubatches_of_graph(self, num_tokens: int) -> int:
+        """As how many ubatches the graph of so many tokens is captured; 1 is whole."""
+        split = self._split_in_graph(BatchDescriptor(num_tokens)) if self._dbo.enabled else None
+        return 1 if split is None else len(split.ubatches)
+
+    def _split_in_graph(self, descriptor: BatchDescriptor) -> Split | None:
+        """How a graph holds its steps; None where whole. The same at capture and at each replay."""
+        if descriptor.has_lora or self.supports_mm_inputs or not _is_causal(self.kv_cache_config):
+            return None
+        num_tokens = descriptor.num_tokens
+        if num_tokens not in self._graph_decisions:
+            query_len = self.uniform_decode_query_len
+            decision = self._decisions.of_graph(num_tokens // query_len, query_len)
+            self._graph_decisions[num_tokens] = decision
+            if self._dbo.decode:
+                logger.info_once(
+                    "Dual-batch overlap: the graph of %d tokens holds its steps %s.",
+                    num_tokens,
+                    f"whole: {decision.reason.value}"
+                    if decision.split is None
+                    else f"as {len(decision.split.ubatches)} ubatches",
+                )
+        return self._graph_decisions[num_tokens].split
+
+    def _same_on_all_dp_ranks(
+        self, split: Split, descriptor: BatchDescriptor
+    ) -> list[torch.Tensor] | None:
+        """Per ubatch, every DP rank's tokens in a step that has one size everywhere."""
+        dp_size = self.parallel_config.data_parallel_size
+        if dp_size == 1:
+            return None
+        ends = [*split.cuts, descriptor.num_tokens]
+        return [
+            torch.full((dp_size,), end - begin, dtype=torch.int32)
+            for begin, end in pairwise([0, *ends])
+        ]
 
     def _coordinate(
         self, execution: Execution, decision: Decision | None, prefills: bool
@@ -143,7 +192,10 @@ class UBatchRunner(GPUModelRunner):
                 )
         return (mode, descriptor, False, num_tokens, statistics), coordinated.ubatch_sizes
 
-    def _decide(self, num_reqs: int, query_lens: np.ndarray, graph_mode: CUDAGraphMode) -> Decision:
+    def _decide(self, num_reqs: int, query_lens: np.ndarray, execution: Execution) -> Decision:
+        mode, descriptor = execution[:2]
+        replays = mode != CUDAGraphMode.NONE
+
         def is_ordered(split: Split) -> bool:
             return is_in_order(
                 [
@@ -160,19 +212,16 @@ class UBatchRunner(GPUModelRunner):
             is_ordered,
             decode_query_len=self.uniform_decode_query_len,
             is_real=self._is_real_step,
-            is_graph_replay=graph_mode != CUDAGraphMode.NONE,
+            is_graph_replay=replays,
+            is_split_in_graph=replays and self._split_in_graph(descriptor) is not None,
             is_supported=self._is_real_step and self._can_be_cut(),
         )
 
     def _can_be_cut(self) -> bool:
         """Whether nothing in this step belongs to the step as a whole."""
-        groups = self.kv_cache_config.kv_cache_groups
-        is_causal = groups and not any(
-            isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec) for group in groups
-        )
         batch = self.input_batch
         return bool(
-            is_causal
+            _is_causal(self.kv_cache_config)
             and not batch.lora_id_to_lora_request
             and not any(self.requests[name].mm_features for name in batch.req_ids)
             and not self._init_model_kwargs()
@@ -204,14 +253,25 @@ class UBatchRunner(GPUModelRunner):
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
 
     def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
-        if self._split_step is not None:
-            kwargs["ubatch_slices"] = self._split_step.padded_slices(num_tokens_padded)
-        return super()._get_slot_mappings(num_tokens_padded, *args, **kwargs)
+        by_group, by_layer = super()._get_slot_mappings(num_tokens_padded, *args, **kwargs)
+        if self._split_step is None or by_layer is None:
+            return by_group, by_layer
+        slices = [each.token_slice for each in self._split_step.padded_slices(num_tokens_padded)]
+        # Layers of a group share a tensor: it is cut once.
+        return by_group, _cut_once(by_layer, slices, lambda slots, part: slots[part])
 
-    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        if self._split_step is not None:
-            kwargs["ubatch_slices"] = self._split_step.slices()
-        built = super()._build_attention_metadata(*args, **kwargs)
+    def _build_attention_metadata(self, *args: Any, max_query_len: int, **kwargs: Any) -> Any:
+        split_step, decodes = self._split_step, max_query_len <= self.uniform_decode_query_len
+        if split_step is not None and not decodes:
+            kwargs["ubatch_slices"] = split_step.slices()
+        built = super()._build_attention_metadata(*args, max_query_len=max_query_len, **kwargs)
+        if split_step is not None and decodes:
+            # Requests are whole, and padding of a graph is requests as well, which vLLM cannot cut.
+            parts = split_step.split.ubatches
+            cut = _cut_once(
+                built[0], parts, lambda whole, p: whole.of_decodes(p.requests, p.tokens)
+            )
+            built = cut, *built[1:]
         if self._layers_need_dp_prefills and self._any_dp_rank_prefills:
             by_layer = built[0] if isinstance(built[0], list) else [built[0]]
             for metadata in (each for part in by_layer for each in part.values()):
@@ -227,21 +287,22 @@ class UBatchRunner(GPUModelRunner):
         inputs_embeds: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        forward = super()._model_forward
-        if self._split_step is None:
-            return forward(
-                input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs
-            )
-        assert positions is not None
-        return self._step_runner.run(
-            self._split_step,
-            forward,
-            input_ids,
-            positions,
-            intermediate_tensors,
-            inputs_embeds,
+        inputs = {
+            "input_ids": input_ids,
+            "positions": positions,
+            "intermediate_tensors": intermediate_tensors,
+            "inputs_embeds": inputs_embeds,
             **model_kwargs,
-        )
+        }
+        if isinstance(self.model, CUDAGraphWrapper):
+            return self.model(**inputs)  # which runs or captures `forward_as_ubatches`
+        return self.forward_as_ubatches(super()._model_forward, **inputs)
+
+    def forward_as_ubatches(self, forward: Callable[..., Any], **inputs: Any) -> Any:
+        """The model's output for the step, split as it was decided. forward: the model's."""
+        if self._split_step is None:
+            return forward(**inputs)
+        return self._step_runner.run(self._split_step, forward, **inputs)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         super().load_model(load_dummy_weights)
@@ -252,6 +313,22 @@ class UBatchRunner(GPUModelRunner):
         if self._dbo.enabled:
             self._decisions.log()
         super().shutdown()
+
+
+def _is_causal(kv_cache_config: KVCacheConfig) -> bool:
+    groups = kv_cache_config.kv_cache_groups
+    return bool(groups) and not any(
+        isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec) for group in groups
+    )
+
+
+def _cut_once(
+    by_layer: dict[str, T], parts: Sequence[P], cut: Callable[[T, P], T]
+) -> list[dict[str, T]]:
+    """Per part, what each layer has of it; layers that share a whole share its parts."""
+    wholes = {id(whole): whole for whole in by_layer.values()}
+    cuts = [{key: cut(whole, part) for key, whole in wholes.items()} for part in parts]
+    return [{name: of[id(whole)] for name, whole in by_layer.items()} for of in cuts]
 
 
 def _ubatch_sizes(decision: Decision | None, num_tokens: int) -> list[int]:

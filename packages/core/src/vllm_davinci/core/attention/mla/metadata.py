@@ -123,6 +123,27 @@ class NPUMLAMetadata(AttentionMetadata):
         assert self.decode is not None
         return self.decode.block_table, self.slot_mapping
 
+    def of_decodes(self, requests: slice, tokens: slice) -> "NPUMLAMetadata":
+        """Of some whole requests of a step of decodes. tokens: theirs, by rows of the step."""
+        assert self.decode is not None and self.prefill is None
+        num_tokens = tokens.stop - tokens.start
+        ends = [end - tokens.start for end in self.decode.actual_seq_lengths_q[requests]]
+        return NPUMLAMetadata(
+            num_actual_tokens=num_tokens,
+            num_decodes=len(ends),
+            num_decode_tokens=num_tokens,
+            num_prefills=0,
+            slot_mapping=self.slot_mapping[tokens],
+            decode=MLADecodeMetadata(
+                actual_seq_lengths_q=ends,
+                seq_lens=self.decode.seq_lens[requests],
+                block_table=self.decode.block_table[requests],
+                max_query_len=self.decode.max_query_len,
+            ),
+            prefill=None,
+            others_prefill=self.others_prefill,
+        )
+
     @property
     def is_decode_everywhere(self) -> bool:
         """Whether this step decodes here, and no DP rank prefills."""

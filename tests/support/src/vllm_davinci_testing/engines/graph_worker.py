@@ -1,0 +1,81 @@
+"""A worker that tells what its graphs hold, and whose device can be made too small for them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.config import CUDAGraphMode
+
+from vllm_davinci.vnpu import _C
+
+# Of a device that has none left.
+SPARE_STREAMS = 4
+SPARE_BYTES = 1 << 20
+
+
+class GraphWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls."""
+
+    model_runner: Any
+    rank: int
+
+    def planned_and_held(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The plan's figures of all graphs together, and those of the graphs. Memory in bytes."""
+        runner = self.model_runner
+        held = {**_C.graph_holdings(), "memory": runner.captured_bytes}
+        return runner.capture_plan.totals(), held
+
+    def capture_again_with_a_failure(self, sizes: list[int], num_tokens: int, rank: int) -> None:
+        """Captures all sizes anew; on one rank the model raises in the capture of one of them."""
+
+        def fail(module: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
+            is_captured = torch.npu.is_current_stream_capturing()
+            if is_captured and kwargs["positions"].shape[0] == num_tokens:
+                raise RuntimeError(f"planted in the capture of {num_tokens} tokens")
+
+        hook = None
+        if rank == self.rank:
+            hook = self.model_runner.get_model().register_forward_pre_hook(fail, with_kwargs=True)
+        self._capture_again(sizes)
+        if hook is not None:
+            hook.remove()
+
+    def capture_again_without(self, sizes: list[int], what: str) -> None:
+        """Captures all sizes anew on a device that has hardly any `what` left: streams, memory."""
+        self.model_runner.model.clear_graphs()
+        torch.npu.synchronize()
+        torch.npu.empty_cache()
+        with _taken_memory() if what == "memory" else _taken_streams():
+            self._capture_again(sizes)
+
+    def _capture_again(self, sizes: list[int]) -> None:
+        runner = self.model_runner
+        runner.model.clear_graphs()
+        runner.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        runner._use_sizes(sizes)
+        runner.capture_model()
+
+
+@contextmanager
+def _taken_memory() -> Iterator[None]:
+    free_bytes, _ = torch.npu.mem_get_info()
+    taken = torch.empty(free_bytes - SPARE_BYTES, dtype=torch.uint8, device="npu")
+    yield
+    del taken
+    torch.npu.empty_cache()
+
+
+@contextmanager
+def _taken_streams() -> Iterator[None]:
+    acl, streams = ctypes.CDLL("libascendcl.so"), []
+    while not acl.aclrtCreateStream(ctypes.byref(stream := ctypes.c_void_p())):
+        streams.append(stream)
+    for _ in range(SPARE_STREAMS):
+        acl.aclrtDestroyStream(streams.pop())
+    yield
+    for stream in streams:
+        acl.aclrtDestroyStream(stream)
