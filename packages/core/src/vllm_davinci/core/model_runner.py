@@ -115,6 +115,9 @@ class NPUModelRunner(GraphRunner, UBatchRunner, SamplingRunner):
             experts=len(forwards),
             exchanging=are_fused.count(False),
             fused=are_fused.count(True),
+            apart=sum(
+                forward.shared is not None and forward.shared.reduces_apart for forward in forwards
+            ),
         )
 
     def _ubatches(self, sizes: Iterable[int]) -> dict[int, int]:

@@ -67,7 +67,7 @@ class SharedExpertsOverlap:
         self._scheduler = scheduler
         self._shared = shared
         self._layer: Any = shared._layer
-        self._reduces_apart = reduces_apart
+        self.reduces_apart = reduces_apart
         self._has_stages: bool | None = None  # known from the run that measures memory
 
     @contextmanager
@@ -107,7 +107,7 @@ class SharedExpertsOverlap:
     def _communicator(self) -> Any:
         """Of the tensor-parallel ranks; None where nothing is to be summed."""
         group = get_tp_group()
-        return group.device_communicator if self._reduces_apart and group.world_size > 1 else None
+        return group.device_communicator if self.reduces_apart and group.world_size > 1 else None
 
     def _begin_reduction(self, part: torch.Tensor) -> Callable[[], torch.Tensor]:
         """`reduced` in two steps; the second one waits."""

@@ -141,6 +141,7 @@ class LayerCounts:
     experts:    layers of routed experts
     exchanging: those of them whose tokens travel by collectives
     fused:      those of them whose tokens travel by fused launches
+    apart:      those of them whose shared experts' sum is a reduction of its own
     embeds:     whether the stage embeds tokens
     """
 
@@ -148,6 +149,7 @@ class LayerCounts:
     experts: int = 0
     exchanging: int = 0
     fused: int = 0
+    apart: int = 0
     embeds: bool = True
 
 
@@ -180,6 +182,7 @@ def plan_capture(
     )
     if is_tp:  # a sum after attention and one after the MLP, each of them in one collective or two
         collectives += (2 * layers.attention + layers.embeds) * (1 + is_sequence_parallel)
+        collectives += layers.apart
     forks = layers.attention * options.enable_multistream_mla
     forks += layers.experts * options.enable_multistream_moe
     # Each process group has a stream of its own.
