@@ -176,6 +176,15 @@ def conformance(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def upstream(session: nox.Session) -> None:
+    """Try another vLLM without a change of ours: `-- VERSION`; a report of what moved."""
+    if not session.posargs:
+        session.error("name a version of vLLM: nox -s upstream -- 0.32.0")
+    prepare(session)
+    session.run(sys.executable, "ci/upstream.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Run what takes hours: thorough, isolated, benchmarks; one summary. `-- PARTS` narrows."""
     session.run(sys.executable, "ci/nightly.py", *session.posargs, external=True)

@@ -50,14 +50,22 @@ def third_party_requirements(groups: list[str]) -> list[str]:
     return [requirement for group in groups for requirement in known[group]]
 
 
-def requirements_fingerprint(groups: list[str]) -> str:
+def own_requirements() -> list[str]:
+    """What the packages need of others, but for vLLM, torch and each other."""
+    needed: set[str] = set()
+    for project in installed_projects():
+        needed.update(read_toml(project / "pyproject.toml")["project"].get("dependencies", []))
+    return sorted(name for name in needed if not name.startswith(("vllm", "torch")))
+
+
+def requirements_fingerprint(groups: list[str], vllm_version: str) -> str:
     """Hash of everything whose change means a new environment."""
     digest = hashlib.sha256()
     for fact in (
         sys.version,
         versions.TORCH_VERSION,
         versions.TORCH_NPU_VERSION,
-        versions.VLLM_VERSION,
+        vllm_version,
         *wheel_cache.BUILD_REQUIREMENTS,
         *third_party_requirements(groups),
     ):
@@ -75,11 +83,18 @@ def package_fingerprint(package: Path, editable: bool) -> str:
     return metadata.hexdigest()[:16]
 
 
-def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
+def prepare(
+    directory: Path,
+    *,
+    groups: list[str],
+    editable: bool,
+    vllm_version: str = versions.VLLM_VERSION,
+) -> None:
     """Bring the environment in `directory` up to date with this checkout.
 
     groups: the root's dependency groups to install beside the packages
     editable: install the compiled packages editable too, for those who change them
+    vllm_version: another one is installed against the packages' own requirements
     """
     python = directory / "bin" / "python"
     stamp_path = directory / STAMP
@@ -88,7 +103,7 @@ def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
             f"{directory} exists and was not made by this task, so it is left alone: rename or "
             "remove it, then run the task again."
         )
-    wanted = requirements_fingerprint(groups)
+    wanted = requirements_fingerprint(groups, vllm_version)
     fingerprints = {
         project.name: package_fingerprint(project, editable) for project in installed_projects()
     }
@@ -107,18 +122,23 @@ def prepare(directory: Path, *, groups: list[str], editable: bool) -> None:
     steps = Steps((4 if is_new else 0) + len(stale), directory.parent / f"{directory.name}-logs")
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     if is_new:
-        _create(directory, python, pip, groups, steps)
+        _create(directory, python, pip, groups, vllm_version, steps)
         installed["requirements"] = wanted
         _write_stamp(stamp_path, installed)
     for package in stale:
-        _install(package, python, pip, editable, steps)
+        _install(package, python, pip, editable, vllm_version == versions.VLLM_VERSION, steps)
         installed[package.name] = fingerprints[package.name]
         _write_stamp(stamp_path, installed)
     print(f"environment ready: source {directory}/bin/activate", flush=True)
 
 
 def _create(
-    directory: Path, python: Path, pip: list[str | Path], groups: list[str], steps: Steps
+    directory: Path,
+    python: Path,
+    pip: list[str | Path],
+    groups: list[str],
+    vllm_version: str,
+    steps: Steps,
 ) -> None:
     steps.start(f"new environment in {directory}")
     if directory.exists():
@@ -132,8 +152,8 @@ def _create(
         limit_s=INSTALL_LIMIT_S,
     )
 
-    steps.start(f"vLLM {versions.VLLM_VERSION} for the target `empty`")
-    vllm_wheel = wheel_cache.vllm_wheel(python, steps)
+    steps.start(f"vLLM {vllm_version} for the target `empty`")
+    vllm_wheel = wheel_cache.vllm_wheel(python, steps, vllm_version)
 
     steps.start(f"vLLM, torch_npu {versions.TORCH_NPU_VERSION}, their requirements, test tools")
     steps.run(
@@ -144,17 +164,27 @@ def _create(
             f"torch=={versions.TORCH_VERSION}",
             f"torch-npu=={versions.TORCH_NPU_VERSION}",
             *third_party_requirements(groups),
+            *(own_requirements() if vllm_version != versions.VLLM_VERSION else ()),
         ],
         limit_s=INSTALL_LIMIT_S,
     )
 
 
 def _install(
-    package: Path, python: Path, pip: list[str | Path], editable: bool, steps: Steps
+    package: Path,
+    python: Path,
+    pip: list[str | Path],
+    editable: bool,
+    with_requirements: bool,
+    steps: Steps,
 ) -> None:
     steps.start(str(package.relative_to(ROOT)))
+    alone: list[str | Path] = [] if with_requirements else ["--no-deps"]
     if not is_compiled(package):
-        steps.run([*pip, "install", "--no-build-isolation", "-e", package], limit_s=INSTALL_LIMIT_S)
+        steps.run(
+            [*pip, "install", "--no-build-isolation", *alone, "-e", package],
+            limit_s=INSTALL_LIMIT_S,
+        )
     elif editable:
         build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
         steps.run(
@@ -173,7 +203,7 @@ def _install(
     else:
         wheel = wheel_cache.compiled_wheel(package, python, steps)
         steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
-        steps.run([*pip, "install", wheel], limit_s=INSTALL_LIMIT_S)
+        steps.run([*pip, "install", *alone, wheel], limit_s=INSTALL_LIMIT_S)
 
 
 def _read_stamp(path: Path) -> dict[str, str]:
@@ -194,6 +224,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--group", action="append", default=[], help="dependency group to add")
     parser.add_argument("--editable", action="store_true", help="compiled packages editable too")
+    parser.add_argument("--vllm", default=versions.VLLM_VERSION, help="another version of vLLM")
     arguments = parser.parse_args()
     oldest, newest = versions.OLDEST_PYTHON, versions.NEWEST_PYTHON
     if not oldest <= sys.version_info[:2] <= newest:
@@ -209,7 +240,12 @@ def main() -> int:
     lock = directory.parent / f"{directory.name}.lock"
     try:
         with wheel_cache.locked(lock, f"another session that prepares {directory}"):
-            prepare(directory, groups=arguments.group, editable=arguments.editable)
+            prepare(
+                directory,
+                groups=arguments.group,
+                editable=arguments.editable,
+                vllm_version=arguments.vllm,
+            )
     except StepFailedError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

@@ -72,9 +72,9 @@ def compiled_package_key(package: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def vllm_wheel(python: Path, steps: Steps) -> Path:
+def vllm_wheel(python: Path, steps: Steps, version: str = VLLM_VERSION) -> Path:
     """vLLM's wheel for the target `empty`, from the cache or built with `python`."""
-    key = f"vllm-{VLLM_VERSION}-{sys.implementation.cache_tag}-{platform.machine()}"
+    key = f"vllm-{version}-{sys.implementation.cache_tag}-{platform.machine()}"
     return _cached(
         key,
         [
@@ -87,11 +87,11 @@ def vllm_wheel(python: Path, steps: Steps) -> Path:
             "--no-build-isolation",
             "--no-binary",
             "vllm",
-            f"vllm=={VLLM_VERSION}",
+            f"vllm=={version}",
         ],
         {
             "VLLM_TARGET_DEVICE": "empty",
-            "VLLM_VERSION_OVERRIDE": VLLM_VERSION,
+            "VLLM_VERSION_OVERRIDE": version,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         },
         steps,

@@ -1,0 +1,162 @@
+"""What another vLLM would ask of this repository: an hour's report, without a change of ours.
+
+`upstream.py VERSION [--report FILE]`, run by `nox -s upstream`: makes an environment with that
+vLLM, compares the sources of the methods and names that ours stand on, then runs contract tests
+and a short end-to-end part there. The report names what moved by file. Exit status 1 where a test
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import versions
+import wheel_cache
+from progress import StepFailedError, Steps
+from versions import ROOT
+
+GROUPS = ("build", "test")
+# From quick ones, whose failures say most, to a model that generates.
+TESTS = (
+    "tests/contract/test_vllm_interface.py",
+    "tests/contract/test_upstream_overrides.py",
+    "tests/contract/test_components.py",
+    "packages/core/tests/config",
+    "packages/core/tests/attention",
+    "tests/e2e/test_generate.py",
+    "tests/e2e/test_exactness.py",
+)
+ENVIRONMENT_LIMIT_S, COMPARISON_LIMIT_S, TESTS_LIMIT_S = 3600.0, 300.0, 3600.0
+MOST_SHOWN = 300  # characters of a failure
+
+
+@dataclass(frozen=True)
+class Failure:
+    test: str
+    reason: str
+
+
+def run(version: str, report: Path) -> int:
+    directory = ROOT / ".nox" / f"upstream-{version}"
+    steps = Steps(3, directory.parent / f"{directory.name}-logs")
+    steps.start(f"environment with vLLM {version}")
+    steps.run(
+        [
+            sys.executable,
+            ROOT / "ci" / "prepare_environment.py",
+            f"--directory={directory}",
+            f"--vllm={version}",
+            *(f"--group={group}" for group in GROUPS),
+        ],
+        limit_s=ENVIRONMENT_LIMIT_S,
+    )
+    steps.start(f"hooks of vLLM {versions.VLLM_VERSION} in {version}")
+    compared = compare(directory / "bin" / "python", version, steps)
+    steps.start("tests")
+    failures, num_tests = run_tests(directory, version, steps)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(page(version, compared, failures, num_tests), encoding="utf-8")
+    print(report.read_text(encoding="utf-8"), flush=True)
+    print(f"written to {report}", flush=True)
+    return 1 if failures else 0
+
+
+def compare(python: Path, version: str, steps: Steps) -> dict[str, Any]:
+    """Read where the packages work: in the environment of the supported release."""
+    wheels = [
+        wheel_cache.vllm_wheel(python, steps, each) for each in (versions.VLLM_VERSION, version)
+    ]
+    serving = ROOT / ".nox" / "serving" / "bin"
+    if not (serving / "vnpu").exists():
+        raise StepFailedError(f"{serving} is not there: run nox -s tests once, then this again")
+    done = subprocess.run(
+        [serving / "vnpu", "run", "--", serving / "python", "ci/upstream_hooks.py", *wheels],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=COMPARISON_LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise StepFailedError(f"ci/upstream_hooks.py ended with status {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index('{\n  "compared"') :])
+    return found
+
+
+def run_tests(directory: Path, version: str, steps: Steps) -> tuple[list[Failure], int]:
+    results = directory / "results.xml"
+    results.unlink(missing_ok=True)
+    commands = directory / "bin"
+    tests = [test for test in TESTS if (ROOT / test).exists()]
+    try:
+        steps.run(
+            [commands / "vnpu", "run", "--", commands / "python", "-m", "pytest", "--no-header",
+             f"--junitxml={results}", "--continue-on-collection-errors", *tests],
+            limit_s=TESTS_LIMIT_S,
+            environment={
+                "VLLM_DAVINCI_ACCEPT_VLLM": version,
+                "HF_HUB_OFFLINE": "1",
+                "PATH": f"{commands}:/usr/local/bin:/usr/bin:/bin",
+            },
+        )  # fmt: skip
+    except StepFailedError:
+        if not results.exists():
+            raise
+    cases = list(ElementTree.parse(results).iter("testcase"))
+    return list(failures_of(cases)), len(cases)
+
+
+def failures_of(cases: list[ElementTree.Element]) -> Iterator[Failure]:
+    for case in cases:
+        for kind in ("failure", "error"):
+            if (found := case.find(kind)) is not None:
+                name = f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
+                yield Failure(name, " ".join((found.get("message") or "").split())[:MOST_SHOWN])
+
+
+def page(version: str, compared: dict[str, Any], failures: list[Failure], num_tests: int) -> str:
+    changes = compared["changes"]
+    lines = [
+        f"# vLLM {version}, with packages made for {versions.VLLM_VERSION}",
+        "",
+        f"{len(changes)} of {compared['compared']} hooks are not what they were.",
+        f"{len(failures)} of {num_tests} tests fail.",
+        "",
+        "## Hooks",
+        "",
+    ]
+    for module, own in groupby(changes, key=lambda change: change["module"]):
+        lines += [f"`{module}`", ""]
+        for name, users in groupby(own, key=lambda change: (change["name"], change["what"])):
+            ours = sorted({user["ours"] for user in users})
+            lines.append(f"- `{name[0]}`: {name[1]}. Used by {', '.join(f'`{o}`' for o in ours)}")
+        lines.append("")
+    lines += ["## Tests that fail", ""]
+    for reason, same in groupby(sorted(failures, key=lambda f: f.reason), key=lambda f: f.reason):
+        tests = [failure.test for failure in same]
+        lines.append(f"- {reason or 'no message'}")
+        lines += [f"  - {test}" for test in tests[:5]]
+        lines += [f"  - and {len(tests) - 5} more"] if len(tests) > 5 else []
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("version", help="of vLLM, for example 0.32.0")
+    parser.add_argument("--report", type=Path, help="default: results/upstream-VERSION.md")
+    options = parser.parse_args()
+    report = options.report or ROOT / "results" / f"upstream-{options.version}.md"
+    try:
+        return run(options.version, report)
+    except StepFailedError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The comparison of two wheels of vLLM: what it says of each name that ours stand on."""
+
+from __future__ import annotations
+
+import zipfile
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BEFORE = '''
+import os
+try:
+    from fast import thing
+except ImportError:
+    thing = None
+
+LIMIT: int = 3
+
+class Runner:
+    def __init__(self, config): ...
+    def prepare(self, batch, size=1):
+        """Prepares."""
+        return batch
+    def sample(self, logits): return logits
+
+def helper(a, *, b=2): ...
+def moved(): ...
+'''
+AFTER = BEFORE.replace("size=1", "size=1, *, is_last=False").replace(
+    "def sample(self, logits): return logits", "def sample(self, logits): return logits + 1"
+).replace("def moved(): ...", "").replace('"""Prepares."""', '"""Prepares a batch."""')  # fmt: skip
+
+
+@pytest.fixture
+def comparison(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(repository / "ci"))
+    return import_module("upstream_hooks")
+
+
+def wheel(path: Path, **modules: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in modules.items():
+            archive.writestr(f"vllm/{name}.py", text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "is_overridden", "expected"),
+    [
+        ("Runner.prepare", True, "parameters: with is_last=False"),
+        ("Runner.sample", True, "its body is another"),
+        ("Runner.sample", False, None),
+        ("Runner", False, None),
+        ("helper", False, None),
+        ("moved", False, "gone from there; moved is in vllm.elsewhere"),
+        ("thing", False, None),
+        ("LIMIT", False, None),
+    ],
+)
+def test_what_has_become_of_a_name_is_told(
+    comparison: ModuleType, tmp_path: Path, name: str, is_overridden: bool, expected: str | None
+):
+    old = comparison.Wheel(wheel(tmp_path / "old.whl", runner=BEFORE))
+    new = comparison.Wheel(
+        wheel(tmp_path / "new.whl", runner=AFTER, elsewhere="def moved(): ...\n")
+    )
+    hook = comparison.Hook("ours:Ours", "vllm.runner", name, is_overridden)
+    assert comparison.change(hook, old, new) == expected
+    assert comparison.change(hook, old, old) is None
+
+
+def test_every_method_that_ours_override_is_compared(comparison: ModuleType):
+    hooks = list(comparison.hooks())
+    overridden = {hook.name for hook in hooks if hook.is_overridden}
+    assert {"GPUModelRunner._prepare_input_ids", "Worker.load_model"} & overridden
+    assert any(hook.name == "VllmConfig" and not hook.is_overridden for hook in hooks)
