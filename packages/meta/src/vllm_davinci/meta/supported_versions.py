@@ -53,7 +53,7 @@ VLLM = Requirement(
 )
 REQUIREMENTS = (TORCH, TORCH_NPU, VLLM)
 
-# A version of vLLM that is to be tried although this release is not made for it: for who ports to it.
+# A vLLM to be tried although this release is not made for it: for who ports to it.
 ACCEPTED_VLLM = "VLLM_DAVINCI_ACCEPT_VLLM"
 # Those that torch_npu has wheels for.
 PYTHON_MINIMUM, PYTHON_MAXIMUM = (3, 10), (3, 13)
