@@ -23,6 +23,7 @@ SUITE = Suite(
     packages=("expecttest", "scipy", "parameterized"),
     import_from=("test",),
     environment={"MASTER_ADDR": "127.0.0.1"},
+    arguments=("-o", "python_functions=none"),  # their tests are methods
     together=25,
     alone=r"jit_compile=True",
 )

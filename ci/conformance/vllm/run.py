@@ -38,7 +38,7 @@ SUITE = Suite(
         "VLLM_NO_USAGE_STATS": "1",
         "VNPU_MEMORY": "8GiB",
     },
-    together=5,
+    together=8,
 )
 
 if __name__ == "__main__":

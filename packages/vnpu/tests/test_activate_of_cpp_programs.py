@@ -36,4 +36,4 @@ def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> 
         command, env=plain, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "21 42 63 \n1 2 0.5\n"
+    assert done.stdout == "21 42 63 \n1 2 0.5\n1\n"

@@ -18,6 +18,8 @@ aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t dims, aclDataType type
                            const int64_t* storage_sizes, uint64_t storage_dims, void* data);
 int aclDestroyTensor(const aclTensor* tensor);
 aclScalar* aclCreateScalar(void* value, aclDataType type);
+struct aclIntArray;
+aclIntArray* aclCreateIntArray(const int64_t* values, uint64_t count);
 int aclDestroyScalar(const aclScalar* scalar);
 int aclnnAddGetWorkspaceSize(const aclTensor* self, const aclTensor* other, const aclScalar* alpha,
                              const aclTensor* out, uint64_t* bytes, aclOpExecutor** executor);
@@ -86,6 +88,7 @@ int main() {
   check(aclrtGetRunMode(&mode), "aclrtGetRunMode");
   std::printf("%d %zu %g\n", mode == ACL_HOST, aclDataTypeSize(ACL_BF16),
               aclFloat16ToFloat(aclFloatToFloat16(0.5f)));
+  std::printf("%d\n", aclCreateIntArray(nullptr, 1) == nullptr);
   check(aclrtDestroyStream(stream), "aclrtDestroyStream");
   check(aclrtResetDevice(0), "aclrtResetDevice");
   check(aclFinalize(), "aclFinalize");

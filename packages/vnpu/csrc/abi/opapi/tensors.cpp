@@ -25,6 +25,20 @@ auto created(const char* function, Make&& make) -> decltype(make()) {
   }
 }
 
+// Null, with an error, for values that are said to be somewhere and are nowhere.
+template <class Value, class Make>
+auto listed(const char* function, const Value* values, uint64_t count, Make&& make)
+    -> decltype(make()) {
+  return created(function, [&]() -> decltype(make()) {
+    if (values == nullptr && count > 0) {
+      throw Failure(FailureKind::kOperatorInvalid, std::string("vnpu: ") + function + " of " +
+                                                       std::to_string(count) +
+                                                       " values at a null pointer.");
+    }
+    return make();
+  });
+}
+
 // Descriptions of tensors. One that is destroyed goes back to no heap but is used again, so that it
 // is recognized where a program destroys it twice: those of CANN's own examples do.
 class Tensors {
@@ -117,21 +131,27 @@ VNPU_C(aclScalar*) aclCreateScalar(void* value, int32_t type) {
   });
 }
 VNPU_C(aclIntArray*) aclCreateIntArray(const int64_t* values, uint64_t count) {
-  return new aclIntArray{{values, values + count}};
+  return listed("aclCreateIntArray", values, count,
+                [&] { return new aclIntArray{{values, values + count}}; });
 }
 VNPU_C(aclFloatArray*) aclCreateFloatArray(const float* values, uint64_t count) {
-  return new aclFloatArray{{values, values + count}};
+  return listed("aclCreateFloatArray", values, count,
+                [&] { return new aclFloatArray{{values, values + count}}; });
 }
 VNPU_C(aclBoolArray*) aclCreateBoolArray(const bool* values, uint64_t count) {
-  auto* array = new aclBoolArray();
-  array->values.assign(values, values + count);
-  return array;
+  return listed("aclCreateBoolArray", values, count, [&] {
+    auto* array = new aclBoolArray();
+    array->values.assign(values, values + count);
+    return array;
+  });
 }
 VNPU_C(aclTensorList*) aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
-  return new aclTensorList{{tensors, tensors + count}};
+  return listed("aclCreateTensorList", tensors, count,
+                [&] { return new aclTensorList{{tensors, tensors + count}}; });
 }
 VNPU_C(aclScalarList*) aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
-  return new aclScalarList{{scalars, scalars + count}};
+  return listed("aclCreateScalarList", scalars, count,
+                [&] { return new aclScalarList{{scalars, scalars + count}}; });
 }
 
 VNPU_C(int) aclDestroyTensor(const aclTensor* tensor) {
