@@ -22,6 +22,7 @@ def runner(
     features: list[Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     groups: int = 1,
+    splits_multimodal_steps: bool = False,
 ) -> Any:
     """A runner's attributes at a step of two requests."""
     return SimpleNamespace(
@@ -33,12 +34,17 @@ def runner(
             "a": SimpleNamespace(mm_features=[]),
             "b": SimpleNamespace(mm_features=features or []),
         },
+        _splits_multimodal_steps=splits_multimodal_steps,
         _init_model_kwargs=lambda: model_kwargs or {},
     )
 
 
 def test_text_for_a_causal_model_can_be_cut():
     assert UBatchRunner._can_be_cut(runner())
+
+
+def test_images_of_a_model_that_takes_its_rows_can_be_cut():
+    assert UBatchRunner._can_be_cut(runner(features=["image"], splits_multimodal_steps=True))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ device from pinned memory, so that no forward waits for the device. Qwen3-VL doe
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ MAX_SIZES = 1024  # of images that are kept
 class NPUQwen2VLForConditionalGeneration(qwen2_vl.Qwen2VLForConditionalGeneration):
     """vLLM's, with the encoder's metadata from the host."""
 
+    splits_multimodal_steps: ClassVar[bool] = True
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         # The device argument is that of cu_seqlens alone, whose values the attention needs here.
@@ -39,6 +41,8 @@ class NPUQwen2_5_VLForConditionalGeneration(  # noqa: N801
     qwen2_5_vl.Qwen2_5_VLForConditionalGeneration
 ):
     """vLLM's, with the encoder's metadata from the host."""
+
+    splits_multimodal_steps: ClassVar[bool] = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

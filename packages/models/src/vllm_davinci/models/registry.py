@@ -23,6 +23,9 @@ MODELS = {
     "Qwen2_5_VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
     ),
+    "Qwen3VLForConditionalGeneration": (
+        "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"
+    ),
 }
 
 

@@ -6,29 +6,33 @@ from typing import Any
 
 import torch
 
-from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu import HostCounts
+
+# Module of the model with which an encoder begins -> the one with which it ends.
+ENCODERS = {"visual": "visual", "vision_tower": "multi_modal_projector"}
 
 
 class EncoderWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def watch_encoder(self) -> None:
-        """From now on, outputs and counts of each forward of `model.visual`."""
-        self._forwards: list[tuple[torch.Tensor, dict[str, int]]] = []
-        before: dict[str, int] = {}
-        encoder = self.model_runner.get_model().visual
+        """From now on, outputs and counts of each forward of the model's encoder."""
+        self._forwards: list[tuple[torch.Tensor, HostCounts]] = []
+        begun: list[HostCounts] = []
+        model = self.model_runner.get_model()
+        [(first, last)] = [names for names in ENCODERS.items() if hasattr(model, names[0])]
 
         def begin(module: torch.nn.Module, arguments: Any, options: Any) -> None:
-            before.update(_C.host_counts())
+            begun.append(HostCounts.now())
 
         def end(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> None:
-            counts = {name: n - before[name] for name, n in _C.host_counts().items()}
-            self._forwards.append((output.cpu(), counts))
+            counts = HostCounts.now() - begun.pop()
+            self._forwards.append((output.flatten(0, -2).clone(), counts))
 
         # First of all, so that what other hooks prepare is counted too.
-        encoder.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
-        encoder.register_forward_hook(end)
+        getattr(model, first).register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+        getattr(model, last).register_forward_hook(end)
 
-    def encoder_forwards(self) -> list[tuple[torch.Tensor, dict[str, int]]]:
-        """Output and counts of each since then: launches, synchronizations, copies_to_host."""
-        return self._forwards
+    def encoder_forwards(self) -> list[tuple[torch.Tensor, HostCounts]]:
+        """Output, [tokens, hidden_size], and counts of each since then."""
+        return [(output.cpu(), counts) for output, counts in self._forwards]

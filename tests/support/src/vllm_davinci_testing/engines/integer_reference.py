@@ -7,8 +7,9 @@ the choice is not close.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -116,20 +117,34 @@ class IntegerReference(TransformersReference):
     kv_b_proj is computed from floats, as MLA's absorbed matrices are.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        auto_class: Any = transformers.AutoModelForCausalLM,
+        prefixes: Mapping[str, str] | None = None,
+    ) -> None:
+        """auto_class: transformers' of the kind of model
+        prefixes:   how names begin in the checkpoint -> in transformers, where that differs
+        """
         config = transformers.AutoConfig.from_pretrained(checkpoint)
-        self.network = transformers.AutoModelForCausalLM.from_config(
+        self.network = auto_class.from_config(
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.network.generation_config.eos_token_id = None
         (description,) = checkpoint.glob(DESCRIPTIONS)
         types = json.loads(description.read_text(encoding="utf-8"))
         self._layers: dict[str, dict[str, Tensor]] = {}
+        self._types: dict[str, str] = {}
         for path in sorted(checkpoint.glob("*.safetensors")):
             for name, tensor in load_file(path).items():
                 prefix, _, last = name.rpartition(".")
-                self._layers.setdefault(prefix, {})[last] = tensor
-        self._types = {prefix: types.get(f"{prefix}.weight", "FLOAT") for prefix in self._layers}
+                own = next(
+                    (to + name[len(begin) :]
+                     for begin, to in (prefixes or {}).items() if name.startswith(begin)),
+                    name,
+                ).rpartition(".")[0]  # fmt: skip
+                self._layers.setdefault(own, {})[last] = tensor
+                self._types[own] = types.get(f"{prefix}.weight", "FLOAT")
         for name, module in list(self.network.named_modules()):
             self._replace(name, module)
 

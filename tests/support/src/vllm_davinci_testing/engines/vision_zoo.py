@@ -1,4 +1,4 @@
-"""Small multimodal checkpoints with random weights: an encoder of images before a text model.
+"""Small multimodal checkpoints with random weights: an encoder of images and videos before text.
 
 vLLM's models of these families need torchvision, for their image processors.
 """
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 import transformers
 from PIL import Image
@@ -35,15 +37,24 @@ VOCAB_SIZE = FIRST_SPECIAL_ID + len(SPECIAL)
 START_ID, END_ID, IMAGE_ID, VIDEO_ID = range(FIRST_SPECIAL_ID, VOCAB_SIZE)
 
 PATCH = 14
+SMALLEST, LARGEST = 28 * 28, 280 * 280  # pixels of an image
 
 
 @dataclass(frozen=True)
 class VisionModel:
-    """One checkpoint: `make_config` gives its transformers configuration."""
+    """One checkpoint.
+
+    make_config:    gives its transformers configuration
+    make_processor: gives its processor of text, images and videos, from a tokenizer
+    takes_videos:   whether it does
+    needs_metadata: whether its processor wants to know when the frames of a video were taken
+    """
 
     name: str
-    patch_size: int
     make_config: Callable[[], transformers.PretrainedConfig]
+    make_processor: Callable[[Any], transformers.ProcessorMixin]
+    takes_videos: bool = True
+    needs_metadata: bool = False
 
 
 def _text(**options: Any) -> dict[str, Any]:
@@ -84,7 +95,7 @@ def _qwen2_5_vl() -> transformers.PretrainedConfig:
             "window_size": 4 * PATCH,  # windows of two by two merged patches
             "fullatt_block_indexes": [1, 3],
             "out_hidden_size": 256,
-            "tokens_per_second": 2,
+            "tokens_per_second": 18,
         },
         **_TOKENS,
     )
@@ -129,41 +140,127 @@ def _qwen2_vl() -> transformers.PretrainedConfig:
     )
 
 
+def _internvl() -> transformers.PretrainedConfig:
+    """An encoder of squares of one size, without windows and rotary positions, before Qwen2."""
+    return transformers.InternVLConfig(
+        vision_config={
+            "hidden_size": 144,  # heads of 72
+            "intermediate_size": 192,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": [4 * PATCH] * 2,
+            "patch_size": [PATCH] * 2,
+            "attention_bias": True,
+        },
+        text_config={
+            "model_type": "qwen2",
+            **_text(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        },
+        image_token_id=IMAGE_ID,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+
+
+def _qwen_processor(kind: type, video_kind: type) -> Callable[[Any], transformers.ProcessorMixin]:
+    def make(tokenizer: Any) -> transformers.ProcessorMixin:
+        return kind(
+            image_processor=transformers.Qwen2VLImageProcessor(
+                patch_size=PATCH, size={"shortest_edge": SMALLEST, "longest_edge": LARGEST}
+            ),
+            video_processor=video_kind(
+                patch_size=PATCH,
+                # Of Qwen3-VL, pixels of all frames.
+                size={"shortest_edge": SMALLEST, "longest_edge": LARGEST},
+                do_sample_frames=False,
+                cap_pixels_per_frame=False,
+            ),
+            tokenizer=tokenizer,
+            chat_template=tokenizer.chat_template,
+        )
+
+    return make
+
+
+def _internvl_processor(tokenizer: Any) -> transformers.ProcessorMixin:
+    side = {"height": 4 * PATCH, "width": 4 * PATCH}
+    return transformers.InternVLProcessor(
+        # Larger images are cut into squares, with a small one of the whole.
+        image_processor=transformers.GotOcr2ImageProcessor(
+            size=side, crop_to_patches=True, min_patches=1, max_patches=4
+        ),
+        video_processor=transformers.InternVLVideoProcessor(size=side),
+        tokenizer=tokenizer,
+        image_seq_length=4,
+        chat_template=tokenizer.chat_template,
+    )
+
+
 MODELS = {
     model.name: model
     for model in (
-        VisionModel("qwen2_5_vl", PATCH, _qwen2_5_vl),
-        VisionModel("qwen3_vl", PATCH, _qwen3_vl),
-        VisionModel("qwen2_vl", PATCH, _qwen2_vl),
+        VisionModel(
+            "qwen2_5_vl",
+            _qwen2_5_vl,
+            _qwen_processor(transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor),
+        ),
+        VisionModel(
+            "qwen3_vl",
+            _qwen3_vl,
+            _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
+            needs_metadata=True,
+        ),
+        VisionModel(
+            "qwen2_vl",
+            _qwen2_vl,
+            _qwen_processor(transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
+        ),
+        VisionModel("internvl", _internvl, _internvl_processor, takes_videos=False),
     )
 }
 
 
-def write_vision_checkpoint(name: str, directory: Path, seed: int = 0) -> Path:
-    """Writes configuration, fp32 weights, tokenizer and image processor; the directory."""
+def write_vision_checkpoint(
+    name: str, directory: Path, seed: int = 0, encoder_blocks: int | None = None
+) -> Path:
+    """Writes configuration, fp32 weights, tokenizer and processors; the directory.
+
+    encoder_blocks: of a Qwen's encoder, in place of the model's own few
+    """
     model = MODELS[name]
+    config = model.make_config()
+    if encoder_blocks is not None:
+        config.vision_config.depth = encoder_blocks
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = transformers.AutoModelForImageTextToText.from_config(
-            model.make_config(), dtype=torch.float32
-        )
+        network = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         fill_with_normal_weights(network)
     network.save_pretrained(directory)
     write_tokenizer(directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        directory,
+        model_specific_special_tokens={  # as InternVL's processor asks for them
+            "start_image_token": VISION_START,
+            "end_image_token": VISION_END,
+            "context_image_token": IMAGE_PAD,
+            "video_token": VIDEO_PAD,
+        },
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
-    # The server puts the places of images into the text.
+    # The server puts the places of images and videos into the text.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(directory)
-    transformers.Qwen2VLImageProcessor(
-        patch_size=model.patch_size, size={"shortest_edge": 28 * 28, "longest_edge": 280 * 280}
-    ).save_pretrained(directory)
+    processor = model.make_processor(tokenizer)
+    processor.save_pretrained(directory)
+    # vLLM's loaders of videos look for their processor's name in a file of its own.
+    processor.video_processor.save_pretrained(directory)
     return directory
 
 
-def prompt(number_of_images: int, words: str = "what is this") -> str:
-    """A prompt with places for so many images."""
-    return (VISION_START + IMAGE_PAD + VISION_END) * number_of_images + words
+def prompt(images: int, words: str = "what is this", videos: int = 0) -> str:
+    """A prompt with places for so many images, and after them videos."""
+    places = [IMAGE_PAD] * images + [VIDEO_PAD] * videos
+    return "".join(VISION_START + place + VISION_END for place in places) + words
 
 
 def image(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -174,6 +271,45 @@ def image(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((noise + ramp).numpy())
 
 
+def video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
+    """[frames, height, width, 3] uint8, every frame another."""
+    return np.stack([np.asarray(image(width, height, 100 * seed + n)) for n in range(frames)])
+
+
+def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
+    """What loaders of videos tell of frames, all of which are there."""
+    return {
+        "total_num_frames": len(frames),
+        "fps": fps,
+        "duration": len(frames) / fps,
+        "video_backend": "opencv",
+        "frames_indices": list(range(len(frames))),
+        "do_sample_frames": False,
+    }
+
+
+def mp4(path: Path, frames: np.ndarray, fps: float) -> bytes:
+    """The frames as a file of MPEG-4; lossy. Its content."""
+    height, width = frames.shape[1:3]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, (width, height))
+    assert writer.isOpened(), "OpenCV was built without an encoder of MPEG-4"
+    for frame in frames:
+        writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
+    writer.release()
+    return path.read_bytes()
+
+
+def decoded(path: Path) -> np.ndarray:
+    """All frames of a file: [frames, height, width, 3] uint8."""
+    capture = cv2.VideoCapture(str(path))
+    frames = []
+    while (read := capture.read())[0]:
+        frames.append(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+    capture.release()
+    return np.stack(frames)
+
+
 __all__ = [
-    "BOS", "EOS", "IMAGE_PAD", "MODELS", "VIDEO_PAD", "image", "prompt", "write_vision_checkpoint",
+    "BOS", "EOS", "IMAGE_PAD", "MODELS", "VIDEO_PAD", "decoded", "image", "mp4", "prompt", "video",
+    "video_metadata", "write_vision_checkpoint",
 ]  # fmt: skip

@@ -48,6 +48,7 @@ class UBatchRunner(GPUModelRunner):
         self._is_real_step = False
         self._any_dp_rank_prefills = False  # in that step, where layers want to know
         self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
+        self._splits_multimodal_steps = False  # until a model is loaded that says it
         super().__init__(vllm_config, device)
         self._layers_need_dp_prefills = (
             self.parallel_config.data_parallel_size > 1
@@ -223,7 +224,10 @@ class UBatchRunner(GPUModelRunner):
         return bool(
             _is_causal(self.kv_cache_config)
             and not batch.lora_id_to_lora_request
-            and not any(self.requests[name].mm_features for name in batch.req_ids)
+            and (
+                self._splits_multimodal_steps
+                or not any(self.requests[name].mm_features for name in batch.req_ids)
+            )
             and not self._init_model_kwargs()
         )
 
@@ -306,8 +310,11 @@ class UBatchRunner(GPUModelRunner):
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         super().load_model(load_dummy_weights)
+        model = self.get_model()
+        # Models may keep rows of a step's images or videos, and take them by the step's numbers.
+        self._splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
         if self._dbo.enabled:
-            self._step_runner.prepare(self.get_model())
+            self._step_runner.prepare(model)
 
     def shutdown(self) -> None:
         if self._dbo.enabled:
