@@ -127,21 +127,21 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         key_tokens = key.shape[1]
         if cu_seqlens is None:
             ends = range(query_tokens, batch * query_tokens + 1, query_tokens)
-            query_ends = list(ends)
-            key_ends = list(range(key_tokens, batch * key_tokens + 1, key_tokens))
+            actual_seq_lengths_q = list(ends)
+            actual_seq_lengths_kv = list(range(key_tokens, batch * key_tokens + 1, key_tokens))
         else:
             known = (
                 _ends.of_cu_seqlens(cu_seqlens)
                 if sequence_lengths is None
                 else _ends.of_lengths(sequence_lengths)
             )
-            query_ends = key_ends = _filling(known, batch * query_tokens)
+            actual_seq_lengths_q = actual_seq_lengths_kv = _filling(known, batch * query_tokens)
         out = self._attend(
             self._rows(query, self.num_heads),
             self._rows(key, self.num_kv_heads),
             self._rows(value, self.num_kv_heads),
-            query_ends,
-            key_ends,
+            actual_seq_lengths_q,
+            actual_seq_lengths_kv,
         )
         return out[..., : self.head_size].contiguous().view(query.shape)
 
@@ -157,14 +157,14 @@ class NPUMMEncoderAttention(MMEncoderAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        query_ends: list[int],
-        key_ends: list[int],
+        actual_seq_lengths_q: list[int],
+        actual_seq_lengths_kv: list[int],
     ) -> torch.Tensor:
         outputs = []
         query_begin = key_begin = 0
-        for first in range(0, len(query_ends), MAX_SEQUENCES):
-            some_queries = query_ends[first : first + MAX_SEQUENCES]
-            some_keys = key_ends[first : first + MAX_SEQUENCES]
+        for first in range(0, len(actual_seq_lengths_q), MAX_SEQUENCES):
+            some_queries = actual_seq_lengths_q[first : first + MAX_SEQUENCES]
+            some_keys = actual_seq_lengths_kv[first : first + MAX_SEQUENCES]
             query_end, key_end = some_queries[-1], some_keys[-1]
             out, _ = torch_npu.npu_fused_infer_attention_score(
                 query[query_begin:query_end],
