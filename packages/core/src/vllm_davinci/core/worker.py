@@ -97,13 +97,12 @@ class NPUWorker(Worker):
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
         available_bytes: int = super().determine_available_memory()
-        check_kv_cache_budget(available_bytes, self)
         graphs = self.model_runner.profile_cudagraph_memory()
         if self.cache_config.kv_cache_memory_bytes is None:
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
             available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces
-            check_kv_cache_budget(available_bytes, self)
             self._measured_kv_cache_bytes = available_bytes
+        check_kv_cache_budget(available_bytes, self)
         return available_bytes
 
     def compile_or_warm_up_model(self) -> CompilationTimes:

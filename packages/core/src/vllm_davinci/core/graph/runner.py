@@ -73,8 +73,8 @@ class GraphRunner(GPUModelRunner):
         workspaces = self._workspace_bytes
         if self.compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
             return GraphMemory(0, 0, workspaces)
-        with set_current_vllm_config(self.vllm_config):
-            self._init_minimal_kv_cache_for_profiling()
+        if not self._has_room_for_trial():
+            return GraphMemory(0, 0, workspaces)
         taken: list[int] = []
         model = self.model
         assert isinstance(model, NPUGraphWrapper)
@@ -101,6 +101,19 @@ class GraphRunner(GPUModelRunner):
         if taken:
             self._graph_memory = GraphMemory(taken[0], taken[-1], workspaces)
         return self._graph_memory or GraphMemory(0, 0, workspaces)
+
+    def _has_room_for_trial(self) -> bool:
+        """Allocates a small KV cache. A device without room for it has none for a real one."""
+        try:
+            with set_current_vllm_config(self.vllm_config):
+                self._init_minimal_kv_cache_for_profiling()
+            is_there = True
+        except torch.OutOfMemoryError:
+            is_there = False
+        if _least_of_all_ranks(is_there):
+            return True
+        self._cleanup_profiling_kv_cache()
+        return False
 
     def capture_model(self) -> int:
         """Captures every size, the largest first. Returns the bytes of device memory it took.
