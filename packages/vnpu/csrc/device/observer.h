@@ -16,9 +16,10 @@ namespace vnpu {
 // Follows what happens on the devices of this process: the race detector and the trace are such.
 // The device knows none of them by name.
 //
-// All calls but on_wait_over() and the three on the course of a task come under the executor's lock, so that they see
-// one order of what the program did; they must not call the executor. An exception reaches the
-// program's call. `call_site` names the innermost lines of Python, if the observer needs them.
+// All calls but on_wait_over() and the three on the course of a task come under the executor's
+// lock, so that they see one order of what the program did; they must not call the executor. An
+// exception reaches the program's call. `call_site` names the innermost lines of Python, if the
+// observer needs them.
 class Observer {
  public:
   // What costs time at each launch and is found out only if somebody asks for it.

@@ -7,7 +7,8 @@ namespace vnpu::timing {
 
 void Cache::drop(std::map<uintptr_t, Range>::iterator range) {
   const auto [first, last] = ages_.equal_range(range->second.used);
-  ages_.erase(std::find_if(first, last, [&](const auto& age) { return age.second == range->first; }));
+  ages_.erase(
+      std::find_if(first, last, [&](const auto& age) { return age.second == range->first; }));
   bytes_ -= static_cast<int64_t>(range->second.end - range->first);
   ranges_.erase(range);
 }

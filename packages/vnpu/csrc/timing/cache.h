@@ -29,7 +29,7 @@ class Cache {
   const int64_t capacity_;
   int64_t bytes_ = 0;
   uint64_t uses_ = 0;
-  std::map<uintptr_t, Range> ranges_;       // by begin; none overlap
+  std::map<uintptr_t, Range> ranges_;        // by begin; none overlap
   std::multimap<uint64_t, uintptr_t> ages_;  // used -> begin
 };
 

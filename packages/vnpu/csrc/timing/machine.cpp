@@ -121,9 +121,8 @@ Machine::Machine(std::string_view text) {
   };
   for (const Figure& figure : figures()) {
     const std::string_view name = figure.name;
-    const bool is_time =
-        name.ends_with("_static") || name.ends_with("_skew") || name.starts_with("event_") ||
-        name == "graph_node";
+    const bool is_time = name.ends_with("_static") || name.ends_with("_skew") ||
+                         name.starts_with("event_") || name == "graph_node";
     this->*figure.member = take(figure.name, is_time);
   }
   for (const auto& [name, member] : kHostFigures) host_.*member = take(name, true);
@@ -131,7 +130,8 @@ Machine::Machine(std::string_view text) {
     if (i == kTiers) refuse("has more than " + std::to_string(kTiers) + " tiers of links.");
     const std::string tier = "tier" + std::to_string(i);
     tiers_.push_back({take(tier + "_ranks", false), take(tier + "_bandwidth", false),
-                      take(tier + "_share", false), take(tier + "_latency", true)});
+                      take(tier + "_share", false), take(tier + "_all_to_all_share", false),
+                      take(tier + "_latency", true)});
   }
   if (tiers_.empty()) refuse("has no tier of links (tier0_ranks).");
   if (!values.empty()) refuse("has an unknown figure: " + values.begin()->first + ".");
@@ -176,8 +176,7 @@ int64_t Machine::read_again(const MatrixProduct& product) const {
   const int64_t room = std::max<int64_t>(l2_bytes_ / 2, 1);
   const auto further_panels = [&](int64_t bytes) { return (bytes - 1) / room; };
   if (left <= 0 || right <= 0) return 0;
-  return product.batch *
-         std::min(left * further_panels(right), right * further_panels(left));
+  return product.batch * std::min(left * further_panels(right), right * further_panels(left));
 }
 
 std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) const {
@@ -203,8 +202,7 @@ std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) co
   if (!is_attention) {
     for (const MatrixProduct& product : work.products) bytes += read_again(product);
   }
-  phase.busy[index_of(Resource::kL2)] =
-      time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
+  phase.busy[index_of(Resource::kL2)] = time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
   phase.busy[index_of(Resource::kHbm)] = memory_time(bytes - cached_bytes);
   return {phase};
 }
@@ -212,8 +210,7 @@ std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) co
 std::vector<Phase> Machine::phases_of_prefetch(int64_t bytes) const {
   Phase phase;
   phase.busy[index_of(Resource::kHbm)] = memory_time(bytes);
-  phase.busy[index_of(Resource::kL2)] =
-      time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
+  phase.busy[index_of(Resource::kL2)] = time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
   return {phase};
 }
 
@@ -259,7 +256,9 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
   const std::vector<int64_t> spans = spans_of(collective);
   const auto bytes = static_cast<Wide>(collective.bytes);
   const auto over_links = [&](size_t tier, Wide amount) {
-    return time_for(amount, tiers_[tier].bandwidth, tiers_[tier].share);
+    const bool is_all_to_all = collective.exchange == Exchange::kAllToAll;
+    return time_for(amount, tiers_[tier].bandwidth,
+                    is_all_to_all ? tiers_[tier].all_to_all_share : tiers_[tier].share);
   };
   // Tier by tier: within a unit every rank exchanges its part with each of the others at once, and
   // takes what is left, 1 / span of it, to the next tier.

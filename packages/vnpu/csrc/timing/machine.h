@@ -15,7 +15,8 @@ namespace vnpu::timing {
 class Machine {
  public:
   // Of "NAME=INTEGER;..." with every figure of figure_names() once and, for each tier of links,
-  // innermost first, tier0_ranks, tier0_bandwidth, tier0_share, tier0_latency. Throws
+  // innermost first, tier0_ranks, tier0_bandwidth, tier0_share, tier0_all_to_all_share and
+  // tier0_latency. Throws
   // Failure(kInvalidArgument) that names the figure.
   explicit Machine(std::string_view text);
   static std::vector<std::string> figure_names();  // without the tiers'
@@ -24,6 +25,7 @@ class Machine {
     int64_t ranks = 1;      // or units of the tier within, in one unit of this
     int64_t bandwidth = 0;  // bytes per second of one rank, one way, to all others of its unit
     int64_t share = 0;      // of the bandwidth that a collective reaches, in millionths
+    int64_t all_to_all_share = 0;  // that an all-to-all reaches
     Time latency = 0;
   };
 

@@ -115,10 +115,10 @@ Model::Model(Machine machine, std::unique_ptr<TimelineFile> timeline,
              std::unique_ptr<PacedClock> paced)
     : machine_(std::move(machine)),
       simulation_([this](const Span& span) { on_end(span); },
-                  timeline == nullptr ? Simulation::OnUse()
-                                      : [this](int device, Time now, const Shares& use) {
-                                          timeline_->add_use(device, now, use);
-                                        }),
+                  timeline == nullptr
+                      ? Simulation::OnUse()
+                      : [this](int device, Time now,
+                               const Shares& use) { timeline_->add_use(device, now, use); }),
       timeline_(std::move(timeline)),
       paced_(std::move(paced)),
       record_plan_(event_plan("event record", machine_.event_record())),
@@ -215,9 +215,8 @@ PlanPtr Model::plan_of(const Task& task, int device) {
                               .ranks = collective->member()->ranks(),
                               .stride = stride == strides_.end() ? 1 : stride->second};
     plan->phases = machine_.phases_of(exchange);
-    task.touched.each_written([&](const MemoryRange& range) {
-      cache_of(device).forget(range.begin, range.end);
-    });
+    task.touched.each_written(
+        [&](const MemoryRange& range) { cache_of(device).forget(range.begin, range.end); });
   } else if (dynamic_cast<const Transfers*>(&task) != nullptr) {
     plan->kind = Kind::kCommunication;
     plan->phases = machine_.phases_of(Collective{

@@ -101,8 +101,8 @@ class Model final : public Observer {
   Simulation simulation_;
   const std::unique_ptr<TimelineFile> timeline_;
   const std::unique_ptr<PacedClock> paced_;
-  bool has_waited_ = true;  // since the newest launch
-  std::map<int, Cache> caches_;  // by device
+  bool has_waited_ = true;                               // since the newest launch
+  std::map<int, Cache> caches_;                          // by device
   std::map<std::string, int64_t, std::less<>> strides_;  // of placed groups, by name
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;

@@ -34,8 +34,8 @@ void PacedClock::sleep_until(Time time) {
   note(time, here - time);
   if (here >= time) return;
   const duration<double> seconds(static_cast<double>(time) / kPicoseconds * scale_);
-  std::this_thread::sleep_until(
-      start_ + std::chrono::duration_cast<steady_clock::duration>(seconds));
+  std::this_thread::sleep_until(start_ +
+                                std::chrono::duration_cast<steady_clock::duration>(seconds));
 }
 
 void PacedClock::note(Time time, Time late) {
@@ -50,8 +50,8 @@ void PacedClock::note(Time time, Time late) {
   const int64_t waits = lateness_.waits - told_.waits;
   const int64_t late_waits = lateness_.late - told_.late;
   if (late_waits * kOneOf < waits || steady_clock::now() < next_warning_) return;
-  const double mean = static_cast<double>(lateness_.total - told_.total) /
-                      static_cast<double>(late_waits) * 1e-9;
+  const double mean =
+      static_cast<double>(lateness_.total - told_.total) / static_cast<double>(late_waits) * 1e-9;
   std::fprintf(stderr,
                "vnpu: this host is too slow for the modelled chip: %lld of the last %lld waits "
                "ended late, by %.3f modelled ms in the mean. Serving figures then hold this host's "

@@ -21,8 +21,8 @@ class PacedClock {
 
   struct Lateness {
     int64_t waits = 0;
-    int64_t late = 0;   // of them
-    Time total = 0;     // modelled
+    int64_t late = 0;  // of them
+    Time total = 0;    // modelled
     Time greatest = 0;
   };
   Lateness lateness() const;

@@ -166,7 +166,8 @@ void Simulation::tell_use(int device, const std::vector<Stream*>& working) {
   Shares use = {};
   for (const Stream* stream : working) {
     for (size_t r = 0; r < kResources; ++r) {
-      use[r] += static_cast<uint64_t>(static_cast<Wide>(stream->speed) * stream->shares[r] / kWhole);
+      use[r] +=
+          static_cast<uint64_t>(static_cast<Wide>(stream->speed) * stream->shares[r] / kWhole);
     }
   }
   Shares& told = uses_[device];

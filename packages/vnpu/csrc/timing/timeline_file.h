@@ -10,7 +10,8 @@ namespace vnpu::timing {
 
 // Collects what a modelled device did and writes it for Perfetto (Trace Event Format, an array with
 // one event on each line): a row for each stream, an arrow from each event's record to its wait, a
-// counter for each resource: the share of it in use. It has no process number, no date and no path in it: the same run gives the same bytes.
+// counter for each resource: the share of it in use. It has no process number, no date and no path
+// in it: the same run gives the same bytes.
 class TimelineFile {
  public:
   // path: written by write(); machine: what the times are of, for the reader

@@ -54,6 +54,7 @@ std::string figures(const Changes& changes = {}) {
   values["tier0_ranks"] = "8";
   values["tier0_bandwidth"] = "1000000000000";
   values["tier0_share"] = "1000000";
+  values["tier0_all_to_all_share"] = "1000000";
   values["tier0_latency"] = "0";
   for (const auto& [name, value] : changes) values[name] = value;
   std::string text;
@@ -66,10 +67,10 @@ std::string figures(const Changes& changes = {}) {
 TEST(TheCache, HasWhatWasUsedLast) {
   Cache cache(100);
   EXPECT_EQ(cache.use(0, 60), 0);
-  EXPECT_EQ(cache.use(20, 40), 20);   // splits the range, and is the newest
-  EXPECT_EQ(cache.use(200, 250), 0);  // pushes out the older two parts
-  EXPECT_EQ(cache.use(0, 60), 20);
-  EXPECT_EQ(cache.use(200, 250), 10);  // of [200, 250), 40 had to leave for [0, 60)
+  EXPECT_EQ(cache.use(20, 40), 20);   // splits the range; its middle is the newest
+  EXPECT_EQ(cache.use(200, 250), 0);  // [0, 20) leaves, as one of the two oldest
+  EXPECT_EQ(cache.use(0, 60), 40);    // there is no room for all of it: the oldest leaves whole
+  EXPECT_EQ(cache.use(200, 250), 0);
 }
 
 TEST(TheCache, KeepsNothingOfWhatIsLarger) {
@@ -252,6 +253,7 @@ TEST(MachineCollectives, AnAllReduceIsAReduceScatterAndAnAllGatherOfEveryTier) {
   const Changes two_tiers = {{"tier1_ranks", "2"},
                              {"tier1_bandwidth", "500000000000"},
                              {"tier1_share", "500000"},
+                             {"tier1_all_to_all_share", "500000"},
                              {"tier1_latency", "3"}};
   const Machine machine(figures(two_tiers));
   const std::vector<Phase> phases = machine.phases_of(Collective{Exchange::kAllReduce, 1600, 16});
@@ -272,6 +274,7 @@ TEST(MachineCollectives, AGroupOfDistantRanksCrossesTiers) {
   const Machine machine(figures({{"tier1_ranks", "2"},
                                  {"tier1_bandwidth", "1000000000000"},
                                  {"tier1_share", "1000000"},
+                                 {"tier1_all_to_all_share", "250000"},
                                  {"tier1_latency", "0"},
                                  {"collective_skew", "9"}}));
   // Ranks 0 and 8: one in each unit of 8.
@@ -281,6 +284,10 @@ TEST(MachineCollectives, AGroupOfDistantRanksCrossesTiers) {
   EXPECT_EQ(phases[0].fixed, 9);
   EXPECT_EQ(phases[0].busy[index_of(Resource::kLinks0)], 0);
   EXPECT_EQ(phases[0].busy[index_of(Resource::kLinks1)], 50);
+  // All-to-alls may reach less.
+  const std::vector<Phase> slow =
+      machine.phases_of(Collective{Exchange::kAllToAll, 100, 2, /*stride=*/8});
+  EXPECT_EQ(slow.at(0).busy[index_of(Resource::kLinks1)], 4 * 50);
   // Ranks 0, 4, 8 and 12: two in each.
   const std::vector<Phase> four =
       machine.phases_of(Collective{Exchange::kAllGather, 100, 4, /*stride=*/4});

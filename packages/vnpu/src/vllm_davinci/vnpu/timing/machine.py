@@ -87,6 +87,7 @@ _TIER_FIGURES: dict[str, str] = {
     "ranks": "number",
     "bandwidth": "bandwidth",
     "share": "share",
+    "all_to_all_share": "share",
     "latency": "time",
 }
 
