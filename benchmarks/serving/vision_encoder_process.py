@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blocking_encoder import read_lengths_in_every_block
 from transformers import Qwen3VLConfig
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -38,19 +39,6 @@ def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
     ).vision_config
     with torch.device("npu"):
         return Qwen3_VisionTransformer(config)
-
-
-def read_lengths_in_every_block(encoder: torch.nn.Module) -> list[Any]:
-    """Hooks after which each block's attention has lengths on the device only; to be removed."""
-
-    def forget(module: torch.nn.Module, arguments: Any, options: dict[str, Any]) -> Any:
-        lengths = options["cu_seqlens"].clone()
-        return arguments, {**options, "cu_seqlens": lengths, "sequence_lengths": None}
-
-    return [
-        block.attn.attn.register_forward_pre_hook(forget, with_kwargs=True)
-        for block in encoder.blocks
-    ]
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
