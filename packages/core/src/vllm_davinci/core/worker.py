@@ -97,7 +97,7 @@ class NPUWorker(Worker):
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
         available_bytes: int = super().determine_available_memory()
-        graphs = self.model_runner.profile_cudagraph_memory()
+        graphs = self.model_runner.profile_graph_memory()
         if self.cache_config.kv_cache_memory_bytes is None:
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
             available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces

@@ -40,7 +40,7 @@ class GraphRunner(GPUModelRunner):
     graph_limits = GraphLimits(streams=1984, events=65536)  # of this device; set by the worker
     capture_plan: CapturePlan | None = None  # of the graphs that there are
     captured_bytes = 0  # of device memory that they have taken
-    _graph_memory: GraphMemory | None = None  # as `profile_cudagraph_memory` has found it
+    _graph_memory: GraphMemory | None = None  # as `profile_graph_memory` has found it
     _workspace_bytes = 0
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -63,7 +63,7 @@ class GraphRunner(GPUModelRunner):
         super().profile_run()
         self._workspace_bytes = _release_workspaces()
 
-    def profile_cudagraph_memory(self) -> GraphMemory:
+    def profile_graph_memory(self) -> GraphMemory:
         """Captures the two largest sizes over a small KV cache and drops them again.
 
         Operators ask for workspaces, which differ by chip and by release of CANN, and each stream

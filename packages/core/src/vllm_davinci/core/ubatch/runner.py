@@ -264,11 +264,15 @@ class UBatchRunner(GPUModelRunner):
         # Layers of a group share a tensor: it is cut once.
         return by_group, _cut_once(by_layer, slices, lambda slots, part: slots[part])
 
-    def _build_attention_metadata(self, *args: Any, max_query_len: int, **kwargs: Any) -> Any:
+    def _build_attention_metadata(
+        self, num_tokens: int, num_reqs: int, max_query_len: int, *args: Any, **kwargs: Any
+    ) -> Any:
         split_step, decodes = self._split_step, max_query_len <= self.uniform_decode_query_len
         if split_step is not None and not decodes:
             kwargs["ubatch_slices"] = split_step.slices()
-        built = super()._build_attention_metadata(*args, max_query_len=max_query_len, **kwargs)
+        built = super()._build_attention_metadata(
+            num_tokens, num_reqs, max_query_len, *args, **kwargs
+        )
         if split_step is not None and decodes:
             # Requests are whole, and padding of a graph is requests as well, which vLLM cannot cut.
             parts = split_step.split.ubatches
