@@ -100,6 +100,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, list[Any]] = {}
     for number in range(options["rounds"] + 1):
         for step in ("whole", "split"):
+            llm.collective_rpc("replay_steps", args=(True,))
             llm.collective_rpc("split_decodes", args=(step == "split",))
             for kind in ("graph", "eager"):
                 llm.collective_rpc("replay_steps", args=(kind == "graph",))

@@ -127,8 +127,8 @@ class GraphRunner(GPUModelRunner):
         before = _free_bytes()
         self.capture_plan = plan = self._plan(before)
         logger.info_once("Graph mode, plan of a rank: %s.", plan.told())
-        if not plan.sizes:
-            self._give_up(dict.fromkeys(self._sizes(), plan.notes[-1]))
+        if not plan.sizes and (asked := self._sizes()):
+            self._give_up(dict.fromkeys(asked, plan.notes[-1]))
         self._use_sizes(list(plan.sizes))
         captured: list[int] = []
         failed: dict[int, str] = {}
