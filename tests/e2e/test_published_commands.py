@@ -37,8 +37,7 @@ MLA_SERVER = (
     "--quantization=ascend", "--served-model-name=auto", "--trust-remote-code",
     "--distributed-executor-backend=mp", "--max-num-seqs=24", "--max-model-len=1024",
     "--max-num-batched-tokens=256", "--block-size=128", "--no-enable-prefix-caching",
-    # Published with 0.96: what 64 GiB leave beside it for workspaces, 2 GiB do not.
-    "--gpu-memory-utilization=0.75",
+    "--gpu-memory-utilization=0.96",
 )  # fmt: skip
 MLA_CLIENT = (
     "--random-input-len=128", "--random-output-len=48", "--max-concurrency=24",
