@@ -114,15 +114,20 @@ print(copy(a, 4096, host, 8192, H2D), acl.aclGetRecentErrMsg().decode())
     assert "room for 4096" in lines[1]
 
 
-def test_a_copy_in_the_wrong_direction_is_an_error() -> None:
+def test_a_stream_refuses_a_copy_in_the_wrong_direction_and_the_host_finds_it() -> None:
     lines = output_of(
         RUNTIME
         + """
-a = allocate(4096)
-print(copy(host, 4096, a, 4096, H2D), acl.aclGetRecentErrMsg().decode())
+a, size = allocate(4096), ctypes.c_size_t(4096)
+host[0] = b"x"
+print(copy(a, 4096, host, 4096, D2H), copy(host, 4096, a, 4096, H2D), host[0])
+print(acl.aclrtMemcpyAsync(host, size, a, size, H2D, None), acl.aclGetRecentErrMsg().decode())
+print(copy(host, 4096, a, 4096, 9))
 """
     )
-    assert "direction" in lines[0]
+    assert lines[0] == "0 0 b'x'"
+    assert lines[1].startswith("107000 ") and "direction" in lines[1]
+    assert lines[2] == "107000"
 
 
 def test_freeing_twice_is_an_error() -> None:

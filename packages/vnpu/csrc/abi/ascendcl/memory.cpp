@@ -243,7 +243,12 @@ VNPU_ACL(aclrtMemcpy,
          (void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind)) {
   return guarded("aclrtMemcpy", [&] {
     if (bytes == 0) return;
-    check_copy(to, room, from, bytes, kind);
+    if (kind < ACL_MEMCPY_HOST_TO_HOST || kind > ACL_MEMCPY_DEFAULT) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: a copy of kind " + std::to_string(kind) + "; known are 0 to 4.");
+    }
+    // The addresses decide. Source: hicann/runtime docs/zh/api_ref/11-03, aclrtMemcpy, kind.
+    check_copy(to, room, from, bytes, ACL_MEMCPY_DEFAULT);
     abi::check_synchronous("aclrtMemcpy");
     System& system = System::instance();
     const int device = system.require_current_device();
