@@ -225,6 +225,9 @@ def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) ->
         )
         for why, tests in record["reasons"].items():
             text += f"| {_cell(why)} | {len(tests)} | {_cell(', '.join(_short_names(tests)))} |\n"
+        if unexplained := sorted(record["unexplained"]):
+            names = _cell(", ".join(_short_names(unexplained)))
+            text += f"| no reason is known | {len(unexplained)} | {names} |\n"
     return text + _example_programs(programs)
 
 

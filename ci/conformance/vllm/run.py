@@ -38,7 +38,7 @@ SUITE = Suite(
         "VLLM_NO_USAGE_STATS": "1",
         "VNPU_MEMORY": "8GiB",
     },
-    together=8,
+    together=9,
 )
 
 if __name__ == "__main__":

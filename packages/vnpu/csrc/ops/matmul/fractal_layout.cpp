@@ -87,6 +87,10 @@ TensorView memory_view(const TensorView& view) {
 Tensor LaidOut::matrix() const {
   if (!is_fractal()) return memory;
   require(view.dims >= 2, "a tensor in FRACTAL_NZ must have at least 2 dimensions");
+  // Described by its tiles, as CANN's examples of grouped products do: whole tiles are the matrix.
+  if (view.dims >= 4 && view.dims == memory.dim() && memory.sizes() == sizes_of(view)) {
+    return untile(memory);
+  }
   const int64_t rows = view.sizes[view.dims - 2];
   const int64_t columns = view.sizes[view.dims - 1];
   const bool transposed = view.strides[view.dims - 1] != 1 && view.strides[view.dims - 2] == 1;

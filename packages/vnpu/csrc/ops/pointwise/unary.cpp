@@ -84,7 +84,7 @@ VNPU_UNARY(Ceil, at::ceil_out)
 VNPU_UNARY(Round, at::round_out)  // half to even
 VNPU_UNARY(Trunc, at::trunc_out)
 VNPU_UNARY(Sign, at::sign_out)
-VNPU_UNARY(Signbit, at::signbit_out)
+VNPU_OPERATOR(Signbit, (const Tensor& self, Out out)) { store(out, at::signbit(self)); }
 VNPU_UNARY(Frac, at::frac_out)
 VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out)
 VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out)

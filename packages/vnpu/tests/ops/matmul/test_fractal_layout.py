@@ -144,3 +144,12 @@ def test_other_formats_are_refused() -> None:
     assert sizes_in(ND, matrix) == (2, 2)
     assert sizes_in(3, matrix) is None
     assert sizes_in(FRACTAL_NZ, matrix[0].contiguous()) is None
+
+
+def test_a_matrix_may_be_described_by_its_tiles() -> None:
+    torch.npu.set_device(0)
+    x, weight = values((5, 32), torch.float16, 1), values((32, 48), torch.float16, 2)
+    tiles = weight.view(2, 16, 3, 16).permute(2, 0, 1, 3).contiguous()  # [n / 16, k / 16, 16, 16]
+    out = torch.zeros(5, 48, dtype=torch.float16).npu()
+    aclnn.call("MatmulWeightNz", x.npu(), aclnn.Tiles(tiles.npu()), out, KEEP_DTYPE)
+    torch.testing.assert_close(out.cpu(), x @ weight, rtol=2e-3, atol=2e-3)

@@ -29,9 +29,16 @@ class Tiled(NamedTuple):
     tensor: torch.Tensor
 
 
+class Tiles(NamedTuple):
+    """The tiles of a matrix that lies in FRACTAL_NZ: [.., columns / w, rows / 16, 16, w]."""
+
+    tensor: torch.Tensor
+
+
 Argument = (
     torch.Tensor
     | Tiled
+    | Tiles
     | list[torch.Tensor | Tiled]
     | bool
     | int
@@ -87,6 +94,8 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
             wide = 32 // tensor.itemsize
             tiles = (*batch, -(-columns // wide), -(-rows // 16), 16, wide)
             return _tensor(library, tensor, _FRACTAL_NZ, tiles)
+        case Tiles(tensor):
+            return _tensor(library, tensor, _FRACTAL_NZ, tuple(tensor.shape))
         case list():
             handles = [_converted(library, tensor).value for tensor in argument]
             array = (ctypes.c_void_p * len(handles))(*handles)
