@@ -31,7 +31,6 @@ INTERVAL_MS = 59.88
 SHARE = 0.55
 # What ours is to reach: of the serial rate; of the bound.
 GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST, GOAL_ALL_TO_ALL = 1.45, 0.85, 1.75, 1.12
-GOAL_OF_BOUND_ALL_TO_ALL = 0.97
 NEVER = {"min_total_tokens_to_split": 1 << 30}
 PUBLISHED = {"overlap": "published"}
 ALL_TO_ALL = {**PUBLISHED, "moe_communication": "all_to_all"}
@@ -72,6 +71,8 @@ def _run(args: argparse.Namespace, slow: Path) -> Result:
     interval_ms = decodes[-1]["modelled"]["host_ps"] / 10**9
     share = first["modelled"]["communication_ps"] / first["modelled"]["host_ps"]
     ratio, slow_ratio = rate(second) / rate(first), rate(slow_split) / rate(slow_serial)
+    # All-to-alls and all-reduces are of two groups and run beside each other in a split step: the
+    # sum of their times is no bound there.
     rows = [
         modelled(
             "prefill, published order, serial", "requests/s", rate(first),
@@ -102,16 +103,12 @@ def _run(args: argparse.Namespace, slow: Path) -> Result:
         ),
         modelled(
             "prefill, all-to-all, dual-batch overlap", "requests/s", rate(slow_split),
-            baseline=rate(slow_serial), bound=bound(slow_split), at_least=GOAL_ALL_TO_ALL,
+            baseline=rate(slow_serial), at_least=GOAL_ALL_TO_ALL,
             note=f"all-to-alls {fitted:.2f} times as long, fitted on the published serial rate of "
             f"{SERIAL_ALL_TO_ALL} ({rate(slow_serial):.3f} here); "
             + beside(rate(slow_split), OVERLAPPED_ALL_TO_ALL)
             + f"; ratio {slow_ratio:.3f}, published "
             f"{OVERLAPPED_ALL_TO_ALL / SERIAL_ALL_TO_ALL:.3f}",
-        ),
-        modelled(
-            "of the bound of overlap, all-to-all", "share", rate(slow_split) / bound(slow_split),
-            at_least=GOAL_OF_BOUND_ALL_TO_ALL,
         ),
         modelled(
             "decode of 24 requests", "ms", interval_ms, note=beside(interval_ms, INTERVAL_MS)
