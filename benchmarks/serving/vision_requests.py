@@ -56,12 +56,14 @@ def run(args: argparse.Namespace) -> Result:
         try:
             server.wait_until_ready()
             # What a server does once: its first image of a size, its first step of each kind.
-            bench(server, model, args, requests=8)
-            for number in range(args.rounds):
+            bench(server, model, args, 8, seed=args.seed)
+            for number in range(1, args.rounds + 1):
+                # Both forms get the same requests; nothing of theirs is kept (see `start`).
                 for form, method in FORMS.items():
-                    Console().print(f"round {number + 1}/{args.rounds}: {form}")
+                    Console().print(f"round {number}/{args.rounds}: {form}")
                     change_form(server, method)
-                    found[form].append(bench(server, model, args, args.requests))
+                    seed = args.seed + number
+                    found[form].append(bench(server, model, args, args.requests, seed))
         finally:
             server.kill()
     return Result(
@@ -89,6 +91,9 @@ def start(model: Path, directory: Path, args: argparse.Namespace) -> ServerProce
         "--dtype=bfloat16",
         "--max-model-len=512",
         "--max-num-seqs=32",
+        # The second form would find what the first has computed.
+        "--no-enable-prefix-caching",
+        "--mm-processor-cache-gb=0",
         f"--kv-cache-memory-bytes={96 << 20}",
         '--limit-mm-per-prompt={"image": 1, "video": 0}',
         "--worker-extension-cls=serving.blocking_encoder.BlockingEncoder",
@@ -113,7 +118,7 @@ def change_form(server: ServerProcess, method: str) -> None:
 
 
 def bench(
-    server: ServerProcess, model: Path, args: argparse.Namespace, requests: int
+    server: ServerProcess, model: Path, args: argparse.Namespace, requests: int, seed: int
 ) -> dict[str, Any]:
     """What `vllm bench serve` has saved. Raises RuntimeError with its last lines when it fails."""
     directory = server.log.parent
@@ -126,7 +131,7 @@ def bench(
             "--random-mm-base-items-per-request=1",
             '--random-mm-limit-mm-per-prompt={"image": 1, "video": 0}',
             f"--random-mm-bucket-config={{({args.side}, {args.side}, 1): 1.0}}",
-            f"--seed={args.seed}", "--metric-percentiles=50,99",
+            f"--seed={seed}", "--metric-percentiles=50,99",
             "--save-result", "--save-detailed", f"--result-dir={directory}",
             "--result-filename=result.json",
         ],
