@@ -99,8 +99,8 @@ OVERRIDES: tuple[Override, ...] = (
         what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call, "
         "and prepares a step per ubatch",
         where=(
-            "core.ubatch.runner:UBatchRunner._parallel_setting",
-            "core.ubatch.runner:UBatchRunner._determine_batch_execution_and_padding",
+            "core.ubatch.deciding_runner:DecidingRunner._parallel_setting",
+            "core.ubatch.deciding_runner:DecidingRunner._determine_batch_execution_and_padding",
             "core.ubatch.runner:UBatchRunner._get_slot_mappings",
             "core.ubatch.runner:UBatchRunner._build_attention_metadata",
             "core.ubatch.runner:UBatchRunner._model_forward",

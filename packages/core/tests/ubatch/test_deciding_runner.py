@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 
-from vllm_davinci.core.ubatch.runner import UBatchRunner
+from vllm_davinci.core.ubatch.deciding_runner import DecidingRunner
 
 CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
 
@@ -40,11 +40,11 @@ def runner(
 
 
 def test_text_for_a_causal_model_can_be_cut():
-    assert UBatchRunner._can_be_cut(runner())
+    assert DecidingRunner._can_be_cut(runner())
 
 
 def test_images_of_a_model_that_takes_its_rows_can_be_cut():
-    assert UBatchRunner._can_be_cut(runner(features=["image"], splits_multimodal_steps=True))
+    assert DecidingRunner._can_be_cut(runner(features=["image"], splits_multimodal_steps=True))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_images_of_a_model_that_takes_its_rows_can_be_cut():
     ],
 )
 def test_what_belongs_to_the_whole_step_keeps_it_whole(parts: dict[str, Any]):
-    assert not UBatchRunner._can_be_cut(runner(**parts))
+    assert not DecidingRunner._can_be_cut(runner(**parts))
