@@ -151,7 +151,8 @@ class Suite:
                     (line for line in str(error).splitlines() if recipe.refused in line), ""
                 )
                 in_check = any(recipe.refused in problem for problem in problems)
-                return bool(told) and in_check, f"refused: {told.strip().split(" [type=")[0][-250:]}"
+                line = told.strip().split(" [type=")[0]  # pydantic's addition
+                return bool(told) and in_check, f"refused: {line[-250:]}"
             return False, "served, and was to be refused"
         if problems:
             return False, f"check-model: {problems[0]}"
