@@ -8,8 +8,8 @@ namespace {
 
 constexpr unsigned kChips = kA2 | kA3;
 constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
-// The documents exclude bfloat16 beside float32; the library casts either to float32, and quantizers
-// rely on it.
+// The documents exclude bfloat16 beside float32; the library casts either to float32, and
+// quantizers rely on it.
 constexpr char kPromotion[] = "Dav2201MatMulRule in matmul_util.cpp of ops-nn";
 constexpr char kTransposed[] =
     "ops-nn matmul/transpose_batch_mat_mul/docs/aclnnTransposeBatchMatMul.md, constraints";
