@@ -24,9 +24,8 @@ SERVING = ROOT / ".nox" / "serving"
 DENSE_CHECKPOINT = "checkpoints/tiny_llama"
 DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
-# Tests of several ranks start as many processes, each engine takes about 1 GB, and half of the time
-# a test waits for processes that start.
-TEST_PROCESSES = max(2, min(4, len(os.sched_getaffinity(0)) + 1))
+# Tests of several ranks start as many processes, and each engine takes about 1 GB.
+TEST_PROCESSES = max(1, min(4, len(os.sched_getaffinity(0))))
 # What of the virtual NPU needs no headers but the standard library's.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
