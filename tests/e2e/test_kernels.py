@@ -16,12 +16,13 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.components.fused_ops import FUSED_OPS, choose_fused_ops
+from vllm_davinci.core.components.fused_ops import FUSED_OPS
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts
+from vllm_davinci.kernels import HOST_OPERATORS, choose_fused_ops
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
@@ -199,8 +200,9 @@ def test_requests_go_on_from_copies_of_cached_blocks(
 
 
 def test_every_compiled_operator_is_called_by_an_engine_of_these_tests():
-    # Graphs' one is called by those of test_graph_mode.py.
-    elsewhere = {"copy_kv_blocks", "attention_groups"}
+    # Graphs' one is called by those of test_graph_mode.py; checkpoints with fp8 weights are loaded
+    # in test_quantization.py.
+    elsewhere = {"copy_kv_blocks", "attention_groups", *HOST_OPERATORS}
     called = EVERYWHERE.union(*(case.values[2] for case in CASES), elsewhere)
     assert called == set(FUSED_OPS)
 
