@@ -16,13 +16,13 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.components.fused_ops import FUSED_OPS
+from vllm_davinci.core.components.fused_ops import FUSED_OPS, choose_fused_ops
 from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts import DynamicExperts
-from vllm_davinci.kernels import HOST_OPERATORS, choose_fused_ops
+from vllm_davinci.kernels import HOST_OPERATORS
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.plugin import EXACT_SOC
