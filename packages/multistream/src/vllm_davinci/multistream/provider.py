@@ -39,13 +39,14 @@ class StreamScheduler:
         self._fork_events: EventPool | None = None
         self._name: Callable[[int, str], None] | None = None
 
-    def split_policy(self, *, costs: str | None = None, **rules: Any) -> SplitPolicy:
-        """What decides for each step.
+    def split_policy(self, *, mode: Any, costs: str | None = None, **rules: Any) -> SplitPolicy:
+        """The decisions of one engine.
 
-        costs: a file of StepCosts, or None; rules: the other fields of SplitPolicy
+        costs: a file of StepCosts, or None; mode, rules: the other fields of SplitPolicy
         Raises CostsError.
         """
-        return SplitPolicy(costs=None if costs is None else StepCosts.read(Path(costs)), **rules)
+        read = None if costs is None else StepCosts.read(Path(costs))
+        return SplitPolicy(mode=mode, costs=read, **rules)
 
     def interleave(self) -> Interleave:
         """Runs ubatches in turn. Call it once the process has chosen its device."""
