@@ -16,7 +16,7 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from vllm import LLM, SamplingParams
+from decode_engine import decode_engine, decode_requests
 
 from vllm_davinci.vnpu import _C
 
@@ -50,28 +50,15 @@ class StepTimer:
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     num_requests = options["requests"]
-    llm = LLM(
+    llm = decode_engine(
         options["model"],
-        dtype="bfloat16",
+        num_requests,
         load_format=options["load_format"],
-        max_model_len=256,
-        max_num_seqs=num_requests,
-        max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=256 << 20,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
-        compilation_config={
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [num_requests],
-        },
         additional_config=options["additional_config"],
     )
     worker = llm.llm_engine.model_executor.driver_worker
     runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
-    prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
-    sampling = SamplingParams(
-        temperature=0, max_tokens=options["steps"], ignore_eos=True, detokenize=False
-    )
+    prompts, sampling = decode_requests(num_requests, options["steps"])
     timer = StepTimer(runner)
     dispatcher = runner.cudagraph_dispatcher
     found: dict[str, list[Any]] = {"graph": [], "eager": []}

@@ -70,32 +70,19 @@ def _synchronize() -> None:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
+    from decode_engine import decode_engine, decode_requests
 
     num_requests = options["requests"]
-    llm = LLM(
+    llm = decode_engine(
         options["model"],
-        dtype="bfloat16",
+        num_requests,
         load_format="dummy",
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
         worker_extension_cls="split_step_process.StepTimingWorker",
-        max_model_len=256,
-        max_num_seqs=num_requests,
-        max_num_batched_tokens=2048,
-        kv_cache_memory_bytes=256 << 20,
-        enable_prefix_caching=False,
-        skip_tokenizer_init=True,
-        compilation_config={
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [num_requests],
-        },
         additional_config={"dbo": SPLIT},
     )
-    prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
-    sampling = SamplingParams(
-        temperature=0, max_tokens=options["steps"], ignore_eos=True, detokenize=False
-    )
+    prompts, sampling = decode_requests(num_requests, options["steps"])
     llm.collective_rpc("time_steps")
     found: dict[str, list[Any]] = {}
     for number in range(options["rounds"] + 1):

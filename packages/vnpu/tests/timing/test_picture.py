@@ -73,7 +73,6 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 def test_the_command_draws_png_and_svg_the_same_each_time(
     timeline: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("matplotlib")
     drawn = []
     for name in ("a.png", "b.svg", "c.svg"):
         file = tmp_path / name

@@ -97,22 +97,15 @@ class NPUCommunicator(DeviceCommunicatorBase):
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group. Returns a new tensor; input_ keeps its values."""
-        output = input_.clone(memory_format=torch.contiguous_format)
-        self._collective(
-            "all_reduce",
-            lambda: dist.all_reduce(output, group=self.device_group, async_op=True),
-            output,
-        )
-        return output
+        return self.all_reduce_in_place(input_.clone(memory_format=torch.contiguous_format))
 
     def all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group, in input_'s own memory."""
-        self._collective(
-            "all_reduce",
-            lambda: dist.all_reduce(input_, group=self.device_group, async_op=True),
-            input_,
-        )
+        self._collective("all_reduce", lambda: self._begin_sum(input_), input_)
         return input_
+
+    def _begin_sum(self, values: torch.Tensor) -> Any:
+        return dist.all_reduce(values, group=self.device_group, async_op=True)
 
     def begin_all_reduce(self, input_: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Sum over the group, in input_'s own memory, once the returned function is called.
@@ -123,7 +116,7 @@ class NPUCommunicator(DeviceCommunicatorBase):
         handles: list[Any] = []
 
         def begin() -> Any:
-            handles.append(dist.all_reduce(input_, group=self.device_group, async_op=True))
+            handles.append(self._begin_sum(input_))
             return handles[0]
 
         def result() -> torch.Tensor:

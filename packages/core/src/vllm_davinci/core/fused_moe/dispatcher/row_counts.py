@@ -23,30 +23,29 @@ POLL_S = 50e-6
 class CountsWait:
     """One layer's wait of the host for row counts.
 
-    layer: its name, for the error when the wait takes longer than limit
+    layer:       its name, for the error when the wait takes longer than limit
+    is_computed: whether there are counts to wait for. Where a device only models time, each rank
+                 has an equal part of the rows
     """
 
     layer: str
     limit: timedelta = COUNTS_LIMIT
+    is_computed: bool = True
 
     @classmethod
     def of_layer(cls, layer: str, vllm_config: VllmConfig) -> "CountsWait":
         """With the limit that the engine's options give to its groups, if they give one."""
         seconds = vllm_config.parallel_config.distributed_timeout_seconds
-        return cls(layer) if seconds is None else cls(layer, timedelta(seconds=seconds))
+        limit = COUNTS_LIMIT if seconds is None else timedelta(seconds=seconds)
+        return cls(layer, limit, components.device_computes())
 
 
 class RowCounts:
-    """Rows to and from each rank, on their way to the host.
-
-    Where nothing is computed, for a model of time, each rank has an equal part of the rows.
-    """
+    """Rows to and from each rank, on their way to the host."""
 
     def __init__(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> None:
         """sent, received: [world_size, num_local], int64, on the device; num_rows: sent in all."""
-        ends = [num_rows * rank // sent.shape[0] for rank in range(sent.shape[0] + 1)]
-        balanced = [end - begin for begin, end in pairwise(ends)]
-        self._stand_in = None if components.device_computes() else balanced
+        self._num_rows = num_rows
         sums = torch.stack((sent.sum(1), received.sum(1)))
         self._on_host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
         self._on_host.copy_(sums, non_blocking=True)
@@ -68,7 +67,10 @@ class RowCounts:
                 )
             time.sleep(POLL_S)
         self._arrival.synchronize()  # raises what the device has found
-        if self._stand_in is not None:
-            return self._stand_in, self._stand_in
+        if not wait.is_computed:
+            num_ranks = group.world_size
+            ends = [self._num_rows * rank // num_ranks for rank in range(num_ranks + 1)]
+            parts = [end - begin for begin, end in pairwise(ends)]
+            return parts, parts
         sent, received = self._on_host.tolist()
         return sent, received

@@ -1,0 +1,34 @@
+"""The engine of benchmarks that time decode steps: a batch of short requests, one graph for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm import LLM, SamplingParams
+
+
+def decode_engine(model: str, num_requests: int, **options: Any) -> LLM:
+    """options: further ones of vLLM's LLM, or others in place of these"""
+    own: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "max_model_len": 256,
+        "max_num_seqs": num_requests,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 256 << 20,
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+        "compilation_config": {
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [num_requests],
+        },
+    }
+    return LLM(model, **{**own, **options})
+
+
+def decode_requests(num_requests: int, num_steps: int) -> tuple[list[Any], SamplingParams]:
+    """Prompts of four tokens, and how they go on: greedy, for as many steps."""
+    prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(num_requests)]
+    sampling = SamplingParams(
+        temperature=0, max_tokens=num_steps, ignore_eos=True, detokenize=False
+    )
+    return prompts, sampling
