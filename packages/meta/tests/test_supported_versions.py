@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from vllm_davinci.meta.supported_versions import TORCH, VLLM, installed_version, problem_with
+from vllm_davinci.meta import supported_versions
+from vllm_davinci.meta.supported_versions import (
+    ACCEPTED_VLLM,
+    TORCH,
+    VLLM,
+    installed_version,
+    problem_with,
+)
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cpu", "2.13.0+cu130"])
@@ -32,3 +41,17 @@ def test_a_distribution_that_is_absent_has_no_version():
 def test_the_supported_set_is_installed_here():
     assert problem_with(TORCH) is None
     assert problem_with(VLLM) is None
+
+
+def test_another_vllm_is_accepted_only_where_it_is_named_exactly(monkeypatch: pytest.MonkeyPatch):
+    older = replace(VLLM, version="0.28.0")
+    monkeypatch.setattr(supported_versions, "VLLM", older)
+    installed = installed_version("vllm")
+    assert installed is not None
+    assert "this release of vllm-davinci supports 0.28.x" in (problem_with(older) or "")
+    monkeypatch.setenv(ACCEPTED_VLLM, "0.28.0")
+    assert problem_with(older) is not None
+    monkeypatch.setenv(ACCEPTED_VLLM, installed)
+    assert problem_with(older) is None
+    # Of vLLM alone: another torch is never accepted.
+    assert problem_with(replace(TORCH, version="2.12.0")) is not None
