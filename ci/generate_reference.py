@@ -221,13 +221,18 @@ def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) ->
             f"\n## {record['suite']}\n\n"
             f"Again: `python3 -m nox -s conformance -- {record['suite']} --checkout DIR --record`, "
             f"where DIR is {_cell(record['source'])}.\n\n"
-            "| why tests do not pass | tests | |\n| --- | --- | --- |\n"
         )
-        for why, tests in record["reasons"].items():
-            text += f"| {_cell(why)} | {len(tests)} | {_cell(', '.join(_short_names(tests)))} |\n"
-        if unexplained := sorted(record["unexplained"]):
-            names = _cell(", ".join(_short_names(unexplained)))
-            text += f"| no reason is known | {len(unexplained)} | {names} |\n"
+        backend = record.get("backend")
+        there = [f"pass on {backend}"] if backend else []
+        columns = ["why tests do not pass", "tests", *there, ""]
+        text += f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
+        unexplained = sorted(record["unexplained"])
+        reasons = record["reasons"] | ({"no reason is known": unexplained} if unexplained else {})
+        for why, tests in reasons.items():
+            cells = [_cell(why), str(len(tests))]
+            if backend:
+                cells.append(str(len(set(tests) & set(record["pass_on_backend"]))))
+            text += f"| {' | '.join(cells)} | {_cell(', '.join(_short_names(tests)))} |\n"
     return text + _example_programs(programs)
 
 

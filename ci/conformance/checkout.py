@@ -37,13 +37,13 @@ def version_of(checkout: Path) -> str:
     return done.stdout.strip() or checkout.resolve().name
 
 
-def extra_packages(*names: str) -> Path:
+def extra_packages(*names: str, folder: str = "conformance-packages") -> Path:
     """A directory, kept beside the wheel cache, with packages that only these tests import.
 
-    Installed without what they require, which the environment of every session has.
+    Installed without what they require, which the environment that runs them has.
     """
     tag = sys.implementation.cache_tag
-    place = wheel_cache.cache_directory().parent / f"conformance-packages-{tag}"
+    place = wheel_cache.cache_directory().parent / f"{folder}-{tag}"
     missing = [name for name in names if not list(place.glob(f"{name}-*.dist-info"))]
     if missing:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]

@@ -10,8 +10,10 @@ import argparse
 import os
 import re
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import checkout
 import results
@@ -21,6 +23,22 @@ from progress import Steps
 
 # A test that leaves a stream waiting for what never comes does not hold up the process's end.
 WAITS = {"VNPU_WAIT_LIMIT": "40"}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Another device that the project runs its tests on.
+
+    name:      for the table: "vLLM's CPU backend"
+    python:    of an environment with it
+    inherited: variables of this process that its processes see
+    packages:  that its environment lacks, pytest among them
+    """
+
+    name: str
+    python: Path
+    inherited: Mapping[str, str]
+    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,8 @@ class Suite:
     together:    files that share a process, where each takes less time than torch's import. One
                  that does not pass there is run once more, alone, unless its reason is known
     alone:       regular expression: what a file says that leaves its process unfit for others
+    backend:     makes the one that runs what does not pass here too, to see whether it passes there
+    file_limit:  seconds that a file may take
     """
 
     directory: Path
@@ -51,6 +71,8 @@ class Suite:
     arguments: tuple[str, ...] = ()
     together: int = 1
     alone: str | None = None
+    backend: Callable[[], Backend] | None = None
+    file_limit: float = 400.0
 
     def main(self) -> int:
         parser = argparse.ArgumentParser(description=self.what)
@@ -77,6 +99,7 @@ class Suite:
             outcomes = kept + self._run(
                 source, logs, [file for file in chosen if file not in done], reasons
             )
+            elsewhere = self._on_backend(source, logs, outcomes)
             total = sum(
                 len(list((source / folder).glob("**/test_*.py"))) for folder in self.folders
             )
@@ -89,6 +112,7 @@ class Suite:
                 "source": self.source,
                 "version": checkout.version_of(options.checkout),
                 "selection": f"{len(files)} of {total} files of {', '.join(self.folders)}",
+                **elsewhere,
             },
         )
         return results.finish(record, self.directory / "results.json" if options.record else None)
@@ -107,7 +131,7 @@ class Suite:
         path = [str(source / folder) for folder in self.import_from]
         path.append(str(checkout.extra_packages(*self.packages)))
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
-        run = TestRun(source, environment, self.arguments)
+        run = TestRun(source, environment, self.arguments, file_limit_s=self.file_limit)
         groups = self._groups(source, chosen)
         steps = Steps(len(groups), logs)
         outcomes: list[Outcome] = []
@@ -124,6 +148,27 @@ class Suite:
             outcomes += found
             results.keep(logs, found)
         return outcomes
+
+    def _on_backend(self, source: Path, logs: Path, outcomes: list[Outcome]) -> dict[str, Any]:
+        """For the record: the tests that do not pass here, and pass on the backend."""
+        doubtful = {each.test: each.file for each in outcomes if not results.is_good(each)}
+        if self.backend is None:
+            return {}
+        backend = self.backend()
+        packages = checkout.extra_packages(
+            *self.packages, *backend.packages, folder="conformance-packages-backend"
+        )
+        environment = {"PYTHONPATH": str(packages), **self.environment}
+        run = TestRun(source, environment, self.arguments, backend.python, backend.inherited)
+        files = sorted(set(doubtful.values()))
+        steps = Steps(len(files), logs)
+        passed: set[str] = set()
+        for file in files:
+            steps.start(f"{backend.name}: {file}")
+            found = run.outcomes([file], logs / f"{Path(file).stem}.backend.log")
+            passed |= {each.test for each in found if each.outcome == results.PASSED}
+            steps.note(f"{len(passed & set(doubtful))} pass there that do not pass here")
+        return {"backend": backend.name, "pass_on_backend": sorted(passed & set(doubtful))}
 
     def _groups(self, source: Path, files: list[str]) -> list[list[str]]:
         """Neighbours of one folder: files of two may have the same name, which pytest minds."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from progress import wait_for_all
@@ -42,11 +42,15 @@ class TestRun:
     directory:   that paths of files are relative to
     environment: further variables
     arguments:   further ones of pytest
+    python:      of the environment
+    inherited:   variables of this process that the tests see
     """
 
     directory: Path
     environment: Mapping[str, str]
     arguments: Sequence[str] = ()
+    python: Path = Path(sys.executable)
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     test_limit_s: int = 300
     file_limit_s: float = 400.0
 
@@ -71,7 +75,7 @@ class TestRun:
             path = [str(HERE), self.environment.get("PYTHONPATH", "")]
             process = subprocess.Popen(
                 [
-                    sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
+                    self.python, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
                     "-p", "outcome_plugin", "-p", "no:cacheprovider", "-p", "no:randomly",
                     "--tb=short", "-v", f"--timeout={self.test_limit_s}",
                     *self.arguments, *(f"--deselect={test}" for test in left_out), *files,
@@ -79,7 +83,7 @@ class TestRun:
                 cwd=self.directory, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env={
-                    **os.environ, **self.environment,
+                    **self.inherited, **self.environment,
                     "PYTHONPATH": os.pathsep.join(filter(None, path)),
                     "CONFORMANCE_OUTCOMES": str(written),
                 },

@@ -23,7 +23,7 @@ from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
 from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
 from vllm_davinci_testing.engines.fp8_checkpoint import (
     deepseek_of_blocks,
     dequantized,
@@ -137,16 +137,17 @@ def test_the_description_alone_selects_the_method(
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("dtype", "chip"), [("bfloat16", {}), ("float16", ON_910C)])
 def test_static_layers_run_in_both_dtypes(
     dtype: str,
+    chip: dict[str, str],
     quantize: Quantize,
     tiny_llama: Path,
     of_floats: Callable[[Path], float],
     likelihood_of: Callable[..., float],
 ):
     model = quantize(tiny_llama, "W8A8", getattr(torch, dtype))
-    value = likelihood_of(model, dtype=dtype, quantization="ascend")
+    value = likelihood_of(model, dtype=dtype, quantization="ascend", environment=chip)
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
@@ -162,27 +163,27 @@ def test_ranks_add_a_static_bias_once(
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks"),
+    ("kind", "options"),
     [
         pytest.param("W8A8_DYNAMIC", {}, id="dynamic"),
-        pytest.param("W8A8", {}, id="static"),
+        pytest.param("W8A8", {"environment": ON_910C}, id="static"),
         pytest.param("W8A8_DYNAMIC", {"tensor_parallel_size": 2}, id="tensor2"),
         pytest.param(
             "W8A8_DYNAMIC",
-            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True, "environment": ON_910C},
             id="expert2",
         ),
     ],
 )
 def test_latent_attention_and_experts_run_quantized(
     kind: str,
-    ranks: dict[str, Any],
+    options: dict[str, Any],
     quantize: Quantize,
     tiny_deepseek: Path,
     of_floats: Callable[[Path], float],
     likelihood_of: Callable[..., float],
 ):
-    value = likelihood_of(quantize(tiny_deepseek, kind), **ranks)
+    value = likelihood_of(quantize(tiny_deepseek, kind), **options)
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
 from vllm_davinci_testing.engines.packed_checkpoint import WEIGHTS, write_packed
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -25,7 +25,8 @@ CASES = [
                  marks=marks)
     for model, settings, options, ranks, marks in (
         (DENSE, ("awq", 4, 32, False), {}, 1, ()),
-        (DENSE, ("gptq", 4, 32, True), {"tensor_parallel_size": 2}, 2, ()),
+        (DENSE, ("gptq", 4, 32, True),
+         {"tensor_parallel_size": 2, "environment": ON_910C}, 2, ()),
         (DENSE, ("gptq", 8, 0, True), {}, 1, THOROUGH),
         (DENSE, ("compressed-tensors", 4, 32, False), {}, 1, THOROUGH),
         (DENSE, ("ascend", 8, 0, True), {"dtype": "float16"}, 1, ()),

@@ -24,6 +24,7 @@ SUITE = Suite(
     import_from=("test",),
     # Some tests read torch_npu's warnings, which `vnpu run` turns off.
     environment={"MASTER_ADDR": "127.0.0.1", "TORCH_NPU_WARNING_DISABLE": "0"},
+    file_limit=1200.0,  # of collectives, each of which starts its ranks anew
 )
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """vLLM's own tests on device `npu`: `run.py --checkout DIR [NAMES]`.
 
 DIR is vLLM's unpacked source distribution. `files.txt` has tests of what runs on the device, and
-of what decides what runs there; models of a hub are stand-ins (hub.py). Exit status 1 where a test
-does not pass for which `reasons.toml` has no reason.
+of what decides what runs there; models of a hub are stand-ins (hub.py). Files with a test that does
+not pass run on vLLM's CPU backend too. Exit status 1 where a test does not pass for which
+`reasons.toml` has no reason.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE.parents[1]), str(HERE.parent)]
+sys.path += [str(HERE.parents[1]), str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
 
 import hub  # noqa: E402 - beside this file
-from file_suite import Suite  # noqa: E402 - in the folder above
+from file_suite import Backend, Suite  # noqa: E402 - in the folder above
 
 import versions  # noqa: E402
+from serving import cpu_backend  # noqa: E402
+
+
+def vllms_cpu_backend() -> Backend:
+    return Backend(
+        name="vLLM's CPU backend",
+        python=cpu_backend.environment(),
+        inherited=cpu_backend.child_environment(),
+        packages=("pytest", "pluggy", "iniconfig", "pytest-timeout"),
+    )
+
 
 SUITE = Suite(
     directory=HERE,
@@ -39,6 +51,7 @@ SUITE = Suite(
         "VNPU_MEMORY": "8GiB",
     },
     together=9,
+    backend=vllms_cpu_backend,
 )
 
 if __name__ == "__main__":

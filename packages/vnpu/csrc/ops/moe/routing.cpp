@@ -28,6 +28,16 @@ SortedAssignments sort_assignments(const Tensor& expert_index) {
   return {experts, order};
 }
 
+// All assignments, those of a range of experts first: then those of later experts, then those of
+// earlier ones, unsorted. The documents leave open what follows the range; so it lies after the
+// kernel's sort (moe_init_routing_v3/op_kernel/moe_v3_sort_one_core.h), which op-plugin's test of
+// npu_moe_init_routing_v2 expects too.
+Tensor in_order_of_range(const Tensor& expert_index, int64_t first_expert) {
+  const Tensor experts = expert_index.reshape({-1}).to(at::kLong);
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  return sort_assignments(experts.masked_fill(experts.lt(first_expert), kLast)).assignments;
+}
+
 // Where each assignment stands in the order: the inverse permutation.
 Tensor positions(const Tensor& assignments) {
   Tensor inverse = at::empty_like(assignments);
@@ -113,11 +123,12 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
     place = at::arange(experts.size(0), at::kLong);
   }
 
-  // The row index covers all assignments; -1 marks those without a row.
-  Tensor row_index = at::full({call.expert_index.numel()}, -1, at::kLong);
+  // The row index covers all assignments.
+  Tensor row_index;
   if (call.rows_by_position) {
-    row_index.narrow(0, 0, assignments.size(0)).copy_(assignments);
-  } else {
+    row_index = in_order_of_range(call.expert_index, call.first_expert);
+  } else {  // -1 marks those without a row
+    row_index = at::full({call.expert_index.numel()}, -1, at::kLong);
     row_index.scatter_(0, assignments, place);
   }
   store(out.row_index, row_index.view(out.row_index.sizes()));

@@ -147,10 +147,12 @@ def test_tokens_are_expanded_in_the_order_of_their_experts(
         assert (steps.abs() <= largest / 127 * 0.501).all()
     else:
         compare(out[:n], picked)
-    index = torch.full((tokens * k,), -1, dtype=torch.int32)
-    if by_position:
-        index[:n] = which.int()
+    if by_position:  # those of later experts, then those of earlier ones, follow
+        flat = experts.flatten()
+        index = assignments(flat.masked_fill(flat < first, 8))[1].int()
+        assert index[:n].tolist() == which.tolist()
     else:
+        index = torch.full((tokens * k,), -1, dtype=torch.int32)
         index[which] = torch.arange(n).int()
     compare(rows, index)
     histogram = ordered[inside].long().bincount(minlength=8)[first:last]

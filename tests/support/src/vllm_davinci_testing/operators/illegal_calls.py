@@ -546,6 +546,13 @@ ATTENTION = [
     _attention(
         "block_size", "be a multiple of 16, at most 512", block_size=24, block_table=i32(2, 8)
     ),
+    Case(
+        "FusedInferAttentionScoreV3",
+        "block_size",
+        "be a multiple of 16, at most 1024",
+        {"block_size": 1040, "key": [t(6, 1040, 256)], "value": [t(6, 1040, 256)]},
+        cann="9.0",
+    ),
     _attention("key", "have blocks of blockSize tokens", block_size=64, block_table=i32(2, 3)),
     _attention(
         "key",
@@ -1373,6 +1380,13 @@ SISTERS = [
         _tiled(case, "GroupedMatmulWeightNz")
         for case in PRODUCTS
         if case.operator == "GroupedMatmulV5" and case.rule != "1 to 65535"
+    ),
+    Case(  # of a matrix that fills its tiles
+        "GroupedMatmulWeightNz",
+        "weight",
+        "1 to 65535",
+        {"weight": [Operand((4, 16, 65536), "int8", is_tiled=True)]},
+        TILING,
     ),
     *(
         _tiled(case, "QuantMatmulWeightNz")
