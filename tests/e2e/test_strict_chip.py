@@ -115,14 +115,38 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
 
 
 @pytest.mark.refused_calls
-def test_a_dtype_that_attention_does_not_take_ends_the_start_before_weights_load(
-    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        pytest.param(
+            {"environment": {"VNPU_SOC": A2}},
+            (
+                "does not take 8 query heads over 2 key-value heads of 64 entries in float32",
+                "Start with --dtype bfloat16",
+            ),
+            id="dtype",
+        ),
+        pytest.param(
+            {
+                **options_of(torch.bfloat16, A2),
+                "max_num_seqs": 4097,
+                "max_num_batched_tokens": 4097,
+            },
+            ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
+            id="requests",
+        ),
+    ],
+)
+def test_what_attention_does_not_take_ends_the_start_before_weights_load(
+    options: dict[str, Any],
+    said: tuple[str, ...],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
 ) -> None:
     with pytest.raises(EngineError) as raised:
-        start_engine(zoo("llama_head64_gqa4"), environment={"VNPU_SOC": A2}).generate(
+        start_engine(zoo("llama_head64_gqa4"), **options).generate(
             [{"prompt_token_ids": [1]}], ALL_LOGPROBS
         )
-    said = str(raised.value)
-    assert "does not take 8 query heads over 2 key-value heads of 64 entries in float32" in said
-    assert "Start with --dtype bfloat16" in said
-    assert "Loading weights took" not in said
+    text = str(raised.value)
+    assert all(each in text for each in said), text
+    assert "Loading weights took" not in text

@@ -1,12 +1,13 @@
-"""Sizes of heads and dtypes that the attention operator takes, found by asking it.
+"""Sizes of heads, dtypes and requests that the attention operator takes, found by asking it.
 
 Which ones it takes depends on the release of CANN and on the chip, and the documents of releases
 differ (8.5: 64 and 128; 9.0: also others up to 256 with grouped heads). The operator itself checks
-sizes before anything is launched, so one call with a single token tells, before weights are loaded.
+sizes before anything is launched, so one call of single tokens tells, before weights are loaded.
 """
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch_npu
@@ -86,30 +87,57 @@ def mla_head_sizes(
 
 
 @functools.cache
-def require_mla_decode(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
-    """Raises UnsupportedFeatureError where MLA over the cache is not taken."""
+def require_requests(
+    num_requests: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    sparse_mode: int,
+) -> None:
+    """Raises UnsupportedFeatureError where a step of so many requests is not taken.
 
-    def attend() -> None:
+    head_size, dtype: that are taken of one request, over a paged cache
+    """
+    said = refusal_of(
+        lambda: _attend_to_one_block(
+            num_heads, num_kv_heads, head_size, dtype, sparse_mode, num_requests
+        )
+    )
+    if said is not None:
+        raise _too_many(num_requests, said)
+
+
+@functools.cache
+def require_mla_decode(
+    num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype, num_requests: int = 1
+) -> None:
+    """Raises UnsupportedFeatureError where MLA over the cache is not taken.
+
+    num_requests: most of a step
+    """
+
+    def attend(requests: int) -> None:
         new = functools.partial(torch.zeros, dtype=dtype, device="npu")
         rows = new(1, BLOCK_SIZE_TOKENS, kv_lora_rank)
         torch_npu.npu_fused_infer_attention_score(
-            new(1, num_heads, kv_lora_rank),
+            new(requests, num_heads, kv_lora_rank),
             rows,
             rows,
-            query_rope=new(1, num_heads, rope),
+            query_rope=new(requests, num_heads, rope),
             key_rope=new(1, BLOCK_SIZE_TOKENS, rope),
-            block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
-            actual_seq_lengths=[1],
-            actual_seq_lengths_kv=[1],
+            **_one_token_each(requests),
             num_heads=num_heads,
             num_key_value_heads=1,
             input_layout="TND_NTD",
             block_size=BLOCK_SIZE_TOKENS,
         )
 
-    if (said := refusal_of(attend)) is not None:
+    if (said := refusal_of(lambda: attend(1))) is not None:
         what = f"{num_heads} heads over cached rows of {kv_lora_rank} + {rope} in {_name(dtype)}"
         raise _unsupported(what, None, said)
+    if (said := refusal_of(lambda: attend(num_requests))) is not None:
+        raise _too_many(num_requests, said)
 
 
 def _taken_size(refusal: Callable[[int], str | None], head_size: int, what: str) -> int:
@@ -133,6 +161,13 @@ def _unsupported(what: str, tried: str | None, said: str) -> UnsupportedFeatureE
     )
 
 
+def _too_many(num_requests: int, said: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"The attention operator of this device and CANN does not take {num_requests} requests in "
+        f"one step. Start with a smaller --max-num-seqs. It says: {said}"
+    )
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -141,18 +176,30 @@ def _mask(sparse_mode: int) -> torch.Tensor | None:
     return compressed_causal_mask(torch.device("npu")) if sparse_mode else None
 
 
+def _one_token_each(num_requests: int) -> dict[str, Any]:
+    """Lengths and blocks of requests that all have one token, in block 0."""
+    return {
+        "block_table": torch.zeros(num_requests, 1, dtype=torch.int32, device="npu"),
+        "actual_seq_lengths": list(range(1, num_requests + 1)),
+        "actual_seq_lengths_kv": [1] * num_requests,
+    }
+
+
 def _attend_to_one_block(
-    num_heads: int, num_kv_heads: int, size: int, dtype: torch.dtype, sparse_mode: int
+    num_heads: int,
+    num_kv_heads: int,
+    size: int,
+    dtype: torch.dtype,
+    sparse_mode: int,
+    num_requests: int = 1,
 ) -> None:
     block = torch.zeros(1, BLOCK_SIZE_TOKENS, num_kv_heads * size, dtype=dtype, device="npu")
     torch_npu.npu_fused_infer_attention_score(
-        torch.zeros(1, num_heads, size, dtype=dtype, device="npu"),
+        torch.zeros(num_requests, num_heads, size, dtype=dtype, device="npu"),
         block,
         block,
         atten_mask=_mask(sparse_mode),
-        block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
-        actual_seq_lengths=[1],
-        actual_seq_lengths_kv=[1],
+        **_one_token_each(num_requests),
         num_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         input_layout="TND",

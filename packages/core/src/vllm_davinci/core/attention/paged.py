@@ -6,9 +6,14 @@ from typing import Any, NamedTuple
 import torch
 import torch_npu
 from torch.nn.functional import pad
+from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 
-from vllm_davinci.core.attention.head_sizes import dense_head_size, paged_head_size
+from vllm_davinci.core.attention.head_sizes import (
+    dense_head_size,
+    paged_head_size,
+    require_requests,
+)
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.components.fused_ops import fused_op
@@ -97,6 +102,16 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             torch.get_default_dtype(),
             options["sparse_mode"],
         )
+        config = get_current_vllm_config_or_none()
+        if config is not None and not self._is_encoder:
+            require_requests(
+                config.scheduler_config.max_num_seqs,
+                self.num_heads,
+                self.num_kv_heads,
+                self.operator_head_size,
+                torch.get_default_dtype(),
+                options["sparse_mode"],
+            )
 
     def _masking(self, is_causal: bool) -> dict[str, int]:
         if self.sliding_window is not None:

@@ -59,7 +59,9 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.kv_cache: MLACache | None = None
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
         dtype = torch.get_default_dtype()  # that of the model while it is built
-        require_mla_decode(num_heads, kv_lora_rank, qk_rope_head_dim, dtype)
+        vllm_config = get_current_vllm_config()
+        most_requests = vllm_config.scheduler_config.max_num_seqs
+        require_mla_decode(num_heads, kv_lora_rank, qk_rope_head_dim, dtype, most_requests)
         self._backend = get_attn_backend(
             kv_lora_rank + qk_rope_head_dim,
             dtype,
@@ -76,7 +78,6 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             modules.kv_b_proj,
             mla_head_sizes(num_heads, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, dtype),
         )
-        vllm_config = get_current_vllm_config()
         self.preprocess = MLAPreprocess(
             self.impl, modules, q_lora_rank, qk_rope_head_dim, attention_scheduler(vllm_config)
         )
