@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from vllm.config import VllmConfig
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.checkpoint.conversion import from_block_fp8
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.checkpoint.export_source import require_calibratable
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
@@ -63,6 +64,27 @@ def test_every_number_of_fp8_keeps_its_value():
     assert torch.equal(made.view(torch.int32), finite.float().view(torch.int32))  # -0, too
     made = as_floats(numbers.view(2, 128), one, Block(2, 128), torch.bfloat16)
     assert int(made.isnan().sum()) == 2
+
+
+@pytest.mark.parametrize("kind", [QuantType.FLOAT, QuantType.W8A8_DYNAMIC])
+def test_memory_of_one_weight_serves_the_next_but_not_while_it_is_read(kind: QuantType):
+    block, names = Block(128, 128), [f"{number}.weight" for number in range(6)]
+    files = {name: torch.randn(128, 256).to(torch.float8_e4m3fn) for name in names}
+    scales = {f"{name}_scale_inv": torch.rand(1, 2) + 0.5 for name in names}
+    stored = [pair for pairs in zip(files.items(), scales.items(), strict=True) for pair in pairs]
+    types = dict.fromkeys(names, kind.value)
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        made = from_block_fp8(stored, block, torch.bfloat16, types)
+        return ((name, tensor) for name, tensor in made if name in files)
+
+    kept = dict(weights())
+    assert len({tensor.data_ptr() for tensor in kept.values()}) == len(names)
+    addresses = set()
+    for name, tensor in weights():
+        assert torch.equal(tensor, kept[name])
+        addresses.add(tensor.data_ptr())
+    assert len(addresses) <= 3
 
 
 def test_only_blocks_are_read():

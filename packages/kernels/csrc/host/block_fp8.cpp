@@ -124,12 +124,25 @@ Weight checked(const Tensor& weight, const Tensor& scale, int64_t block_rows,
           block_columns};
 }
 
+// A tensor in the memory of one of `spares` that nobody else holds, or in memory of its own: fresh
+// memory costs a page fault for every 4 KiB, of which a checkpoint has thousands per weight.
+Tensor made_in(at::TensorList spares, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
+                     c10::elementSize(c10::typeMetaToScalarType(options.dtype()));
+  for (const Tensor& spare : spares) {
+    if (spare.storage().use_count() == 1 && spare.storage().nbytes() >= bytes) {
+      return at::empty({0}, options).set_(spare.storage(), 0, sizes);
+    }
+  }
+  return at::empty(sizes, options);
+}
+
 Tensor block_fp8_floats(const Tensor& weight, const Tensor& scale, int64_t block_rows,
-                        int64_t block_columns, at::ScalarType dtype) {
+                        int64_t block_columns, at::ScalarType dtype, at::TensorList spares) {
   const Weight source = checked(weight, scale, block_rows, block_columns);
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16, "floats of ", dtype,
                    ": float32 and bfloat16 can be made");
-  Tensor out = at::empty(weight.sizes(), weight.options().dtype(dtype));
+  Tensor out = made_in(spares, weight.sizes(), weight.options().dtype(dtype));
   if (dtype == at::kFloat) {
     auto* to = out.mutable_data_ptr<float>();
     source.for_each_row([&](int64_t row, const uint8_t* stored, const float* wide) {
@@ -145,9 +158,10 @@ Tensor block_fp8_floats(const Tensor& weight, const Tensor& scale, int64_t block
 }
 
 std::tuple<Tensor, Tensor> block_fp8_integers(const Tensor& weight, const Tensor& scale,
-                                              int64_t block_rows, int64_t block_columns) {
+                                              int64_t block_rows, int64_t block_columns,
+                                              at::TensorList spares) {
   const Weight source = checked(weight, scale, block_rows, block_columns);
-  Tensor integers = at::empty(weight.sizes(), weight.options().dtype(at::kChar));
+  Tensor integers = made_in(spares, weight.sizes(), weight.options().dtype(at::kChar));
   Tensor row_scale = at::empty({source.rows, 1}, weight.options().dtype(at::kFloat));
   auto* to = integers.mutable_data_ptr<int8_t>();
   auto* scales = row_scale.mutable_data_ptr<float>();
@@ -167,10 +181,10 @@ std::tuple<Tensor, Tensor> block_fp8_integers(const Tensor& weight, const Tensor
 TORCH_LIBRARY_FRAGMENT(vllm_davinci, library) {
   library.def(
       "block_fp8_floats(Tensor weight, Tensor scale, int block_rows, int block_columns, "
-      "ScalarType dtype) -> Tensor");
+      "ScalarType dtype, Tensor[] spares) -> Tensor");
   library.def(
-      "block_fp8_integers(Tensor weight, Tensor scale, int block_rows, int block_columns) -> "
-      "(Tensor, Tensor)");
+      "block_fp8_integers(Tensor weight, Tensor scale, int block_rows, int block_columns, "
+      "Tensor[] spares) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(vllm_davinci, CPU, library) {

@@ -7,7 +7,8 @@ they are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -92,6 +93,8 @@ def from_block_fp8(
     Raises CheckpointError where a weight or its scales do not come.
     """
     waiting: dict[str, torch.Tensor] = {}
+    # Whoever reads has one weight in hand while the next is made, which gets the other's memory.
+    spares: deque[torch.Tensor] = deque(maxlen=2)
     for name, tensor in weights:
         key = name.removesuffix("_scale_inv")
         if key == name and tensor.dtype != FP8:
@@ -104,11 +107,15 @@ def from_block_fp8(
         weight, scale = (other, one) if key == name else (one, other)
         require_scale(key, weight, scale, block)
         if types.get(key) != QuantType.W8A8_DYNAMIC.value:
-            yield key, as_floats(weight, scale, block, dtype)
+            floats = as_floats(weight, scale, block, dtype, list(spares))
+            _keep(spares, floats)
+            yield key, floats
             continue
         prefix = key.removesuffix(".weight")
-        for part, made in dynamic_tensors_of_fp8(weight, scale, block).items():
-            yield f"{prefix}.{part}", made
+        made = dynamic_tensors_of_fp8(weight, scale, block, list(spares))
+        _keep(spares, made["weight"])
+        for part, values in made.items():
+            yield f"{prefix}.{part}", values
     for key, tensor in waiting.items():
         if tensor.dtype == FP8:
             require_scale(key, tensor, None, block)
@@ -118,12 +125,24 @@ def from_block_fp8(
         )
 
 
+def _keep(spares: deque[torch.Tensor], made: torch.Tensor) -> None:
+    """Keeps the memory of a tensor that has one of its own, in place of the oldest."""
+    if all(made.data_ptr() != spare.data_ptr() for spare in spares):
+        spares.append(made.data)  # no view, which would keep the tensor that it is one of
+
+
 def dynamic_tensors_of_fp8(
-    weight: torch.Tensor, scale: torch.Tensor, block: Block
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: Block,
+    spares: Sequence[torch.Tensor] = (),
 ) -> dict[str, torch.Tensor]:
-    """The tensors of W8A8_DYNAMIC, rounded from the values that the fp8 weight stands for."""
+    """The tensors of W8A8_DYNAMIC, rounded from the values that the fp8 weight stands for.
+
+    spares: as for `as_floats`
+    """
     if convert := fused_op("block_fp8_integers"):
-        integers, weight_scale = convert(weight, scale, block.rows, block.columns)
+        integers, weight_scale = convert(weight, scale, block.rows, block.columns, spares)
     else:
         integers = torch.empty(weight.shape, dtype=torch.int8)
         weight_scale = torch.empty(weight.shape[0], 1)

@@ -7,7 +7,7 @@ such a checkpoint becomes floats (vLLM's quantization `fp8`), or W8A8_DYNAMIC (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,11 +85,18 @@ def dequantized(
 
 
 def as_floats(
-    weight: torch.Tensor, scale: torch.Tensor, block: Block, dtype: torch.dtype
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    block: Block,
+    dtype: torch.dtype,
+    spares: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """[out, in] in the model's dtype, each value rounded once."""
+    """[out, in] in the model's dtype, each value rounded once.
+
+    spares: whose memory the result may take, of one that no other tensor has
+    """
     if dtype in (torch.bfloat16, torch.float32) and (convert := fused_op("block_fp8_floats")):
-        return convert(weight, scale, block.rows, block.columns, dtype)
+        return convert(weight, scale, block.rows, block.columns, dtype, spares)
     result = torch.empty(weight.shape, dtype=dtype)
     for part, values in dequantized(weight, scale, block):
         result[part] = values
