@@ -47,6 +47,7 @@ CORE_FOLDERS = (
     "config",
     "scheduler",
     "sampling",
+    "multimodal",
     "graph",
     "distributed",
     "layers",

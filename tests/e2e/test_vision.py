@@ -191,9 +191,12 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
     asked = requests(family)
     limits = {"image": 4, "video": 2} if vision_zoo.MODELS[family].takes_videos else {"image": 4}
     with start(vision(family), limit_mm_per_prompt=limits) as engine:
+        # All steps share a mask, which the first one makes.
+        generated(engine, [request for request in asked if "multi_modal_data" not in request])
         engine.on_workers("watch_encoder")
         answers = generated(engine, asked)
         [forwards] = engine.on_workers("encoder_forwards")
+        [steps] = engine.on_workers("steps_of_encoder")
     for request, answer in zip(asked, answers, strict=True):
         assert answer == reference(family).greedy(request)
 
@@ -206,6 +209,9 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
     assert error.max() < 1e-4
     for _, counts in forwards:
         assert counts.launches > 0
+        assert (counts.copies_to_host, counts.synchronizations) == (0, 0)
+    assert steps
+    for counts in steps:
         assert (counts.copies_to_host, counts.synchronizations) == (0, 0)
 
 

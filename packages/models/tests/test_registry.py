@@ -12,6 +12,7 @@ from vllm.model_executor.models.interfaces import (
     supports_pp,
 )
 from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.interns1 import InternS1ForConditionalGeneration
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
@@ -40,6 +41,8 @@ SEQUENCE_PARALLEL = {
 }
 VLLMS = {
     **SEQUENCE_PARALLEL,
+    "InternS1ForConditionalGeneration": InternS1ForConditionalGeneration,
+    "InternVLForConditionalGeneration": InternS1ForConditionalGeneration,
     "Qwen2VLForConditionalGeneration": Qwen2VLForConditionalGeneration,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
     "Qwen3VLForConditionalGeneration": Qwen3VLForConditionalGeneration,

@@ -37,6 +37,7 @@ from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
 from vllm_davinci.core.graph.plan import LayerCounts
 from vllm_davinci.core.graph.runner import GraphRunner
+from vllm_davinci.core.multimodal.runner import MultimodalRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
@@ -47,7 +48,7 @@ from vllm_davinci.core.sampling.runner import SamplingRunner
 from vllm_davinci.core.ubatch.runner import UBatchRunner
 
 
-class NPUModelRunner(GraphRunner, UBatchRunner, SamplingRunner):
+class NPUModelRunner(GraphRunner, UBatchRunner, MultimodalRunner, SamplingRunner):
     """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:

@@ -45,6 +45,7 @@ class NPUQwen3VLForConditionalGeneration(qwen3_vl.Qwen3VLForConditionalGeneratio
     """vLLM's, whose first layers get rows of the images (DeepStack), each ubatch its own."""
 
     splits_multimodal_steps: ClassVar[bool] = True
+    indexes_multimodal_tokens: ClassVar[bool] = True
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         # The forward before this one has cleared what it read: vLLM's as a whole, ubatches one by

@@ -17,6 +17,12 @@ SEQUENCE_PARALLEL = {
 }
 MODELS = {
     **SEQUENCE_PARALLEL,
+    "InternS1ForConditionalGeneration": (
+        "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
+    ),
+    "InternVLForConditionalGeneration": (
+        "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
+    ),
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
     ),

@@ -1,4 +1,4 @@
-"""A worker that tells how its multimodal encoder ran."""
+"""A worker that tells how its multimodal encoder ran, and the steps that it was part of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ class EncoderWorker:
     def watch_encoder(self) -> None:
         """From now on, outputs and counts of each forward of the model's encoder."""
         self._forwards: list[tuple[torch.Tensor, HostCounts]] = []
+        self._steps: list[HostCounts] = []
         begun: list[HostCounts] = []
+        execute_model = self.model_runner.execute_model
+
+        def execute(scheduled: Any, *arguments: Any) -> Any:
+            before = HostCounts.now()
+            output = execute_model(scheduled, *arguments)
+            if scheduled.scheduled_encoder_inputs:
+                self._steps.append(HostCounts.now() - before)
+            return output
+
+        self.model_runner.execute_model = execute
         model = self.model_runner.get_model()
         [(first, last)] = [names for names in ENCODERS.items() if hasattr(model, names[0])]
 
@@ -36,3 +47,7 @@ class EncoderWorker:
     def encoder_forwards(self) -> list[tuple[torch.Tensor, HostCounts]]:
         """Output, [tokens, hidden_size], and counts of each since then."""
         return [(output.cpu(), counts) for output, counts in self._forwards]
+
+    def steps_of_encoder(self) -> list[HostCounts]:
+        """Counts of each step since then that had something new for the encoder."""
+        return self._steps
