@@ -11,8 +11,8 @@ from vllm.model_executor.models.interfaces import (
     supports_lora,
     supports_pp,
 )
-from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.interns1 import InternS1ForConditionalGeneration
+from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
