@@ -45,6 +45,19 @@ def test_more_than_two_parts() -> None:
     assert choose_cuts([7] * 90, num_ubatches=4, mode="token") == [157, 315, 472]
 
 
+def test_the_first_part_may_be_larger_than_the_others() -> None:
+    assert choose_cuts([512], mode="token", first_share=0.53, alignment=16) == [272]
+    assert choose_cuts([60] * 10, first_share=0.7) == [420]
+    assert choose_cuts([90] * 10, num_ubatches=3, mode="token", first_share=0.5) == [450, 675]
+    assert choose_cuts([3, 1], mode="token", first_share=0.01) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5])
+def test_a_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
+    with pytest.raises(SplitError, match="between 0 and 1"):
+        choose_cuts([4, 4], first_share=share)
+
+
 @pytest.mark.parametrize("lengths", [[1], [], [1, 1]])
 def test_fewer_tokens_than_parts_is_an_error(lengths: list[int]) -> None:
     with pytest.raises(SplitError, match="cannot fill"):

@@ -70,6 +70,7 @@ class SplitPolicy:
     decode:   whether steps without a prefill may be split
     min_decode_tokens: for those, the smallest step
     alignment: cuts inside requests are at multiples of so many tokens
+    first_share: of a step's tokens, those of its first part; None: all parts are equal
     costs:    decide instead of the thresholds of steps with a prefill, where they are known
     is_ordered:  whether no part reads cache blocks that a later part fills; None: always
     """
@@ -82,6 +83,7 @@ class SplitPolicy:
     imbalance_ratio: float = 0.1
     mode: CutMode = "request"
     alignment: int = 1
+    first_share: float | None = None
     decode: bool = False
     min_decode_tokens: int = 32
     costs: StepCosts | None = None
@@ -133,6 +135,7 @@ class SplitPolicy:
             mode=self.mode,
             imbalance_ratio=self.imbalance_ratio,
             alignment=self.alignment,
+            first_share=self.first_share,
         )
         if not cuts:
             return Decision(Reason.NO_CUT)

@@ -71,13 +71,15 @@ def choose_cuts(
     mode: CutMode = "request",
     imbalance_ratio: float = 0.1,
     alignment: int = 1,
+    first_share: float | None = None,
 ) -> list[int]:
     """The tokens to cut at, or [] when no legal cut exists.
 
     query_lens:      new tokens of each request, in batch order, each at least 1
-    imbalance_ratio: largest distance of a cut from an equal split, as a fraction of all tokens
+    imbalance_ratio: largest distance of a cut from its target, as a fraction of all tokens
                      ("request")
     alignment:       cuts are multiples of it ("token")
+    first_share:     of all tokens, those of the first ubatch; the others are equal. None: all are
     Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
     """
     total = sum(query_lens)
@@ -91,6 +93,12 @@ def choose_cuts(
             "0 to 1."
         )
     targets = [total * i // num_ubatches for i in range(1, num_ubatches)]
+    if first_share is not None:
+        if not 0 < first_share < 1:
+            raise SplitError(f"first_share={first_share}: expected between 0 and 1.")
+        first = round(total * first_share)
+        rest = total - first
+        targets = [first + rest * i // (num_ubatches - 1) for i in range(num_ubatches - 1)]
     decode_only = all(length == 1 for length in query_lens)
     if mode == "token":
         cuts = [round(target / alignment) * alignment for target in targets]

@@ -91,6 +91,8 @@ class DualBatchConfig(_Options):
     """Steps without a prefill and with fewer tokens stay whole."""
     token_alignment: int = Field(default=1, ge=1)
     """Cuts are at multiples of so many tokens. Needs split = "token"."""
+    first_share: float | None = Field(default=None, gt=0, lt=1)
+    """Share of a step's tokens in its first ubatch. Not set: all ubatches are equal."""
 
 
 class SequenceParallelConfig(_Options):

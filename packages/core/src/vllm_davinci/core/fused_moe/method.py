@@ -1,5 +1,6 @@
 """Routed experts as vLLM's runner calls them: what all precisions share, and the model's own."""
 
+import dataclasses
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
@@ -33,6 +35,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
     """Takes router logits: selecting experts, moving tokens and computing are all here."""
 
     moe_forward: FusedMoEForward | None = None
+    _factor_of_sum = 1.0
 
     @property
     def is_monolithic(self) -> bool:
@@ -67,8 +70,12 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             num_experts=layer.global_num_experts,
         )
         physical = layer.expert_map_manager.physical_experts()
+        rule = RoutingRule.of_layer(layer)
+        self._factor_of_sum *= _take_factor_of_sum(rule, layer)
         self.moe_forward = FusedMoEForward(
-            rule=RoutingRule.of_layer(layer),
+            rule=dataclasses.replace(
+                rule, scaling_factor=rule.scaling_factor * self._factor_of_sum
+            ),
             experts=experts,
             physical_experts=None if physical is None else physical.to(layer.w2_weight.device),
             weight_on_input=layer.apply_router_weight_on_input,
@@ -97,6 +104,26 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
             down=transposed_in_memory(layer.w2_weight),
             **place,
         )
+
+
+def _take_factor_of_sum(rule: RoutingRule, layer: NPURoutedExperts) -> float:
+    """The factor by which vLLM's runner would multiply the sum of the routed experts, for a rule
+    that multiplies each token's weights with it: one launch less, over all rows of a step, where
+    everything waits for it. The runner's own becomes 1, as it stays where this is 1.
+
+    In float16 the runner divides the shared experts' sum instead, so that none overflows.
+    """
+    layers = get_current_vllm_config().compilation_config.static_forward_context
+    runner = layers.get(layer.layer_name)
+    takes_factor = rule.custom is None and not rule.is_plain
+    if (
+        not takes_factor
+        or not isinstance(runner, MoERunner)
+        or layer.moe_config.in_dtype == torch.float16
+    ):
+        return 1.0
+    factor, runner.routed_scaling_factor = runner.routed_scaling_factor, 1.0
+    return factor
 
 
 def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:

@@ -50,6 +50,7 @@ class Decisions:
             min_decode_tokens=options.min_decode_tokens_to_split,
             imbalance_ratio=options.imbalance_ratio,
             alignment=options.token_alignment,
+            first_share=options.first_share,
             decode=options.decode,
             is_ordered=lambda split: self._is_ordered(split),
         )

@@ -89,7 +89,7 @@ EXPLANATIONS = {
 OPTIONS = {
     "few_tokens": ("min_total_tokens_to_split", "min_decode_tokens_to_split"),
     "few_prefill_tokens": ("min_prefill_tokens_to_split",),
-    "no_cut": ("split", "imbalance_ratio", "token_alignment", "num_ubatches"),
+    "no_cut": ("split", "imbalance_ratio", "token_alignment", "first_share", "num_ubatches"),
     "no_gain": ("costs",),
     "no_prefill": ("decode",),
     "disabled": ("enabled",),
