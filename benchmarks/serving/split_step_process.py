@@ -21,33 +21,52 @@ SPLIT = {"enabled": True, "decode": True, "min_decode_tokens_to_split": 2}
 class StepTimingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Times a step's model from the call of its forward until all of it is launched, or replayed.
+    Times what the host does for a step, from its inputs to its sampled tokens: the processor time
+    of the thread that prepares, launches and samples. Launches are made on it
+    (TASK_QUEUE_ENABLE=0); the virtual device's threads, and waits for it or for the other rank, are
+    not in it.
     """
 
     model_runner: Any
 
     def time_steps(self) -> None:
         """From now on."""
-        self.wall: list[float] = []
-        self.processor: list[float] = []
-        forward = self.model_runner._model_forward
+        runner = self.model_runner
+        self.steps: list[float] = []
+        self.forwards: list[float] = []
+        forward, execute, sample = (
+            runner._model_forward,
+            runner.execute_model,
+            runner.sample_tokens,
+        )
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            _synchronize()
-            processor, wall = time.process_time(), time.perf_counter()
+        def timed_forward(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
             output = forward(*args, **kwargs)
-            _synchronize()
-            self.wall.append(time.perf_counter() - wall)
-            self.processor.append(time.process_time() - processor)
+            self.forwards.append(time.thread_time() - begin)
             return output
 
-        self.model_runner._model_forward = timed
+        def timed_execute(*args: Any, **kwargs: Any) -> Any:
+            _synchronize()  # a waiting thread of the host runs tasks of the virtual device
+            begin = time.thread_time()
+            output = execute(*args, **kwargs)
+            self.steps.append(time.thread_time() - begin)
+            return output
+
+        def timed_sample(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
+            output = sample(*args, **kwargs)
+            self.steps[-1] += time.thread_time() - begin
+            return output
+
+        runner._model_forward = timed_forward
+        runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
 
     def taken_times(self) -> tuple[float, float]:
-        """Medians since the last call, in seconds: of the clock, and of this process's threads."""
-        found = statistics.median(self.wall), statistics.median(self.processor)
-        self.wall.clear()
-        self.processor.clear()
+        """Medians since the last call, in seconds: of a step, and of its model's forward."""
+        found = statistics.median(self.steps), statistics.median(self.forwards)
+        self.steps.clear()
+        self.forwards.clear()
         return found
 
     def split_decodes(self, is_split: bool) -> None:

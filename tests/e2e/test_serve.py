@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -18,13 +19,31 @@ from vllm_davinci_testing.engines.alarms import alarming_lines
 from vllm_davinci_testing.engines.server_process import SMALL, VLLM, ServerProcess, shared_memory
 
 MODEL = "tiny_llama"
+# Lines of vLLM's and of torch's where a server may be profiled.
+OF_PROFILER = (
+    "Profiler with mode 'torch' is enabled in the API server",
+    "External init callback must run in same thread as registerClient",
+)
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's profiler writes."""
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def server(
+    tiny_llama: Path, traces: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("server") / "log.txt"
+    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(traces)})
     # Without a time to end in, vLLM kills the engine of a server that is interrupted.
-    options = (f"--served-model-name={MODEL}", "--shutdown-timeout=20")
+    options = (
+        f"--served-model-name={MODEL}",
+        "--shutdown-timeout=20",
+        f"--profiler-config={profiler}",
+    )
     server = ServerProcess(tiny_llama, log, *SMALL, *options)
     try:
         yield server.wait_until_ready()
@@ -159,6 +178,20 @@ def test_an_impossible_option_is_a_bad_request(client: openai.OpenAI):
         client.completions.create(model=MODEL, prompt="x", max_tokens=1, temperature=-1)
 
 
+def test_the_profile_endpoints_write_a_trace_with_rows_of_the_device(
+    server: ServerProcess, client: openai.OpenAI, traces: Path
+):
+    httpx.post(f"{server.url}/start_profile", timeout=60).raise_for_status()
+    complete(client, "the", max_tokens=3)
+    httpx.post(f"{server.url}/stop_profile", timeout=60).raise_for_status()
+    (trace,) = traces.glob("*rank0*.pt.trace.json.gz")
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    assert len(kernels) > 30
+    assert all(event["name"].startswith("aclnn") for event in kernels)
+
+
 def test_bench_serve_measures_the_server(server: ServerProcess, tiny_llama: Path, tmp_path: Path):
     done = subprocess.run(
         [
@@ -184,4 +217,5 @@ def test_an_interrupt_ends_the_server_quietly_and_frees_shared_memory(server: Se
     server.interrupt()
     assert server.wait_for_end() == 0
     assert not [path for path in held if path.exists()]
-    assert alarming_lines(server.log_text()) == []
+    found = alarming_lines(server.log_text())
+    assert [line for line in found if not any(part in line for part in OF_PROFILER)] == []

@@ -1,5 +1,7 @@
-"""The message about a KV cache that does not fit."""
+"""The message about a KV cache that does not fit, and recorded sizes that are damaged."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,12 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from vllm_davinci.core.device.memory import check_kv_cache_budget, format_bytes
+from vllm_davinci.core.device import memory
+from vllm_davinci.core.device.memory import (
+    check_kv_cache_budget,
+    discard_damaged_plans,
+    format_bytes,
+)
 from vllm_davinci.core.errors import DeviceError
 
 SPEC = FullAttentionSpec(block_size=128, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
@@ -82,3 +89,31 @@ def test_no_memory_at_all_suggests_no_impossible_length(worker: SimpleNamespace)
 )
 def test_sizes_are_written_in_the_largest_fitting_unit(count: int, text: str):
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b'{"schema": 1, "finger', "Unterminated string"),
+        (b"\x00\xff\xfe", "can't decode byte"),
+        (b"[]", "it holds list, not an object"),
+        (b"null", "it holds NoneType, not an object"),
+    ],
+)
+def test_a_damaged_plan_is_removed_and_named(
+    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    monkeypatch.setattr(memory.logger, "warning", lambda text, *values: told.append(text % values))
+    folder = tmp_path / "startup_plan"
+    folder.mkdir()
+    damaged, whole = folder / "startup_plan_1.json", folder / "startup_plan_2.json"
+    damaged.write_bytes(content)
+    whole.write_text(json.dumps({"schema": 1}), encoding="utf-8")
+    discard_damaged_plans(tmp_path)
+    assert list(folder.iterdir()) == [whole]
+    (line,) = told
+    assert f"{damaged} is damaged" in line
+    assert reason in line
+    discard_damaged_plans(tmp_path / "nothing is here")

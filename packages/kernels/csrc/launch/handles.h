@@ -92,6 +92,19 @@ struct Argument<std::optional<at::Tensor>> {
     return tensor && tensor->defined() ? handles.tensor(View::of(*tensor)) : nullptr;
   }
 };
+// What has been made before, and lives until the launch.
+template <>
+struct Argument<aclTensor*> {
+  static aclTensor* c(Handles&, aclTensor* made) { return made; }
+};
+template <>
+struct Argument<aclTensorList*> {
+  static aclTensorList* c(Handles&, aclTensorList* made) { return made; }
+};
+template <>
+struct Argument<aclIntArray*> {
+  static aclIntArray* c(Handles&, aclIntArray* made) { return made; }
+};
 template <>
 struct Argument<std::nullptr_t> {
   static void* c(Handles&, std::nullptr_t) { return nullptr; }

@@ -54,6 +54,9 @@ class Stage {
     add(op, workspace_bytes, executor);
   }
 
+  // Of what lives until the launches are made.
+  Handles& handles() { return batch_->handles; }
+
   // Copies bytes from device memory to device memory.
   void copy(void* destination, const void* source, size_t bytes);
 

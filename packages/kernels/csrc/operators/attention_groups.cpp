@@ -32,33 +32,31 @@ class AttentionGroups final : public torch::CustomClassHolder {
     };
     TORCH_CHECK_VALUE(layout == kTND || layout == kTND_NTD, "a layout of ", layout, ": give ", kTND,
                       " or ", kTND_NTD);
-    Group group{.call = {.query = View::of(query),
-                         .key = View::of(key),
-                         .value = View::of(value),
-                         .query_rope = view(query_rope),
-                         .key_rope = view(key_rope),
-                         .mask = mask,
-                         .block_table = block_table,
-                         .actual_seq_lengths_q = lengths_q,
-                         .actual_seq_lengths_kv = lengths_kv,
-                         .heads = heads,
-                         .key_value_heads = key_value_heads,
-                         .scale = scale,
-                         .layout = layout == kTND ? kTND : kTND_NTD,
-                         .sparse_mode = sparse_mode,
-                         .pre_tokens = pre_tokens,
-                         .next_tokens = next_tokens,
-                         .block_size = block_size,
-                         .out = View::of(out),
-                         .lse = View::of(lse)},
-                .workspace = View::of(workspace),
-                .handle = std::make_shared<void*>(nullptr)};
+    const FusedAttention call{.query = View::of(query),
+                              .key = View::of(key),
+                              .value = View::of(value),
+                              .query_rope = view(query_rope),
+                              .key_rope = view(key_rope),
+                              .mask = mask,
+                              .block_table = block_table,
+                              .actual_seq_lengths_q = lengths_q,
+                              .actual_seq_lengths_kv = lengths_kv,
+                              .heads = heads,
+                              .key_value_heads = key_value_heads,
+                              .scale = scale,
+                              .layout = layout == kTND ? kTND : kTND_NTD,
+                              .sparse_mode = sparse_mode,
+                              .pre_tokens = pre_tokens,
+                              .next_tokens = next_tokens,
+                              .block_size = block_size,
+                              .out = View::of(out),
+                              .lse = View::of(lse)};
+    auto group = std::make_shared<Group>(call, View::of(workspace));
     Stage stage("attention_groups", query);
     stage.begin_group();
-    launch(stage, group);
-    stage.end_group(group.handle);
+    launch(stage, *group, stage.handles().ints(lengths_q), stage.handles().ints(lengths_kv));
+    stage.end_group(handle_of(group));
     stage.submit();
-    group.call.actual_seq_lengths_q = group.call.actual_seq_lengths_kv = {};  // of the caller
     groups_.push_back(std::move(group));
     like_ = block_table;
   }
@@ -67,13 +65,12 @@ class AttentionGroups final : public torch::CustomClassHolder {
   void update(at::IntArrayRef lengths_q, at::IntArrayRef lengths_kv) {
     if (groups_.empty()) return;
     Stage stage("attention_groups", like_);
-    for (Group& group : groups_) {
-      group.call.actual_seq_lengths_q = lengths_q;
-      group.call.actual_seq_lengths_kv = lengths_kv;
-      stage.begin_update(group.handle);
-      launch(stage, group);
+    aclIntArray* const actual_q = stage.handles().ints(lengths_q);
+    aclIntArray* const actual_kv = stage.handles().ints(lengths_kv);
+    for (const std::shared_ptr<Group>& group : groups_) {
+      stage.begin_update(handle_of(group));
+      launch(stage, *group, actual_q, actual_kv);
       stage.end_update();
-      group.call.actual_seq_lengths_q = group.call.actual_seq_lengths_kv = {};
     }
     stage.submit();
   }
@@ -83,18 +80,30 @@ class AttentionGroups final : public torch::CustomClassHolder {
  private:
   static constexpr const char* kTND = "TND";
   static constexpr const char* kTND_NTD = "TND_NTD";
+  // Lives as long as launches of it are queued.
   struct Group {
-    FusedAttention call;
+    Group(const FusedAttention& launched, const View& workspace)
+        : call(made, launched),
+          workspace(workspace),
+          mask(launched.mask),
+          block_table(launched.block_table) {}
+    Handles made;  // of the call: the same at each update
+    PreparedAttention call;
     View workspace;
-    std::shared_ptr<void*> handle;
+    OptionalTensor mask, block_table;
+    void* handle = nullptr;  // of the task group
   };
 
-  static void launch(Stage& stage, const Group& group) {
-    run_attention(stage, group.call);
+  static std::shared_ptr<void*> handle_of(const std::shared_ptr<Group>& group) {
+    return {group, &group->handle};
+  }
+  static void launch(Stage& stage, const Group& group, aclIntArray* lengths_q,
+                     aclIntArray* lengths_kv) {
+    run_attention(stage, group.call, lengths_q, lengths_kv);
     stage.use_workspace(group.workspace);
   }
 
-  std::vector<Group> groups_;
+  std::vector<std::shared_ptr<Group>> groups_;
   Tensor like_;
 };
 

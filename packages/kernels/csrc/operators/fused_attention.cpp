@@ -42,16 +42,43 @@ void check_paged(const arguments::paged_attention& a) {
 
 }  // namespace
 
+PreparedAttention::PreparedAttention(Handles& handles, const FusedAttention& call)
+    : query(handles.tensor(call.query)),
+      key(handles.tensor_list({call.key})),
+      value(handles.tensor_list({call.value})),
+      query_rope(Argument<std::optional<View>>::c(handles, call.query_rope)),
+      key_rope(Argument<std::optional<View>>::c(handles, call.key_rope)),
+      mask(Argument<OptionalTensor>::c(handles, call.mask)),
+      block_table(Argument<OptionalTensor>::c(handles, call.block_table)),
+      out(handles.tensor(call.out)),
+      lse(handles.tensor(call.lse)),
+      heads(call.heads),
+      key_value_heads(call.key_value_heads),
+      scale(call.scale),
+      layout(call.layout),
+      sparse_mode(call.sparse_mode),
+      pre_tokens(call.pre_tokens),
+      next_tokens(call.next_tokens),
+      block_size(call.block_size),
+      wants_lse(call.wants_lse) {}
+
 void run_attention(Stage& stage, const FusedAttention& call) {
+  Handles& handles = stage.handles();
+  run_attention(stage, PreparedAttention(handles, call), handles.ints(call.actual_seq_lengths_q),
+                handles.ints(call.actual_seq_lengths_kv));
+}
+
+void run_attention(Stage& stage, const PreparedAttention& call, aclIntArray* actual_seq_lengths_q,
+                   aclIntArray* actual_seq_lengths_kv) {
   constexpr int64_t kHighPrecision = 0;
   constexpr int64_t kNoAntiquant = 0;
-  stage.run(kFusedInferAttentionScore, call.query, Views{{call.key}}, Views{{call.value}}, nullptr,
-            call.mask, call.actual_seq_lengths_q, call.actual_seq_lengths_kv, nullptr, nullptr,
-            nullptr, nullptr, nullptr, nullptr, nullptr, call.block_table, nullptr, nullptr,
-            nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, call.query_rope,
-            call.key_rope, nullptr, call.heads, call.scale, call.pre_tokens, call.next_tokens,
-            call.layout, call.key_value_heads, call.sparse_mode, kHighPrecision, call.block_size,
-            kNoAntiquant, call.wants_lse, kNoAntiquant, kNoAntiquant, call.out, call.lse);
+  stage.run(kFusedInferAttentionScore, call.query, call.key, call.value, nullptr, call.mask,
+            actual_seq_lengths_q, actual_seq_lengths_kv, nullptr, nullptr, nullptr, nullptr,
+            nullptr, nullptr, nullptr, call.block_table, nullptr, nullptr, nullptr, nullptr,
+            nullptr, nullptr, nullptr, nullptr, nullptr, call.query_rope, call.key_rope, nullptr,
+            call.heads, call.scale, call.pre_tokens, call.next_tokens, call.layout,
+            call.key_value_heads, call.sparse_mode, kHighPrecision, call.block_size, kNoAntiquant,
+            call.wants_lse, kNoAntiquant, kNoAntiquant, call.out, call.lse);
 }
 
 void paged_attention(const arguments::paged_attention& a) {

@@ -35,6 +35,32 @@ struct FusedAttention {
   View lse;  // [0] unless wanted
 };
 
+// The same with its tensors made, for launches that differ in their lengths alone.
+struct PreparedAttention {
+  PreparedAttention(Handles& handles, const FusedAttention& call);
+
+  aclTensor* query;
+  aclTensorList* key;
+  aclTensorList* value;
+  aclTensor* query_rope;
+  aclTensor* key_rope;
+  aclTensor* mask;
+  aclTensor* block_table;
+  aclTensor* out;
+  aclTensor* lse;
+  int64_t heads;
+  int64_t key_value_heads;
+  double scale;
+  const char* layout;
+  int64_t sparse_mode;
+  int64_t pre_tokens;
+  int64_t next_tokens;
+  int64_t block_size;
+  bool wants_lse;
+};
+
 void run_attention(Stage& stage, const FusedAttention& call);
+void run_attention(Stage& stage, const PreparedAttention& call, aclIntArray* actual_seq_lengths_q,
+                   aclIntArray* actual_seq_lengths_kv);
 
 }  // namespace davinci

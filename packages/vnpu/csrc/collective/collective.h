@@ -43,6 +43,7 @@ class Collective : public Task {
 
   const GroupPtr& member() const { return group_; }
   uint64_t sequence() const { return sequence_; }
+  const Announcement& announcement() const { return announcement_; }
   const std::string& call_site() const { return call_site_; }
   bool waits_for(uint32_t rank) const { return !posted(rank); }
   // "all_reduce #12"

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "device/device_limits.h"
+#include "device/observer.h"
 
 namespace vnpu {
 namespace {
@@ -122,6 +123,7 @@ void GraphReplay::end() {
 }
 
 Progress GraphReplay::advance() {
+  const Observers& observers = Observers::instance();
   try {
     for (;;) {
       if (current_ == nullptr) {
@@ -129,7 +131,9 @@ Progress GraphReplay::advance() {
         if (current_ == nullptr) break;
         current_->rewind();
       }
+      observers.tell(&Observer::on_node_advance, *current_);
       if (current_->step() == Progress::kBlocked) return Progress::kBlocked;
+      observers.tell(&Observer::on_node_end, *current_);
       current_ = nullptr;
       ++next_;
     }

@@ -14,7 +14,9 @@ Observers& Observers::instance() {
 }
 
 void Observers::add(Observer& observer) {
-  all_.push_back(&observer);
+  const size_t count = count_.load();
+  all_.at(count) = &observer;
+  count_.store(count + 1, std::memory_order_release);
   const Observer::Needs needs = observer.needs();
   needs_.accesses |= needs.accesses;
   needs_.call_sites |= needs.call_sites;

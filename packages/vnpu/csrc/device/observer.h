@@ -1,9 +1,10 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "device/call_site.h"
 #include "device/event.h"
@@ -60,19 +61,26 @@ class Observer {
   virtual void on_advance(const Stream&, const Task&) {}
   virtual void on_blocked(const Stream&, const Task&) {}
   virtual void on_end(const Stream&, const Task&, bool /*failed*/) {}
+  // The same of a node of a graph, between the replay's own on_advance and the next call for it. A
+  // node that fails does not end: the replay does.
+  virtual void on_node_advance(const Task& /*node*/) {}
+  virtual void on_node_end(const Task& /*node*/) {}
 
   // Ranks wait for each other and will do so for ever; the text says who, for what and where.
   virtual void on_deadlock(const std::string& /*text*/) {}
 };
 
-// Who observes. Complete before the first task; with nobody, an event costs a comparison.
+// Who observes. With nobody, an event costs a comparison.
 class Observers {
  public:
   // Those of this process, by its settings; never destroyed.
   static Observers& instance();
 
-  void add(Observer& observer);  // lives as long as this
-  bool any() const { return !all_.empty(); }
+  // The observer lives as long as this. One that needs something comes before the first task; one
+  // that needs nothing may come later, while others are told of events. Adding is not for two
+  // threads at once.
+  void add(Observer& observer);
+  bool any() const { return count_.load(std::memory_order_acquire) > 0; }
   // All that somebody needs.
   const Observer::Needs& needs() const { return needs_; }
 
@@ -83,11 +91,14 @@ class Observers {
   // Calls `event` of each in the order in which they were added: tell(&Observer::on_record, s, e).
   template <class... P, class... A>
   void tell(void (Observer::*event)(P...), const A&... arguments) const {
-    for (Observer* each : all_) (each->*event)(arguments...);
+    const size_t count = count_.load(std::memory_order_acquire);
+    for (size_t i = 0; i < count; ++i) (all_[i]->*event)(arguments...);
   }
 
  private:
-  std::vector<Observer*> all_;
+  static constexpr size_t kMost = 4;
+  std::array<Observer*, kMost> all_ = {};
+  std::atomic<size_t> count_{0};
   Observer::Needs needs_;
 };
 

@@ -43,6 +43,14 @@ Recorder* start(const char* directory) {
   return new Recorder(*timeline);  // until the process ends
 }
 
+// Null when no trace is wanted.
+const char* directory() {
+  const char* name = std::getenv("VNPU_TRACE");
+  return name == nullptr || *name == '\0' ? nullptr : name;
+}
+
+}  // namespace
+
 Category category_of(const Task& task) {
   if (dynamic_cast<const Collective*>(&task) != nullptr) return Category::kCollective;
   if (dynamic_cast<const Transfers*>(&task) != nullptr) return Category::kCollective;
@@ -53,14 +61,6 @@ Category category_of(const Task& task) {
   if (name.starts_with("memory")) return Category::kCopy;
   return Category::kOther;
 }
-
-// Null when no trace is wanted.
-const char* directory() {
-  const char* name = std::getenv("VNPU_TRACE");
-  return name == nullptr || *name == '\0' ? nullptr : name;
-}
-
-}  // namespace
 
 bool Recorder::is_wanted() { return directory() != nullptr; }
 

@@ -10,6 +10,9 @@
 
 namespace vnpu::trace {
 
+// What a task is, by its type and its name.
+Category category_of(const Task& task);
+
 // Follows every task of this process from launch to end by the host's steady clock, which all
 // processes of a host share, and hands it to a timeline [VNPU_TRACE: a directory, in which each
 // process writes a file named after its number].

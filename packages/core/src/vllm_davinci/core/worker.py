@@ -3,10 +3,12 @@
 import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch_npu
+import vllm.envs as envs
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
@@ -26,7 +28,7 @@ from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_us
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.without_effect import CPU_AFFINITY
 from vllm_davinci.core.device.cpu_binding import bind_threads
-from vllm_davinci.core.device.memory import check_kv_cache_budget
+from vllm_davinci.core.device.memory import check_kv_cache_budget, discard_damaged_plans
 from vllm_davinci.core.device.placement import logical_device, place_among_workers
 from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.soc import soc_of
@@ -96,6 +98,8 @@ class NPUWorker(Worker):
 
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
+        if envs.VLLM_ENABLE_STARTUP_PLAN:
+            discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
         available_bytes: int = super().determine_available_memory()
         graphs = self.model_runner.profile_graph_memory()
         if self.cache_config.kv_cache_memory_bytes is None:

@@ -18,6 +18,8 @@ _PRELOADED = (
     "libascendcl.so",
     "libacl_op_compiler.so",
     "libhccl.so",
+    "libmspti.so",
+    "libascend_hal.so",
     "libge_runner.so",
     "libgraph.so",
     "libacl_tdt_channel.so",

@@ -15,6 +15,7 @@ from vllm_davinci.vnpu import _C
 # Of a device that has none left.
 SPARE_STREAMS = 4
 SPARE_BYTES = 1 << 20
+FOR_WAITS = 1  # ACL_EVENT_SYNC, in acl_rt.h
 
 
 class GraphWorker:
@@ -45,11 +46,21 @@ class GraphWorker:
             hook.remove()
 
     def capture_again_without(self, sizes: list[int], what: str) -> None:
-        """Captures all sizes anew on a device that has hardly any `what` left: streams, memory."""
+        """Captures all sizes anew on a device that has hardly any `what` left.
+
+        what: streams, events or memory
+        """
+        held = _C.graph_holdings()
+        taken = {
+            "streams": _taken_streams(SPARE_STREAMS),
+            # Those of two graphs, and some for the eager step before each capture.
+            "events": _taken_events(5 * held["events"] // (2 * held["graphs"])),
+            "memory": _taken_memory(SPARE_BYTES),
+        }[what]
         self.model_runner.model.clear_graphs()
         torch.npu.synchronize()
         torch.npu.empty_cache()
-        with _taken_memory() if what == "memory" else _taken_streams():
+        with taken:
             self._capture_again(sizes)
 
     def _capture_again(self, sizes: list[int]) -> None:
@@ -61,21 +72,34 @@ class GraphWorker:
 
 
 @contextmanager
-def _taken_memory() -> Iterator[None]:
+def _taken_memory(spare_bytes: int) -> Iterator[None]:
     free_bytes, _ = torch.npu.mem_get_info()
-    taken = torch.empty(free_bytes - SPARE_BYTES, dtype=torch.uint8, device="npu")
+    taken = torch.empty(free_bytes - spare_bytes, dtype=torch.uint8, device="npu")
     yield
     del taken
     torch.npu.empty_cache()
 
 
 @contextmanager
-def _taken_streams() -> Iterator[None]:
+def _taken_streams(spare: int) -> Iterator[None]:
     acl, streams = ctypes.CDLL("libascendcl.so"), []
     while not acl.aclrtCreateStream(ctypes.byref(stream := ctypes.c_void_p())):
         streams.append(stream)
-    for _ in range(SPARE_STREAMS):
+    for _ in range(spare):
         acl.aclrtDestroyStream(streams.pop())
     yield
     for stream in streams:
         acl.aclrtDestroyStream(stream)
+
+
+@contextmanager
+def _taken_events(spare: int) -> Iterator[None]:
+    acl, events = ctypes.CDLL("libascendcl.so"), []
+    # Events of this kind are the device's from their creation on.
+    while not acl.aclrtCreateEventWithFlag(ctypes.byref(event := ctypes.c_void_p()), FOR_WAITS):
+        events.append(event)
+    for _ in range(spare):
+        acl.aclrtDestroyEvent(events.pop())
+    yield
+    for event in events:
+        acl.aclrtDestroyEvent(event)

@@ -1,11 +1,43 @@
-"""Device memory for the KV cache, and the error when it is too little."""
+"""Device memory for the KV cache: sizes that earlier starts recorded, and too little of it."""
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker
+
+logger = init_logger(__name__)
+
+
+def discard_damaged_plans(cache_root: Path) -> None:
+    """Removes vLLM's startup plans that are no objects of JSON; a warning names each.
+
+    vLLM takes a plan of another configuration, or one that ends too early, for none. Other bytes,
+    and other values of JSON, end its worker.
+    cache_root: VLLM_CACHE_ROOT
+    """
+    for path in (cache_root / "startup_plan").glob("startup_plan_*.json"):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue  # another rank was faster
+        except (OSError, ValueError) as error:
+            reason = str(error)
+        else:
+            if isinstance(found, dict):
+                continue
+            reason = f"it holds {type(found).__name__}, not an object"
+        logger.warning(
+            "The recorded KV cache size in %s is damaged (%s): it is removed, and memory is "
+            "measured anew.",
+            path,
+            reason,
+        )
+        path.unlink(missing_ok=True)
 
 
 def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:

@@ -1,0 +1,168 @@
+#include "trace/activities.h"
+
+#include <chrono>
+#include <utility>
+
+#include "collective/collective.h"
+#include "trace/recorder.h"
+
+namespace vnpu::trace {
+namespace {
+
+constexpr size_t kMuch = 1 << 15;  // activities, 3 MB
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// The task that the calling thread advances: whose nodes it runs.
+struct Running {
+  uint64_t launch = 0;
+  int device = 0;
+  int stream = 0;
+};
+thread_local Running running;
+thread_local std::map<int, std::vector<uint64_t>> regions;
+
+std::optional<Activity::Kind> kind_of(const Task& task) {
+  switch (category_of(task)) {
+    case Category::kOperator: return Activity::Kind::kOperator;
+    case Category::kCollective: return Activity::Kind::kCollective;
+    default: return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Activities& Activities::instance() {
+  static Activities* const activities = [] {
+    auto* const made = new Activities();  // until the process ends
+    Observers::instance().add(*made);
+    return made;
+  }();
+  return *activities;
+}
+
+void Activities::collect(Activity::Kind kind, bool is_wanted) {
+  wanted_[index(kind)] = is_wanted;
+  if (collects_any()) return;
+  const std::lock_guard lock(mutex_);
+  courses_.clear();
+}
+
+bool Activities::collects_any() const {
+  for (const std::atomic<bool>& each : wanted_) {
+    if (each.load(std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+std::vector<Activity> Activities::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(ended_, {});
+}
+
+void Activities::enter_region(int kind, uint64_t region) { regions[kind].push_back(region); }
+
+std::optional<uint64_t> Activities::leave_region(int kind) {
+  std::vector<uint64_t>& of_kind = regions[kind];
+  if (of_kind.empty()) return std::nullopt;
+  const uint64_t region = of_kind.back();
+  of_kind.pop_back();
+  return region;
+}
+
+void Activities::on_launch(const Stream& stream, const Task& task, const std::string&) {
+  if (!collects_any() || stream.capture != nullptr) return;
+  const std::lock_guard lock(mutex_);
+  const uint64_t launch = ++launches_;
+  courses_[&task] = {.launch = launch};
+  if (!collects(Activity::Kind::kLaunch)) return;
+  for (const auto& [kind, of_kind] : regions) {
+    if (of_kind.empty()) continue;
+    ended_.push_back({.kind = Activity::Kind::kLaunch,
+                      .launch = launch,
+                      .region_kind = kind,
+                      .region = of_kind.back()});
+  }
+}
+
+void Activities::on_advance(const Stream& stream, const Task& task) {
+  if (!collects_any()) return;
+  const int64_t now = now_ns();
+  const std::lock_guard lock(mutex_);
+  const auto found = courses_.find(&task);
+  running = {.launch = found == courses_.end() ? 0 : found->second.launch,
+             .device = stream.device,
+             .stream = stream.id};
+  if (found != courses_.end() && found->second.begin == 0) found->second.begin = now;
+}
+
+void Activities::on_end(const Stream& stream, const Task& task, bool failed) {
+  if (!collects_any()) return;
+  Course course;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = courses_.find(&task);
+    if (found == courses_.end()) return;
+    course = found->second;
+    courses_.erase(found);
+  }
+  if (!failed) add(task, course, stream.device, stream.id);
+}
+
+void Activities::on_node_advance(const Task& node) {
+  if (!collects_any() || running.launch == 0) return;
+  const int64_t now = now_ns();
+  const std::lock_guard lock(mutex_);
+  Course& course = courses_[&node];
+  if (course.begin == 0) course = {.launch = running.launch, .begin = now};
+}
+
+void Activities::on_node_end(const Task& node) {
+  if (!collects_any() || running.launch == 0) return;
+  Course course;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = courses_.find(&node);
+    if (found == courses_.end()) return;
+    course = found->second;
+    courses_.erase(found);
+  }
+  add(node, course, running.device, running.stream);
+}
+
+void Activities::add(const Task& task, const Course& course, int device, int stream) {
+  const std::optional<Activity::Kind> kind = kind_of(task);
+  if (!kind.has_value() || !collects(*kind)) return;
+  Activity activity{.kind = *kind,
+                    .launch = course.launch,
+                    .name = task.name,
+                    .device = device,
+                    .stream = stream,
+                    .begin = course.begin,
+                    .end = now_ns()};
+  bool is_much = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto* collective = dynamic_cast<const Collective*>(&task)) {
+      const Announcement& announced = collective->announcement();
+      activity.group = kept_name(collective->member()->name());
+      if (announced.type != Announcement::kNone) {
+        activity.type = static_cast<ElementType>(announced.type);
+      }
+      activity.count = announced.count;
+    }
+    ended_.push_back(activity);
+    is_much = ended_.size() >= kMuch;
+  }
+  if (void (*const deliver)() = deliver_; is_much && deliver != nullptr) deliver();
+}
+
+const char* Activities::kept_name(const std::string& name) {
+  return names_.insert(name).first->c_str();
+}
+
+}  // namespace vnpu::trace

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/element.h"
+#include "device/observer.h"
+
+namespace vnpu::trace {
+
+// What was done on a device, or the launch of it inside of a region that the program has named.
+// Times are nanoseconds since 1970 by the system's clock.
+struct Activity {
+  enum class Kind { kOperator, kCollective, kLaunch };
+  Kind kind;
+  uint64_t launch;  // its number, the same of all that a replay does
+  // --- of operators and collectives
+  const char* name = "";  // a literal
+  int device = 0;
+  int stream = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  // --- of collectives
+  const char* group = "";  // lives as long as the process
+  std::optional<ElementType> type = std::nullopt;
+  uint64_t count = 0;  // elements
+  // --- of launches
+  int region_kind = 0;
+  uint64_t region = 0;
+};
+
+// Collects activities of this process's devices, those inside of replays too, while somebody asks
+// for them. It observes from the first use on; before that nobody pays for it.
+class Activities final : public Observer {
+ public:
+  static Activities& instance();
+
+  // Begins or ends the collection of a kind. What is launched before is not seen.
+  void collect(Activity::Kind kind, bool is_wanted);
+  bool collects(Activity::Kind kind) const { return wanted_[index(kind)]; }
+  // All that has ended since the last call, in the order of the ends.
+  std::vector<Activity> take();
+  // `deliver` is called when there is much to take, on whichever thread has added the last.
+  void on_full(void (*deliver)()) { deliver_ = deliver; }
+
+  // Regions of the calling thread, a stack for each kind: launches belong to the innermost ones.
+  static void enter_region(int kind, uint64_t region);
+  static std::optional<uint64_t> leave_region(int kind);
+
+  Needs needs() const override { return {}; }
+  void on_launch(const Stream& stream, const Task& task, const std::string& call_site) override;
+  void on_advance(const Stream& stream, const Task& task) override;
+  void on_end(const Stream& stream, const Task& task, bool failed) override;
+  void on_node_advance(const Task& node) override;
+  void on_node_end(const Task& node) override;
+
+ private:
+  struct Course {
+    uint64_t launch = 0;
+    int64_t begin = 0;
+  };
+
+  static size_t index(Activity::Kind kind) { return static_cast<size_t>(kind); }
+  bool collects_any() const;
+  void add(const Task& task, const Course& course, int device, int stream);
+  const char* kept_name(const std::string& name);
+
+  std::array<std::atomic<bool>, 3> wanted_ = {};
+  std::atomic<void (*)()> deliver_{nullptr};
+  std::mutex mutex_;
+  uint64_t launches_ = 0;
+  std::unordered_map<const Task*, Course> courses_;
+  std::vector<Activity> ended_;
+  std::set<std::string> names_;  // of groups
+};
+
+}  // namespace vnpu::trace
