@@ -54,6 +54,7 @@ CORE_FOLDERS = (
     "fused_moe",
     "quantization",
     "attention",
+    "kv_cache",
     "checkpoint",
     "ubatch",
     "process",

@@ -53,10 +53,10 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
         where=(
-            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
-            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
-            "core.model_runner:NPUModelRunner._zero_block_ids",
-            "core.model_runner:NPUModelRunner._update_states",
+            "core.kv_cache.runner:KVCacheRunner.initialize_kv_cache_tensors",
+            "core.kv_cache.runner:KVCacheRunner._init_kv_zero_meta",
+            "core.kv_cache.runner:KVCacheRunner._zero_block_ids",
+            "core.kv_cache.runner:KVCacheRunner._update_states",
         ),
         why="the fused attention operator takes two contiguous tensors",
         upstream={
@@ -68,6 +68,13 @@ OVERRIDES: tuple[Override, ...] = (
             )
         },
         goes_when="a KV cache layout can put keys before values",
+    ),
+    Override(
+        what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
+        where=("core.multimodal.runner:MultimodalRunner._gather_mm_embeddings",),
+        why="indexing a tensor of the device with a mask of the host waits for the device",
+        upstream={RUNNER: ("_gather_mm_embeddings",)},
+        goes_when="vLLM makes the numbers on the host",
     ),
     Override(
         what="a runner keeps its asynchronous output one step; a step that raised has no output",

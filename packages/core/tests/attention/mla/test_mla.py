@@ -12,10 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
-from vllm_davinci.core.attention.mla.metadata import (
-    CONTEXT_CHUNK_ROWS,
-    NPUMLAMetadataBuilder,
-)
+from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadataBuilder
 from vllm_davinci.core.attention.mla.projections import fusible_projections
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig

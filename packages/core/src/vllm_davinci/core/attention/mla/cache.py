@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 import torch_npu
 
-from vllm_davinci.core.attention.mla.metadata import ContextChunk
+from vllm_davinci.core.attention.mla.context import ContextChunk
 
 
 class MLACache(NamedTuple):

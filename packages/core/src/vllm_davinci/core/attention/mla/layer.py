@@ -20,8 +20,9 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
 from vllm_davinci.core.attention.head_sizes import mla_head_sizes, require_mla_decode
 from vllm_davinci.core.attention.mla.cache import MLACache
+from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
-from vllm_davinci.core.attention.mla.metadata import CONTEXT_CHUNK_ROWS, NPUMLAMetadata
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.attention.mla.preprocess import MLAPreprocess, Preprocessed
 from vllm_davinci.core.attention.mla.sizes import check_sizes
 from vllm_davinci.core.config.side_streams import attention_scheduler

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.attention.mla.metadata import ContextPart, plan_context
+from vllm_davinci.core.attention.mla.context import ContextPart, plan_context
 
 BLOCK = 128
 
