@@ -53,6 +53,7 @@ class Suite:
     import_from: folders of the checkout on the path of imports
     environment: further variables
     arguments:   further ones of pytest
+    plugins:     of pytest, in `directory`, for runs on our devices
     together:    files that share a process, where each takes less time than torch's import. One
                  that does not pass there is run once more, alone, unless its reason is known
     alone:       regular expression: what a file says that leaves its process unfit for others
@@ -69,6 +70,7 @@ class Suite:
     import_from: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
     together: int = 1
     alone: str | None = None
     backend: Callable[[], Backend] | None = None
@@ -129,9 +131,12 @@ class Suite:
         self, source: Path, logs: Path, chosen: list[str], reasons: list[results.Reason]
     ) -> list[Outcome]:
         path = [str(source / folder) for folder in self.import_from]
-        path.append(str(checkout.extra_packages(*self.packages)))
+        path += [str(checkout.extra_packages(*self.packages)), str(self.directory)]
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
-        run = TestRun(source, environment, self.arguments, file_limit_s=self.file_limit)
+        plugins = [argument for name in self.plugins for argument in ("-p", name)]
+        run = TestRun(
+            source, environment, [*plugins, *self.arguments], file_limit_s=self.file_limit
+        )
         groups = self._groups(source, chosen)
         steps = Steps(len(groups), logs)
         outcomes: list[Outcome] = []

@@ -2,17 +2,51 @@
 
 Loaded by `test_files.py` into processes that run other people's tests: what a crash or a time limit
 ends has said which test it was at. The variable CONFORMANCE_OUTCOMES names the file.
+
+A test that waits for a process which has ended with an error does so up to its time limit. Here it
+reaches that soon after, and the error is its message.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 _MESSAGE_LENGTH = 400
+_ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
+# In which a test may notice by itself that a process of its own has ended.
+_GRACE_S = 15.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    is_over = threading.Event()
+    threading.Thread(target=_watch_processes, args=(is_over,), daemon=True).start()
+    try:
+        return (yield)
+    finally:
+        is_over.set()
+
+
+def _watch_processes(is_over: threading.Event) -> None:
+    """Lets pytest-timeout's alarm ring when a process of this one's has ended with an error."""
+    seen_s: float | None = None
+    while not is_over.wait(1.0):
+        children = list(multiprocessing.process._children)
+        if seen_s is None and any(child.exitcode for child in children):
+            seen_s = time.monotonic()
+        if seen_s is not None and time.monotonic() - seen_s > _GRACE_S:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            return
 
 
 def _write(**fields: str) -> None:
@@ -42,4 +76,6 @@ def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
         return str(report.longrepr[2])[:_MESSAGE_LENGTH]
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr)
+    if "Timeout" in text and (error := _ERROR_OF_A_PROCESS.search(report.capstderr)):
+        text = f"{error.group()} {text}"
     return " ".join(text.split())[:_MESSAGE_LENGTH]

@@ -50,6 +50,7 @@ SUITE = Suite(
         "VLLM_NO_USAGE_STATS": "1",
         "VNPU_MEMORY": "8GiB",
     },
+    plugins=("as_in_a_worker",),
     together=9,
     backend=vllms_cpu_backend,
 )

@@ -94,22 +94,17 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._unused_lse: torch.Tensor | None = None
         taken_size = dense_head_size if self._is_encoder else paged_head_size
         options = self._bidirectional_options if self._is_encoder else self._causal_options
-        # The model is built under its dtype.
-        self.operator_head_size = taken_size(
-            self.num_heads,
-            self.num_kv_heads,
-            head_size,
-            torch.get_default_dtype(),
-            options["sparse_mode"],
-        )
         config = get_current_vllm_config_or_none()
+        model = config.model_config if config is not None else None
+        dtype = model.dtype if model is not None else torch.get_default_dtype()
+        heads = (self.num_heads, self.num_kv_heads)
+        self.operator_head_size = taken_size(*heads, head_size, dtype, options["sparse_mode"])
         if config is not None and not self._is_encoder:
             require_requests(
                 config.scheduler_config.max_num_seqs,
-                self.num_heads,
-                self.num_kv_heads,
+                *heads,
                 self.operator_head_size,
-                torch.get_default_dtype(),
+                dtype,
                 options["sparse_mode"],
             )
 

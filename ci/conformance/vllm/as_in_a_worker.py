@@ -1,0 +1,12 @@
+"""A pytest plugin: what the worker's process has before it builds the runner.
+
+Tests construct runners without a worker. vLLM's runner asks for `torch.cuda.Stream`, and loads
+weights in a format that one of the plugins registers.
+"""
+
+from vllm.plugins import load_general_plugins
+
+from vllm_davinci.core.device import torch_cuda_names
+
+load_general_plugins()
+torch_cuda_names.install()
