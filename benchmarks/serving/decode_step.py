@@ -4,7 +4,8 @@ Operators do no work (VNPU_COMPUTE=0), so that what is left is the host's: the c
 torch_npu and of CANN, until the device has taken the last one. Models: tiny_deepseek, and the same
 layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per model times
 both kinds of step in turn, on one engine. With --split also on two ranks of the larger model, steps
-as two ubatches beside whole ones, captured and eager.
+as two ubatches beside whole ones, captured and eager: there the processor time of the thread that
+prepares, launches and samples, for the virtual device's threads run twice as many tasks.
 """
 
 from __future__ import annotations
