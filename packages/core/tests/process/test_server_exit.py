@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -26,59 +27,79 @@ IS_TOLD = (
 LATER = "import time; at = time.time; time.time = lambda: at() + 60"
 QUIET = 'logging.getLogger("vllm").setLevel(logging.WARNING)'
 
+STATUSES = {
+    "reported_by_client": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}", 1),
+    "reported_by_waiter": (f"{SERVER}\n{DIES_ACCORDING_TO_WAITER}", 1),
+    "lives": (SERVER, 0),
+    "told_before": (f"{SERVER}\n{IS_TOLD}\n{DIES_ACCORDING_TO_CLIENT}", 0),
+    "told_at_the_same_time": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{IS_TOLD}", 0),
+    "told_long_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{LATER}\n{IS_TOLD}", 1),
+    # A program that uses an engine decides itself what follows from its death.
+    "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
+}
+REPORTS = {
+    "death_not_told": (DIES_ACCORDING_TO_WAITER, True),
+    "death_told": (f"{IS_TOLD}\n{DIES_ACCORDING_TO_WAITER}", False),
+}
+# What comes before the handler is there, and after.
+PROGRAMS = {
+    **{name: (QUIET, program) for name, (program, _) in STATUSES.items()},
+    **{name: ("", program) for name, (program, _) in REPORTS.items()},
+}
 
-@pytest.mark.parametrize(
-    ("program", "status"),
-    [
-        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}", 1),
-        (f"{SERVER}\n{DIES_ACCORDING_TO_WAITER}", 1),
-        (SERVER, 0),
-        (f"{SERVER}\n{IS_TOLD}\n{DIES_ACCORDING_TO_CLIENT}", 0),
-        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{IS_TOLD}", 0),
-        (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{LATER}\n{IS_TOLD}", 1),
-        # A program that uses an engine decides itself what follows from its death.
-        (DIES_ACCORDING_TO_WAITER, 0),
-    ],
-    ids=[
-        "reported_by_client",
-        "reported_by_waiter",
-        "lives",
-        "told_before",
-        "told_at_the_same_time",
-        "told_long_after",
-        "not_a_server",
-    ],
-)
-def test_a_server_fails_when_its_engine_died_and_nobody_else_does(program: str, status: int):
-    prepared = (
-        "import logging\n"
-        "import vllm\n"
-        "from vllm.v1.engine.exceptions import EngineDeadError\n"
-        "from vllm_davinci.core.process.server_exit import fail_when_engine_dies\n"
-        f"{QUIET}\n"
-        "fail_when_engine_dies()\n"
-        "fail_when_engine_dies()\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", prepared + program],
+# One interpreter imports vLLM; each program runs in a fork of it, which ends as interpreters do.
+RUN_EACH = """
+import json, logging, os, sys, tempfile
+import vllm
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_davinci.core.process.server_exit import fail_when_engine_dies
+
+ended = {}
+for name, (before, program) in json.loads(sys.argv[1]).items():
+    with tempfile.TemporaryFile() as printed:
+        child = os.fork()
+        if child == 0:
+            ended = None  # printed by the parent alone
+            os.dup2(printed.fileno(), 1)
+            os.dup2(printed.fileno(), 2)
+            exec(before)
+            fail_when_engine_dies()
+            fail_when_engine_dies()
+            exec(program)
+            break
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        printed.seek(0)
+        ended[name] = status, printed.read().decode(errors="replace")
+if ended is not None:
+    print(json.dumps(ended))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, tuple[int, str]]:
+    """Status and output of each of PROGRAMS."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, json.dumps(PROGRAMS)],
         capture_output=True,
         text=True,
         timeout=300,
-        check=False,
+        check=True,
     )
-    assert ended.returncode == status, ended.stderr
+    found: dict[str, tuple[int, str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-@pytest.mark.parametrize(("is_told", "is_reported"), [(False, True), (True, False)])
-def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(is_told: bool, is_reported: bool):
-    program = (
-        "import logging\nimport vllm\n"
-        "from vllm.v1.engine.exceptions import EngineDeadError\n"
-        "from vllm_davinci.core.process.server_exit import fail_when_engine_dies\n"
-        "fail_when_engine_dies()\n"
-        f"{IS_TOLD if is_told else ''}\n{DIES_ACCORDING_TO_WAITER}"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ("output_handler failed" in done.stdout + done.stderr) is is_reported, done.stderr
+@pytest.mark.parametrize("name", STATUSES)
+def test_a_server_fails_when_its_engine_died_and_nobody_else_does(
+    name: str, ended: dict[str, tuple[int, str]]
+):
+    status, printed = ended[name]
+    assert status == STATUSES[name][1], printed
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_end_of_an_engine_that_was_told_to_end_is_no_error(
+    name: str, ended: dict[str, tuple[int, str]]
+):
+    _, printed = ended[name]
+    assert ("output_handler failed" in printed) is REPORTS[name][1], printed
