@@ -23,7 +23,7 @@ from vllm_davinci.meta.server_metrics import decision_counts
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.server_process import SMALL, ServerProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -201,7 +201,7 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(
     tmp_path: Path,
 ):
     model = "qwen3_moe_softmax_top2_of_8"
-    server = ServerProcess(
+    server = ForkedServer(
         zoo(model),
         tmp_path / "log.txt",
         *SMALL,
