@@ -49,7 +49,7 @@ from vllm_davinci.core.quantization.description import QuantDescription
 from vllm_davinci.core.registration import register
 from vllm_davinci.core.ubatch.moe_entry import let_experts_switch
 from vllm_davinci.vnpu import _C
-from vllm_davinci_testing.operators.reference import dynamic_quant, dynamic_quant_in_launch, to_int8
+from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch, to_int8
 
 NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 64
 # Fused launches take no smaller ones, and no fp32.
@@ -117,18 +117,18 @@ class IntegerWeights:
 GATE_UP_INT8, DOWN_INT8 = IntegerWeights(torch.cat((GATE, UP), 1)), IntegerWeights(DOWN)
 
 
-def quantized(x: torch.Tensor, divides: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers and scales of rows, as npu_dynamic_quant makes them or as fused launches do."""
-    integers, scale = (dynamic_quant if divides else dynamic_quant_in_launch)(x)
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers and scales of rows, as launches make them that do something else, too."""
+    integers, scale = dynamic_quant_in_launch(x)
     return integers, scale[:, None]
 
 
-def defined_in_integers(x: torch.Tensor, logits: torch.Tensor, divides: bool) -> torch.Tensor:
-    """The routed sum alone. divides: how rows are quantized on their way to the experts."""
+def defined_in_integers(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The routed sum alone."""
     best, ids = logits.topk(TOP_K, -1)
     weights = best.softmax(-1).bfloat16().float()
     total = torch.zeros_like(x)
-    rows = quantized(x, divides)
+    rows = quantized(x)
     for choice in range(TOP_K):  # in the order in which the sum is made
         for expert in range(NUM_EXPERTS):
             gate, up = GATE_UP_INT8.product(expert, *rows).chunk(2, -1)
@@ -268,8 +268,7 @@ def run_steps(
         x, logits = (rows.cpu().float() for rows in given)
         expected = defined(x, logits)
         if variant.get("quantized"):  # all but the last bit of a sum
-            divides = variant["options"]["moe_communication"] == "all_to_all"
-            expected, tolerance = defined_in_integers(x, logits, divides), (2**-16, 2**-7)
+            expected, tolerance = defined_in_integers(x, logits), (2**-16, 2**-7)
         torch.testing.assert_close(
             actual.cpu().float(), expected, atol=tolerance[0], rtol=tolerance[1]
         )

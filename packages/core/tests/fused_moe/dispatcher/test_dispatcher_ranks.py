@@ -214,11 +214,16 @@ def test_rows_of_int8_experts_give_the_integer_definition(
         {"steps": steps, "options": {**whole, "moe_communication": method}, **QUANTIZED}
         for method in ("fused", "all_to_all")
     ]
+    variants.append({**variants[1], "skewed": True})
+    variants.append({**variants[1], "steps": [[8] * data, [1] * data], "for_graph": True})
     variants.append({**variants[0], "skewed": True})
     results = launched(tensor, data, variants, soc="Ascend910_9391")
     reduced = {"tp all_reduce": 1} if tensor > 1 else {}
     assert results[0] == results[-1] == [{**FUSED, **reduced}] * len(steps)
-    assert results[1] == [{**sent_each_to_its_rank("ep"), **reduced}] * len(steps)
+    # Rows as int8, and their scales.
+    sent = {**sent_each_to_its_rank("ep"), "ep all_to_all": 4}
+    assert results[1] == results[2] == [{**sent, **reduced}] * len(steps)
+    assert results[3] == [{**in_equal_parts("ep"), "ep all_to_all": 4, **reduced}] * len(OF_GRAPHS)
 
 
 def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():

@@ -126,6 +126,8 @@ class CommunicationRule:
     max_decode_tokens: most tokens of a DP rank's step that has no prefill
     unfused_reason:    for which no step can use the fused launches, or None
     overlapped:        whether steps may run as ubatches, which a wait of the host would stop
+    sends_integers:    whether all-to-alls may bring rows to int8 experts as int8; the published
+                       schedule does not
     """
 
     forced: CommunicationMethod | None
@@ -135,6 +137,7 @@ class CommunicationRule:
     max_decode_tokens: int
     unfused_reason: str | None
     overlapped: bool = False
+    sends_integers: bool = True
 
     @classmethod
     def of_engine(
@@ -157,6 +160,7 @@ class CommunicationRule:
             max_decode_tokens=vllm_config.scheduler_config.max_num_seqs,
             unfused_reason=unfused_reason(soc, dtype, sizes, layout),
             overlapped=config.dbo.enabled,
+            sends_integers=config.overlap != "published",
         )
 
     @property

@@ -62,8 +62,10 @@ class DispatcherSelector:
             return FusedDispatcher(tp_slice, fused_group(layout), tp_slice.size(max(sizes)))
         if get_forward_context().cudagraph_runtime_mode == CUDAGraphMode.FULL:
             # Captured: all ranks have as many tokens, and the host may not wait for counts.
-            return FixedAllToAllDispatcher(tp_slice, expert_group(layout))
-        return AllToAllDispatcher(tp_slice, expert_group(layout), self.counts_wait)
+            return FixedAllToAllDispatcher(tp_slice, expert_group(layout), self.rule.sends_integers)
+        return AllToAllDispatcher(
+            tp_slice, expert_group(layout), self.counts_wait, self.rule.sends_integers
+        )
 
     @property
     def _token_group(self) -> GroupCoordinator:

@@ -40,11 +40,14 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     """Three all-to-alls: counts, rows, results. The host waits for the counts, once per layer.
 
     group: the ranks among which experts are dealt out
+    sends_integers: whether rows for experts that take integers travel as int8, half as many bytes,
+                    and their scales in a fourth all-to-all
     Sums are whole, or parts where ranks share experts.
     """
 
     group: GroupCoordinator
     counts_wait: CountsWait
+    sends_integers: bool = True
 
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedTokens:
         """See TokenDispatcher.dispatch.
@@ -54,8 +57,13 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
         what the other ubatches have launched, and the rows leave in front of theirs.
         """
         communicator: Any = self.group.device_communicator
-        rows, row_of_assignment, counts, _ = sort_by_expert(
-            tokens.x, tokens.topk_ids, experts.num_experts, 0, experts.num_experts
+        rows, row_of_assignment, counts, scales = sort_by_expert(
+            tokens.x,
+            tokens.topk_ids,
+            experts.num_experts,
+            0,
+            experts.num_experts,
+            quantized=self.sends_integers and experts.takes_integers,
         )
         # [rank, its local expert]: rows from here; then [rank, local expert]: rows to here
         counts_sent = counts.view(self.group.world_size, experts.num_local)
@@ -66,21 +74,32 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
 
         def move(
             counted: tuple[torch.Tensor, RowCounts],
-        ) -> tuple[torch.Tensor, torch.Tensor, list[int], list[int]]:
+        ) -> tuple[torch.Tensor, list[torch.Tensor], list[int], list[int]]:
             counts_received, on_host = counted
             sent, received = on_host.wait(self.counts_wait, self.group)
-            arrived = communicator.all_to_all(rows, received, sent)
+            parts = [rows] if scales is None else [rows, scales]
+            arrived = [communicator.all_to_all(part, received, sent) for part in parts]
             return counts_received, arrived, sent, received
 
-        counts_received, arrived, sent, received = communicator.sized_exchange(count, move)
+        counts_received, parts, sent, received = communicator.sized_exchange(count, move)
+        arrived, arrived_scales = parts[0], None if scales is None else parts[1]
         row_of_arrival, tokens_per_expert = None, counts_received[0]
         if sum(received):
-            arrived, _, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
-                arrived, counts_received, expert_token_num_type=COUNTS
+            arrived, sorted_scales, row_of_arrival, tokens_per_expert = (
+                torch_npu.npu_moe_re_routing(
+                    arrived,
+                    counts_received,
+                    per_token_scales=arrived_scales,
+                    expert_token_num_type=COUNTS,
+                )
             )
+            arrived_scales = None if scales is None else sorted_scales
+        else:  # nothing to compute, so nothing is scaled
+            arrived, arrived_scales = tokens.x[:0], None
         return ArrivedTokens(
             rows=arrived,
             tokens_per_expert=tokens_per_expert,
+            scales=arrived_scales,
             row_of_arrival=row_of_arrival,
             row_of_assignment=row_of_assignment,
             topk_weights=tokens.topk_weights,

@@ -35,11 +35,13 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
     """Three all-to-alls of equal parts: counts, rows, results. The host waits for nothing.
 
     group: the ranks among which experts are dealt out, all with as many tokens in this step
+    sends_integers: see AllToAllDispatcher
     A part has room for the case that all tokens of its sender choose experts of its receiver.
     Sums are whole, or parts where ranks share experts. The same bits as with AllToAllDispatcher.
     """
 
     group: GroupCoordinator
+    sends_integers: bool = True
 
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedParts:
         """See TokenDispatcher.dispatch."""
@@ -47,21 +49,30 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         num_ranks, num_local = self.group.world_size, experts.num_local
         num_tokens, top_k = tokens.topk_ids.shape
         room = num_tokens * min(top_k, num_local)  # rows of a part
-        rows, row_of_assignment, counts, _ = sort_by_expert(
-            tokens.x, tokens.topk_ids, experts.num_experts, 0, experts.num_experts
+        rows, row_of_assignment, counts, scales = sort_by_expert(
+            tokens.x,
+            tokens.topk_ids,
+            experts.num_experts,
+            0,
+            experts.num_experts,
+            quantized=self.sends_integers and experts.takes_integers,
         )
         counts_sent = counts.view(num_ranks, num_local)
         rows_sent = counts_sent.sum(1)
         starts = rows_sent.cumsum(0) - rows_sent  # [num_ranks]: each part's first sorted row
         places = torch.arange(room, device=rows.device)
         # Beyond its end a part repeats rows of others, which the receiver counts as nobody's.
-        sources = (starts.unsqueeze(1) + places).clamp_(max=rows.shape[0] - 1)
+        sources = (starts.unsqueeze(1) + places).clamp_(max=rows.shape[0] - 1).view(-1)
         counts_received = communicator.all_to_all(counts_sent)
-        arrived = communicator.all_to_all(rows.index_select(0, sources.view(-1)))
+        arrived = communicator.all_to_all(rows.index_select(0, sources))
+        arrived_scales = None
+        if scales is not None:
+            arrived_scales = communicator.all_to_all(scales.index_select(0, sources))
         nobodys = room - counts_received.sum(1, keepdim=True)
-        arrived, _, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
+        arrived, sorted_scales, row_of_arrival, tokens_per_expert = torch_npu.npu_moe_re_routing(
             arrived,
             torch.cat([counts_received, nobodys], 1),  # as those of one expert more
+            per_token_scales=arrived_scales,
             expert_token_num_type=COUNTS,
         )
         ranks = tokens.topk_ids.view(-1).to(torch.int64).div(num_local, rounding_mode="floor")
@@ -69,6 +80,7 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         return ArrivedParts(
             rows=arrived,
             tokens_per_expert=tokens_per_expert[:num_local],
+            scales=None if scales is None else sorted_scales,
             row_of_arrival=row_of_arrival,
             row_of_assignment=row_of_assignment + part_starts[ranks].to(torch.int32),
             topk_weights=tokens.topk_weights,
