@@ -17,6 +17,11 @@ from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 LIMIT_S = 300
+# Rows in parts that a phantom's counts would say, of a step in two parts.
+ALL_TO_ALL_IN_UBATCHES = {
+    "moe_communication": "all_to_all",
+    "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
+}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 
 
@@ -93,22 +98,32 @@ def test_what_cannot_be_is_refused_with_what_to_change(
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("layout", "sends"),
     [
-        ["--tensor-parallel-size=2", "--data-parallel-size=2", "--enable-expert-parallel"],
-        ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"],
+        (
+            [
+                *("--tensor-parallel-size=2", "--data-parallel-size=2", "--enable-expert-parallel"),
+                f"--additional-config={json.dumps(ALL_TO_ALL_IN_UBATCHES)}",
+            ],
+            {"ubatch 0", "ubatch 1"},
+        ),
+        (["--tensor-parallel-size=2", "--pipeline-parallel-size=2"], set()),
     ],
     ids=["data parallel", "pipeline parallel"],
 )
 def test_other_layouts_serve_requests_in_a_closed_loop(
-    config_only: Path, tmp_path: Path, layout: list[str]
+    config_only: Path, tmp_path: Path, layout: list[str], sends: set[str]
 ) -> None:
-    report = tmp_path / "report.json"
+    """sends: ubatches that send rows to experts of other ranks."""
+    report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2"]
-    done = dry_run(config_only, *layout, *work, f"--json={report}")
+    done = dry_run(config_only, *layout, *work, f"--json={report}", f"--trace={timeline}")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(report.read_text())
     assert found["world_size"] == 4
+    tasks = [event for event in json.loads(timeline.read_text()) if event["ph"] == "X"]
+    sent = [task for task in tasks if task["name"].startswith("all_to_all")]
+    assert {task["args"].get("label", "") for task in sent} - {""} == sends
     # The third request begins when the first two have ended, with their fourth tokens.
     tokens = [step["tokens"] for step in found["steps"]]
     assert tokens == [[128, 64], *[[1, 1]] * 3, [128], *[[1]] * 3]
