@@ -48,6 +48,24 @@ def test_a_timeline_is_read_without_its_events_and_counters(timeline: pathlib.Pa
     ]
 
 
+def test_a_stream_without_a_role_is_named_after_its_only_kind_of_task(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "unnamed.json"
+    names = {"compute": "stream (device 0, stream 1)", "communication": "stream (device 0)"}
+    events = [
+        event | {"args": {"name": names.get(event["args"]["name"], event["args"]["name"])}}
+        if event["name"] == "thread_name"
+        else event
+        for event in EVENTS
+    ]
+    file.write_text(json.dumps(events))
+    assert [bar.row for bar in picture.read(file).bars] == [
+        "operator stream (device 0, stream 1)",
+        "collective stream (device 0)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("[", "cannot be read"), ("[]", "has no tasks"), (None, "cannot be read")],
@@ -82,5 +100,11 @@ def test_the_command_draws_png_and_svg_the_same_each_time(
     png, svg, again = drawn
     assert png.startswith(b"\x89PNG")
     assert svg == again
-    for words in (b"some-chip", b"modelled; hatched: collectives", b"communication"):
+    for words in (
+        b"some-chip",
+        b"modelled; hatched: collectives",
+        b"communication",
+        b"all_reduce",
+        b"ubatch 1",
+    ):
         assert words in svg

@@ -13,6 +13,8 @@ from vllm_davinci.vnpu.errors import TraceError
 # Of launches without a label, then of labels in their order.
 _COLOURS = ("#5b6b7b", "#2f6db3", "#e08a2c", "#3f8f5b", "#9b4f96")
 _COLLECTIVE_HATCH = "//"
+# Of a panel's width: what is narrower has no edge, which would hide it; what is wider has its name.
+_EDGED, _NAMED = 0.002, 0.06
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,7 @@ def read(file: pathlib.Path) -> Picture:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise TraceError(f"{file} cannot be read: {error}. Name a timeline of vnpu's.") from error
     title, rows = "", {}
-    bars = []
+    bars: list[Bar] = []
     for event in events:
         if event["name"] == "process_labels":
             title = event["args"]["labels"]
@@ -66,7 +68,20 @@ def read(file: pathlib.Path) -> Picture:
             bars.append(Bar(row, event["name"], event["cat"], label, event["ts"], end))
     if not bars:
         raise TraceError(f"{file} has no tasks. Name a timeline of vnpu's.")
-    return Picture(title, tuple(bars))
+    return Picture(title, tuple(_with_streams_of_libraries_named(bars)))
+
+
+def _with_streams_of_libraries_named(bars: Sequence[Bar]) -> Iterator[Bar]:
+    """Streams that have no role's name have that of their only kind of task: HCCL's, for one."""
+    categories: dict[str, set[str]] = {}
+    for bar in bars:
+        categories.setdefault(bar.row, set()).add(bar.category)
+    for bar in bars:
+        kinds = categories[bar.row]
+        if bar.row.startswith("stream ") and len(kinds) == 1:
+            row = bar.row.replace("stream ", f"{bar.category} stream ", 1)
+            bar = dataclasses.replace(bar, row=row)
+        yield bar
 
 
 def draw(
@@ -88,7 +103,7 @@ def draw(
             "pictures need matplotlib: pip install 'vllm-davinci-vnpu[picture]'"
         ) from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import patches, pyplot
 
     # Text stays text, and names of parts do not depend on chance.
     matplotlib.rcParams["svg.fonttype"] = "none"
@@ -104,16 +119,36 @@ def draw(
         end = begin + length_ms * 1000
         rows = _rows_in(picture, begin, end)
         labels = sorted({bar.label for bar in picture.bars} - {""})
+        # All bars of a kind at once: a step has thousands.
+        kinds: dict[tuple[str, str, bool, bool], list[tuple[float, float]]] = {}
         for bar in _visible(picture, begin, end):
-            colour = _COLOURS[(1 + labels.index(bar.label)) % len(_COLOURS) if bar.label else 0]
+            left, width = (bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000
+            kind = (bar.row, bar.label, bar.category == "collective", width > length_ms * _EDGED)
+            kinds.setdefault(kind, []).append((left, width))
+            if width > length_ms * _NAMED:
+                shown = max(left, 0.0), min(left + width, length_ms)
+                axes.text(
+                    sum(shown) / 2,
+                    rows.index(bar.row),
+                    bar.name.removeprefix("aclnn"),
+                    fontsize=7,
+                    ha="center",
+                    va="center",
+                    clip_on=True,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+                )
+        for (row, label, is_collective, is_edged), spans in kinds.items():
             axes.broken_barh(
-                [((bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000)],
-                (rows.index(bar.row) - 0.4, 0.8),
-                facecolors=colour,
-                edgecolor="white",
+                spans,
+                (rows.index(row) - 0.4, 0.8),
+                facecolors=_colour(label, labels),
+                edgecolor="white" if is_edged else "none",
                 linewidth=0.2,
-                hatch=_COLLECTIVE_HATCH if bar.category == "collective" else None,
+                hatch=_COLLECTIVE_HATCH if is_collective else None,
             )
+        if labels:
+            keys = [patches.Patch(color=_colour(each, labels), label=each) for each in labels]
+            axes.legend(handles=keys, loc="lower right", fontsize=7, ncols=len(keys))
         axes.set_yticks(range(len(rows)), rows, fontsize=7)
         axes.set_xlim(0, length_ms)
         axes.invert_yaxis()
@@ -122,6 +157,10 @@ def draw(
     # Without dates and versions, so that the same timelines give the same bytes.
     figure.savefig(destination, dpi=150, metadata={"Date": None} if _is_svg(destination) else None)
     pyplot.close(figure)
+
+
+def _colour(label: str, labels: Sequence[str]) -> str:
+    return _COLOURS[(1 + labels.index(label)) % len(_COLOURS) if label else 0]
 
 
 def _is_svg(destination: pathlib.Path) -> bool:
