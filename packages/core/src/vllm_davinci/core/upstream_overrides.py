@@ -139,6 +139,15 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the entry can be chosen by platform",
     ),
     Override(
+        what="the factor of a routed sum is taken out of the layer's runner, into experts' weights",
+        where=("core.fused_moe.method:_take_factor_of_sum",),
+        why="the runner multiplies the sum with it, a launch over all rows of a step",
+        upstream={
+            "model_executor/layers/fused_moe/runner/moe_runner.py": ("self.routed_scaling_factor",)
+        },
+        goes_when="a method that selects experts itself is asked to apply the factor",
+    ),
+    Override(
         what="experts lie on ranks as a file says",
         where=("core.fused_moe.expert_map_manager:NPUExpertMapManager._calculate_expert_maps",),
         why="vLLM knows two placements, linear and round robin",
