@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 600.0
+LIMIT_S = 1200.0
 LAYERS = 61
 DENSE_LAYERS = 3
 EXPERTS = 256
@@ -104,24 +104,37 @@ def dry_run(
     config: the plugin's options
     """
     with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
-        directory = Path(name)
-        (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        types = json.dumps(description())
-        (directory / "quant_model_description.json").write_text(types, encoding="utf-8")
-        report = directory / "report.json"
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={directory}"),
-                *(f"--chip={chip}", f"--topology={topology}", f"--json={report}"),
-                *("--tensor-parallel-size=16", "--enable-expert-parallel"),
-                *("--quantization=ascend", "--gpu-memory-utilization=0.95"),
-                f"--additional-config={json.dumps(dict(config or {}))}",
-                *options,
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-        )
+        report = Path(name) / "report.json"
+        _command(Path(name), chip, topology, config, f"--json={report}", *options)
         found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         return found
+
+
+def split_costs(
+    chip: str, topology: str, destination: Path, *options: str, config: Mapping[str, Any]
+) -> None:
+    """Writes the file of `dbo.costs` of such an engine."""
+    with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
+        options = (f"--split-costs={destination}", *options)
+        _command(Path(name), chip, topology, config, *options)
+
+
+def _command(
+    model: Path, chip: str, topology: str, config: Mapping[str, Any] | None, *options: str
+) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    types = json.dumps(description())
+    (model / "quant_model_description.json").write_text(types, encoding="utf-8")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={model}"),
+            *(f"--chip={chip}", f"--topology={topology}", "--tensor-parallel-size=16"),
+            *("--quantization=ascend", "--gpu-memory-utilization=0.95"),
+            f"--additional-config={json.dumps(dict(config or {}))}",
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )

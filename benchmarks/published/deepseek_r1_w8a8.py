@@ -2,39 +2,311 @@
 
 Prefill of 4 x 4096 tokens in the published order of work (attention, shared and routed experts are
 each summed over the ranks with an all-reduce), with and without dual-batch overlap, in the lean
-order, and with experts' tokens in all-to-alls; decode of 24 requests. Ours is modelled; the
+order, and with experts' tokens in all-to-alls; decode of 24 requests from graphs; steps of many
+sizes, split where their costs say so; what modelling costs this host. Ours is modelled; the
 published figures are measured, by others, on another release of another plugin, and their exact
 machine and revision are not known: notes have them beside ours, with the error. Nothing is fitted
 but one factor: how much of the links an all-to-all reaches, on the published serial rate with
 all-to-alls.
+
+`--rows` runs some of it; each takes dry-runs of its own, of half a minute each.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from published.deepseek_r1 import dry_run
+from child import run_child
+from published.deepseek_r1 import CONFIG, DENSE_LAYERS, dry_run, split_costs
 from result import Kind, Result, Row
 from vllm_davinci.vnpu import timing
 
 PS_PER_SECOND = 10**12
+PS_PER_MS = 10**9
+GIB = 2**30
 REQUESTS = 4
+PROMPT_TOKENS = 4096
 # Requests per second, without and with overlap: all-gather and all-reduce, then all-to-all; ms
-# between tokens; share of communication in prefill, at most. Single runs.
+# between tokens, first and improved MLA multistream; share of communication in prefill, at most.
+# Single runs.
 SERIAL, OVERLAPPED = 2.17, 2.60
 SERIAL_ALL_TO_ALL, OVERLAPPED_ALL_TO_ALL = 0.90, 1.01
-INTERVAL_MS = 59.88
+INTERVAL_MS = 59.04
 SHARE = 0.55
-# What ours is to reach: of the serial rate; of the bound.
-GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST, GOAL_ALL_TO_ALL = 1.45, 0.85, 1.75, 1.12
+# What ours is to reach: of the serial rate; of the bound; of a graph without side streams.
+GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST = 1.45, 0.85, 1.75
+GOAL_ALL_TO_ALL, GOAL_LEAN_ALL_TO_ALL = 1.12, 1.55
+GOAL_DECODE, GOAL_FUSED_DECODE = 1 / 1.05, 1 / 1.08  # of times
+GOAL_REGRET = 0.01
+GOAL_STEP_S, GOAL_TIMELINE_S, GOAL_START_S, GOAL_MEMORY_GIB = 0.2, 1.0, 25.0, 1.5
+
+EXPERT_PARALLEL = "--enable-expert-parallel"
 NEVER = {"min_total_tokens_to_split": 1 << 30}
+ALWAYS = {"min_total_tokens_to_split": 0, "min_prefill_tokens_to_split": 0}
 PUBLISHED = {"overlap": "published"}
-ALL_TO_ALL = {**PUBLISHED, "moe_communication": "all_to_all"}
+SERIAL_ORDER = {**PUBLISHED, "dbo": NEVER}
+# The last ubatch's attention takes longer than the first one's reduction, which covers it.
+OVERLAPPED_ORDER = {**PUBLISHED, "dbo": {"split": "token", "first_share": 0.53}}
+ALL_TO_ALL = {"moe_communication": "all_to_all"}
+# Of the published command: prompts of 4096 tokens and 1536 new ones; here their mean, from where a
+# few steps are taken.
+DECODE = ("--requests=24", "--prompt-tokens=4864", "--output-tokens=6")
 DECODE_STEP = [1] * 24
+# Prompts first, so that all requests decode together.
+PROMPTS_FIRST = {"ascend_scheduler_config": {"enabled": True}}
+DECODE_GRAPH = {**PROMPTS_FIRST, "torchair_graph_config": {"enabled": True}}
+SIDE_STREAMS = {
+    **PROMPTS_FIRST,
+    "torchair_graph_config": {
+        "enabled": True,
+        "enable_multistream_mla": True,
+        "enable_multistream_moe": True,
+    },
+}
+COMPOSED = {"enable_compiled_operators": False}
+# Steps of one prompt, between and beyond the sizes of costs; the last two are chunks of longer
+# prompts. Then steps of four prompts of mixed lengths.
+SIZES = (128, 192, 384, 768, 1536, 3072, 6144, 12288, 16384, 32768, 65536)
+MIXED = (128, 1024, 64, 512, 2048, 256, 1024, 96, 8192, 2048, 1024, 512, 300, 40, 80, 60)
+CHUNK = 16384
+
+
+class Runs:
+    """Dry-runs of the modelled machine, each made once."""
+
+    def __init__(self, args: argparse.Namespace, directory: Path) -> None:
+        self.chip, self.topology, self.routing = args.chip, args.topology, args.routing
+        self.directory = directory
+        self.machine: dict[str, Any] = {}
+        self.slower: float | None = None  # all-to-alls on the slow topology, fitted
+        self._reports: dict[str, dict[str, Any]] = {}
+
+    def report(self, config: dict[str, Any], *options: str, slow: bool = False) -> dict[str, Any]:
+        """slow: on links of which all-to-alls reach less."""
+        topology = str(self._slow_topology()) if slow else self.topology
+        key = json.dumps([config, options, topology])
+        if key not in self._reports:
+            routing = f"--routing={self.routing}"
+            self._reports[key] = dry_run(self.chip, topology, *options, routing, config=config)
+            if not slow:
+                self.machine = self._reports[key]["machine"]
+        return self._reports[key]
+
+    def prefill(self, config: dict[str, Any], *options: str, slow: bool = False) -> dict[str, Any]:
+        """A step of 4 x 4096 tokens; the second one, which finds what the first one has made."""
+        work = (
+            *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
+            *(f"--prompt-tokens={PROMPT_TOKENS}", "--enforce-eager", EXPERT_PARALLEL),
+        )
+        step: dict[str, Any] = self.report(config, *work, *options, slow=slow)["steps"][1]
+        return step
+
+    def decode_ms(self, config: dict[str, Any], *options: str) -> float:
+        """Between two tokens of 24 requests, in graphs."""
+        work = (*DECODE, "--max-num-batched-tokens=8192")
+        steps = self.report(config, *work, *options)["steps"]
+        decodes = [step for step in steps if step["tokens"] == DECODE_STEP]
+        return float(decodes[-1]["modelled"]["host_ps"]) / PS_PER_MS
+
+    def _slow_topology(self) -> Path:
+        """One on which the serial step with all-to-alls has the published rate."""
+        file = self.directory / f"{self.topology}.toml"
+        if self.slower is None:
+            sent = self.prefill({**SERIAL_ORDER, **ALL_TO_ALL})["modelled"]
+            all_to_all_ps = (
+                sent["communication_ps"]
+                - self.prefill(SERIAL_ORDER)["modelled"]["communication_ps"]
+            )
+            missing_ps = REQUESTS * PS_PER_SECOND / SERIAL_ALL_TO_ALL - sent["host_ps"]
+            slower = self.slower = 1 + missing_ps / all_to_all_ps
+
+            def share(match: re.Match[str]) -> str:
+                return f"{match[1]}{float(match[2]) / slower:.6f}"
+
+            text = (Path(timing.__file__).parent / "topologies" / file.name).read_text("utf-8")
+            slow = re.sub(r"(all_to_all_share = \{ value = )([\d.]+)", share, text)
+            file.write_text(slow, encoding="utf-8")
+        return file
+
+
+def prefill_rows(runs: Runs) -> list[Row]:
+    serial, split = runs.prefill(SERIAL_ORDER), runs.prefill(OVERLAPPED_ORDER)
+    best = runs.prefill({"overlap": "lean"})
+    added_ps = (CONFIG["num_hidden_layers"] - DENSE_LAYERS) * int(
+        run_child(
+            [
+                *("-m", "vllm_davinci.vnpu", "run", "--no-compute", f"--chip={runs.chip}", "--"),
+                *("python", "-m", "published.all_rows", str(REQUESTS * PROMPT_TOKENS)),
+            ],
+            600.0,
+            {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        ).split()[-1]
+    )
+    whole_ps = serial["modelled"]["host_ps"] + added_ps
+    all_rows = REQUESTS * PS_PER_SECOND / whole_ps
+    communication_ps = serial["modelled"]["communication_ps"]
+    share, share_all_rows = (
+        communication_ps / ps for ps in (serial["modelled"]["host_ps"], whole_ps)
+    )
+    ratio = rate(split) / rate(serial)
+    return [
+        modelled(
+            "prefill, published order, serial", "requests/s", rate(serial),
+            note=beside(rate(serial), SERIAL),
+        ),
+        modelled(
+            "the same, with work on all ranks' rows of experts", "requests/s", all_rows,
+            note=beside(all_rows, SERIAL) + "; what public revisions of that time launch",
+        ),
+        modelled(
+            "prefill, published order, dual-batch overlap", "requests/s", rate(split),
+            baseline=rate(serial), bound=bound(split), at_least=GOAL_OVERLAP,
+            note=beside(rate(split), OVERLAPPED)
+            + f"; ratio {ratio:.3f}, published {OVERLAPPED / SERIAL:.3f}",
+        ),
+        modelled(
+            "of the bound of overlap", "share", rate(split) / bound(split), at_least=GOAL_OF_BOUND
+        ),
+        modelled(
+            "prefill, lean order with overlap", "requests/s", rate(best), baseline=rate(serial),
+            bound=bound(best), at_least=GOAL_BEST,
+            note="one reduction of experts, reduce-scatter and all-gather, shards",
+        ),
+        modelled(
+            "communication in serial prefill", "share", share, at_most=SHARE,
+            note=beside(share, SHARE) + ", published as the most that was seen; "
+            f"{share_all_rows:.3f} with work on all ranks' rows",
+        ),
+    ]  # fmt: skip
+
+
+def all_to_all_rows(runs: Runs) -> list[Row]:
+    """All-to-alls and all-reduces are of two groups and run beside each other in a split step: the
+    sum of their times is no bound there."""
+    sent = runs.prefill({**SERIAL_ORDER, **ALL_TO_ALL})
+    serial = runs.prefill({**SERIAL_ORDER, **ALL_TO_ALL}, slow=True)
+    split = runs.prefill({**PUBLISHED, **ALL_TO_ALL}, slow=True)
+    lean = runs.prefill({"overlap": "lean", **ALL_TO_ALL}, slow=True)
+    sound = runs.prefill({"overlap": "lean", **ALL_TO_ALL})
+    ratio = rate(split) / rate(serial)
+    return [
+        modelled(
+            "prefill, all-to-all, serial, unfitted", "requests/s", rate(sent),
+            note=beside(rate(sent), SERIAL_ALL_TO_ALL),
+        ),
+        modelled(
+            "prefill, all-to-all, dual-batch overlap", "requests/s", rate(split),
+            baseline=rate(serial), at_least=GOAL_ALL_TO_ALL,
+            note=f"all-to-alls {runs.slower:.2f} times as long, fitted on the published serial "
+            f"rate of {SERIAL_ALL_TO_ALL} ({rate(serial):.3f} here); "
+            + beside(rate(split), OVERLAPPED_ALL_TO_ALL)
+            + f"; ratio {ratio:.3f}, published {OVERLAPPED_ALL_TO_ALL / SERIAL_ALL_TO_ALL:.3f}",
+        ),
+        modelled(
+            "prefill, all-to-all, lean order with overlap", "requests/s", rate(lean),
+            baseline=rate(serial), at_least=GOAL_LEAN_ALL_TO_ALL,
+            note="on the same links; rows to the experts as int8",
+        ),
+        modelled(
+            "the same, unfitted", "requests/s", rate(sound), baseline=rate(sent)
+        ),
+    ]  # fmt: skip
+
+
+def decode_rows(runs: Runs) -> list[Row]:
+    first_mla = {
+        **PROMPTS_FIRST,
+        "torchair_graph_config": {"enabled": True, "enable_multistream_mla": True},
+        "expert_tensor_parallel_size": 16,
+    }
+    published = runs.decode_ms(first_mla)
+    whole = runs.decode_ms({**DECODE_GRAPH, **COMPOSED}, EXPERT_PARALLEL)
+    beside_it = runs.decode_ms({**SIDE_STREAMS, **COMPOSED}, EXPERT_PARALLEL)
+    fused = runs.decode_ms(SIDE_STREAMS, EXPERT_PARALLEL)
+    return [
+        modelled(
+            "decode of 24 requests, the published command", "ms", published,
+            note=beside(published, INTERVAL_MS),
+        ),
+        modelled(
+            "decode of 24 requests, side streams", "ms", beside_it, baseline=whole,
+            at_most=GOAL_DECODE, note="experts whole on their ranks; torch_npu's operators",
+        ),
+        modelled(
+            "the same, with compiled operators", "ms", fused, baseline=whole,
+            at_most=GOAL_FUSED_DECODE,
+        ),
+    ]  # fmt: skip
+
+
+def regret_rows(runs: Runs) -> list[Row]:
+    """Each step's time, as its costs decide, over the better of whole and split."""
+    costs = runs.directory / "costs.json"
+    order = {**PUBLISHED, "dbo": {"split": "token"}}
+    engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")
+    split_costs(runs.chip, runs.topology, costs, *engine, config=order)
+    workloads = {
+        "one prompt": (SIZES, 1),
+        "four prompts of mixed lengths": (MIXED, 4),
+    }
+    rows = []
+    for name, (lengths, concurrency) in workloads.items():
+        work = (
+            *(f"--requests={len(lengths)}", f"--concurrency={concurrency}", "--output-tokens=1"),
+            f"--prompt-tokens={','.join(map(str, lengths))}",
+        )
+        whole, split, decided = (
+            runs.report({**PUBLISHED, "dbo": {"split": "token", **dbo}}, *engine, *work)["steps"]
+            for dbo in (NEVER, ALWAYS, {"costs": str(costs)})
+        )
+        regrets = [
+            (host_ps(found) / min(host_ps(a), host_ps(b)) - 1, sum(found["tokens"]))
+            for a, b, found in zip(whole, split, decided, strict=True)
+        ]
+        regret, tokens = max(regrets)
+        sizes = sorted(tokens for _, tokens in regrets)
+        rows.append(
+            modelled(
+                f"regret of the decision, steps of {name}", "share", regret, at_most=GOAL_REGRET,
+                note=f"the largest, at {tokens} tokens, of {len(sizes)} steps of {sizes[0]} to "
+                f"{sizes[-1]} tokens of prompts of up to {max(lengths)}",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def cost_rows(runs: Runs) -> list[Row]:
+    """What modelling a prefill costs this host."""
+    trace = runs.directory / "timeline.json"
+    plain = runs.prefill(SERIAL_ORDER)
+    traced = runs.prefill(SERIAL_ORDER, f"--trace={trace}")
+    host = next(report["host"] for key, report in runs._reports.items() if "--trace" not in key)
+    figures = {
+        "step of a prefill": ("s", plain["wall_seconds"], GOAL_STEP_S),
+        "step of a prefill, with its timeline": ("s", traced["wall_seconds"], GOAL_TIMELINE_S),
+        "start of the engine": ("s", host["start_seconds"], GOAL_START_S),
+        "memory": ("GiB", host["peak_rss_bytes"] / GIB, GOAL_MEMORY_GIB),
+    }
+    return [
+        Row(f"cost of modelling: {name}", unit, ours, Kind.MEASURED, at_most=goal)
+        for name, (unit, ours, goal) in figures.items()
+    ]
+
+
+ROWS: dict[str, Callable[[Runs], list[Row]]] = {
+    "prefill": prefill_rows,
+    "all_to_all": all_to_all_rows,
+    "decode": decode_rows,
+    "regret": regret_rows,
+    "cost": cost_rows,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,77 +315,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--routing", default="balanced", help="rows of the busiest expert rank over the mean"
     )
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="default: all of them"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
-    with tempfile.TemporaryDirectory(prefix="topology.") as directory:
-        return _run(args, Path(directory) / f"{args.topology}.toml")
-
-
-def _run(args: argparse.Namespace, slow: Path) -> Result:
-    def prefill(config: dict[str, Any], topology: str = args.topology) -> dict[str, Any]:
-        work = ("--requests=4", "--prompt-tokens=4096", "--output-tokens=1", "--enforce-eager")
-        return dry_run(args.chip, topology, *work, f"--routing={args.routing}", config=config)
-
-    serial = prefill({**PUBLISHED, "dbo": NEVER})
-    first = step_of(serial)
-    second = step_of(prefill(PUBLISHED))
-    best = step_of(prefill({"overlap": "lean"}))
-    sent = step_of(prefill({**ALL_TO_ALL, "dbo": NEVER}))
-    fitted = slower_all_to_all(sent, first, args.topology, slow)
-    slow_serial = step_of(prefill({**ALL_TO_ALL, "dbo": NEVER}, str(slow)))
-    slow_split = step_of(prefill(ALL_TO_ALL, str(slow)))
-    decode = dry_run(
-        args.chip, args.topology, "--requests=24", "--prompt-tokens=1024", "--output-tokens=8",
-        "--max-num-batched-tokens=8192", config={"torchair_graph_config": {"enabled": True}},
-    )  # fmt: skip
-    decodes = [each for each in decode["steps"] if each["tokens"] == DECODE_STEP]
-    interval_ms = decodes[-1]["modelled"]["host_ps"] / 10**9
-    share = first["modelled"]["communication_ps"] / first["modelled"]["host_ps"]
-    ratio, slow_ratio = rate(second) / rate(first), rate(slow_split) / rate(slow_serial)
-    # All-to-alls and all-reduces are of two groups and run beside each other in a split step: the
-    # sum of their times is no bound there.
-    rows = [
-        modelled(
-            "prefill, published order, serial", "requests/s", rate(first),
-            note=beside(rate(first), SERIAL),
-        ),
-        modelled(
-            "prefill, published order, dual-batch overlap", "requests/s", rate(second),
-            baseline=rate(first), bound=bound(second), at_least=GOAL_OVERLAP,
-            note=beside(rate(second), OVERLAPPED)
-            + f"; ratio {ratio:.3f}, published {OVERLAPPED / SERIAL:.3f}",
-        ),
-        modelled(
-            "of the bound of overlap", "share", rate(second) / bound(second),
-            at_least=GOAL_OF_BOUND,
-        ),
-        modelled(
-            "prefill, lean order with overlap", "requests/s", rate(best), baseline=rate(first),
-            bound=bound(best), at_least=GOAL_BEST,
-            note="one reduction of experts, reduce-scatter and all-gather, shards",
-        ),
-        modelled(
-            "communication in serial prefill", "share", share,
-            note=beside(share, SHARE) + ", published as the most that was seen",
-        ),
-        modelled(
-            "prefill, all-to-all, serial, unfitted", "requests/s", rate(sent),
-            note=beside(rate(sent), SERIAL_ALL_TO_ALL),
-        ),
-        modelled(
-            "prefill, all-to-all, dual-batch overlap", "requests/s", rate(slow_split),
-            baseline=rate(slow_serial), at_least=GOAL_ALL_TO_ALL,
-            note=f"all-to-alls {fitted:.2f} times as long, fitted on the published serial rate of "
-            f"{SERIAL_ALL_TO_ALL} ({rate(slow_serial):.3f} here); "
-            + beside(rate(slow_split), OVERLAPPED_ALL_TO_ALL)
-            + f"; ratio {slow_ratio:.3f}, published "
-            f"{OVERLAPPED_ALL_TO_ALL / SERIAL_ALL_TO_ALL:.3f}",
-        ),
-        modelled(
-            "decode of 24 requests", "ms", interval_ms, note=beside(interval_ms, INTERVAL_MS)
-        ),
-    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="published.") as directory:
+        runs = Runs(args, Path(directory))
+        rows = [row for name in args.rows for row in ROWS[name](runs)]
     return Result(
         benchmark="published/deepseek_r1_w8a8",
         ours="dual-batch overlap, on the modelled clock with contention",
@@ -123,12 +333,15 @@ def _run(args: argparse.Namespace, slow: Path) -> Result:
             "chip": args.chip,
             "topology": args.topology,
             "routing": args.routing,
-            "figures": serial["machine"]["hash"],
-            "assumed figures": len(serial["machine"]["assumptions"]),
-            "fitted": f"all_to_all_share / {fitted:.2f}, in the rows of all-to-all with overlap",
+            "rows": " ".join(args.rows),
+            "figures": runs.machine["hash"],
+            "assumed figures": len(runs.machine["assumptions"]),
+            "fitted": "nothing"
+            if runs.slower is None
+            else f"all_to_all_share / {runs.slower:.2f}, in the rows of all-to-all with overlap",
         },
         seed=0,
-        device=f"modelled, no NPU: {serial['machine']['title']}",
+        device=f"modelled, no NPU: {runs.machine['title']}",
         bounded_by="the longer of computing and communicating, each undisturbed",
     )
 
@@ -137,41 +350,16 @@ def modelled(name: str, unit: str, ours: float, **fields: Any) -> Row:
     return Row(name, unit, ours, Kind.MODELLED, **fields)
 
 
-def step_of(report: dict[str, Any]) -> dict[str, Any]:
-    """The one step of a prefill."""
-    step: dict[str, Any] = report["steps"][0]
-    return step
+def host_ps(step: dict[str, Any]) -> float:
+    return float(step["modelled"]["host_ps"])
 
 
 def rate(step: dict[str, Any]) -> float:
-    return REQUESTS * PS_PER_SECOND / float(step["modelled"]["host_ps"])
+    return REQUESTS * PS_PER_SECOND / host_ps(step)
 
 
 def bound(step: dict[str, Any]) -> float:
     return REQUESTS * PS_PER_SECOND / float(step["overlap_bound_ps"])
-
-
-def slower_all_to_all(
-    step: dict[str, Any], without: dict[str, Any], topology: str, destination: Path
-) -> float:
-    """Writes a topology on which the serial step has the published rate; returns by what factor
-    all-to-alls take longer on it.
-
-    without: the same step without all-to-alls
-    """
-    all_to_all_ps = step["modelled"]["communication_ps"] - without["modelled"]["communication_ps"]
-    missing_ps = REQUESTS * PS_PER_SECOND / SERIAL_ALL_TO_ALL - step["modelled"]["host_ps"]
-    factor = 1 + missing_ps / all_to_all_ps
-
-    def slower(match: re.Match[str]) -> str:
-        return f"{match[1]}{float(match[2]) / factor:.6f}"
-
-    file = Path(timing.__file__).parent / "topologies" / f"{topology}.toml"
-    text = file.read_text(encoding="utf-8")
-    destination.write_text(
-        re.sub(r"(all_to_all_share = \{ value = )([\d.]+)", slower, text), encoding="utf-8"
-    )
-    return factor
 
 
 def beside(ours: float, published: float) -> str:
