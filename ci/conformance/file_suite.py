@@ -58,7 +58,8 @@ class Suite:
                  that does not pass there is run once more, alone, unless its reason is known
     alone:       regular expression: what a file says that leaves its process unfit for others
     backend:     makes the one that runs what does not pass here too, to see whether it passes there
-    file_limit:  seconds that a file may take
+    test_limit:  seconds that a test may take
+    file_limit:  likewise a file
     """
 
     directory: Path
@@ -74,6 +75,7 @@ class Suite:
     together: int = 1
     alone: str | None = None
     backend: Callable[[], Backend] | None = None
+    test_limit: int = 300
     file_limit: float = 400.0
 
     def main(self) -> int:
@@ -135,7 +137,11 @@ class Suite:
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
         plugins = [argument for name in self.plugins for argument in ("-p", name)]
         run = TestRun(
-            source, environment, [*plugins, *self.arguments], file_limit_s=self.file_limit
+            source,
+            environment,
+            [*plugins, *self.arguments],
+            test_limit_s=self.test_limit,
+            file_limit_s=self.file_limit,
         )
         groups = self._groups(source, chosen)
         steps = Steps(len(groups), logs)

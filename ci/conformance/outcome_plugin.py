@@ -30,11 +30,16 @@ _GRACE_S = 15.0
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
     is_over = threading.Event()
+    before = set(multiprocessing.active_children())
     threading.Thread(target=_watch_processes, args=(is_over,), daemon=True).start()
     try:
         return (yield)
     finally:
         is_over.set()
+        # They would keep their ports.
+        for left_behind in set(multiprocessing.active_children()) - before:
+            left_behind.kill()
+            left_behind.join()
 
 
 def _watch_processes(is_over: threading.Event) -> None:

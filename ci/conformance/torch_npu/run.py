@@ -24,7 +24,9 @@ SUITE = Suite(
     import_from=("test",),
     # Some tests read torch_npu's warnings, which `vnpu run` turns off.
     environment={"MASTER_ADDR": "127.0.0.1", "TORCH_NPU_WARNING_DISABLE": "0"},
-    file_limit=1200.0,  # of collectives, each of which starts its ranks anew
+    # Tests of collectives start their ranks anew for each shape.
+    test_limit=900,
+    file_limit=3600.0,
 )
 
 if __name__ == "__main__":
