@@ -50,7 +50,15 @@ def run_workload(
     start_seconds = time.monotonic() - begin
     config = llm.llm_engine.vllm_config
     executor = _executor_of(llm)
-    steps, served = serve(llm.llm_engine, executor, workload)
+    try:
+        steps, served = serve(llm.llm_engine, executor, workload)
+    except torch.OutOfMemoryError as error:
+        # What vLLM plans with is the memory of tensors at most, without what lies between them.
+        raise DryRunError(
+            f"a step of {sum(executor.scheduled.values())} tokens does not fit beside the KV cache "
+            f"that vLLM has planned: {str(error).splitlines()[0]} Lower --max-num-batched-tokens "
+            "or --gpu-memory-utilization, or set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True."
+        ) from error
     return DryRun(
         machine=machine,
         model=model,
