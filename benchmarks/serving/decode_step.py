@@ -1,11 +1,10 @@
 """Host time of a decode step's forward: replayed from a graph beside eager.
 
 Operators do no work (VNPU_COMPUTE=0), so that what is left is the host's: the calls of torch, of
-torch_npu and of CANN, until the device has taken the last one. Models: tiny_deepseek, and the same
-layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per model times
-both kinds of step in turn, on one engine. With --split also on two ranks of the larger model, steps
-as two ubatches beside whole ones, captured and eager: there the processor time of the thread that
-prepares, launches and samples, for the virtual device's threads run twice as many tasks.
+torch_npu and of CANN, by the processor time of the thread that makes them. Models: tiny_deepseek,
+and the same layers 61 times over, three dense ones first, as DeepSeek-V3 has them. One process per
+model times both kinds of step in turn, on one engine. With --split also on two ranks of the larger
+model, whole steps and those in two ubatches, captured and eager.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ CHILD = Path(__file__).with_name("decode_step_process.py")
 SPLIT_CHILD = Path(__file__).with_name("split_step_process.py")
 GOAL = 0.15
 SPLIT_GOALS = {"graph": 1.3, "eager": 1.9}
+# Operators do no work, and all launches are made on the thread that asks for them.
+HOST_ALONE = {"VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"}
 SIDE_STREAMS = {
     "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
 }
@@ -65,14 +66,14 @@ def run(args: argparse.Namespace) -> Result:
             run_child(
                 [str(CHILD), json.dumps(options)],
                 PROCESS_LIMIT_S,
-                {**os.environ, "VNPU_COMPUTE": "0"},
+                {**os.environ, **HOST_ALONE},
             )
             rows += _rows(name, json.loads(Path(options["result"]).read_text(encoding="utf-8")))
         if args.split:
             run_child(
                 [str(SPLIT_CHILD), json.dumps(options)],
                 PROCESS_LIMIT_S,
-                {**os.environ, "VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"},
+                {**os.environ, **HOST_ALONE},
             )
             found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
             rows += _split_rows(f"{args.layers} layers", found)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> Result:
         baseline="eager",
         rows=rows,
         settings={key: getattr(args, key) for key in ("requests", "steps", "rounds", "layers")}
-        | {"side_streams": args.side_streams, "VNPU_COMPUTE": "0"},
+        | {"side_streams": args.side_streams, **HOST_ALONE},
         seed=0,
         device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
         bounded_by="the host: one update of each layer's attention, and one launch",
