@@ -82,7 +82,13 @@ VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out)) {
   at::div_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other)) { self.tensor.div_(other); }
-VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other)) { self.tensor.div_(number(other)); }
+VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other)) {
+  if (at::isIntegralType(self.tensor.scalar_type(), /*includeBool=*/false)) {
+    store(self.tensor, self.tensor.div(number(other)));  // cast, which ATen refuses to do
+  } else {
+    self.tensor.div_(number(other));
+  }
+}
 VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out)) {
   at::div_out(out.tensor, self, other, rounding_mode(mode));
 }

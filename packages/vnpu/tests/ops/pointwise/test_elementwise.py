@@ -250,3 +250,11 @@ def test_remainders_of_integers_divided_by_zero_are_zero(f: Binary) -> None:
     compare(f(x.npu(), y.npu()), torch.tensor([1, 0, 0, 2]))
     in_place = torch.Tensor.remainder_ if f is torch.remainder else torch.Tensor.fmod_
     compare(in_place(x.npu(), y.npu()), torch.tensor([1, 0, 0, 2]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_integers_divided_in_place_stay_integers(dtype: torch.dtype) -> None:
+    """As after a mean over ranks."""
+    compare(
+        torch.tensor([8, 7, 0], dtype=dtype).npu().div_(2), torch.tensor([4, 3, 0], dtype=dtype)
+    )
