@@ -357,7 +357,9 @@ def test_an_error_of_one_rank_ends_every_process_of_the_engine(
         engine.generate(as_inputs(prompts[:4]), FIRST_TOKEN)
     log = engine.log_text()
     assert "planted in ubatch 1, layer 1" in log
-    assert re.search(r"waited 10 s in all_reduce #\d+ of group \S+ for rank 1", log)
+    # For nothing, or, where rank 1 has begun what comes after the step, for something else.
+    waited = r"waited 10 s in all_reduce #\d+ of group \S+ for rank 1"
+    assert re.search(rf"{waited}|mismatched collectives in group", log), log[-8000:]
     engine.close()
     assert becomes_true(lambda: not any(process.is_running() for process in others), 60)
 

@@ -17,6 +17,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.conversion import from_block_fp8
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.checkpoint.export_source import require_calibratable
+from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.block_fp8 import Block, as_floats, block_of
 from vllm_davinci.core.quantization.description import QuantType
@@ -66,6 +67,15 @@ def test_every_number_of_fp8_keeps_its_value():
     assert int(made.isnan().sum()) == 2
 
 
+@pytest.fixture
+def compiled_operators() -> Iterator[None]:
+    pytest.importorskip("vllm_davinci.kernels", reason="without it torch allocates each result")
+    choose_fused_ops(True)
+    yield
+    choose_fused_ops(False)
+
+
+@pytest.mark.usefixtures("compiled_operators")
 @pytest.mark.parametrize("kind", [QuantType.FLOAT, QuantType.W8A8_DYNAMIC])
 def test_memory_of_one_weight_serves_the_next_but_not_while_it_is_read(kind: QuantType):
     block, names = Block(128, 128), [f"{number}.weight" for number in range(6)]
