@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--side", type=int, default=16, help="of an image, in patches")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--pace", type=int, default=1, help="microseconds an operator sleeps, and a timer's 60 more"
+        "--pace", type=int, default=1, help="microseconds an operator sleeps, and its wake-up"
     )
 
 
