@@ -24,31 +24,35 @@ from vllm_davinci.vnpu import _C
 class StepTimer:
     """Times what the host does for the model's forward of every step of a runner.
 
-    Processor time of the thread that launches (TASK_QUEUE_ENABLE=0). A virtual device runs replays
-    on a thread of its own, which is not in it.
+    Processor time of the thread that launches (TASK_QUEUE_ENABLE=0), and the clock's beside it. A
+    virtual device runs replays on a thread of its own, which may take the core from the host's.
     """
 
     def __init__(self, runner: Any) -> None:
         self.seconds: list[float] = []
+        self.elapsed: list[float] = []
         self.launches: list[int] = []
         forward = runner._model_forward
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             torch.npu.synchronize()
-            launches, begin = _C.host_counts()["launches"], time.thread_time()
+            launches = _C.host_counts()["launches"]
+            began, begin = time.perf_counter(), time.thread_time()
             output = forward(*args, **kwargs)
             self.seconds.append(time.thread_time() - begin)
+            self.elapsed.append(time.perf_counter() - began)
             torch.npu.synchronize()
             self.launches.append(_C.host_counts()["launches"] - launches)
             return output
 
         runner._model_forward = timed
 
-    def take(self) -> tuple[float, int]:
-        """Median of the steps since the last call, in seconds, and their launches."""
-        found = statistics.median(self.seconds), int(statistics.median(self.launches))
-        self.seconds.clear()
-        self.launches.clear()
+    def take(self) -> dict[str, float]:
+        """Medians of the steps since the last call; times in seconds."""
+        lists = {"seconds": self.seconds, "elapsed": self.elapsed, "launches": self.launches}
+        found = {name: statistics.median(values) for name, values in lists.items()}
+        for values in lists.values():
+            values.clear()
         return found
 
 
@@ -65,17 +69,17 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     prompts, sampling = decode_requests(num_requests, options["steps"])
     timer = StepTimer(runner)
     dispatcher = runner.cudagraph_dispatcher
-    found: dict[str, list[Any]] = {"graph": [], "eager": []}
+    found: dict[str, list[dict[str, float]]] = {"graph": [], "eager": []}
     for _ in range(options["rounds"]):
-        for name, times in found.items():
+        for name, rounds in found.items():
             # Without keys vLLM's dispatcher answers that no graph holds the step.
             dispatcher.keys_initialized = name == "graph"
             llm.generate(prompts, sampling, use_tqdm=False)
-            times.append(timer.take())
+            rounds.append(timer.take())
     assert sum(runner.graph_replays().values()) >= options["rounds"] * (options["steps"] - 2)
     return {
-        name: {"seconds": [each[0] for each in times], "launches": times[-1][1]}
-        for name, times in found.items()
+        name: {key: [each[key] for each in rounds] for key in rounds[0]}
+        for name, rounds in found.items()
     }
 
 

@@ -69,7 +69,7 @@ def test_every_number_of_fp8_keeps_its_value():
 
 @pytest.fixture
 def compiled_operators() -> Iterator[None]:
-    pytest.importorskip("vllm_davinci.kernels", reason="without it torch allocates each result")
+    """Those of vllm-davinci-kernels; without them torch allocates each result."""
     choose_fused_ops(True)
     yield
     choose_fused_ops(False)

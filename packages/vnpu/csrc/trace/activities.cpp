@@ -102,15 +102,8 @@ void Activities::on_advance(const Stream& stream, const Task& task) {
 
 void Activities::on_end(const Stream& stream, const Task& task, bool failed) {
   if (!collects_any()) return;
-  Course course;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = courses_.find(&task);
-    if (found == courses_.end()) return;
-    course = found->second;
-    courses_.erase(found);
-  }
-  if (!failed) add(task, course, stream.device, stream.id);
+  const std::optional<Course> course = finished(task);
+  if (course.has_value() && !failed) add(task, *course, stream.device, stream.id);
 }
 
 void Activities::on_node_advance(const Task& node) {
@@ -123,15 +116,17 @@ void Activities::on_node_advance(const Task& node) {
 
 void Activities::on_node_end(const Task& node) {
   if (!collects_any() || running.launch == 0) return;
-  Course course;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = courses_.find(&node);
-    if (found == courses_.end()) return;
-    course = found->second;
-    courses_.erase(found);
-  }
-  add(node, course, running.device, running.stream);
+  const std::optional<Course> course = finished(node);
+  if (course.has_value()) add(node, *course, running.device, running.stream);
+}
+
+std::optional<Activities::Course> Activities::finished(const Task& task) {
+  const std::lock_guard lock(mutex_);
+  const auto found = courses_.find(&task);
+  if (found == courses_.end()) return std::nullopt;
+  const Course course = found->second;
+  courses_.erase(found);
+  return course;
 }
 
 void Activities::add(const Task& task, const Course& course, int device, int stream) {

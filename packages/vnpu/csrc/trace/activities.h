@@ -70,6 +70,8 @@ class Activities final : public Observer {
 
   static size_t index(Activity::Kind kind) { return static_cast<size_t>(kind); }
   bool collects_any() const;
+  // What is known of a task, which ends; none of one that nobody asked for when it began.
+  std::optional<Course> finished(const Task& task);
   void add(const Task& task, const Course& course, int device, int stream);
   const char* kept_name(const std::string& name);
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -81,25 +81,28 @@ def _taken_memory(spare_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _taken_streams(spare: int) -> Iterator[None]:
-    acl, streams = ctypes.CDLL("libascendcl.so"), []
-    while not acl.aclrtCreateStream(ctypes.byref(stream := ctypes.c_void_p())):
-        streams.append(stream)
+def _taken(
+    create: Callable[[Any], int], destroy: Callable[[Any], int], spare: int
+) -> Iterator[None]:
+    """All handles that the device gives, but `spare`."""
+    handles = []
+    while not create(ctypes.byref(handle := ctypes.c_void_p())):
+        handles.append(handle)
     for _ in range(spare):
-        acl.aclrtDestroyStream(streams.pop())
+        destroy(handles.pop())
     yield
-    for stream in streams:
-        acl.aclrtDestroyStream(stream)
+    for handle in handles:
+        destroy(handle)
 
 
-@contextmanager
-def _taken_events(spare: int) -> Iterator[None]:
-    acl, events = ctypes.CDLL("libascendcl.so"), []
+def _taken_streams(spare: int) -> AbstractContextManager[None]:
+    acl = ctypes.CDLL("libascendcl.so")
+    return _taken(acl.aclrtCreateStream, acl.aclrtDestroyStream, spare)
+
+
+def _taken_events(spare: int) -> AbstractContextManager[None]:
+    acl = ctypes.CDLL("libascendcl.so")
     # Events of this kind are the device's from their creation on.
-    while not acl.aclrtCreateEventWithFlag(ctypes.byref(event := ctypes.c_void_p()), FOR_WAITS):
-        events.append(event)
-    for _ in range(spare):
-        acl.aclrtDestroyEvent(events.pop())
-    yield
-    for event in events:
-        acl.aclrtDestroyEvent(event)
+    return _taken(
+        lambda event: acl.aclrtCreateEventWithFlag(event, FOR_WAITS), acl.aclrtDestroyEvent, spare
+    )

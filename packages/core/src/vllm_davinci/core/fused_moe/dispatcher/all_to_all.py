@@ -13,7 +13,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     SelectedTokens,
 )
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait, RowCounts
-from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_by_expert, sum_by_token
+from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_for_all_ranks, sum_by_token
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
 
 
@@ -57,13 +57,8 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
         what the other ubatches have launched, and the rows leave in front of theirs.
         """
         communicator: Any = self.group.device_communicator
-        rows, row_of_assignment, counts, scales = sort_by_expert(
-            tokens.x,
-            tokens.topk_ids,
-            experts.num_experts,
-            0,
-            experts.num_experts,
-            quantized=self.sends_integers and experts.takes_integers,
+        rows, row_of_assignment, counts, scales = sort_for_all_ranks(
+            tokens, experts, self.sends_integers
         )
         # [rank, its local expert]: rows from here; then [rank, local expert]: rows to here
         counts_sent = counts.view(self.group.world_size, experts.num_local)

@@ -12,7 +12,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     RankExperts,
     SelectedTokens,
 )
-from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_by_expert, sum_by_token
+from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_for_all_ranks, sum_by_token
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
 
 
@@ -49,13 +49,8 @@ class FixedAllToAllDispatcher(SliceDispatcher[ArrivedParts]):
         num_ranks, num_local = self.group.world_size, experts.num_local
         num_tokens, top_k = tokens.topk_ids.shape
         room = num_tokens * min(top_k, num_local)  # rows of a part
-        rows, row_of_assignment, counts, scales = sort_by_expert(
-            tokens.x,
-            tokens.topk_ids,
-            experts.num_experts,
-            0,
-            experts.num_experts,
-            quantized=self.sends_integers and experts.takes_integers,
+        rows, row_of_assignment, counts, scales = sort_for_all_ranks(
+            tokens, experts, self.sends_integers
         )
         counts_sent = counts.view(num_ranks, num_local)
         rows_sent = counts_sent.sum(1)

@@ -3,6 +3,8 @@
 import torch
 import torch_npu
 
+from vllm_davinci.core.fused_moe.dispatcher.base import RankExperts, SelectedTokens
+
 COUNTS = 1  # expert_tokens_num_type: entries are counts, not ends
 # quant_mode of npu_moe_init_routing_v2: none, or a scale for each row.
 NOT_QUANTIZED, DYNAMIC = -1, 1
@@ -41,6 +43,23 @@ def sort_by_expert(
         quant_mode=DYNAMIC if quantized else NOT_QUANTIZED,
     )
     return rows, row_of_assignment, tokens_per_expert, scales if quantized else None
+
+
+def sort_for_all_ranks(
+    tokens: SelectedTokens, experts: RankExperts, sends_integers: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Rows for the experts of all ranks, to be sent to them, as `sort_by_expert` returns them.
+
+    sends_integers: whether rows for experts that take integers travel as int8
+    """
+    return sort_by_expert(
+        tokens.x,
+        tokens.topk_ids,
+        experts.num_experts,
+        0,
+        experts.num_experts,
+        quantized=sends_integers and experts.takes_integers,
+    )
 
 
 def sum_by_token(
