@@ -61,6 +61,12 @@ def test_the_cut_is_at_a_request_near_the_middle(query_lens: list[int], cuts: li
     assert list(decision.split.cuts) == cuts
 
 
+def test_a_first_ubatch_may_be_larger():
+    decision = made(split="token", first_share=0.625).decide([300, 100], lambda split: True)
+    assert decision.split is not None
+    assert list(decision.split.cuts) == [250]
+
+
 def test_a_cut_that_breaks_a_prefix_is_not_made():
     chosen = made()
     assert chosen.decide([128, 128], lambda split: list(split.cuts) != [128]).split is None
