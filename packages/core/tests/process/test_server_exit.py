@@ -25,6 +25,14 @@ IS_TOLD = (
     '.info("[shutdown] API server: shutdown triggered")'
 )
 LATER = "import time; at = time.time; time.time = lambda: at() + 60"
+CONFIGURED_AGAIN = """
+import logging.config
+from vllm_davinci.core.platform import NPUPlatform
+logging.config.dictConfig(
+    {"version": 1, "disable_existing_loggers": False, "loggers": {"vllm": {"handlers": []}}}
+)
+NPUPlatform.log_warnings()
+"""
 QUIET = 'logging.getLogger("vllm").setLevel(logging.WARNING)'
 
 STATUSES = {
@@ -34,6 +42,8 @@ STATUSES = {
     "told_before": (f"{SERVER}\n{IS_TOLD}\n{DIES_ACCORDING_TO_CLIENT}", 0),
     "told_at_the_same_time": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{IS_TOLD}", 0),
     "told_long_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{LATER}\n{IS_TOLD}", 1),
+    "configured_again": (f"{SERVER}\n{CONFIGURED_AGAIN}\n{DIES_ACCORDING_TO_CLIENT}", 1),
+    "configured_again_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{CONFIGURED_AGAIN}", 1),
     # A program that uses an engine decides itself what follows from its death.
     "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
 }

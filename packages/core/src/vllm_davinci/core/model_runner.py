@@ -9,9 +9,6 @@ import torch
 import torch_npu
 from safetensors import SafetensorError
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import (
-    KVCacheConfig,
-)
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
@@ -57,10 +54,10 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
     def _init_device_properties(self) -> None:
         self.num_sms = NPUPlatform.num_compute_units(self.device.index or 0)
 
-    def load_model(self, load_dummy_weights: bool = False) -> None:
+    def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
         quantization = self.vllm_config.quant_config
         try:
-            super().load_model(load_dummy_weights=load_dummy_weights)
+            super().load_model(load_dummy_weights, **options)
         except SafetensorError as error:
             raise CheckpointError(describe_damage(self.model_config.model, error)) from error
         except (KeyError, ValueError) as error:
@@ -77,14 +74,14 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
             if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
                 require_norm_biases(self.get_model(), quantization.description)
 
-    def profile_run(self) -> None:
+    def profile_run(self, **options: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""
         if isinstance(self.vllm_config.quant_config, AscendQuantizationConfig):
             resolve_outputs(
                 self.get_model(),
                 lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
             )
-        super().profile_run()
+        super().profile_run(**options)
 
     def _forward_of_graph(self, **inputs: Any) -> Any:
         return self.forward_as_ubatches(self.get_model(), **inputs)
@@ -144,10 +141,8 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
 
     # --- slot mapping ----------------------------------------------------------------------
 
-    def may_reinitialize_input_batch(
-        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
-    ) -> None:
-        super().may_reinitialize_input_batch(kv_cache_config, kernel_block_sizes)
+    def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
+        super().may_reinitialize_input_batch(*args, **kwargs)
         self._take_over_block_tables()
 
     def _take_over_block_tables(self) -> None:

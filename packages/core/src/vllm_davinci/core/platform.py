@@ -34,6 +34,7 @@ from vllm_davinci.core.errors import (
 from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
+from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -213,6 +214,11 @@ class NPUPlatform(Platform):
             f"not available in {RELEASE}: process groups that grow and shrink (elastic expert "
             "parallelism). Start without --enable-elastic-ep."
         )
+
+    @classmethod
+    def log_warnings(cls) -> None:
+        """Comes after each configuration of logging, which takes handlers away."""
+        fail_when_engine_dies()
 
     # --- configuration ---------------------------------------------------------------------
 

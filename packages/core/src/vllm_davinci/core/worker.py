@@ -159,7 +159,9 @@ class NPUWorker(Worker):
         """Blocks of the KV cache, the one that vLLM keeps empty included."""
         return int(self.model_runner.kv_cache_config.num_blocks)
 
-    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+    def profile(
+        self, is_start: bool = True, profile_prefix: str | None = None, **options: Any
+    ) -> None:
         if is_start and self.profiler is None and self.profiler_config.profiler == "torch":
             trace_name = f"{profile_prefix or 'npu'}_rank{self.rank}"
             self.profiler = TorchProfilerWrapper(
@@ -168,4 +170,4 @@ class NPUWorker(Worker):
                 local_rank=self.local_rank,
                 activities=profiler_activities(),
             )
-        super().profile(is_start=is_start, profile_prefix=profile_prefix)
+        super().profile(is_start=is_start, profile_prefix=profile_prefix, **options)

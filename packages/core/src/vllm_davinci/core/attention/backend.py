@@ -10,6 +10,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
+from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
@@ -23,7 +24,9 @@ class NPUAttentionBackend(AttentionBackend):
     forward_includes_kv_cache_update: bool = True
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[int | MultipleOf]:
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: KVCacheSpec | None = None,
+    ) -> list[int | MultipleOf]:
         return [BLOCK_SIZE_TOKENS]
 
     @staticmethod

@@ -43,8 +43,8 @@ class GraphRunner(GPUModelRunner):
     _graph_memory: GraphMemory | None = None  # as `profile_graph_memory` has found it
     _workspace_bytes = 0
 
-    def load_model(self, load_dummy_weights: bool = False) -> None:
-        super().load_model(load_dummy_weights)
+    def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
+        super().load_model(load_dummy_weights, **options)
         if isinstance(self.model, CUDAGraphWrapper):
             # vLLM's own, which names torch.cuda's graphs.
             self.model = NPUGraphWrapper(
@@ -55,12 +55,12 @@ class GraphRunner(GPUModelRunner):
         """The part of a step that a graph holds."""
         return self.get_model()(**inputs)
 
-    def profile_run(self) -> None:
+    def profile_run(self, **options: Any) -> None:
         """vLLM's; keeps the bytes of the workspaces that torch_npu gives each stream beside it.
 
         vLLM does not count them: it measures after they have been given back.
         """
-        super().profile_run()
+        super().profile_run(**options)
         self._workspace_bytes = _release_workspaces()
 
     def profile_graph_memory(self) -> GraphMemory:

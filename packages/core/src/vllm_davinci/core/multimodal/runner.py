@@ -1,6 +1,7 @@
 """vLLM's runner, which puts an encoder's output among a step's embeddings without waiting."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from vllm.model_executor.models.interfaces import SupportsMultiModal
@@ -18,8 +19,8 @@ class MultimodalRunner(GPUModelRunner):
 
     _takes_places = False  # until a model is loaded that does
 
-    def load_model(self, load_dummy_weights: bool = False) -> None:
-        super().load_model(load_dummy_weights=load_dummy_weights)
+    def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
+        super().load_model(load_dummy_weights, **options)
         self._takes_places = takes_places(self.get_model())
 
     def _gather_mm_embeddings(

@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import sys
+from functools import cache
 
 # Imported by vLLM's servers and by nothing else.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
@@ -19,14 +20,12 @@ def fail_when_engine_dies() -> None:
     vLLM's server answers every request with an error then, shuts down in order, and exits with
     status 0, which tells a supervisor not to start it again.
     """
-    logger = logging.getLogger("vllm")
-    if not any(isinstance(handler, EngineDeath) for handler in logger.handlers):
-        death = EngineDeath()
-        logger.addHandler(death)
-        logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
-        launcher = logging.getLogger(SERVER_MODULE)
-        if not launcher.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
-            launcher.setLevel(logging.INFO)
+    death = _engine_death()
+    logging.getLogger("vllm").addHandler(death)
+    logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
+    launcher = logging.getLogger(SERVER_MODULE)
+    if not launcher.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
+        launcher.setLevel(logging.INFO)
 
 
 class EngineDeath(logging.Handler):
@@ -77,6 +76,12 @@ class EngineDeath(logging.Handler):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)
+
+
+@cache
+def _engine_death() -> EngineDeath:
+    """Of this process, which leaves once."""
+    return EngineDeath()
 
 
 def _is_engine_dead_error(record: logging.LogRecord) -> bool:

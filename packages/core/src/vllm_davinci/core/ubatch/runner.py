@@ -97,8 +97,8 @@ class UBatchRunner(DecidingRunner):
             return forward(**inputs)
         return self._step_runner.run(self._split_step, forward, **inputs)
 
-    def load_model(self, load_dummy_weights: bool = False) -> None:
-        super().load_model(load_dummy_weights)
+    def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
+        super().load_model(load_dummy_weights, **options)
         model = self.get_model()
         # Models may keep rows of a step's images or videos, and take them by the step's numbers.
         self._splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)

@@ -160,6 +160,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
         skip_topk: bool = False,
         non_causal_multi_token_decode: bool = False,
         allow_short_prefill_indexer_scoring_skip: bool = False,
+        fuse_qkv_rmsnorm: bool = False,  # a choice of launches, which are chosen here
     ) -> None:
         # vLLM's own constructor would make its attention layer, for other devices.
         nn.Module.__init__(self)
