@@ -99,7 +99,7 @@ def run_tests(directory: Path, version: str, steps: Steps) -> tuple[list[Failure
              f"--junitxml={results}", "--continue-on-collection-errors", *tests],
             limit_s=TESTS_LIMIT_S,
             environment={
-                "VLLM_DAVINCI_ACCEPT_VLLM": version,
+                "DAVINCI_ACCEPT_VLLM": version,
                 "HF_HUB_OFFLINE": "1",
                 "PATH": f"{commands}:/usr/local/bin:/usr/bin:/bin",
             },

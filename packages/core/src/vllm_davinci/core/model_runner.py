@@ -74,14 +74,14 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
             if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
                 require_norm_biases(self.get_model(), quantization.description)
 
-    def profile_run(self, **options: Any) -> None:
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""
         if isinstance(self.vllm_config.quant_config, AscendQuantizationConfig):
             resolve_outputs(
                 self.get_model(),
                 lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
             )
-        super().profile_run(**options)
+        super().profile_run(*args, **kwargs)
 
     def _forward_of_graph(self, **inputs: Any) -> Any:
         return self.forward_as_ubatches(self.get_model(), **inputs)

@@ -54,7 +54,7 @@ VLLM = Requirement(
 REQUIREMENTS = (TORCH, TORCH_NPU, VLLM)
 
 # A vLLM to be tried although this release is not made for it: for who ports to it.
-ACCEPTED_VLLM = "VLLM_DAVINCI_ACCEPT_VLLM"
+ACCEPTED_VLLM = "DAVINCI_ACCEPT_VLLM"
 # Those that torch_npu has wheels for.
 PYTHON_MINIMUM, PYTHON_MAXIMUM = (3, 10), (3, 13)
 

@@ -55,12 +55,12 @@ class GraphRunner(GPUModelRunner):
         """The part of a step that a graph holds."""
         return self.get_model()(**inputs)
 
-    def profile_run(self, **options: Any) -> None:
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's; keeps the bytes of the workspaces that torch_npu gives each stream beside it.
 
         vLLM does not count them: it measures after they have been given back.
         """
-        super().profile_run(**options)
+        super().profile_run(*args, **kwargs)
         self._workspace_bytes = _release_workspaces()
 
     def profile_graph_memory(self) -> GraphMemory:
