@@ -3,7 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,6 +37,13 @@ class Group {
   uint32_t rank() const { return rank_; }
   int device() const { return device_; }
   Segment& segment() { return segment_; }
+
+  // Makes a new group of some of this group's ranks: all of them call it, with the same `members`
+  // (ranks of this group, in the order of their new ranks) and the same `id`. `join` is given the
+  // new group's invitation and returns when all have joined. Throws kRemoteTimeout and kRemoteLost
+  // where the first member does not make the group; this group stays whole.
+  void derive(const std::vector<uint32_t>& members, uint64_t id,
+              const std::function<void(const Invitation&)>& join);
 
   // "rank 1 (pid 4242)"
   std::string describe(uint32_t rank) const;
@@ -69,6 +78,9 @@ class Group {
   // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
 
+  // Whether it was made by derive(), and so is no global group.
+  bool is_derived = false;
+
   // --- what a communicator has on the device ---------------------------------------------------
   // Bytes of one of its two HCCL buffers, and their device memory where it is taken.
   uint64_t buffer_bytes = 0;
@@ -100,6 +112,10 @@ class Group {
   void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                      const std::function<std::string()>& what);
 
+  // Of a new group that has this signature, from its first member; waits for it.
+  Invitation accept(uint32_t first, uint64_t signature, uint64_t id);
+  void offer(uint64_t signature, const Invitation& invitation);
+
   const Invitation invitation_;
   Segment segment_;
   const uint32_t ranks_;
@@ -109,6 +125,9 @@ class Group {
   const TimeLimits limits_;
   const bool spin_;
   std::atomic<int64_t> failure_noticed_ns_{0};  // 0: none yet
+  std::mutex offering_;                         // one new group at a time has this rank as first
+  std::mutex accepting_;
+  std::map<uint32_t, std::string> accepted_;  // by first member: the newest group's identity
 };
 
 using GroupPtr = std::shared_ptr<Group>;

@@ -47,10 +47,29 @@ struct Bell {
   void wait(uint32_t seen, std::chrono::microseconds limit);
 };
 
+// How a rank finds the segment of a group: travels as opaque bytes through the program's store.
+struct Invitation {
+  static constexpr uint64_t kMagic = 0x766e7075'67727031;
+  uint64_t magic;
+  uint64_t pid_namespace;
+  ProcessIdentity creator;
+  uint32_t user;
+  int32_t file;
+  char host[256];
+  char identity[64];  // the file's name
+};
+
 // --- what lies in the memory that the ranks of one group share --------------------------------
 // A fresh segment is all zero bytes, and zero is the valid first state of everything in it.
 
 enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft };
+
+// What the first rank of a new group hands to the other ranks of it, all of which are in this one.
+struct Offer {
+  std::atomic<uint32_t> version;  // even: whole, odd: being written
+  uint64_t signature;             // of the new group's ranks and its id; 0: nothing is offered
+  Invitation invitation;
+};
 
 struct alignas(64) RankBlock {
   std::atomic<uint32_t> state;  // RankState
@@ -61,6 +80,7 @@ struct alignas(64) RankBlock {
   alignas(64) Announcement announcements[2];
   char call_sites[2][kCallSite];
   Obstacle obstacle;
+  Offer offer;
 };
 
 struct alignas(64) SegmentHeader {
@@ -82,18 +102,6 @@ struct alignas(64) Mailbox {
   std::atomic<uint32_t> sent;  // chunks
   alignas(64) std::atomic<uint32_t> received;
   Label labels[kDepth];
-};
-
-// How a rank finds the segment of a group: travels as opaque bytes through the program's store.
-struct Invitation {
-  static constexpr uint64_t kMagic = 0x766e7075'67727031;
-  uint64_t magic;
-  uint64_t pid_namespace;
-  ProcessIdentity creator;
-  uint32_t user;
-  int32_t file;
-  char host[256];
-  char identity[64];  // the file's name
 };
 
 // Shared memory of one group: an anonymous file, so that nothing is left behind however the

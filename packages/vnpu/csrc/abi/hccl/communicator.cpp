@@ -2,11 +2,15 @@
 
 #include "abi/hccl/communicator.h"
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
+#include <string_view>
 
 #include "device/configuration.h"
 #include "device/memory.h"
@@ -73,6 +77,61 @@ uint64_t buffer_bytes_of_environment() {
   return uint64_t{number} << 20;
 }
 
+// "a;b" by ';' to {"a", "b"}; an empty part stays.
+std::vector<std::string_view> parts_of(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (size_t at = 0;;) {
+    const size_t end = text.find(separator, at);
+    parts.push_back(text.substr(at, end == text.npos ? text.npos : end - at));
+    if (end == text.npos) return parts;
+    at = end + 1;
+  }
+}
+
+// "level0:NA;level1:NHR": each level at most once.
+bool is_algorithm(std::string_view text) {
+  using Names = std::set<std::string_view>;
+  static const std::array<Names, 3> kLevels = {
+      Names{"NA"}, Names{"ring", "H-D_R", "NHR", "NHR_V1", "NB", "AHC", "pipeline", "pairwise"},
+      Names{"ring", "H-D_R", "NHR", "NB", "pipeline"}};
+  std::set<std::string_view> seen;
+  for (const std::string_view part : parts_of(text, ';')) {
+    const size_t colon = part.find(':');
+    if (colon == part.npos) return false;
+    const std::string_view level = part.substr(0, colon);
+    if (level.size() != 6 || level.substr(0, 5) != "level" || !seen.insert(level).second) {
+      return false;
+    }
+    const size_t number = static_cast<size_t>(level[5] - '0');
+    if (number >= kLevels.size() || kLevels[number].count(part.substr(colon + 1)) == 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Either of all operations or, by '/', of some. Which one runs makes no difference here. Source:
+// HCCL's documentation, environment variables, HCCL_ALGO; a communicator's hcclAlgo has its form.
+void check_algorithms(std::string text, const char* of) {
+  static const std::set<std::string_view> kOperations = {
+      "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "scatter", "alltoall"};
+  std::erase(text, ' ');
+  if (text.empty()) return;
+  const std::vector<std::string_view> parts = parts_of(text, '/');
+  const bool known = std::all_of(parts.begin(), parts.end(), [&](std::string_view part) {
+    const size_t equals = part.find('=');
+    if (equals == part.npos) return parts.size() == 1 && is_algorithm(part);
+    return kOperations.count(part.substr(0, equals)) > 0 && is_algorithm(part.substr(equals + 1));
+  });
+  if (known) return;
+  if (text.size() > 100) text = text.substr(0, 100) + "...";
+  throw Failure(FailureKind::kInvalidArgument,
+                std::string("vnpu: ") + of + "='" + text +
+                    "' is not valid. Expected level0:NA;level1:ALGORITHM, or for each operation "
+                    "OPERATION=level0:NA;level1:ALGORITHM/..., for example "
+                    "allreduce=level0:NA;level1:ring/allgather=level0:NA;level1:H-D_R.");
+}
+
 // What of a configuration matters here. Fields beyond the size that the caller states are not read.
 struct Settings {
   std::string name;
@@ -80,6 +139,7 @@ struct Settings {
   uint64_t buffer_bytes = buffer_bytes_of_environment();
 
   explicit Settings(const HcclCommConfig* config) {
+    if (const char* const text = std::getenv("HCCL_ALGO")) check_algorithms(text, "HCCL_ALGO");
     if (config == nullptr) return;
     size_t size = 0;
     std::memcpy(&size, config->reserved, sizeof(size));
@@ -96,12 +156,18 @@ struct Settings {
         config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) {
       buffer_bytes = uint64_t{config->hcclBufferSize} << 20;
     }
+    if (size >= offsetof(HcclCommConfig, hcclAlgo) + sizeof(config->hcclAlgo)) {
+      check_algorithms(
+          std::string(config->hcclAlgo, ::strnlen(config->hcclAlgo, sizeof(config->hcclAlgo))),
+          "hcclAlgo");
+    }
   }
 };
 
 GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
-              const HcclCommConfig* config) {
+              const HcclCommConfig* config, const std::string& name_if_none = "") {
   Settings settings(config);
+  if (settings.name.empty()) settings.name = name_if_none;
   auto group = std::make_shared<Group>(invitation, ranks, rank, device, std::move(settings.name),
                                        settings.limits);
   group->buffer_bytes = settings.buffer_bytes;
@@ -212,6 +278,44 @@ VNPU_HCCL(HcclResult, HcclCommInitRootInfoConfig,
 VNPU_HCCL(HcclResult, HcclCommInitRootInfo,
           (uint32_t ranks, const HcclRootInfo* info, uint32_t rank, HcclComm* communicator)) {
   return HcclCommInitRootInfoConfig(ranks, info, rank, nullptr, communicator);
+}
+
+VNPU_HCCL(HcclResult, HcclCreateSubCommConfig,
+          (HcclComm * communicator, uint32_t ranks, uint32_t* rank_ids, uint64_t id, uint32_t rank,
+           HcclCommConfig* config, HcclComm* derived)) {
+  return hccl_guarded("HcclCreateSubCommConfig", [&] {
+    const GroupPtr whole = group_of(*communicator);
+    constexpr uint64_t kNoMember = 0xFFFFFFFF;
+    if (rank_ids == nullptr && id == kNoMember) {
+      *derived = nullptr;
+      return;
+    }
+    if (rank_ids == nullptr || rank >= ranks || rank_ids[rank] != whole->rank()) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: rankIds[subCommRankId=" + std::to_string(rank) + "] of " +
+                        std::to_string(ranks) + " is not this rank's own number in group " +
+                        whole->name() + ", " + std::to_string(whole->rank()) + ".");
+    }
+    const std::vector<uint32_t> members(rank_ids, rank_ids + ranks);
+    const std::set<uint32_t> distinct(members.begin(), members.end());
+    if (distinct.size() != ranks || *distinct.rbegin() >= whole->ranks()) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: rankIds names a rank twice, or one that group " + whole->name() +
+                        " of " + std::to_string(whole->ranks()) + " ranks does not have.");
+    }
+    if (whole->is_derived) {
+      throw Failure(FailureKind::kNotSupported,
+                    "vnpu: group " + whole->name() +
+                        " is itself derived from another. Derive from the global one.");
+    }
+    whole->derive(members, id, [&](const Invitation& invitation) {
+      const GroupPtr group = join(invitation, ranks, rank, whole->device(), config,
+                                  whole->name() + "_sub_" + std::to_string(id));
+      group->is_derived = true;
+      group->await_all();
+      *derived = Communicators::instance().add(group);
+    });
+  });
 }
 
 VNPU_HCCL(HcclResult, HcclCommInitAll,
