@@ -13,14 +13,15 @@ namespace {
 
 constexpr size_t kBlock = 1024;  // elements; the accumulators of a block stay in the first cache
 
-// How elements are stored and in which type they are accumulated. The conversions have no branches,
-// so that the loops over them become vector code.
+// How elements are stored and in which type they are combined. The conversions have no branches, so
+// that the loops over them become vector code.
 template <class T>
 struct Plain {
   using Stored = T;
   using Wide = T;
   static Wide widen(Stored value) { return value; }
   static Stored narrow(Wide value) { return value; }
+  static Wide rounded(Wide value) { return value; }
 };
 
 struct Bfloat16 {
@@ -29,9 +30,10 @@ struct Bfloat16 {
   static Wide widen(Stored value) { return std::bit_cast<float>(uint32_t{value} << 16); }
   static Stored narrow(Wide value) {
     const auto bits = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return static_cast<Stored>(value != value ? 0x7fc0u : rounded);
+    const uint32_t nearest = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return static_cast<Stored>(value != value ? 0x7fc0u : nearest);
   }
+  static Wide rounded(Wide value) { return widen(narrow(value)); }
 };
 
 struct Float16 {
@@ -58,6 +60,7 @@ struct Float16 {
     result = magnitude > 0x7f800000u ? 0x7e00u : result;
     return static_cast<Stored>(sign | result);
   }
+  static Wide rounded(Wide value) { return widen(narrow(value)); }
 };
 
 struct Sum {
@@ -110,6 +113,8 @@ void combine(std::span<const std::byte* const> inputs, std::byte* output, size_t
       for (size_t i = 0; i < n; ++i) {
         accumulated[i] = Operation::apply(accumulated[i], Format::widen(next[i]));
       }
+      if (k + 1 == inputs.size()) break;
+      for (size_t i = 0; i < n; ++i) accumulated[i] = Format::rounded(accumulated[i]);
     }
     auto* target = reinterpret_cast<Stored*>(output) + begin;
     for (size_t i = 0; i < n; ++i) target[i] = Format::narrow(accumulated[i]);

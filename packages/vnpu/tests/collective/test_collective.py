@@ -23,9 +23,8 @@ def values(of, size, dtype, salt=0):
 
 
 def combined(parts, op):
-    wide = [p.float() if p.dtype in (torch.float16, torch.bfloat16) else p for p in parts]
-    total = wide[0].clone()
-    for part in wide[1:]:
+    total = parts[0].clone()
+    for part in parts[1:]:
         if op == dist.ReduceOp.SUM:
             total = total + part
         elif op == dist.ReduceOp.PRODUCT:
@@ -34,7 +33,7 @@ def combined(parts, op):
             total = torch.maximum(total, part)
         else:
             total = torch.minimum(total, part)
-    return total.to(parts[0].dtype)
+    return total
 
 
 def equal(npu, cpu, what):
