@@ -130,8 +130,8 @@ def page(version: str, compared: dict[str, Any], failures: list[Failure], num_te
         "## Hooks",
         "",
     ]
-    for module, own in groupby(changes, key=lambda change: change["module"]):
-        lines += [f"`{module}`", ""]
+    for file, own in groupby(changes, key=lambda change: change["file"]):
+        lines += [f"`{file}`", ""]
         for name, users in groupby(own, key=lambda change: (change["name"], change["what"])):
             ours = sorted({user["ours"] for user in users})
             lines.append(f"- `{name[0]}`: {name[1]}. Used by {', '.join(f'`{o}`' for o in ours)}")

@@ -42,11 +42,12 @@ class Wheel:
 
     def __init__(self, path: Path) -> None:
         archive = zipfile.ZipFile(path)
-        self._sources = {
-            name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): archive.read(name)
+        self._files = {
+            name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
             for name in archive.namelist()
             if name.startswith("vllm/") and name.endswith(".py")
         }
+        self._sources = {module: archive.read(name) for module, name in self._files.items()}
         self._trees: dict[str, ast.Module] = {}
 
     def find(self, module: str, name: str) -> ast.AST | None:
@@ -59,6 +60,10 @@ class Wheel:
         for part in name.split("."):
             scope = None if scope is None else bindings(getattr(scope, "body", [])).get(part)
         return scope
+
+    def file(self, module: str) -> str:
+        """Where the wheel has a module."""
+        return self._files.get(module, module)
 
     def has_module(self, name: str) -> bool:
         return name in self._sources
@@ -188,7 +193,7 @@ def main() -> None:
     old, new = (Wheel(Path(argument)) for argument in sys.argv[1:3])
     compared = sorted(set(hooks()), key=lambda hook: (hook.module, hook.name, hook.ours))
     changes = [
-        {**asdict(hook), "what": what}
+        {**asdict(hook), "file": old.file(hook.module), "what": what}
         for hook in compared
         if (what := change(hook, old, new)) is not None
     ]
