@@ -2,34 +2,58 @@
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 namespace vnpu::timing {
 
-// Which memory is in a device's L2: whole ranges of addresses, the one used longest ago leaves
-// first. What is larger than the cache goes through it and leaves nothing there.
+// Which memory is in a device's L2: ranges of addresses. What was used longest ago leaves first, and
+// a range is used from its begin to its end, so that of one that is larger than the cache its end
+// stays. Assumed: neither the policy nor the order in which cores go through an operand is stated.
 class Cache {
  public:
   explicit Cache(int64_t capacity) : capacity_(capacity) {}
 
-  // Uses [begin, end); the bytes of it that were there.
-  int64_t use(uintptr_t begin, uintptr_t end);
+  struct Found {
+    int64_t bytes = 0;
+    // Of what brings some of them, as `bring` was told. Each once.
+    std::vector<uint64_t> arrivals;
+    void await(uint64_t arrival);
+  };
+
+  // Uses [begin, end): what of it was there.
+  Found use(uintptr_t begin, uintptr_t end);
+  // What of [begin, end) is there. Uses nothing.
+  Found find(uintptr_t begin, uintptr_t end) const;
+  // Uses [begin, end), which is not there before `arrival`, a number other than 0; the first task
+  // that finds some of it has to wait for that. The bytes that were there.
+  int64_t bring(uintptr_t begin, uintptr_t end, uint64_t arrival);
   // Others have written [begin, end).
-  void forget(uintptr_t begin, uintptr_t end) { take(begin, end); }
+  void forget(uintptr_t begin, uintptr_t end);
 
  private:
   struct Range {
     uintptr_t end;
-    uint64_t used;  // when: counts uses
+    uint64_t used;     // when: counts uses
+    uint64_t arrival;  // 0: it is there
   };
+  using Ranges = std::map<uintptr_t, Range>;
 
-  int64_t take(uintptr_t begin, uintptr_t end);
+  Found use(uintptr_t begin, uintptr_t end, uint64_t arrival);
+  // The first range that ends after an address.
+  Ranges::const_iterator after(uintptr_t address) const;
+  // Cuts a range in two where the address lies within one.
+  void cut(uintptr_t address);
   void put(uintptr_t begin, Range range);
-  void drop(std::map<uintptr_t, Range>::iterator range);
+  // The same, as a part of the range that ends where it begins, if both are alike.
+  void append(uintptr_t begin, Range range);
+  void drop(Ranges::const_iterator range);
+  // Gives up what was used longest ago until all fits, while [next, end) is yet to be used.
+  void make_room(uintptr_t next, uintptr_t end);
 
   const int64_t capacity_;
   int64_t bytes_ = 0;
   uint64_t uses_ = 0;
-  std::map<uintptr_t, Range> ranges_;        // by begin; none overlap
+  Ranges ranges_;                            // by begin; none overlap
   std::multimap<uint64_t, uintptr_t> ages_;  // used -> begin
 };
 

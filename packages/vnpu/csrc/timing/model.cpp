@@ -147,24 +147,44 @@ Cache& Model::cache_of(int device) {
 
 int64_t Model::use_cache(const Task& task, int device) {
   Cache& cache = cache_of(device);
-  // What is read of a strided tensor is as much there as the range that it lies in.
-  Wide there = 0;
-  Wide all = 0;
+  Wide all_read = 0;
+  Wide all_written = 0;
   for (const Access& access : task.touched.accesses()) {
-    if (access.write) continue;
-    const auto bytes = static_cast<Wide>(bytes_of(access));
+    (access.write ? all_written : all_read) += static_cast<Wide>(bytes_of(access));
+  }
+  // A cost may have said that only a part is read or written: some experts, some rows of a cache.
+  const Wide read = std::min(all_read, static_cast<Wide>(task.work->read_bytes));
+  const Wide written = std::min(all_written, static_cast<Wide>(task.work->written_bytes));
+  // What of a range is touched is taken for its first bytes when it stays, and for any when it is
+  // looked for.
+  const auto touched = [&](const Access& access) {
     const auto range = static_cast<Wide>(access.end - access.begin);
-    if (range == 0) continue;
-    all += bytes;
-    there += bytes * static_cast<Wide>(cache.use(access.begin, access.end)) / range;
+    const Wide all = access.write ? all_written : all_read;
+    return static_cast<uintptr_t>(all == 0 ? 0 : range * (access.write ? written : read) / all);
+  };
+  Wide there = 0;
+  const auto count = [&](const Access& access, const Cache::Found& found) {
+    // What is read of a strided tensor is as much there as the range that it lies in.
+    const auto range = static_cast<Wide>(access.end - access.begin);
+    there += static_cast<Wide>(bytes_of(access)) * static_cast<Wide>(found.bytes) / range;
+    awaited_.insert(awaited_.end(), found.arrivals.begin(), found.arrivals.end());
+  };
+  // Before any is used: two of them may lie in one range, by turns.
+  const std::vector<Access>& accesses = task.touched.accesses();
+  const auto is_part = [&](const Access& access) {
+    return touched(access) < access.end - access.begin;
+  };
+  for (const Access& access : accesses) {
+    if (!access.write && is_part(access)) count(access, cache.find(access.begin, access.end));
   }
-  for (const Access& access : task.touched.accesses()) {
-    if (access.write) cache.use(access.begin, access.end);
+  for (const bool writes : {false, true}) {
+    for (const Access& access : accesses) {
+      if (access.write != writes || access.end == access.begin) continue;
+      const Cache::Found found = cache.use(access.begin, access.begin + touched(access));
+      if (!writes && !is_part(access)) count(access, found);
+    }
   }
-  if (all == 0) return 0;
-  // Of these, a cost may have said that only a part is read.
-  const auto read = static_cast<Wide>(task.work->read_bytes);
-  return static_cast<int64_t>(std::min(read, read * there / all));
+  return all_read == 0 ? 0 : static_cast<int64_t>(read * std::min(there, all_read) / all_read);
 }
 
 void Model::place_group(const std::string& name, const std::vector<int64_t>& ranks) {
@@ -181,19 +201,25 @@ void Model::prefetch(const Stream& stream, const void* address, size_t bytes) {
   }
   host_ += machine_.host().event_call;
   make_room(stream.id);
-  simulation_.launch(stream.device, stream.id,
-                     prefetch_plan(stream.device, reinterpret_cast<uintptr_t>(address), bytes),
-                     host_, label_);
+  launch_prefetch(stream.device, stream.id, reinterpret_cast<uintptr_t>(address), bytes);
 }
 
-PlanPtr Model::prefetch_plan(int device, uintptr_t begin, size_t bytes) {
-  const int64_t there = cache_of(device).use(begin, begin + bytes);
+void Model::launch(int device, int stream, PlanPtr plan) {
+  for (const uint64_t record : awaited_) simulation_.wait(device, stream, record, nullptr, host_);
+  awaited_.clear();
+  simulation_.launch(device, stream, std::move(plan), host_, label_);
+}
+
+void Model::launch_prefetch(int device, int stream, uintptr_t begin, size_t bytes) {
+  const uint64_t arrival = simulation_.next_record();
+  const int64_t there = cache_of(device).bring(begin, begin + bytes, arrival);
   auto plan = std::make_shared<Plan>();
   plan->name = "prefetch";
   plan->kind = Kind::kCopy;
   plan->bytes = bytes;
   plan->phases = machine_.phases_of_prefetch(static_cast<int64_t>(bytes) - there);
-  return plan;
+  launch(device, stream, std::move(plan));
+  simulation_.record(device, stream, nullptr, host_);
 }
 
 PlanPtr Model::plan_of(const Task& task, int device) {
@@ -293,7 +319,7 @@ void Model::on_launch(const Stream& stream, const Task& task, const std::string&
     replay(stream, graph->graph());
     return;
   }
-  simulation_.launch(stream.device, stream.id, plan_of(task, stream.device), host_, label_);
+  launch(stream.device, stream.id, plan_of(task, stream.device));
 }
 
 void Model::on_record(const Stream& stream, const Event& event) {
@@ -350,12 +376,11 @@ void Model::replay(const Stream& stream, const Graph& graph) {
         if (task == nullptr) break;
         auto plan = std::make_shared<Plan>(*plan_of(*task, stream.device));
         if (!plan->phases.empty()) plan->phases.front().fixed += machine_.graph_node();
-        simulation_.launch(stream.device, row, std::move(plan), host_, label_);
+        launch(stream.device, row, std::move(plan));
         break;
       }
       case Captured::What::kPrefetch:
-        simulation_.launch(stream.device, row,
-                           prefetch_plan(stream.device, each.number, each.bytes), host_, label_);
+        launch_prefetch(stream.device, row, each.number, each.bytes);
         break;
     }
   }

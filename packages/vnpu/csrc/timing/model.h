@@ -82,11 +82,13 @@ class Model final : public Observer {
 
   PlanPtr plan_of(const Task& task, int device);
   Cache& cache_of(int device);
-  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes.
+  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes. Those that
+  // a prefetch has yet to bring are there when the task begins: it is to wait for awaited_.
   int64_t use_cache(const Task& task, int device);
   // The host's next call: not before this host's clock, where nothing is under way.
   void join_pace();
-  PlanPtr prefetch_plan(int device, uintptr_t begin, size_t bytes);
+  void launch(int device, int stream, PlanPtr plan);
+  void launch_prefetch(int device, int stream, uintptr_t begin, size_t bytes);
   PlanPtr event_plan(const char* name, Time fixed) const;
   Time cost_of_launch(const Task& task) const;
   void replay(const Stream& stream, const Graph& graph);
@@ -103,6 +105,7 @@ class Model final : public Observer {
   const std::unique_ptr<PacedClock> paced_;
   bool has_waited_ = true;                               // since the newest launch
   std::map<int, Cache> caches_;                          // by device
+  std::vector<uint64_t> awaited_;                        // records, by the next launch
   std::map<std::string, int64_t, std::less<>> strides_;  // of placed groups, by name
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;

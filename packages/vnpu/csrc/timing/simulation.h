@@ -71,7 +71,9 @@ class Simulation {
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
   // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
   uint64_t record(int device, int stream, PlanPtr plan, Time launched);
-  // What follows on the stream waits for the record.
+  // The number that the next record will have.
+  uint64_t next_record() const { return forgotten_ + reached_.size() + 1; }
+  // What follows on the stream waits for the record. `plan`: what waiting costs; may be null.
   void wait(int device, int stream, uint64_t record, PlanPtr plan, Time launched);
 
   Time now() const { return now_; }

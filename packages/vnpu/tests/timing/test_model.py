@@ -134,18 +134,42 @@ print(memory_of(lambda: x.sum()))
 big.add_(1)
 print(memory_of(lambda: torch_npu.npu_prefetch(y, None, y.nbytes)))
 print(memory_of(lambda: y.sum()))
+big.add_(1)
+print(memory_of(lambda: torch_npu.npu_prefetch(big, None, y.nbytes)))
+print(memory_of(lambda: big.sum()))
+y.add_(1)
+big.add_(1)
+side = torch.npu.Stream()
+
+def prefetch_beside():
+    side.wait_stream(torch.npu.current_stream())
+    with torch.npu.stream(side):
+        torch_npu.npu_prefetch(y, None, y.nbytes)
+    y.sum()
+
+before = read_report()
+prefetch_beside()
+torch.npu.synchronize()
+done = read_report() - before
+print(done.busy_ps["hbm"], done.any_ps)
 """
 
 
 def test_what_is_in_l2_takes_no_time_of_memory() -> None:
     done = run_program(CACHED, VirtualDeviceConfig(chip="ascend910b2"))
     assert done.returncode == 0, done.stderr
-    first, again, prefetch, after = map(int, done.stdout.split())
+    first, again, prefetch, after, part, rest, beside, time = map(int, done.stdout.split())
     read_ps = (64 << 20) / (1.6 * 0.6)  # 1.6 TB/s, of which 0.6
     assert first == pytest.approx(read_ps, rel=1e-3)
     assert prefetch == pytest.approx(read_ps, rel=1e-3)
     assert again < read_ps / 1000
     assert after < read_ps / 1000
+    # Of 256 MiB, the first 64 that come are there; the cache has 192.
+    assert part == pytest.approx(read_ps, rel=1e-3)
+    assert rest == pytest.approx(3 * read_ps, rel=1e-3)
+    # On another stream it is not there before it has come.
+    assert beside == pytest.approx(read_ps, rel=1e-3)
+    assert time > beside
 
 
 # 40 products of 0.1 ms; the second time, this host takes as long again as it may.
