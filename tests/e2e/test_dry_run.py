@@ -22,7 +22,16 @@ ALL_TO_ALL_IN_UBATCHES = {
     "moe_communication": "all_to_all",
     "dbo": {"enabled": True, "split": "token", "min_total_tokens_to_split": 100},
 }
+PREFETCH = {"weight_prefetch_config": {"enabled": True, "min_bytes": 0}}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
+
+
+# A step of 32 prompts, which a cache that is given by size leaves no room for.
+LARGE_STEP = ("--requests=32", "--prompt-tokens=1000", "--output-tokens=2", "--enforce-eager")
+
+
+def cache_of(gib: float) -> str:
+    return f"--kv-cache-memory-bytes={int(gib * 2**30)}"
 
 
 def dry_run(model: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +64,7 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     reports, timelines = [], []
     for run in ("first", "second"):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
-        done = dry_run(config_only, *RANKS, *files)
+        done = dry_run(config_only, *RANKS, *files, f"--additional-config={json.dumps(PREFETCH)}")
         assert done.returncode == 0, done.stderr[-3000:]
         assert "All times are modelled" in done.stdout
         reports.append(modelled(json.loads((tmp_path / f"{run}.json").read_text())))
@@ -74,8 +83,18 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
         assert found["busy_ps"]["links_0"] > 0
         assert step["exposed_communication_ps"] <= found["communication_ps"]
         assert step["overlap_bound_ps"] <= found["host_ps"]
-    names = {event["name"] for event in json.loads(timelines[0]) if event["ph"] == "X"}
-    assert any("FusedInferAttention" in name for name in names)
+    tasks = [event for event in json.loads(timelines[0]) if event["ph"] == "X"]
+    assert any("FusedInferAttention" in task["name"] for task in tasks)
+    # Weights come on a stream of their own, so that nobody waits for them.
+    streams = {
+        is_fetch: {
+            task["tid"]
+            for task in tasks
+            if task["cat"] != "event" and (task["name"] == "prefetch") == is_fetch
+        }
+        for is_fetch in (True, False)
+    }
+    assert streams[True] and streams[True].isdisjoint(streams[False])
 
 
 @pytest.mark.parametrize(
@@ -87,6 +106,8 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
         (["--routing=0.5", *RANKS], "the busiest of 4 expert ranks has 1 to 4 times the mean"),
         (["--requests=0"], "must be at least 1"),
         (["--serve", "--json=report.json"], "--serve has no report"),
+        ([*RANKS, cache_of(63.75)], "buffers of the start do not fit into 64 GiB of each"),
+        ([*RANKS, cache_of(63.12), *LARGE_STEP], "a step of 32000 tokens does not fit beside"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_change(

@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from vllm_davinci.core.device import memory
 from vllm_davinci.core.device.memory import (
+    bytes_in_pieces,
     check_kv_cache_budget,
     discard_damaged_plans,
     format_bytes,
@@ -39,6 +40,21 @@ def worker(vllm_config: VllmConfig) -> SimpleNamespace:
         model_runner=SimpleNamespace(model_memory_usage=3 << 20),
         get_kv_cache_spec=lambda: {"layers.0": SPEC, "layers.1": SPEC},
     )
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "split", "pieces"),
+    [(100, 80, 15, 15), (100, 95, 15, 5), (100, 100, 0, 0)],
+)
+def test_rests_of_split_blocks_are_not_there_for_the_cache(
+    reserved: int, allocated: int, split: int, pieces: int
+):
+    statistics = {
+        "reserved_bytes.all.peak": reserved,
+        "allocated_bytes.all.peak": allocated,
+        "inactive_split_bytes.all.peak": split,
+    }
+    assert bytes_in_pieces(statistics) == pieces
 
 
 def test_enough_memory_passes(worker: SimpleNamespace):

@@ -28,7 +28,11 @@ from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_us
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.without_effect import CPU_AFFINITY
 from vllm_davinci.core.device.cpu_binding import bind_threads
-from vllm_davinci.core.device.memory import check_kv_cache_budget, discard_damaged_plans
+from vllm_davinci.core.device.memory import (
+    bytes_in_pieces,
+    check_kv_cache_budget,
+    discard_damaged_plans,
+)
 from vllm_davinci.core.device.placement import logical_device, place_among_workers
 from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.soc import soc_of
@@ -101,10 +105,11 @@ class NPUWorker(Worker):
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
         available_bytes: int = super().determine_available_memory()
+        pieces = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
         graphs = self.model_runner.profile_graph_memory()
         if self.cache_config.kv_cache_memory_bytes is None:
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
-            available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces
+            available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces + pieces
             self._measured_kv_cache_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
         return available_bytes

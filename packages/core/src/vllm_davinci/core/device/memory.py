@@ -1,6 +1,7 @@
 """Device memory for the KV cache: sizes that earlier starts recorded, and too little of it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,19 @@ def discard_damaged_plans(cache_root: Path) -> None:
             reason,
         )
         path.unlink(missing_ok=True)
+
+
+def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
+    """Device memory that the allocator held beside the most that tensors took, and could not give
+    back: rests of blocks that it has split. vLLM's measurement sees tensors.
+
+    statistics: torch's of the allocator, with peaks since the measurement began
+    Returns an upper bound: the peaks need not have been at one time.
+    """
+    held = statistics.get("reserved_bytes.all.peak", 0) - statistics.get(
+        "allocated_bytes.all.peak", 0
+    )
+    return max(0, min(held, statistics.get("inactive_split_bytes.all.peak", 0)))
 
 
 def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:

@@ -41,9 +41,10 @@ def run_workload(
         llm = LLM(**{field.name: getattr(arguments, field.name) for field in fields})
     except torch.OutOfMemoryError as error:
         raise DryRunError(
-            f"the weights do not fit into {machine.memory_bytes / 2**30:.0f} GiB of each "
-            f"{machine.chip}: {str(error).splitlines()[0]} Use more ranks, a quantized "
-            "checkpoint or a chip with more memory."
+            f"weights, KV cache and the buffers of the start do not fit into "
+            f"{machine.memory_bytes / 2**30:.0f} GiB of each {machine.chip}: "
+            f"{str(error).splitlines()[0]} Use more ranks, a quantized checkpoint, a chip with "
+            "more memory, or a lower --kv-cache-memory-bytes where that is given."
         ) from error
     except ValueError as error:
         raise DryRunError(str(error)) from error
