@@ -128,7 +128,8 @@ def test_the_trained_checkpoint_writes_what_transformers_writes(
 
 
 MULTISTREAM = {
-    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
+    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True},
+    "weight_prefetch_config": {"enabled": True, "min_bytes": 0},
 }
 
 

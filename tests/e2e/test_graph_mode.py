@@ -42,7 +42,8 @@ CAPTURED: dict[str, Any] = {
 }
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
 SIDE_STREAMS = {
-    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True}
+    "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True},
+    "weight_prefetch_config": {"enabled": True, "min_bytes": 0},
 }
 TP2 = {"tensor_parallel_size": 2}
 EP2 = {**TP2, "enable_expert_parallel": True}

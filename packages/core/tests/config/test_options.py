@@ -93,6 +93,9 @@ def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
         ("torchair_graph_config.graph_batch_sizes", "24", "expected a list of integers"),
         ("enable_inter_dp_scheduling", "true", "bool"),
         ("refresh", 0, "bool"),
+        ("weight_prefetch_config.max_bytes", 0, "greater than 0"),
+        ("weight_prefetch_config.prefetch_ratio.moe.gate_up", 1.5, "less than or equal to 1"),
+        ("weight_prefetch_config.prefetch_ratio.attn.o", "1", "number"),
     ],
 )
 def test_an_ill_typed_value_is_an_error_with_key_value_and_type(
@@ -140,6 +143,7 @@ def test_every_top_level_option_either_works_or_is_refused():
         "expert_tensor_parallel_size",
         "expert_map_path",
         "sequence_parallel",
+        "weight_prefetch_config",
         "moe_communication",
         "overlap",
         "enable_compiled_operators",

@@ -1,6 +1,7 @@
 """Options for side streams that cannot apply stop the start with the reason."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.config import VllmConfig
@@ -9,6 +10,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.side_streams import attention_scheduler, check_streams
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 
+PREFETCH = {"weight_prefetch_config": {"enabled": True}}
 OPTION = {"torchair_graph_config": {"enable_multistream_mla": True}}
 
 
@@ -36,8 +38,9 @@ def test_a_model_without_shared_experts_is_refused(vllm_config: VllmConfig):
         check_streams(vllm_config)
 
 
-def test_a_model_without_mla_is_refused(vllm_config: VllmConfig):
-    vllm_config.additional_config = OPTION
+@pytest.mark.parametrize("option", [OPTION, PREFETCH], ids=["side_stream", "prefetch"])
+def test_a_model_without_mla_is_refused(option: dict[str, Any], vllm_config: VllmConfig):
+    vllm_config.additional_config = option
     vllm_config.model_config = DenseModel()
     with pytest.raises(ConfigurationError, match=r"some/dense-model has none\. Remove the key"):
         check_streams(vllm_config)

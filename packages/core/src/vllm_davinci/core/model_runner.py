@@ -12,6 +12,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
 
 from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
+from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import (
     describe_damage,
     describe_failure,
@@ -73,6 +74,7 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
             quantization.log_missing()
             if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
                 require_norm_biases(self.get_model(), quantization.description)
+        plan_prefetches(self.vllm_config)
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.multistream.costs import StepCosts
-from vllm_davinci.multistream.device import Stream
-from vllm_davinci.multistream.events import EventPool
+from vllm_davinci.multistream.device import Event, Stream
+from vllm_davinci.multistream.events import EventPool, hand_over
 from vllm_davinci.multistream.fork import Fork
 from vllm_davinci.multistream.interleave import (
     Interleave,
@@ -55,13 +55,32 @@ class StreamScheduler:
     def fork(self, role: str) -> Fork:
         """A side stream beside the current one. role: a value of Role.
 
-        Every fork walks the same few events: each is waited for as soon as it is recorded.
+        Every fork walks the same few events, and so does `start`: each is waited for as soon as it
+        is recorded.
         """
         streams = self._stream_pool()
-        if self._fork_events is None:
-            self._fork_events = EventPool(streams.device)
-        self._fork_events.begin_step()
-        return Fork(streams, self._fork_events, Role(role))
+        return Fork(streams, self._side_events(streams), Role(role))
+
+    def start(self, role: str, work: Callable[[], object]) -> None:
+        """`work()` on a side stream, after the current stream's work so far.
+
+        Until `finish` the current stream does not wait for it, so that `work` must not write what
+        that stream uses, nor read memory that is given back before.
+        """
+        streams = self._stream_pool()
+        main, side = streams.device.current_stream(), streams.stream(Role(role))
+        hand_over(self._next_event(streams), main, side)
+        streams.device.set_stream(side)
+        try:
+            work()
+        finally:
+            streams.device.set_stream(main)
+
+    def finish(self, role: str) -> None:
+        """Makes the current stream wait for all that was started. A captured graph needs it."""
+        streams = self._stream_pool()
+        side = streams.stream(Role(role))
+        hand_over(self._next_event(streams), side, streams.device.current_stream())
 
     def name_streams(self, name: Callable[[int, str], None]) -> None:
         """Calls `name` with native handle and role of each stream created from now on.
@@ -69,6 +88,15 @@ class StreamScheduler:
         For tools that show streams. Call it before the first step.
         """
         self._name = name
+
+    def _side_events(self, streams: StreamPool) -> EventPool:
+        if self._fork_events is None:
+            self._fork_events = EventPool(streams.device)
+        self._fork_events.begin_step()
+        return self._fork_events
+
+    def _next_event(self, streams: StreamPool) -> Event:
+        return self._side_events(streams).take()
 
     def _stream_pool(self) -> StreamPool:
         if self._streams is None:

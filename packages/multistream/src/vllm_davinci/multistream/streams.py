@@ -13,6 +13,7 @@ class Role(enum.Enum):
     COMMUNICATION = "communication"
     VECTOR = "vector"  # element-wise work beside matrix products
     SHARED_EXPERT = "shared expert"
+    PREFETCH = "prefetch"  # weights on their way into the cache
     EXCHANGE = "exchange"  # collectives and the work between them
     COPY = "copy"
 

@@ -172,6 +172,12 @@ class StreamScheduler(Protocol):
     def fork(self, role: str) -> AbstractContextManager[Fork]:
         """A side stream beside the current one. role: "vector" or "shared expert"."""
 
+    def start(self, role: str, work: Callable[[], object]) -> None:
+        """`work()` on a side stream, for which nobody waits before `finish`. role: "prefetch"."""
+
+    def finish(self, role: str) -> None:
+        """Makes the current stream wait for all that was started."""
+
     def name_streams(self, name: Callable[[int, str], None]) -> None:
         """Calls `name` with native handle and role of each stream created from now on."""
 

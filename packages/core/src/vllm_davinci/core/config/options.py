@@ -104,6 +104,46 @@ class SequenceParallelConfig(_Options):
     """Steps with fewer tokens all-reduce: two small collectives take longer than one."""
 
 
+class AttentionPrefetchRatio(_Options):
+    """Of attention's weights."""
+
+    qkv: float = Field(default=1.0, ge=0, le=1)
+    """Of those before attention."""
+    o: float = Field(default=1.0, ge=0, le=1)
+    """Of those after it."""
+
+
+class ExpertsPrefetchRatio(_Options):
+    """Of a mixture's weights."""
+
+    gate_up: float = Field(default=0.8, ge=0, le=1)
+    """Of the routed experts' first product, the router and the shared experts."""
+
+
+class PrefetchRatio(_Options):
+    """Shares of weights."""
+
+    attn: AttentionPrefetchRatio = AttentionPrefetchRatio()
+    """Of attention's weights."""
+    moe: ExpertsPrefetchRatio = ExpertsPrefetchRatio()
+    """Of a mixture's weights."""
+
+
+class WeightPrefetchConfig(_Options):
+    """Weights that decodes read into the chip's cache under sums over ranks."""
+
+    enabled: bool = False
+    """Fetch the next layer's weights while a layer's sum over ranks has the links, in steps of
+    decodes alone, of models with MLA. Works without graph mode."""
+    prefetch_ratio: PrefetchRatio = PrefetchRatio()
+    """How much of each weight, from its begin."""
+    max_bytes: int = Field(default=18 << 20, gt=0)
+    """Of one weight at most so many."""
+    min_bytes: int = Field(default=2 << 20, ge=0)
+    """Layers whose weights are fewer bytes in all are not fetched: that would gain less than
+    handing over to another stream takes."""
+
+
 class DavinciConfig(_Options):
     """Every key of `--additional-config`."""
 
@@ -118,6 +158,8 @@ class DavinciConfig(_Options):
     choice for this engine, whose reasons are logged. Not set: the single options say."""
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
     """Sequence parallelism of tensor-parallel ranks between attention and MLP."""
+    weight_prefetch_config: WeightPrefetchConfig = WeightPrefetchConfig()
+    """Weights that decodes read into the chip's cache under sums over ranks."""
     expert_tensor_parallel_size: Annotated[int, BeforeValidator(_digits_to_int)] = Field(
         default=0, ge=0
     )

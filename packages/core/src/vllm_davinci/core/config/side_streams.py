@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ATTENTION = "torchair_graph_config.enable_multistream_mla"
 EXPERTS = "torchair_graph_config.enable_multistream_moe"
+PREFETCH = "weight_prefetch_config.enabled"
 # Fields of models' configurations that say how many or how wide their shared experts are.
 SHARED_EXPERT_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size")
 
@@ -28,6 +29,12 @@ def experts_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
     return _required(EXPERTS) if is_on else None
 
 
+def prefetch_scheduler(vllm_config: "VllmConfig") -> StreamScheduler | None:
+    """The scheduler that runs weight prefetches on a side stream; None when the option is off."""
+    is_on = get_config(vllm_config).weight_prefetch_config.enabled
+    return _required(PREFETCH) if is_on else None
+
+
 def has_shared_experts(model: "ModelConfig") -> bool:
     """Whether a model has experts that every token goes through."""
     return any(getattr(model.hf_text_config, name, None) for name in SHARED_EXPERT_FIELDS)
@@ -40,6 +47,11 @@ def check_streams(vllm_config: "VllmConfig") -> None:
         raise ConfigurationError(
             f"additional_config key {ATTENTION!r} is for MLA, and {model.model} has "
             "none. Remove the key."
+        )
+    if prefetch_scheduler(vllm_config) is not None and model is not None and not model.use_mla:
+        raise ConfigurationError(
+            f"additional_config key {PREFETCH!r} fetches weights of models with MLA, and "
+            f"{model.model} has none. Remove the key."
         )
     if (
         experts_scheduler(vllm_config) is not None

@@ -15,6 +15,7 @@ from vllm_davinci.core.fused_moe.shared_experts import (
     OverlapHooks,
     SharedExpertsOverlap,
 )
+from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 LOCAL = LocalDispatcher()
 
@@ -28,6 +29,8 @@ class FusedMoEForward:
     dispatchers:      selects a step's dispatcher; None where tokens stay on their rank
     shared:           runs the layer's shared experts beside the routed ones; None leaves them to
                       vLLM
+    weight_prefetch:  of the layer after this one, before the sum over ranks; None without the
+                      option
     """
 
     rule: RoutingRule
@@ -36,6 +39,7 @@ class FusedMoEForward:
     weight_on_input: bool = False
     dispatchers: DispatcherSelector | None = None
     shared: SharedExpertsOverlap | None = None
+    weight_prefetch: WeightPrefetch | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -52,6 +56,14 @@ class FusedMoEForward:
         self, x: torch.Tensor, router_logits: torch.Tensor, hooks: OverlapHooks
     ) -> torch.Tensor:
         """See __call__. hooks: each called once, in order, on the main stream."""
+        sums = self._sums(x, router_logits, hooks)
+        if self.weight_prefetch is not None:
+            self.weight_prefetch.begin()
+        return sums
+
+    def _sums(
+        self, x: torch.Tensor, router_logits: torch.Tensor, hooks: OverlapHooks
+    ) -> torch.Tensor:
         num_tokens = x.shape[0]
         dispatcher = LOCAL if self.dispatchers is None else self.dispatchers.of_step(num_tokens)
 

@@ -157,6 +157,7 @@ class LayerCounts:
 # two forks there and back. Counted on a virtual NPU, in every kind of graph that tests capture.
 EVENTS_PER_COLLECTIVE = 3
 EVENTS_PER_SIDE_STREAM = 4
+EVENTS_PER_PREFETCH = 1
 # Collectives of a layer of routed experts: tokens and logits there, sums back; or counts, rows and
 # results.
 COLLECTIVES_PER_EXCHANGE = 3
@@ -185,18 +186,22 @@ def plan_capture(
         collectives += layers.apart
     forks = layers.attention * options.enable_multistream_mla
     forks += layers.experts * options.enable_multistream_moe
+    prefetches = (layers.attention + layers.experts) * config.weight_prefetch_config.enabled
     # Each process group has a stream of its own.
     streams = [
         is_tp,
         layers.exchanging > 0,
         options.enable_multistream_mla,
         options.enable_multistream_moe,
+        config.weight_prefetch_config.enabled,
         bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # of the ubatches
     ]
     return CapturePlan(
         sizes=tuple(sizes),
         streams_per_graph=1 + sum(streams),
-        events_per_graph=collectives * EVENTS_PER_COLLECTIVE + forks * EVENTS_PER_SIDE_STREAM,
+        events_per_graph=collectives * EVENTS_PER_COLLECTIVE
+        + forks * EVENTS_PER_SIDE_STREAM
+        + prefetches * EVENTS_PER_PREFETCH,
         updates_per_graph=layers.attention,
         num_ubatches=num_ubatches,
         memory=memory,

@@ -28,14 +28,15 @@ from vllm_davinci.core.attention.mla.sizes import check_sizes
 from vllm_davinci.core.config.side_streams import attention_scheduler
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import prepare_weight
-from vllm_davinci.core.layers.prefetch import prefetch
+from vllm_davinci.core.layers.prefetch import WeightPrefetch, prefetch
 from vllm_davinci.core.layers.quantized_activation import map_rows
 
 
 class NPUMLAAttention(nn.Module, AttentionLayerBase):
     """One layer's MLA: its cache, and the two stages `preprocess` and `attend`.
 
-    kv_cache: None until the runner has allocated it, as in vLLM's profile run.
+    kv_cache:        None until the runner has allocated it, as in vLLM's profile run.
+    weight_prefetch: what the block fetches before its sum over ranks; None without the option.
     All that a step changes is in the step's metadata and in the cache.
     """
 
@@ -58,6 +59,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.kv_lora_rank = kv_lora_rank
         self.qk_rope_head_dim = qk_rope_head_dim
         self.kv_cache: MLACache | None = None
+        self.weight_prefetch: WeightPrefetch | None = None
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
         dtype = torch.get_default_dtype()  # that of the model while it is built
         vllm_config = get_current_vllm_config()
@@ -265,7 +267,10 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
         """Attention and output projection of `num_rows` rows, the last of which may be padding."""
         out = self.mla_attn.attend(stage, metadata)
-        if self.mla_attn.preprocess.scheduler_of(metadata) is not None:
+        ahead = self.mla_attn.weight_prefetch
+        if ahead is not None:
+            ahead.begin()
+        elif self.mla_attn.preprocess.scheduler_of(metadata) is not None:
             prefetch(self.o_proj.weight)
         if num_padding := num_rows - metadata.num_actual_tokens:
             out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])

@@ -65,6 +65,7 @@ class MLAPreprocess:
         self.modules: Any = modules
         self.q_lora_rank = q_lora_rank
         self.head_dims = [impl.qk_nope_head_dim, qk_rope_head_dim]
+        self.is_prefetched = False  # whether the layer before has fetched the weights
         self._scheduler = scheduler
         self._fusible: Projections | None = None
         self._down: tuple[torch.Tensor, ...] = ()  # W_DQ and W_DKV, where they are two products
@@ -99,7 +100,7 @@ class MLAPreprocess:
             if fused is not None:
                 return fused
             return self.after_projections(positions, *self.project(hidden_states), cache, metadata)
-        if self.q_lora_rank is not None:
+        if self.q_lora_rank is not None and not self.is_prefetched:
             prefetch(self.modules.fused_qkv_a_proj.weight)
         with scheduler.fork(SIDE) as fork:
             fused = self._fused(positions, hidden_states, cache, metadata, fork.stream)
