@@ -31,7 +31,8 @@ void Cache::append(uintptr_t begin, Range range) {
   if (next != ranges_.begin()) {
     const auto before = std::prev(next);
     const Range alike = before->second;
-    if (alike.end == begin && alike.used == range.used && alike.arrival == range.arrival) {
+    if (alike.end == begin && alike.used == range.used && alike.arrival == range.arrival &&
+        alike.is_touched == range.is_touched) {
       begin = before->first;
       drop(before);
     }
@@ -52,7 +53,7 @@ void Cache::cut(uintptr_t address) {
   const uintptr_t first = range->first;
   const Range whole = range->second;
   drop(range);
-  put(first, {address, whole.used, whole.arrival});
+  put(first, {address, whole.used, whole.arrival, whole.is_touched});
   put(address, whole);
 }
 
@@ -70,7 +71,7 @@ void Cache::make_room(uintptr_t next, uintptr_t end) {
   }
 }
 
-Cache::Found Cache::use(uintptr_t begin, uintptr_t end, uint64_t arrival) {
+Cache::Found Cache::use(uintptr_t begin, uintptr_t end, uint64_t arrival, bool is_touched) {
   Found found;
   ++uses_;
   cut(begin);
@@ -83,34 +84,37 @@ Cache::Found Cache::use(uintptr_t begin, uintptr_t end, uint64_t arrival) {
       found.bytes += static_cast<int64_t>(whole.end - next);
       found.await(whole.arrival);
       drop(range);
-      append(next, {whole.end, uses_, arrival == 0 ? 0 : whole.arrival});
+      append(next, {whole.end, uses_, arrival == 0 ? 0 : whole.arrival, is_touched});
       next = whole.end;
       continue;
     }
     const uintptr_t stop = range == ranges_.end() ? end : std::min(range->first, end);
     const auto most = static_cast<uintptr_t>(capacity_);
     const uintptr_t kept = stop - next > most ? stop - most : next;
-    if (kept < stop) append(kept, {stop, uses_, arrival});
+    if (kept < stop) append(kept, {stop, uses_, arrival, is_touched});
     make_room(stop, end);
     next = stop;
   }
   return found;
 }
 
-Cache::Found Cache::use(uintptr_t begin, uintptr_t end) { return use(begin, end, 0); }
+Cache::Found Cache::use(uintptr_t begin, uintptr_t end) { return use(begin, end, 0, false); }
 
 Cache::Found Cache::find(uintptr_t begin, uintptr_t end) const {
   Found found;
   for (auto range = after(begin); range != ranges_.end() && range->first < end; ++range) {
     const Range& each = range->second;
-    found.bytes += static_cast<int64_t>(std::min(each.end, end) - std::max(range->first, begin));
+    const auto bytes =
+        static_cast<int64_t>(std::min(each.end, end) - std::max(range->first, begin));
+    found.bytes += bytes;
+    if (each.is_touched) found.touched += bytes;
     found.await(each.arrival);
   }
   return found;
 }
 
 int64_t Cache::bring(uintptr_t begin, uintptr_t end, uint64_t arrival) {
-  return use(begin, end, arrival).bytes;
+  return use(begin, end, arrival, false).bytes;
 }
 
 void Cache::forget(uintptr_t begin, uintptr_t end) {

@@ -15,6 +15,7 @@ class Cache {
 
   struct Found {
     int64_t bytes = 0;
+    int64_t touched = 0;  // of these, what `touch` has left
     // Of what brings some of them, as `bring` was told. Each once.
     std::vector<uint64_t> arrivals;
     void await(uint64_t arrival);
@@ -22,6 +23,8 @@ class Cache {
 
   // Uses [begin, end): what of it was there.
   Found use(uintptr_t begin, uintptr_t end);
+  // Uses so many bytes somewhere in a range that begins there; they are taken for its first.
+  void touch(uintptr_t begin, uintptr_t bytes) { use(begin, begin + bytes, 0, true); }
   // What of [begin, end) is there. Uses nothing.
   Found find(uintptr_t begin, uintptr_t end) const;
   // Uses [begin, end), which is not there before `arrival`, a number other than 0; the first task
@@ -35,10 +38,11 @@ class Cache {
     uintptr_t end;
     uint64_t used;     // when: counts uses
     uint64_t arrival;  // 0: it is there
+    bool is_touched;
   };
   using Ranges = std::map<uintptr_t, Range>;
 
-  Found use(uintptr_t begin, uintptr_t end, uint64_t arrival);
+  Found use(uintptr_t begin, uintptr_t end, uint64_t arrival, bool is_touched);
   // The first range that ends after an address.
   Ranges::const_iterator after(uintptr_t address) const;
   // Cuts a range in two where the address lies within one.

@@ -155,8 +155,9 @@ int64_t Model::use_cache(const Task& task, int device) {
   // A cost may have said that only a part is read or written: some experts, some rows of a cache.
   const Wide read = std::min(all_read, static_cast<Wide>(task.work->read_bytes));
   const Wide written = std::min(all_written, static_cast<Wide>(task.work->written_bytes));
-  // What of a range is touched is taken for its first bytes when it stays, and for any when it is
-  // looked for.
+  // What of a range is touched is taken for its first bytes when it stays. Whoever touches a part of
+  // the same range later finds those, and of what came otherwise, such as weights that were fetched
+  // before their experts were chosen, as much as is in any part.
   const auto touched = [&](const Access& access) {
     const auto range = static_cast<Wide>(access.end - access.begin);
     const Wide all = access.write ? all_written : all_read;
@@ -166,7 +167,10 @@ int64_t Model::use_cache(const Task& task, int device) {
   const auto count = [&](const Access& access, const Cache::Found& found) {
     // What is read of a strided tensor is as much there as the range that it lies in.
     const auto range = static_cast<Wide>(access.end - access.begin);
-    there += static_cast<Wide>(bytes_of(access)) * static_cast<Wide>(found.bytes) / range;
+    const auto part = static_cast<Wide>(touched(access));
+    Wide bytes = static_cast<Wide>(found.bytes - found.touched);
+    if (part > 0) bytes += static_cast<Wide>(found.touched) * range / part;
+    there += static_cast<Wide>(bytes_of(access)) * std::min(bytes, range) / range;
     awaited_.insert(awaited_.end(), found.arrivals.begin(), found.arrivals.end());
   };
   // Before any is used: two of them may lie in one range, by turns.
@@ -180,8 +184,12 @@ int64_t Model::use_cache(const Task& task, int device) {
   for (const bool writes : {false, true}) {
     for (const Access& access : accesses) {
       if (access.write != writes || access.end == access.begin) continue;
-      const Cache::Found found = cache.use(access.begin, access.begin + touched(access));
-      if (!writes && !is_part(access)) count(access, found);
+      if (is_part(access)) {
+        cache.touch(access.begin, touched(access));
+        continue;
+      }
+      const Cache::Found found = cache.use(access.begin, access.end);
+      if (!writes) count(access, found);
     }
   }
   return all_read == 0 ? 0 : static_cast<int64_t>(read * std::min(there, all_read) / all_read);

@@ -94,6 +94,16 @@ TEST(TheCache, HasThePartOfALargerRangeThatIsUsedFirst) {
   EXPECT_EQ(cache.use(1000, 1500).bytes, 0);  // its end has left when its turn comes
 }
 
+TEST(TheCache, KnowsWhatWasTouchedAsPartOfMore) {
+  Cache cache(100);
+  cache.use(0, 30);
+  cache.touch(1000, 20);
+  EXPECT_EQ(cache.find(0, 9000).bytes, 50);
+  EXPECT_EQ(cache.find(0, 9000).touched, 20);
+  EXPECT_EQ(cache.use(1000, 1030).bytes, 20);
+  EXPECT_EQ(cache.find(1000, 9000).touched, 0);
+}
+
 TEST(TheCache, IsLookedIntoWithoutUse) {
   Cache cache(100);
   cache.use(0, 80);
