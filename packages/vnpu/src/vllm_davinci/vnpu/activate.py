@@ -15,6 +15,7 @@ from vllm_davinci.vnpu.errors import ActivationError
 # libtorch_cpu.so, which is not in the process before torch is.
 _PRELOADED = (
     "libvnpu.so",
+    "libmsprofiler.so",
     "libascendcl.so",
     "libacl_op_compiler.so",
     "libhccl.so",

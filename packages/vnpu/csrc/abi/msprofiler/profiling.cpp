@@ -1,0 +1,126 @@
+// What torch_npu.profiler calls to have a device profiled (acl_prof.h). Calls are checked and no
+// file is written: CANN's are in a format without a public description, and only its own `msprof`
+// reads them. torch_npu then writes a trace of the host's events. Rows of the device come from
+// torch.profiler (libmspti) and from VNPU_TRACE.
+
+#include "acl/acl_prof.h"
+
+#include <cstdio>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "abi/ascendcl/declarations.h"
+
+using vnpu::Failure;
+using vnpu::FailureKind;
+
+struct aclprofConfig {
+  std::vector<uint32_t> devices;
+};
+
+namespace {
+
+struct Profiling {
+  std::mutex mutex;
+  bool is_initialized = false;
+  std::set<const aclprofConfig*> configs;
+  const aclprofConfig* running = nullptr;
+};
+
+Profiling& profiling() {
+  static auto* state = new Profiling;  // outlives the threads that end with the process
+  return *state;
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) {
+    throw Failure(FailureKind::kInvalidArgument, message);
+  }
+}
+
+void tell_once() {
+  static std::once_flag told;
+  std::call_once(told, [] {
+    std::fprintf(stderr,
+                 "vnpu: torch_npu.profiler records the host's events alone here: the files from "
+                 "which CANN's msprof makes the device's rows have no public format. For those "
+                 "rows use torch.profiler with ProfilerActivity.PrivateUse1, or `vnpu run "
+                 "--trace`.\n");
+  });
+}
+
+}  // namespace
+
+VNPU_ACL(aclprofInit, (const char* path, size_t length)) {
+  return vnpu::abi::guarded("aclprofInit", [&] {
+    require(path != nullptr && length > 0, "vnpu: aclprofInit takes a directory for its results.");
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(!state.is_initialized,
+            "vnpu: aclprofInit is called a second time; call aclprofFinalize first.");
+    state.is_initialized = true;
+    tell_once();
+  });
+}
+
+VNPU_ACL(aclprofFinalize, ()) {
+  return vnpu::abi::guarded("aclprofFinalize", [&] {
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(state.is_initialized, "vnpu: aclprofFinalize without aclprofInit before it.");
+    require(state.running == nullptr,
+            "vnpu: aclprofFinalize while profiling runs; call aclprofStop first.");
+    state.is_initialized = false;
+  });
+}
+
+extern "C" __attribute__((visibility("default"))) aclprofConfig* aclprofCreateConfig(
+    uint32_t* devices, uint32_t count, aclprofAicoreMetrics, const aclprofAicoreEvents*, uint64_t) {
+  aclprofConfig* config = nullptr;
+  vnpu::abi::guarded("aclprofCreateConfig", [&] {
+    require(devices != nullptr && count > 0,
+            "vnpu: aclprofCreateConfig takes the numbers of one device or more.");
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    config = new aclprofConfig{{devices, devices + count}};
+    state.configs.insert(config);
+  });
+  return config;
+}
+
+VNPU_ACL(aclprofDestroyConfig, (const aclprofConfig* config)) {
+  return vnpu::abi::guarded("aclprofDestroyConfig", [&] {
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(config != state.running,
+            "vnpu: aclprofDestroyConfig of what profiling runs with; call aclprofStop first.");
+    require(state.configs.erase(config) == 1,
+            "vnpu: aclprofDestroyConfig of what aclprofCreateConfig did not make.");
+    delete config;
+  });
+}
+
+VNPU_ACL(aclprofStart, (const aclprofConfig* config)) {
+  return vnpu::abi::guarded("aclprofStart", [&] {
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(state.is_initialized, "vnpu: aclprofStart without aclprofInit before it.");
+    require(state.configs.count(config) == 1,
+            "vnpu: aclprofStart with what aclprofCreateConfig did not make.");
+    require(state.running == nullptr,
+            "vnpu: aclprofStart while profiling runs; call aclprofStop first.");
+    state.running = config;
+  });
+}
+
+VNPU_ACL(aclprofStop, (const aclprofConfig* config)) {
+  return vnpu::abi::guarded("aclprofStop", [&] {
+    Profiling& state = profiling();
+    std::lock_guard lock(state.mutex);
+    require(config != nullptr && state.running == config,
+            "vnpu: aclprofStop with another configuration than profiling runs with.");
+    state.running = nullptr;
+  });
+}
