@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 LINES_SHOWN = 30
 
@@ -38,3 +44,71 @@ def run_child(
             + "\n".join((process.stdout + process.stderr).splitlines()[-LINES_SHOWN:])
         )
     return process.stdout
+
+
+class AskedChild:
+    """A process that answers questions one after the other, and computes nothing in between.
+
+    Both are JSON, a line each: questions come on the child's standard input, answers go to the file
+    descriptor that is its last argument. Its first answer, before any question, says that it is
+    ready.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        limit_s: float,
+        environment: Mapping[str, str],
+        python: Path | str = sys.executable,
+    ) -> None:
+        """limit_s: of the time to become ready, and to answer a question"""
+        self._limit_s = limit_s
+        self._name = f"{python} {' '.join(arguments[:2])}"
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        answers, to_parent = os.pipe()
+        self._process = subprocess.Popen(
+            [str(python), *arguments, str(to_parent)],
+            env={**environment, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[to_parent],
+        )
+        os.close(to_parent)
+        self._answers = os.fdopen(answers, "rb", buffering=0)
+
+    def __enter__(self) -> AskedChild:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.wait(timeout=60)
+        self._answers.close()
+        self._log.close()
+
+    def ask(self, question: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The next one. Raises RuntimeError with the child's last lines where none comes."""
+        end, line = time.monotonic() + self._limit_s, b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._answers], [], [], max(end - time.monotonic(), 0))
+            read = self._answers.read(1 << 16) if ready else b""
+            if not read:
+                self._log.seek(0)
+                raise RuntimeError(
+                    f"{self._name} {'has ended' if ready else f'took over {self._limit_s:.0f} s'}. "
+                    "Its last lines:\n" + "".join(self._log.readlines()[-LINES_SHOWN:])
+                )
+            line += read
+        return json.loads(line)

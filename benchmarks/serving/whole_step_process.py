@@ -1,7 +1,7 @@
 """One engine whose decode steps are timed as a whole, and their forwards apart.
 
-`python whole_step_process.py OPTIONS_JSON` runs in either side's environment and writes what it
-found to the file that the options name.
+`python whole_step_process.py OPTIONS_JSON FD` runs in either side's environment and answers a
+question at a time, so that the sides can take turns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pstats
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,22 +39,25 @@ class Times(NamedTuple):
 
 
 class ForwardTimer:
-    """Time of the model's forward, until the device is through with it."""
+    """Time of the model: its forward and its logits, until the device is through with each."""
 
     def __init__(self, runner: Any) -> None:
         self.total = Times(0.0, 0.0)
-        forward = runner._model_forward
+        model = runner.get_model()
+        runner._model_forward = self._timed(runner._model_forward)
+        model.compute_logits = self._timed(model.compute_logits)
 
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             _finish()
             begin = Times.now()
-            output = forward(*args, **kwargs)
+            output = function(*args, **kwargs)
             _finish()
             taken = Times.now().since(begin)
             self.total = Times(self.total.wall + taken.wall, self.total.processor + taken.processor)
             return output
 
-        runner._model_forward = timed
+        return timed
 
 
 def _finish() -> None:
@@ -61,7 +65,8 @@ def _finish() -> None:
         torch.npu.synchronize()
 
 
-def measure(options: dict[str, Any]) -> dict[str, Any]:
+def answer(options: dict[str, Any], answers: int) -> None:
+    """Answers the questions of standard input. answers: file descriptor for what was measured"""
     llm = LLM(
         options["model"],
         dtype="bfloat16",
@@ -76,16 +81,18 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     worker = llm.llm_engine.model_executor.driver_worker
     runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
     timer = ForwardTimer(runner)
-    found: dict[str, Any] = {}
-    for batch in options["batches"]:
-        prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(batch)]
-        times = []
-        for _ in range(options["rounds"] + 1):
-            times.append(_outside(llm, timer, prompts, options))
-        found[str(batch)] = times[1:]
-        if options["profile"]:
-            found[f"profile of {batch}"] = _profile(llm, prompts, options)
-    return found
+    with os.fdopen(answers, "w", buffering=1) as out:
+        print(json.dumps("ready"), file=out)
+        for line in sys.stdin:
+            question = json.loads(line)
+            batch = question["batch"]
+            prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(batch)]
+            found: Any
+            if question["profile"]:
+                found = _profile(llm, prompts, options)
+            else:
+                found = _outside(llm, timer, prompts, options)
+            print(json.dumps(found), file=out)
 
 
 def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[str, Any]) -> Times:
@@ -120,8 +127,7 @@ def _profile(llm: LLM, prompts: list[Any], options: dict[str, Any]) -> list[tupl
 
 
 if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
+    answer(json.loads(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
     os._exit(0)

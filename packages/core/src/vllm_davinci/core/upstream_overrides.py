@@ -183,6 +183,35 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM compares positions as a whole",
     ),
     Override(
+        what="the inputs of a step that decodes the requests of the step before are five copies",
+        where=("core.sampling.steady_decode:SteadyDecodeRunner._prepare_inputs",),
+        why="vLLM prepares each step for all cases: a dozen launches that write what is there",
+        upstream={
+            RUNNER: (
+                "def _prepare_inputs",
+                "self.optimistic_seq_lens_cpu[num_reqs:].fill_(0)",
+                "self.query_start_loc.np[num_reqs + 1 :].fill(cu_num_tokens[-1])",
+                "self.discard_request_mask.np[:num_reqs] = (",
+                "logits_indices = query_start_loc[1:] - 1",
+            )
+        },
+        goes_when="vLLM writes again only what has changed",
+    ),
+    Override(
+        what="placeholders of a step's tokens are written for all requests at once",
+        where=("core.sampling.runner:SamplingRunner._bookkeeping_sync",),
+        why="vLLM writes numpy arrays request by request, the longest part of its sampling",
+        upstream={
+            RUNNER: (
+                "def _bookkeeping_sync",
+                "sampled_ids = [-1] if req_idx not in invalid_req_indices_set else None",
+                "output_token_ids.extend(sampled_ids)",
+                "prev_req_id_to_index",
+            )
+        },
+        goes_when="vLLM writes them as a whole",
+    ),
+    Override(
         what="penalties and bad words take the newest tokens from the device, and a step's inputs "
         "are waited for only where they are still being copied",
         where=(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch_npu
 from torch_npu import npu
 
 # name under torch.cuda -> name under torch.npu
@@ -24,13 +25,23 @@ ALIASES: dict[str, str] = {
 }
 
 
-def _current_stream(device: Any = None) -> Any:
-    """`torch.cuda.current_stream(...)` on the NPU.
+@functools.cache
+def _stream_of(stream_id: int, device_index: int, device_type: int) -> Any:
+    """One object for each stream: these three numbers are all that a stream's object holds."""
+    return npu.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
-    torch finds the current device's number by asking for every kind of device there may be, which
-    takes longer than everything else here. A step of asynchronous scheduling asks several times.
+
+def _current_stream(device: Any = None) -> Any:
+    """`torch.cuda.current_stream(...)` on the NPU, without a new object for each call.
+
+    torch_npu makes one, and torch then looks for the current device among every kind of device
+    there may be: that takes longer than all the rest. A step of asynchronous scheduling asks
+    several times.
     """
-    return npu.current_stream(npu.current_device() if device is None else device)
+    if device is not None and not isinstance(device, int):
+        return npu.current_stream(device)
+    index = npu.current_device() if device is None else device
+    return _stream_of(*torch_npu._C._npu_getCurrentStream(index))
 
 
 @contextmanager
@@ -47,9 +58,17 @@ def _stream(stream: Any) -> Iterator[None]:
         npu.set_stream(before)
 
 
-def _event(*args: Any, **kwargs: Any) -> Any:
-    """`torch.cuda.Event(...)` on the NPU; `blocking` is accepted by both."""
-    return npu.Event(*args, **kwargs)
+class _Event(npu.Event):
+    """`torch.cuda.Event(...)` on the NPU; `blocking` is accepted by both.
+
+    Without a stream it means the current one, as torch_npu's does, which makes an object for it.
+    """
+
+    def record(self, stream: Any = None) -> None:
+        super().record(_current_stream() if stream is None else stream)
+
+    def wait(self, stream: Any = None) -> None:
+        super().wait(_current_stream() if stream is None else stream)
 
 
 def install() -> None:
@@ -72,4 +91,4 @@ def install() -> None:
         setattr(torch.cuda, cuda_name, target)
     torch.cuda.current_stream = _current_stream
     torch.cuda.stream = _stream  # type: ignore[assignment]
-    torch.cuda.Event = _event  # type: ignore[assignment,misc]
+    torch.cuda.Event = _Event  # type: ignore[misc]

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm.envs as envs
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.outputs import SamplerOutput
 
-from vllm_davinci.core.sampling.newest_tokens import TokenHistory
+from vllm_davinci.core.sampling.newest_tokens import PLACEHOLDER, TokenHistory
 from vllm_davinci.core.sampling.sampler import NPUSampler
+from vllm_davinci.core.sampling.steady_decode import SteadyDecodeRunner
 
 
-class SamplingRunner(GPUModelRunner):
+class SamplingRunner(SteadyDecodeRunner):
     """Takes the newest tokens from the device, where vLLM waits for them or looks for them."""
 
     prepare_inputs_event: torch.Event | None
@@ -25,7 +27,6 @@ class SamplingRunner(GPUModelRunner):
         if hasattr(self, "sampler"):
             self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
         self._token_history = TokenHistory()
-        self._row_numbers = np.arange(self.max_num_reqs)
 
     def _prepare_input_ids(
         self,
@@ -52,6 +53,53 @@ class SamplingRunner(GPUModelRunner):
         super()._prepare_input_ids(
             scheduler_output, num_reqs, total_num_scheduled_tokens, cu_num_tokens
         )
+
+    def _bookkeeping_sync(
+        self,
+        scheduler_output: SchedulerOutput,
+        sampler_output: SamplerOutput,
+        logits: torch.Tensor | None,
+        hidden_states: torch.Tensor,
+        num_scheduled_tokens: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """vLLM's. Where every request gets one token that only the device knows, all at once.
+
+        vLLM writes the placeholders of asynchronous scheduling request by request.
+        """
+        batch, sampled = self.input_batch, sampler_output.sampled_token_ids
+        num_reqs = batch.num_reqs
+        ends = batch.num_tokens_no_spec[:num_reqs]
+        if (
+            not self.use_async_scheduling
+            or self.speculative_config is not None
+            or envs.VLLM_COMPUTE_NANS_IN_LOGITS
+            or sampled.shape != (num_reqs, 1)
+            or np.count_nonzero(self.discard_request_mask.np[:num_reqs])
+        ):
+            return super()._bookkeeping_sync(
+                scheduler_output,
+                sampler_output,
+                logits,
+                hidden_states,
+                num_scheduled_tokens,
+                *args,
+                **kwargs,
+            )
+        batch.prev_sampled_token_ids = sampled
+        batch.prev_req_id_to_index = batch.req_id_to_index.copy()
+        rows = self._row_numbers[:num_reqs]
+        batch.token_ids_cpu[rows, ends] = PLACEHOLDER
+        batch.is_token_ids[rows, ends] = True
+        ends += 1
+        for request in batch.req_ids:
+            self.requests[request].output_token_ids.append(PLACEHOLDER)
+        prompt_logprobs = self._get_prompt_logprobs_dict(
+            hidden_states[:num_scheduled_tokens], scheduler_output.num_scheduled_tokens
+        )
+        requests, row_of_request = batch.req_ids.copy(), batch.req_id_to_index.copy()
+        return {}, None, None, [], prompt_logprobs, requests, row_of_request, []
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Samples; penalties and bad words take the newest tokens from the device.
