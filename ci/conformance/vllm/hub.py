@@ -63,7 +63,19 @@ _OPT = {
     "num_attention_heads": 2,
     "init_std": SPREAD,
 }
+# No bos_token: texts do not begin with it.
+_GPT2 = Model(
+    "GPT2LMHeadModel",
+    50257,
+    {"<|endoftext|>": 50256},
+    {"eos_token": "<|endoftext|>"},
+    1024,
+    {"n_embd": 128, "n_layer": 2, "n_head": 2, "initializer_range": SPREAD},
+    "float16",
+)
 MODELS = {
+    "distilbert/distilgpt2": _GPT2,
+    "openai-community/gpt2": _GPT2,
     "facebook/opt-125m": Model(
         "OPTForCausalLM",
         50272,
@@ -115,7 +127,7 @@ def make_missing() -> None:
         snapshot = folder / "snapshots" / revision
         _write_model(snapshot, model, seed=int(revision[:8], 16))
         _write_tokenizer(snapshot, model)
-        (folder / "refs").mkdir()
+        (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / "main").write_text(revision, encoding="utf-8")  # all of it is there
 
 

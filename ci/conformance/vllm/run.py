@@ -33,10 +33,11 @@ def vllms_cpu_backend() -> Backend:
 SUITE = Suite(
     directory=HERE,
     what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: sampling, batches, runners, "
-    "drafts, caches; models of a hub are stand-ins with random weights",
+    "drafts, caches, engines, metrics, structured output; models of a hub are stand-ins with "
+    "random weights",
     source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
     tests="tests",
-    folders=("tests/v1",),
+    folders=("tests/v1", "tests/entrypoints/llm"),
     packages=(
         "tblib",
         "pytest-asyncio",
