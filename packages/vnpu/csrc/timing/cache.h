@@ -6,9 +6,10 @@
 
 namespace vnpu::timing {
 
-// Which memory is in a device's L2: ranges of addresses. What was used longest ago leaves first, and
-// a range is used from its begin to its end, so that of one that is larger than the cache its end
-// stays. Assumed: neither the policy nor the order in which cores go through an operand is stated.
+// Which memory is in a device's L2: ranges of addresses. What was used longest ago leaves first,
+// and a range is used from its begin to its end, so that of one that is larger than the cache its
+// end stays. Assumed: neither the policy nor the order in which cores go through an operand is
+// stated.
 class Cache {
  public:
   explicit Cache(int64_t capacity) : capacity_(capacity) {}

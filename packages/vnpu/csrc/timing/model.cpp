@@ -155,9 +155,9 @@ int64_t Model::use_cache(const Task& task, int device) {
   // A cost may have said that only a part is read or written: some experts, some rows of a cache.
   const Wide read = std::min(all_read, static_cast<Wide>(task.work->read_bytes));
   const Wide written = std::min(all_written, static_cast<Wide>(task.work->written_bytes));
-  // What of a range is touched is taken for its first bytes when it stays. Whoever touches a part of
-  // the same range later finds those, and of what came otherwise, such as weights that were fetched
-  // before their experts were chosen, as much as is in any part.
+  // What of a range is touched is taken for its first bytes when it stays. Whoever touches a part
+  // of the same range later finds those, and of what came otherwise, such as weights that were
+  // fetched before their experts were chosen, as much as is in any part.
   const auto touched = [&](const Access& access) {
     const auto range = static_cast<Wide>(access.end - access.begin);
     const Wide all = access.write ? all_written : all_read;

@@ -82,8 +82,8 @@ class Model final : public Observer {
 
   PlanPtr plan_of(const Task& task, int device);
   Cache& cache_of(int device);
-  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes. Those that
-  // a prefetch has yet to bring are there when the task begins: it is to wait for awaited_.
+  // Of what the task reads, the bytes in L2; from now on L2 has what it reads and writes. Those
+  // that a prefetch has yet to bring are there when the task begins: it is to wait for awaited_.
   int64_t use_cache(const Task& task, int device);
   // The host's next call: not before this host's clock, where nothing is under way.
   void join_pace();

@@ -67,7 +67,7 @@ std::string figures(const Changes& changes = {}) {
 TEST(TheCache, HasWhatWasUsedLast) {
   Cache cache(100);
   EXPECT_EQ(cache.use(0, 60).bytes, 0);
-  EXPECT_EQ(cache.use(20, 40).bytes, 20);  // the middle is the newest
+  EXPECT_EQ(cache.use(20, 40).bytes, 20);   // the middle is the newest
   EXPECT_EQ(cache.use(200, 250).bytes, 0);  // [0, 10) leaves, as the oldest
   EXPECT_EQ(cache.use(40, 60).bytes, 20);
   EXPECT_EQ(cache.use(10, 20).bytes, 10);
