@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Torch's allocator takes this much at once for small tensors. How full what it takes is depends on
+# every size, so that another length may need one more.
+SMALL_SEGMENT_BYTES = 2 << 20
+
 
 def discard_damaged_plans(cache_root: Path) -> None:
     """Removes vLLM's startup plans that are no objects of JSON; a warning names each.
@@ -75,11 +79,12 @@ def check_kv_cache_budget(available_bytes: int, worker: "Worker") -> None:
     max_model_len = worker.model_config.max_model_len
     if worker.model_config.original_max_model_len == -1:
         return  # vLLM chooses the length that fits
-    enough_utilization = utilization + missing_bytes / total_bytes
+    enough_utilization = utilization + (missing_bytes + SMALL_SEGMENT_BYTES) / total_bytes
     # Memory is given out in blocks, so a length that fits is a whole number of them.
     block_size = max(spec.block_size for spec in specs.values())
     bytes_per_block_of_request = request_bytes / -(-max_model_len // block_size)
-    fitting_blocks = (available_bytes - block_bytes) / bytes_per_block_of_request
+    spare_bytes = 0 if worker.cache_config.kv_cache_memory_bytes else SMALL_SEGMENT_BYTES
+    fitting_blocks = (available_bytes - spare_bytes - block_bytes) / bytes_per_block_of_request
     fitting_len = int(max(fitting_blocks, 0)) * block_size
     remedies = []
     if worker.cache_config.kv_cache_memory_bytes:
