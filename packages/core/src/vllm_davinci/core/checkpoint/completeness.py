@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.distributed import get_pp_group
 from vllm.distributed.utils import get_pp_indices
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
@@ -117,6 +118,8 @@ def _lacking(tracker: LoadTracker, model: torch.nn.Module) -> Iterator[str]:
         if isinstance(module, NPURMSNorm) and part == "bias":
             continue  # made for those norms that have one
         method = getattr(module, "quant_method", None)
+        if isinstance(method, BaseKVCacheMethod):
+            continue  # vLLM's scales of the cache, which have a value without a file's
         if isinstance(
             method, QuantizedLinearMethodBase | QuantizedFusedMoEMethodBase
         ) and not method.takes_as_it_is(part):

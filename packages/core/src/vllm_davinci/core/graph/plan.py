@@ -186,14 +186,16 @@ def plan_capture(
         collectives += layers.apart
     forks = layers.attention * options.enable_multistream_mla
     forks += layers.experts * options.enable_multistream_moe
-    prefetches = (layers.attention + layers.experts) * config.weight_prefetch_config.enabled
+    # Steps in ubatches fetch nothing.
+    is_prefetching = config.weight_prefetch_config.enabled and not num_ubatches.keys() >= set(sizes)
+    prefetches = (layers.attention + layers.experts) * is_prefetching
     # Each process group has a stream of its own.
     streams = [
         is_tp,
         layers.exchanging > 0,
         options.enable_multistream_mla,
         options.enable_multistream_moe,
-        config.weight_prefetch_config.enabled,
+        is_prefetching,
         bool(num_ubatches) and (is_sequence_parallel or layers.fused > 0),  # of the ubatches
     ]
     return CapturePlan(
