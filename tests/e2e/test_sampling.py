@@ -115,6 +115,8 @@ def test_tokens_are_those_of_synchronous_steps_and_nothing_else_waits(
     decodes = [step for step in steps if step.tokens == REQUESTS]
     assert len(decodes) >= TOKENS - 3
     assert_one_wait_each(decodes[2:-2])
+    # Positions, lengths, slots, block table, tokens: what a decode of the same requests changes.
+    assert max(step.input_launches for step in decodes[2:-2]) <= 5
 
 
 def test_random_requests_without_a_seed_wait_no_more(asynchronous: EngineProcess):

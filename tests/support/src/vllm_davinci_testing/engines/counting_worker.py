@@ -128,23 +128,36 @@ class StepCountingWorker:
     def count_waits_of_steps(self) -> None:
         """From now on."""
         runner = self.model_runner
-        self._counted_steps: list[tuple[int, int, int, int]] = []
-        self._waits_in_forward = self._waits_for_inputs = 0
+        self._counted_steps: list[tuple[int, int, int, int, int]] = []
+        self._waits_in_forward = self._waits_for_inputs = self._launches_of_inputs = 0
         execute, forward = runner.execute_model, runner._model_forward
+        prepare = runner._prepare_inputs
         keep_inputs = runner.synchronize_input_prep
 
         def counting_execute(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             tokens = scheduler_output.total_num_scheduled_tokens
             self._counted_steps.append(
-                (tokens, _synchronizations(), self._waits_in_forward, self._waits_for_inputs)
+                (
+                    tokens,
+                    _host_count("synchronizations"),
+                    self._waits_in_forward,
+                    self._waits_for_inputs,
+                    self._launches_of_inputs,
+                )
             )
             return execute(scheduler_output, *args, **kwargs)
 
         def counting_forward(*args: Any, **kwargs: Any) -> Any:
-            before = _synchronizations()
+            before = _host_count("synchronizations")
             output = forward(*args, **kwargs)
-            self._waits_in_forward += _synchronizations() - before
+            self._waits_in_forward += _host_count("synchronizations") - before
             return output
+
+        def counting_prepare(*args: Any, **kwargs: Any) -> Any:
+            before = _host_count("launches")
+            inputs = prepare(*args, **kwargs)
+            self._launches_of_inputs += _host_count("launches") - before
+            return inputs
 
         @contextmanager
         def counting_inputs() -> Iterator[None]:
@@ -155,6 +168,7 @@ class StepCountingWorker:
 
         runner.execute_model = counting_execute  # of this object alone
         runner._model_forward = counting_forward
+        runner._prepare_inputs = counting_prepare
         runner.synchronize_input_prep = counting_inputs
 
     def waits_of_steps(self) -> list[StepWaits]:
@@ -173,18 +187,20 @@ class StepCountingWorker:
 class StepWaits(NamedTuple):
     """How often the process waited for the device during a step of so many tokens.
 
-    all:        outputs that are taken on another thread included
-    in_forward: during the model's forward
-    for_inputs: until the inputs of the step before were copied, as a device makes it necessary
-                that is a step behind
+    all:             outputs that are taken on another thread included
+    in_forward:      during the model's forward
+    for_inputs:      until the inputs of the step before were copied, as a device makes it necessary
+                     that is a step behind
+    input_launches:  no waits: copies and operators that prepared the step's inputs
     """
 
     tokens: int
     all: int
     in_forward: int
     for_inputs: int
+    input_launches: int
 
 
-def _synchronizations() -> int:
-    count: int = _C.host_counts()["synchronizations"]
+def _host_count(name: str) -> int:
+    count: int = _C.host_counts()[name]
     return count
