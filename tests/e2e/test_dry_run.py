@@ -26,6 +26,9 @@ PREFETCH = {"weight_prefetch_config": {"enabled": True, "min_bytes": 0}}
 RANKS = ("--tensor-parallel-size=4", "--enable-expert-parallel")
 
 
+UTILIZATION = 0.92  # vLLM's default
+
+
 # A step of 32 prompts, which a cache that is given by size leaves no room for.
 LARGE_STEP = ("--requests=32", "--prompt-tokens=1000", "--output-tokens=2", "--enforce-eager")
 
@@ -77,6 +80,16 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     assert [step["tokens"] for step in report["steps"]] == [[128] * 3, *[[1] * 3] * 3]
     memory = report["memory"]
     assert 0 < memory["weight_bytes"] < memory["cache_bytes"] < memory["total_bytes"] == 64 << 30
+    # The parts do not exceed what may be used, and what the cache is given is what it holds.
+    parts = ("weight_bytes", "activation_bytes", "other_bytes", "graph_bytes", "piece_bytes")
+    assert memory["piece_bytes"] > 0
+    used = memory["cache_bytes"] + sum(memory[part] for part in parts)
+    assert used <= UTILIZATION * memory["total_bytes"]
+    shape = json.loads((config_only / "config.json").read_text())
+    token_bytes = (
+        2 * shape["num_hidden_layers"] * (shape["kv_lora_rank"] + shape["qk_rope_head_dim"])
+    )
+    assert memory["cache_bytes"] // token_bytes - memory["cache_tokens"] in range(1024)
     for step in report["steps"]:
         found = step["modelled"]
         assert 0 < found["communication_ps"] < found["any_ps"] <= found["host_ps"]

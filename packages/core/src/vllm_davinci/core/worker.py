@@ -53,6 +53,8 @@ class NPUWorker(Worker):
     local_rank: int
     profiler: Any
     _measured_kv_cache_bytes: int | None = None
+    # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
+    graph_bytes = piece_bytes = 0
 
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
@@ -105,12 +107,14 @@ class NPUWorker(Worker):
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
         available_bytes: int = super().determine_available_memory()
-        pieces = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
+        self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
         graphs = self.model_runner.profile_graph_memory()
         if self.cache_config.kv_cache_memory_bytes is None:
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
-            available_bytes -= graphs.of_graphs(len(sizes)) + graphs.workspaces + pieces
+            self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
+            available_bytes -= self.graph_bytes + self.piece_bytes
             self._measured_kv_cache_bytes = available_bytes
+        self.available_kv_cache_memory_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
         return available_bytes
 

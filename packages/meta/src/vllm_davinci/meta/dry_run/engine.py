@@ -138,6 +138,8 @@ def _memory_plan(executor: PhantomExecutor, config: VllmConfig, machine: Machine
         weight_bytes=int(worker.model_runner.model_memory_usage),
         activation_bytes=int(getattr(worker, "peak_activation_memory", 0) or 0),
         other_bytes=int(getattr(worker, "non_torch_memory", 0) or 0),
-        cache_bytes=int(getattr(worker, "available_kv_cache_memory_bytes", 0) or 0),
+        graph_bytes=worker.graph_bytes,
+        piece_bytes=worker.piece_bytes,
+        cache_bytes=worker.available_kv_cache_memory_bytes,
         cache_tokens=blocks * cache.block_size,
     )

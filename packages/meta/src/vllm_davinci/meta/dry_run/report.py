@@ -22,6 +22,8 @@ class MemoryPlan:
     """Bytes of one device, as vLLM divided them.
 
     other_bytes:  buffers outside torch, those of collectives among them
+    graph_bytes:  of graphs, with their workspaces
+    piece_bytes:  between tensors, of no use to others
     cache_tokens: that the KV cache holds
     """
 
@@ -29,6 +31,8 @@ class MemoryPlan:
     weight_bytes: int
     activation_bytes: int
     other_bytes: int
+    graph_bytes: int
+    piece_bytes: int
     cache_bytes: int
     cache_tokens: int
 
@@ -117,6 +121,8 @@ def print_report(result: DryRun, console: Console) -> None:
         ("weights", plan.weight_bytes),
         ("activations, at most", plan.activation_bytes),
         ("buffers outside torch", plan.other_bytes),
+        ("graphs", plan.graph_bytes),
+        ("pieces between tensors", plan.piece_bytes),
         (f"KV cache ({plan.cache_tokens} tokens)", plan.cache_bytes),
         ("all there is", plan.total_bytes),
     ):
