@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm_davinci.vnpu import HostCounts, counted, host_counts
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import run_to_exit
 
 # Ends at once, as workers do: nothing is written at the end.
 WORK = """
@@ -37,7 +37,7 @@ def test_a_block_is_counted_also_where_it_raises():
 
 def test_each_process_has_its_file_and_leaves_nothing_to_write(tmp_path: Path):
     for _ in range(2):
-        assert run_program(WORK, VNPU_COUNTS=str(tmp_path)).returncode == 5
+        assert run_to_exit(WORK, VNPU_COUNTS=str(tmp_path)).status == 5
     found = host_counts.read(tmp_path)
     assert len(found) == 2
     for each in found:
@@ -62,6 +62,6 @@ def test_the_command_prints_them_and_keeps_the_status():
 
 def test_a_directory_that_does_not_exist_is_named(tmp_path: Path):
     missing = tmp_path / "missing"
-    done = run_program(WORK, VNPU_COUNTS=str(missing))
-    assert done.returncode != 5
+    done = run_to_exit(WORK, VNPU_COUNTS=str(missing))
+    assert done.status != 5
     assert f"VNPU_COUNTS='{missing}'" in done.stderr

@@ -10,7 +10,7 @@ from textwrap import indent
 import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig, VirtualDeviceError, refusals
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import run_to_exit
 
 CALLS = """
 import os, torch, torch_npu
@@ -28,8 +28,8 @@ os._exit(0)  # nothing is written at the end
 
 def test_calls_of_several_processes_are_counted_and_refusals_kept(tmp_path: Path):
     for soc in ("Ascend910B3", "Ascend910B3", "reference"):
-        done = run_program(CALLS, VirtualDeviceConfig(soc=soc, refusals=tmp_path))
-        assert done.returncode == 0, done.stderr
+        done = run_to_exit(CALLS, VirtualDeviceConfig(soc=soc, refusals=tmp_path))
+        assert done.status == 0, done.stderr
     found = refusals.read(tmp_path)
     assert found.calls == {"Ascend910B3": 8, "reference:Ascend910B3": 4}
     socs = [refusal.soc for refusal in found.refused]
@@ -41,8 +41,8 @@ def test_calls_of_several_processes_are_counted_and_refusals_kept(tmp_path: Path
 
 def test_a_question_what_an_operator_takes_is_no_refused_call(tmp_path: Path):
     program = f"def refusal_of():\n{indent(CALLS, '    ')}\nrefusal_of()"
-    done = run_program(program, VirtualDeviceConfig(refusals=tmp_path))
-    assert done.returncode == 0, done.stderr
+    done = run_to_exit(program, VirtualDeviceConfig(refusals=tmp_path))
+    assert done.status == 0, done.stderr
     found = refusals.read(tmp_path)
     assert (len(found.refused), len(found.asked)) == (0, 1)
 

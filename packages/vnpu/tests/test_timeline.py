@@ -11,7 +11,7 @@ import pytest
 
 from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, timeline
 from vllm_davinci.vnpu.activate import prepare_environment
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import run_to_exit
 
 # A product on a side stream, behind one on the current stream.
 TWO_STREAMS = """
@@ -38,8 +38,8 @@ PACE = "aclnnMatmul=400000/MiB"  # a quarter of a MiB: 100 ms
 def traced(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     directory = tmp_path_factory.mktemp("trace")
     config = VirtualDeviceConfig(schedule="threads", trace=str(directory))
-    done = run_program(TWO_STREAMS, config, VNPU_PACE=PACE)
-    assert done.returncode == 0, done.stderr
+    done = run_to_exit(TWO_STREAMS, config, VNPU_PACE=PACE)
+    assert done.status == 0, done.stderr
     return directory
 
 
@@ -141,8 +141,8 @@ def test_the_status_of_a_traced_command_is_the_commands(tmp_path: pathlib.Path) 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
     missing = tmp_path / "missing"
-    done = run_program(TWO_STREAMS, VirtualDeviceConfig(trace=str(missing)))
-    assert done.returncode != 0
+    done = run_to_exit(TWO_STREAMS, VirtualDeviceConfig(trace=str(missing)))
+    assert done.status != 0
     assert f"VNPU_TRACE='{missing}'" in done.stderr
 
 

@@ -96,7 +96,8 @@ class Observers {
   }
 
  private:
-  static constexpr size_t kMost = 4;
+  // Of races, time and traces, and one for each of the two profilers.
+  static constexpr size_t kMost = 5;
   std::array<Observer*, kMost> all_ = {};
   std::atomic<size_t> count_{0};
   Observer::Needs needs_;

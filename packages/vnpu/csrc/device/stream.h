@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "device/core_limits.h"
 #include "device/event.h"
 #include "device/failure.h"
 #include "device/graph.h"
@@ -32,6 +33,8 @@ class Stream {
   bool destroyed = false;
   std::condition_variable wake;    // its worker's, under the threads policy
   std::optional<Failure> failure;  // the first error since it was last reported
+
+  CoreLimit cores;  // not guarded
 
   GraphPtr capture;                          // not null while capturing
   bool capture_origin = false;               // began the capture (others joined by events)

@@ -3,9 +3,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "device/core_limits.h"
 
 namespace vnpu {
 
@@ -115,6 +118,8 @@ class Task {
   Touched touched;
   // What an operator has to do; null for other tasks, and where its row has no cost.
   std::shared_ptr<const timing::Work> work;
+  // An operator's; nothing where it may take all of the chip's.
+  std::optional<Cores> cores;
 
  protected:
   virtual Progress advance() = 0;

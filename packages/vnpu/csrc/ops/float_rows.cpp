@@ -93,6 +93,41 @@ VNPU_VECTORISED float sum_of_squares(const float* row, int64_t count) {
   return partial[0];
 }
 
+VNPU_VECTORISED int64_t argmax(const float* row, int64_t count) {
+  constexpr int64_t kBlock = 256;
+  if (count == 0) return -1;
+  float greatest[kLanes];
+  int32_t is_nan[kLanes] = {};
+  for (float& lane : greatest) lane = row[0];
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float value = row[i + lane];
+      greatest[lane] = value > greatest[lane] ? value : greatest[lane];
+      is_nan[lane] |= value != value;
+    }
+  }
+  float most = row[0];
+  int32_t any_nan = 0;
+  for (int64_t i = whole; i < count; ++i) {
+    most = row[i] > most ? row[i] : most;
+    any_nan |= row[i] != row[i];
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    most = greatest[lane] > most ? greatest[lane] : most;
+    any_nan |= is_nan[lane];
+  }
+  if (any_nan != 0) return -1;
+  // A block at a time: a loop that may end at every element is not vectorised.
+  int64_t first = 0;
+  for (; first + kBlock <= count; first += kBlock) {
+    int32_t found = 0;
+    for (int64_t i = first; i < first + kBlock; ++i) found |= row[i] == most;
+    if (found != 0) break;
+  }
+  while (row[first] != most) ++first;
+  return first;
+}
 VNPU_VECTORISED void scale(const float* row, float factor, const float* weight, float* out,
                            int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = row[i] * factor * weight[i];

@@ -23,6 +23,8 @@ void add(const float* a, const float* b, float* out, int64_t count);
 // out = row * factor, rounded
 void multiply(const float* row, float factor, float* out, int64_t count);
 float sum_of_squares(const float* row, int64_t count);
+// The index of the first of the greatest; -1 where there is a NaN, or nothing at all.
+int64_t argmax(const float* row, int64_t count);
 // out = row * factor * weight
 void scale(const float* row, float factor, const float* weight, float* out, int64_t count);
 // out = a * sigmoid(a) * b

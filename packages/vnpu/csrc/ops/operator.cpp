@@ -163,6 +163,7 @@ Progress OperatorTask::advance() {
 
 void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
                     aclOpExecutor** executor) {
+  task->cores = core_limits::of_launch();
   *workspace_bytes = needed;
   *executor = new aclOpExecutor{std::move(task), needed};
 }

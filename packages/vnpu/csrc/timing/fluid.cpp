@@ -27,12 +27,12 @@ const char* name_of(Resource resource) {
   return "unknown";
 }
 
-Shares shares_of(const Busy& busy) {
+Shares shares_of(const Phase& phase) {
   Shares shares = {};
-  const Time longest = *std::max_element(busy.begin(), busy.end());
+  const Time longest = phase.work();
   if (longest <= 0) return shares;
   for (size_t r = 0; r < kResources; ++r) {
-    shares[r] = divide_up(static_cast<Wide>(busy[r]) * kWhole, static_cast<Wide>(longest));
+    shares[r] = divide_up(static_cast<Wide>(phase.busy[r]) * kWhole, static_cast<Wide>(longest));
   }
   return shares;
 }

@@ -13,8 +13,8 @@ inline constexpr uint64_t kWhole = uint64_t{1} << 32;
 // What share of each resource a task takes at full speed.
 using Shares = std::array<uint64_t, kResources>;
 
-// Of the busiest resource a task takes the whole. Rounded up.
-Shares shares_of(const Busy& busy);
+// Of the busiest resource a task takes the whole, unless its work takes longer anyhow. Rounded up.
+Shares shares_of(const Phase& phase);
 
 // The speeds of tasks that run together, in the order of `tasks`: max-min fair. All speeds rise
 // together from 0 until a resource is used up; the tasks that use it stay there, the others rise

@@ -40,6 +40,7 @@ Time time_for(Wide amount, int64_t rate, int64_t share) {
 const std::vector<Machine::Figure>& Machine::figures() {
   static const std::vector<Figure> all = {
       {"cube_cores", &Machine::cube_cores_},
+      {"vector_cores", &Machine::vector_cores_},
       {"cube_int8", &Machine::cube_int8_},
       {"cube_float16", &Machine::cube_float16_},
       {"cube_bfloat16", &Machine::cube_bfloat16_},
@@ -137,7 +138,8 @@ Machine::Machine(std::string_view text) {
   if (!values.empty()) refuse("has an unknown figure: " + values.begin()->first + ".");
 }
 
-Time Machine::matrix_time(const MatrixProduct& product, int64_t share) const {
+// On all cores, if all take tiles as `cores` of them do.
+Time Machine::matrix_time(const MatrixProduct& product, int64_t share, int64_t cores) const {
   if (product.batch <= 0 || product.m <= 0 || product.n <= 0 || product.k <= 0) return 0;
   const bool is_byte = product.arithmetic == Arithmetic::kInt8;
   const bool is_wide = product.arithmetic == Arithmetic::kFloat32;
@@ -153,9 +155,8 @@ Time Machine::matrix_time(const MatrixProduct& product, int64_t share) const {
   // Cores without a tile in the last wave wait for the others. With fewer tiles than cores, the
   // library cuts them smaller.
   const int64_t tiles = product.batch * divide_up(m, kTileRows) * divide_up(n, kTileColumns);
-  if (tiles > cube_cores_) {
-    operations =
-        operations * static_cast<Wide>(round_up(tiles, cube_cores_)) / static_cast<Wide>(tiles);
+  if (tiles > cores) {
+    operations = operations * static_cast<Wide>(round_up(tiles, cores)) / static_cast<Wide>(tiles);
   }
   return time_for(operations, rate, share);
 }
@@ -179,9 +180,18 @@ int64_t Machine::read_again(const MatrixProduct& product) const {
   return product.batch * std::min(left * further_panels(right), right * further_panels(left));
 }
 
-std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) const {
+std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes,
+                                      const std::optional<Cores>& allowed) const {
   if (work.kind == Work::Class::kNothing) return {};
   Phase phase;
+  int64_t cube_cores = allowed ? allowed->cube : cube_cores_;
+  int64_t vector_cores = allowed ? allowed->vector : vector_cores_;
+  if (!work.products.empty() && work.vector_operations > 0) {
+    // A kernel for both kinds is launched on cube cores with their vector cores.
+    cube_cores =
+        std::max<int64_t>(1, std::min(cube_cores, vector_cores * cube_cores_ / vector_cores_));
+    vector_cores = divide_up(cube_cores * vector_cores_, cube_cores_);
+  }
   const bool is_attention = work.kind == Work::Class::kAttention;
   switch (work.kind) {
     case Work::Class::kMatmul: phase.fixed = matmul_static_; break;
@@ -192,7 +202,7 @@ std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) co
   }
   Time& cube = phase.busy[index_of(Resource::kCube)];
   for (const MatrixProduct& product : work.products) {
-    cube += matrix_time(product, is_attention ? attention_share_ : matmul_share_);
+    cube += matrix_time(product, is_attention ? attention_share_ : matmul_share_, cube_cores);
   }
   const Time vector = time_for(static_cast<Wide>(work.vector_operations),
                                work.wide ? vector_32bit_ : vector_16bit_, vector_share_);
@@ -204,6 +214,17 @@ std::vector<Phase> Machine::phases_of(const Work& work, int64_t cached_bytes) co
   }
   phase.busy[index_of(Resource::kL2)] = time_for(static_cast<Wide>(bytes), l2_bandwidth_, kMillion);
   phase.busy[index_of(Resource::kHbm)] = memory_time(bytes - cached_bytes);
+  const auto on_part = [](Time time, int64_t cores, int64_t all) {
+    return divide_up(time * all, cores);
+  };
+  if (cube_cores < cube_cores_ && !work.products.empty()) {
+    phase.least =
+        on_part(std::max(cube, phase.busy[index_of(Resource::kL2)]), cube_cores, cube_cores_);
+  }
+  if (vector_cores < vector_cores_ && work.kind == Work::Class::kVector) {
+    phase.least =
+        on_part(std::max(vector, phase.busy[index_of(Resource::kL2)]), vector_cores, vector_cores_);
+  }
   return {phase};
 }
 

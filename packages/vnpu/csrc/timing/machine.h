@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "device/core_limits.h"
 #include "timing/resources.h"
 #include "timing/work.h"
 
@@ -29,8 +31,10 @@ class Machine {
     Time latency = 0;
   };
 
-  // cached_bytes: of what the work reads, in L2 already
-  std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0) const;
+  // cached_bytes: of what the work reads, in L2 already. allowed: the cores that it may take, if
+  // not all of them; each core has its equal part of the way to L2.
+  std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0,
+                               const std::optional<Cores>& allowed = std::nullopt) const;
   std::vector<Phase> phases_of(const Collective& collective) const;
   enum class Direction { kIn, kOut, kWithin };
   std::vector<Phase> phases_of_copy(Direction direction, int64_t bytes) const;
@@ -55,12 +59,13 @@ class Machine {
   int64_t l2_bytes() const { return l2_bytes_; }
 
  private:
-  Time matrix_time(const MatrixProduct& product, int64_t share) const;
+  Time matrix_time(const MatrixProduct& product, int64_t share, int64_t cores) const;
   Time memory_time(int64_t bytes) const;
   int64_t read_again(const MatrixProduct& product) const;
   std::vector<int64_t> spans_of(const Collective& collective) const;
 
   int64_t cube_cores_ = 0;
+  int64_t vector_cores_ = 0;
   int64_t cube_int8_ = 0;
   int64_t cube_float16_ = 0;
   int64_t cube_bfloat16_ = 0;

@@ -273,7 +273,8 @@ PlanPtr Model::plan_of(const Task& task, int device) {
         Work{.products = {}, .written_bytes = static_cast<int64_t>(traffic.written)});
   } else if (task.work != nullptr) {
     const bool is_nothing = task.work->kind == Work::Class::kNothing;
-    plan->phases = machine_.phases_of(*task.work, is_nothing ? 0 : use_cache(task, device));
+    plan->phases =
+        machine_.phases_of(*task.work, is_nothing ? 0 : use_cache(task, device), task.cores);
     plan->bytes = static_cast<uint64_t>(task.work->read_bytes + task.work->written_bytes);
   } else if (name.starts_with("aclnn")) {
     throw Failure(FailureKind::kNotSupported,

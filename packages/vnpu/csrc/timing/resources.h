@@ -41,9 +41,10 @@ using Busy = std::array<Time, kResources>;
 struct Phase {
   Time fixed = 0;
   Busy busy = {};
+  Time least = 0;  // for the work: some of the device's cores may be all that the task may take
 
   // What the work takes if the task has the device for itself.
-  Time work() const { return *std::max_element(busy.begin(), busy.end()); }
+  Time work() const { return std::max(least, *std::max_element(busy.begin(), busy.end())); }
   Time alone() const { return fixed + work(); }
 };
 

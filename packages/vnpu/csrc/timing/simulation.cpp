@@ -89,7 +89,7 @@ void Simulation::enter_phase(Stream& stream) {
   const Phase& phase = plan->phases[stream.phase];
   stream.fixed_left = phase.fixed;
   stream.work_left = static_cast<Wide>(phase.work()) * kWhole;
-  stream.shares = shares_of(phase.busy);
+  stream.shares = shares_of(phase);
 }
 
 void Simulation::end_head(Stream& stream) {

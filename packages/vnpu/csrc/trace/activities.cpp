@@ -1,6 +1,8 @@
 #include "trace/activities.h"
 
-#include <chrono>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <utility>
 
 #include "collective/collective.h"
@@ -11,38 +13,38 @@ namespace {
 
 constexpr size_t kMuch = 1 << 15;  // activities, 3 MB
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
+int this_thread() {
+  static thread_local const int id = static_cast<int>(::syscall(SYS_gettid));
+  return id;
 }
 
 // The task that the calling thread advances: whose nodes it runs.
 struct Running {
-  uint64_t launch = 0;
+  const Task* task = nullptr;
   int device = 0;
   int stream = 0;
 };
 thread_local Running running;
 thread_local std::map<int, std::vector<uint64_t>> regions;
 
-std::optional<Activity::Kind> kind_of(const Task& task) {
+Activity::Kind kind_of(const Task& task) {
   switch (category_of(task)) {
     case Category::kOperator: return Activity::Kind::kOperator;
     case Category::kCollective: return Activity::Kind::kCollective;
-    default: return std::nullopt;
+    case Category::kCopy: return Activity::Kind::kCopy;
+    case Category::kRecord: return Activity::Kind::kRecord;
+    case Category::kWait: return Activity::Kind::kWait;
+    case Category::kOther: break;
   }
+  return Activity::Kind::kOther;
 }
 
 }  // namespace
 
-Activities& Activities::instance() {
-  static Activities* const activities = [] {
-    auto* const made = new Activities();  // until the process ends
-    Observers::instance().add(*made);
-    return made;
-  }();
-  return *activities;
+Activities& Activities::make(Clock clock) {
+  auto* const made = new Activities(clock);  // until the process ends
+  Observers::instance().add(*made);
+  return *made;
 }
 
 void Activities::collect(Activity::Kind kind, bool is_wanted) {
@@ -78,7 +80,7 @@ void Activities::on_launch(const Stream& stream, const Task& task, const std::st
   if (!collects_any() || stream.capture != nullptr) return;
   const std::lock_guard lock(mutex_);
   const uint64_t launch = ++launches_;
-  courses_[&task] = {.launch = launch};
+  courses_[&task] = {.launch = launch, .launched = now_(), .thread = this_thread()};
   if (!collects(Activity::Kind::kLaunch)) return;
   for (const auto& [kind, of_kind] : regions) {
     if (of_kind.empty()) continue;
@@ -91,12 +93,10 @@ void Activities::on_launch(const Stream& stream, const Task& task, const std::st
 
 void Activities::on_advance(const Stream& stream, const Task& task) {
   if (!collects_any()) return;
-  const int64_t now = now_ns();
+  const int64_t now = now_();
+  running = {.task = &task, .device = stream.device, .stream = stream.id};
   const std::lock_guard lock(mutex_);
   const auto found = courses_.find(&task);
-  running = {.launch = found == courses_.end() ? 0 : found->second.launch,
-             .device = stream.device,
-             .stream = stream.id};
   if (found != courses_.end() && found->second.begin == 0) found->second.begin = now;
 }
 
@@ -107,15 +107,18 @@ void Activities::on_end(const Stream& stream, const Task& task, bool failed) {
 }
 
 void Activities::on_node_advance(const Task& node) {
-  if (!collects_any() || running.launch == 0) return;
-  const int64_t now = now_ns();
+  if (!collects_any()) return;
+  const int64_t now = now_();
   const std::lock_guard lock(mutex_);
-  Course& course = courses_[&node];
-  if (course.begin == 0) course = {.launch = running.launch, .begin = now};
+  const auto replay = courses_.find(running.task);
+  if (replay == courses_.end()) return;
+  Course course = replay->second;
+  course.begin = now;
+  courses_.try_emplace(&node, course);
 }
 
 void Activities::on_node_end(const Task& node) {
-  if (!collects_any() || running.launch == 0) return;
+  if (!collects_any()) return;
   const std::optional<Course> course = finished(node);
   if (course.has_value()) add(node, *course, running.device, running.stream);
 }
@@ -130,15 +133,17 @@ std::optional<Activities::Course> Activities::finished(const Task& task) {
 }
 
 void Activities::add(const Task& task, const Course& course, int device, int stream) {
-  const std::optional<Activity::Kind> kind = kind_of(task);
-  if (!kind.has_value() || !collects(*kind)) return;
-  Activity activity{.kind = *kind,
+  const Activity::Kind kind = kind_of(task);
+  if (!collects(kind)) return;
+  Activity activity{.kind = kind,
                     .launch = course.launch,
                     .name = task.name,
                     .device = device,
                     .stream = stream,
+                    .launched = course.launched,
+                    .thread = course.thread,
                     .begin = course.begin,
-                    .end = now_ns()};
+                    .end = now_()};
   bool is_much = false;
   {
     const std::lock_guard lock(mutex_);

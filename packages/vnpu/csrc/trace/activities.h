@@ -17,15 +17,18 @@
 namespace vnpu::trace {
 
 // What was done on a device, or the launch of it inside of a region that the program has named.
-// Times are nanoseconds since 1970 by the system's clock.
+// Times are nanoseconds by the clock of who collects.
 struct Activity {
-  enum class Kind { kOperator, kCollective, kLaunch };
+  enum class Kind { kOperator, kCollective, kCopy, kRecord, kWait, kOther, kLaunch };
+  static constexpr size_t kKinds = 7;
   Kind kind;
   uint64_t launch;  // its number, the same of all that a replay does
-  // --- of operators and collectives
+  // --- of all but kLaunch
   const char* name = "";  // a literal
   int device = 0;
   int stream = 0;
+  int64_t launched = 0;
+  int thread = 0;  // that launched it, as the system counts
   int64_t begin = 0;
   int64_t end = 0;
   // --- of collectives
@@ -38,10 +41,14 @@ struct Activity {
 };
 
 // Collects activities of this process's devices, those inside of replays too, while somebody asks
-// for them. It observes from the first use on; before that nobody pays for it.
+// for them. There is one per client: each asks for its own kinds and takes what it asked for. It
+// observes from its making on; before that nobody pays for it.
 class Activities final : public Observer {
  public:
-  static Activities& instance();
+  using Clock = int64_t (*)();  // ns
+
+  // Never destroyed; its client keeps it.
+  static Activities& make(Clock clock);
 
   // Begins or ends the collection of a kind. What is launched before is not seen.
   void collect(Activity::Kind kind, bool is_wanted);
@@ -65,9 +72,12 @@ class Activities final : public Observer {
  private:
   struct Course {
     uint64_t launch = 0;
+    int64_t launched = 0;
+    int thread = 0;
     int64_t begin = 0;
   };
 
+  explicit Activities(Clock clock) : now_(clock) {}
   static size_t index(Activity::Kind kind) { return static_cast<size_t>(kind); }
   bool collects_any() const;
   // What is known of a task, which ends; none of one that nobody asked for when it began.
@@ -75,7 +85,8 @@ class Activities final : public Observer {
   void add(const Task& task, const Course& course, int device, int stream);
   const char* kept_name(const std::string& name);
 
-  std::array<std::atomic<bool>, 3> wanted_ = {};
+  const Clock now_;
+  std::array<std::atomic<bool>, Activity::kKinds> wanted_ = {};
   std::atomic<void (*)()> deliver_{nullptr};
   std::mutex mutex_;
   uint64_t launches_ = 0;

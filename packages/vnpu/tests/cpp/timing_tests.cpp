@@ -48,6 +48,7 @@ std::string figures(const Changes& changes = {}) {
     values[name] = is_time                    ? "0"
                    : name.ends_with("_share") ? "1000000"
                    : name == "cube_cores"     ? "24"
+                   : name == "vector_cores"   ? "48"
                    : name == "queue_depth"    ? "1000"
                                               : "1000000000000";
   }
@@ -135,7 +136,7 @@ TEST(Speeds, ATaskAloneRunsAtFullSpeed) {
   Busy busy = {};
   busy[kHbm] = 10;
   busy[kCube] = 3;
-  const Shares shares = shares_of(busy);
+  const Shares shares = shares_of({.busy = busy});
   EXPECT_EQ(shares[kHbm], kWhole);
   std::vector<uint64_t> speeds;
   speeds_of({&shares}, speeds);
@@ -290,6 +291,31 @@ TEST(MachineWork, TheLastWaveOfTilesKeepsAllCores) {
   work.products.push_back({.m = 128 * 25, .n = 256, .k = 16});  // 25 tiles for 24 cores
   const Time one = int64_t{2} * 128 * 256 * 16;
   EXPECT_EQ(machine.phases_of(work).at(0).busy[kCube], 48 * one);
+}
+
+TEST(MachineWork, OnSomeOfTheCoresItTakesWhatThoseNeed) {
+  const Machine machine(figures({{"l2_bandwidth", "4000000000000"}}));
+  Work sum{
+      .kind = Work::Class::kVector, .products = {}, .vector_operations = 60, .read_bytes = 400};
+  const Phase all = machine.phases_of(sum).at(0);
+  EXPECT_EQ(all.least, 0);
+  EXPECT_EQ(all.work(), 400);
+  const Phase few = machine.phases_of(sum, 0, Cores{.cube = 24, .vector = 6}).at(0);
+  EXPECT_EQ(few.busy, all.busy);
+  EXPECT_EQ(few.work(), 800);  // 100 at L2, through an eighth of the cores
+  EXPECT_EQ(shares_of(few)[kHbm], kWhole / 2);
+  EXPECT_EQ(machine.phases_of(sum, 0, Cores{.cube = 1, .vector = 48}).at(0).work(), 400);
+
+  Work product{.kind = Work::Class::kMatmul, .products = {}};
+  product.products.push_back({.m = 128 * 25, .n = 256, .k = 16});  // 25 tiles
+  const Time one = int64_t{2} * 128 * 256 * 16;
+  const Phase on_six = machine.phases_of(product, 0, Cores{.cube = 6, .vector = 48}).at(0);
+  EXPECT_EQ(on_six.busy[kCube], 30 * one);  // five waves
+  EXPECT_EQ(on_six.work(), 4 * 30 * one);
+  // With vector work it is launched on cube cores with two vector cores each.
+  product.vector_operations = 1;
+  EXPECT_EQ(machine.phases_of(product, 0, Cores{.cube = 24, .vector = 12}).at(0).work(),
+            4 * 30 * one);
 }
 
 TEST(MachineCollectives, AnAllReduceIsAReduceScatterAndAnAllGatherOfEveryTier) {

@@ -1,5 +1,6 @@
 """Processes forked before a device is opened compute as new ones do."""
 
+from vllm_davinci_testing.processes.forked import run_to_exit
 from vllm_davinci_testing.processes.programs import run_program
 
 PRODUCT = """
@@ -39,5 +40,5 @@ print("opened:", vnpu.can_fork())
 def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None:
     program = "from vllm_davinci import vnpu; import torch; print(vnpu.can_fork())"
     for settings in ({"VNPU_RACES": "report"}, {"VNPU_TRACE": str(tmp_path)}):
-        assert run_program(program, **settings).stdout.split()[0] == "False"
-    assert run_program(program).stdout.split()[0] == "True"
+        assert run_to_exit(program, **settings).stdout.split()[0] == "False"
+    assert run_to_exit(program).stdout.split()[0] == "True"

@@ -7,8 +7,7 @@ import torch
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci_testing.processes import programs
-from vllm_davinci_testing.processes.forked import output_of
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import output_of, run_alone
 
 RUNTIME = """
 import ctypes
@@ -70,14 +69,14 @@ def test_a_small_device_runs_out_of_memory_early() -> None:
 
 
 def test_host_code_that_follows_a_device_address_dies_with_the_allocations_history() -> None:
-    done = run_program(
+    done = run_alone(
         """
         import ctypes, torch
         tensor = torch.ones(4, device="npu")
         ctypes.string_at(tensor.data_ptr(), 4)
         """
     )
-    assert done.returncode == -11
+    assert done.status == -11
     assert "host code touched device memory" in done.stderr
     assert "of allocation #" in done.stderr
     assert "live" in done.stderr

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from vllm_davinci_testing.processes.forked import Ended, output_of, run_alone
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import Ended, output_of, run_alone, run_to_exit
 from vllm_davinci_testing.processes.ranks import check_ranks, program_of
 
 SETUP = """
@@ -399,7 +398,7 @@ def test_a_change_of_memory_that_a_copy_may_read_is_found(kind: str) -> None:
 
 
 def test_a_change_for_which_nobody_waits_is_found_at_the_exit() -> None:
-    done = run_program(
+    done = run_to_exit(
         """
         import ctypes
         from vllm_davinci import vnpu
@@ -415,7 +414,7 @@ def test_a_change_for_which_nobody_waits_is_found_at_the_exit() -> None:
         VNPU_RACES="report",
     )
     assert "changed by the host, as seen at\n      the exit" in done.stderr
-    assert "<string>:10 in <module>" in done.stderr
+    assert "<program>:10 in <module>" in done.stderr
     assert "vnpu: 1 race found." in done.stderr
 
 
@@ -427,9 +426,9 @@ def test_a_correct_program_gives_no_report(kind: str) -> None:
 
 
 def test_the_number_of_races_is_told_at_the_end() -> None:
-    done = run_program(SETUP + CORRECT["both only read"], VNPU_RACES="report")
+    done = run_to_exit(SETUP + CORRECT["both only read"], VNPU_RACES="report")
     assert "vnpu: 0 races found." in done.stderr
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.stderr
 
 
 def test_raise_stops_the_program_at_the_second_launch() -> None:
@@ -451,5 +450,5 @@ except RuntimeError as error:
 @pytest.mark.parametrize("schedule", ["threads", "fuzz:1", "fuzz:2"])
 def test_what_is_found_does_not_depend_on_the_schedule(schedule: str) -> None:
     program = SETUP + PLANTED["read after write, no wait"] + "torch.npu.synchronize()\n"
-    done = run_program(program, VNPU_RACES="report", VNPU_SCHEDULE=schedule)
+    done = run_to_exit(program, VNPU_RACES="report", VNPU_SCHEDULE=schedule)
     assert "vnpu: 1 race found." in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, VirtualDeviceError, coverage
 from vllm_davinci.vnpu.timing import modelled_timeline
-from vllm_davinci_testing.processes.programs import run_program
+from vllm_davinci_testing.processes.forked import run_to_exit
 
 # Two products, one behind the other's event on a side stream, and one beside it.
 PROGRAM = """
@@ -39,8 +39,8 @@ def modelled(directory: pathlib.Path) -> tuple[str, bytes]:
     """The program's output, and the bytes of its timeline."""
     directory.mkdir()
     config = VirtualDeviceConfig(chip="ascend910b2", timeline=str(directory))
-    done = run_program(PROGRAM, config)
-    assert done.returncode == 0, done.stderr
+    done = run_to_exit(PROGRAM, config)
+    assert done.status == 0, done.stderr
     modelled_timeline.merge([directory], directory / "all.json")
     return done.stdout, (directory / "all.json").read_bytes()
 
@@ -92,8 +92,8 @@ def test_every_operator_has_a_cost() -> None:
 
 
 def test_a_machine_of_wrong_figures_is_refused_by_the_device() -> None:
-    done = run_program("import torch; torch.ones(1, device='npu')", VNPU_TIMING="cube_cores=1")
-    assert done.returncode != 0
+    done = run_to_exit("import torch; torch.ones(1, device='npu')", VNPU_TIMING="cube_cores=1")
+    assert done.status != 0
     assert "VNPU_TIMING lacks the figure" in done.stderr
 
 
@@ -107,9 +107,9 @@ def test_phantom_ranks_need_operators_that_do_not_compute() -> None:
         "torch.npu.synchronize()\n"
         "print('done')\n"
     )
-    done = run_program(program, VNPU_PHANTOM_RANKS="1")
+    done = run_to_exit(program, VNPU_PHANTOM_RANKS="1")
     assert "VNPU_PHANTOM_RANKS=1 needs VNPU_COMPUTE=0" in done.stderr
-    done = run_program(program, VNPU_PHANTOM_RANKS="1", VNPU_COMPUTE="0")
+    done = run_to_exit(program, VNPU_PHANTOM_RANKS="1", VNPU_COMPUTE="0")
     assert done.stdout.strip() == "done", done.stderr
 
 
@@ -156,8 +156,8 @@ print(done.busy_ps["hbm"], done.any_ps)
 
 
 def test_what_is_in_l2_takes_no_time_of_memory() -> None:
-    done = run_program(CACHED, VirtualDeviceConfig(chip="ascend910b2"))
-    assert done.returncode == 0, done.stderr
+    done = run_to_exit(CACHED, VirtualDeviceConfig(chip="ascend910b2"))
+    assert done.status == 0, done.stderr
     first, again, prefetch, after, part, rest, beside, time = map(int, done.stdout.split())
     read_ps = (64 << 20) / (1.6 * 0.6)  # 1.6 TB/s, of which 0.6
     assert first == pytest.approx(read_ps, rel=1e-3)
@@ -195,8 +195,8 @@ print(time.monotonic() - begin, _C.lateness()[1])
 
 def test_paced_waits_take_their_modelled_time_and_late_ones_are_said() -> None:
     config = VirtualDeviceConfig(chip="ascend910b2", compute=False, paced=200.0)
-    done = run_program(PACED, config)
-    assert done.returncode == 0, done.stderr
+    done = run_to_exit(PACED, config)
+    assert done.status == 0, done.stderr
     (paced_s, in_time), (slow_s, late) = (
         map(float, line.split()) for line in done.stdout.split("\n")[:2]
     )
@@ -211,8 +211,8 @@ def test_paced_waits_take_their_modelled_time_and_late_ones_are_said() -> None:
 @pytest.mark.parametrize("scale", ["0", "-1", "fast"])
 def test_a_time_scale_that_is_none_is_refused(scale: str) -> None:
     variables = VirtualDeviceConfig(chip="ascend910b2").environment() | {"VNPU_PACED": scale}
-    done = run_program("import torch; torch.ones(1, device='npu')", **variables)
-    assert done.returncode != 0
+    done = run_to_exit("import torch; torch.ones(1, device='npu')", **variables)
+    assert done.status != 0
     assert f"VNPU_PACED='{scale}' is not valid" in done.stderr
 
 
@@ -221,3 +221,47 @@ def test_a_timeline_needs_a_chip(tmp_path: pathlib.Path) -> None:
         VirtualDeviceConfig(timeline=str(tmp_path))
     with pytest.raises(TraceError, match="no modelled tasks"):
         modelled_timeline.merge([tmp_path], tmp_path / "all.json")
+
+
+# An addition that memory holds up, beside a product's, on all cores and on few.
+LIMITED = """
+import torch, torch_npu
+x = torch.ones(1 << 27, dtype=torch.float16, device="npu")
+a = torch.ones(4096, 4096, dtype=torch.float16, device="npu")
+side = torch.npu.Stream()
+events = lambda: [torch.npu.Event(enable_timing=True) for _ in range(2)]
+
+def timed(stream, work, count=4):
+    begin, end = events()
+    with torch.npu.stream(stream):
+        begin.record()
+        for _ in range(count):
+            work()
+        end.record()
+    torch.npu.synchronize()
+    return begin.elapsed_time(end)
+
+main = torch.npu.current_stream()
+for work in (lambda: x.add_(1), lambda: torch.mm(a, a, out=a)):
+    timed(main, work)
+    figures = []
+    for cores in ({}, {"vector_num": 6, "cube_num": 6}):
+        torch.npu.reset_stream_limit(side)
+        torch.npu.set_stream_limit(side, **cores)
+        figures.append(timed(side, work))
+    print(*figures, timed(main, work))
+"""
+
+
+def test_an_operator_on_some_of_the_cores_takes_as_long_as_those_need() -> None:
+    config = VirtualDeviceConfig(chip="ascend910b2", compute=False)
+    done = run_to_exit(LIMITED, config)
+    assert done.status == 0, done.stderr
+    addition, product = [[float(x) for x in line.split()] for line in done.stdout.splitlines()]
+    # 512 MiB pass memory at 60 % of 1.6 TB/s, but for what L2 has, or through an eighth of the
+    # cores' 4 TB/s to L2.
+    assert addition[0] == addition[2] < 4 * 2**29 / 0.96e9 * 1.02
+    assert addition[1] == pytest.approx(4 * 2**29 / 0.5e9, rel=0.01)
+    assert product[0] == product[2]
+    # 1024 tiles are 43 waves of 24 cores, and 171 of 6.
+    assert (product[1] - 4 * 0.005) / (product[0] - 4 * 0.005) == pytest.approx(171 / 43, rel=0.03)

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "abi/ascendcl/declarations.h"
+#include "device/capability.h"
 #include "device/configuration.h"
 #include "device/system.h"
 
@@ -51,29 +52,6 @@ int default_device_of(const char* path) {
 
 // A context handle is the device's number + 1.
 aclrtContext context_of(int device) { return reinterpret_cast<aclrtContext>(intptr_t{device} + 1); }
-
-struct Capability {
-  const char* soc_prefix;
-  int64_t cube_cores;
-  int64_t vector_cores;
-  int64_t l2_bytes;
-};
-
-// Core counts of the SoC families, longest prefix first.
-constexpr Capability kCapabilities[] = {
-    {"Ascend910B1", 24, 48, int64_t{192} << 20},  {"Ascend910B2", 24, 48, int64_t{192} << 20},
-    {"Ascend910B3", 20, 40, int64_t{192} << 20},  {"Ascend910B4", 20, 40, int64_t{96} << 20},
-    {"Ascend910_93", 24, 48, int64_t{192} << 20}, {"Ascend310P", 8, 8, int64_t{16} << 20},
-    {"Ascend", 20, 40, int64_t{192} << 20},
-};
-
-const Capability& capability() {
-  const std::string& soc = Configuration::instance().soc_name;
-  for (const Capability& each : kCapabilities) {
-    if (soc.rfind(each.soc_prefix, 0) == 0) return each;
-  }
-  return kCapabilities[0];
-}
 
 }  // namespace
 
@@ -263,13 +241,3 @@ VNPU_ACL(aclrtSetOpExecuteTimeOutV2, (uint64_t timeout_us, uint64_t* actual_us))
   return 0;
 }
 VNPU_ACL(aclrtSetOpWaitTimeout, (uint32_t)) { return 0; }
-
-// --- core limits --------------------------------------------------------------------------------
-
-VNPU_ACL(aclrtGetDeviceResLimit, (int32_t device, aclrtDevResLimitType type, uint32_t* value)) {
-  return guarded("aclrtGetDeviceResLimit", [&] {
-    System::instance().physical(device);
-    *value = static_cast<uint32_t>(type == ACL_RT_DEV_RES_CUBE_CORE ? capability().cube_cores
-                                                                    : capability().vector_cores);
-  });
-}

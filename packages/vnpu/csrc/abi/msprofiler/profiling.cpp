@@ -1,17 +1,16 @@
-// What torch_npu.profiler calls to have a device profiled (acl_prof.h). Calls are checked and no
-// file is written: CANN's are in a format without a public description, and only its own `msprof`
-// reads them. torch_npu then writes a trace of the host's events. Rows of the device come from
-// torch.profiler (libmspti) and from VNPU_TRACE.
+// What torch_npu.profiler calls to have a device profiled (acl_prof.h): each profile is a directory
+// of tasks (trace/device_profile.h), which `msprof` of vnpu's toolkit exports.
 
 #include "acl/acl_prof.h"
 
-#include <cstdio>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "abi/ascendcl/declarations.h"
+#include "trace/device_profile.h"
 
 using vnpu::Failure;
 using vnpu::FailureKind;
@@ -24,9 +23,10 @@ namespace {
 
 struct Profiling {
   std::mutex mutex;
-  bool is_initialized = false;
+  std::string directory;  // for results; "" outside of aclprofInit and aclprofFinalize
   std::set<const aclprofConfig*> configs;
   const aclprofConfig* running = nullptr;
+  std::unique_ptr<vnpu::trace::DeviceProfile> profile;  // while running
 };
 
 Profiling& profiling() {
@@ -40,17 +40,6 @@ void require(bool condition, const std::string& message) {
   }
 }
 
-void tell_once() {
-  static std::once_flag told;
-  std::call_once(told, [] {
-    std::fprintf(stderr,
-                 "vnpu: torch_npu.profiler records the host's events alone here: the files from "
-                 "which CANN's msprof makes the device's rows have no public format. For those "
-                 "rows use torch.profiler with ProfilerActivity.PrivateUse1, or `vnpu run "
-                 "--trace`.\n");
-  });
-}
-
 }  // namespace
 
 VNPU_ACL(aclprofInit, (const char* path, size_t length)) {
@@ -58,10 +47,9 @@ VNPU_ACL(aclprofInit, (const char* path, size_t length)) {
     require(path != nullptr && length > 0, "vnpu: aclprofInit takes a directory for its results.");
     Profiling& state = profiling();
     std::lock_guard lock(state.mutex);
-    require(!state.is_initialized,
+    require(state.directory.empty(),
             "vnpu: aclprofInit is called a second time; call aclprofFinalize first.");
-    state.is_initialized = true;
-    tell_once();
+    state.directory.assign(path, length);
   });
 }
 
@@ -69,10 +57,10 @@ VNPU_ACL(aclprofFinalize, ()) {
   return vnpu::abi::guarded("aclprofFinalize", [&] {
     Profiling& state = profiling();
     std::lock_guard lock(state.mutex);
-    require(state.is_initialized, "vnpu: aclprofFinalize without aclprofInit before it.");
+    require(!state.directory.empty(), "vnpu: aclprofFinalize without aclprofInit before it.");
     require(state.running == nullptr,
             "vnpu: aclprofFinalize while profiling runs; call aclprofStop first.");
-    state.is_initialized = false;
+    state.directory.clear();
   });
 }
 
@@ -106,11 +94,12 @@ VNPU_ACL(aclprofStart, (const aclprofConfig* config)) {
   return vnpu::abi::guarded("aclprofStart", [&] {
     Profiling& state = profiling();
     std::lock_guard lock(state.mutex);
-    require(state.is_initialized, "vnpu: aclprofStart without aclprofInit before it.");
+    require(!state.directory.empty(), "vnpu: aclprofStart without aclprofInit before it.");
     require(state.configs.count(config) == 1,
             "vnpu: aclprofStart with what aclprofCreateConfig did not make.");
     require(state.running == nullptr,
             "vnpu: aclprofStart while profiling runs; call aclprofStop first.");
+    state.profile = std::make_unique<vnpu::trace::DeviceProfile>(state.directory, config->devices);
     state.running = config;
   });
 }
@@ -121,6 +110,7 @@ VNPU_ACL(aclprofStop, (const aclprofConfig* config)) {
     std::lock_guard lock(state.mutex);
     require(config != nullptr && state.running == config,
             "vnpu: aclprofStop with another configuration than profiling runs with.");
+    state.profile.reset();
     state.running = nullptr;
   });
 }

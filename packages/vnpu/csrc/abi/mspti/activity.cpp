@@ -3,6 +3,7 @@
 // Kernels, collectives, and which launch belongs to which region of the program. Other kinds are
 // refused: a virtual NPU has no records of them.
 
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,18 @@ struct Client {
 Client& client() {
   static auto* const made = new Client();
   return *made;
+}
+
+// Times in records are nanoseconds since 1970.
+int64_t system_time() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+Activities& activities() {
+  static Activities& made = Activities::make(&system_time);
+  return made;
 }
 
 std::optional<Activity::Kind> kind_of(int kind) {
@@ -111,6 +124,7 @@ class Delivery {
                                       .external = activity.region,
                                       .correlation = activity.launch});
         break;
+      default: break;  // kinds that collect() refuses
     }
   }
 
@@ -147,13 +161,13 @@ void deliver() {
   const std::lock_guard lock(to.mutex);
   if (to.request == nullptr) return;
   Delivery delivery(to);
-  for (const Activity& activity : Activities::instance().take()) delivery.add(activity);
+  for (const Activity& activity : activities().take()) delivery.add(activity);
 }
 
 Result collect(int kind, bool is_wanted) {
   const std::optional<Activity::Kind> known = kind_of(kind);
   if (!known.has_value()) return kInvalidKind;
-  Activities::instance().collect(*known, is_wanted);
+  activities().collect(*known, is_wanted);
   return kSuccess;
 }
 
@@ -194,7 +208,7 @@ VNPU_MSPTI(int, msptiActivityRegisterCallbacks, (RequestBuffer request, Complete
   const std::lock_guard lock(own.mutex);
   own.request = request;
   own.complete = complete;
-  Activities::instance().on_full(&deliver);
+  activities().on_full(&deliver);
   return kSuccess;
 }
 
@@ -204,7 +218,7 @@ VNPU_MSPTI(int, msptiActivityDisable, (int kind)) { return collect(kind, false);
 
 VNPU_MSPTI(bool, msptiActivityIsEnabled, (int kind)) {
   const std::optional<Activity::Kind> known = kind_of(kind);
-  return known.has_value() && Activities::instance().collects(*known);
+  return known.has_value() && activities().collects(*known);
 }
 
 VNPU_MSPTI(int, msptiActivityFlushAll, (uint32_t /*flag*/)) {

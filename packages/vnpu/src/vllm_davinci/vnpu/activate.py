@@ -88,6 +88,11 @@ def prepare_environment(
     home = library_directory().parent
     environment[env.ASCEND_HOME_PATH] = str(home)
     environment[env.ASCEND_OPP_PATH] = str(home / "opp")
+    # torch_npu.profiler looks for `msprof` there, which needs the interpreter that has vnpu.
+    tools = str(home / "tools" / "profiler" / "bin")
+    commands = environment.get(env.PATH, os.defpath).split(os.pathsep)
+    environment[env.PATH] = os.pathsep.join([tools, *(c for c in commands if c != tools)])
+    environment[env.VNPU_PYTHON] = sys.executable
     environment[env.VNPU_ACTIVE] = "1"
     environment.setdefault(env.TASK_QUEUE_ENABLE, "0")
     environment.setdefault(env.OMP_WAIT_POLICY, "passive")

@@ -74,6 +74,13 @@ and a collective waits for nobody and moves nothing. Default 0."""
 VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""
 
+VNPU_PYTHON = "VNPU_PYTHON"
+"""The Python that `msprof` of vnpu's toolkit runs with: set to the one that activated vnpu. Default
+python3."""
+
+PATH = "PATH"
+"""Where commands are: vnpu's toolkit comes first, for `msprof`."""
+
 ASCEND_HOME_PATH = "ASCEND_HOME_PATH"
 """Where CANN is installed: set by its set_env.sh, or by vnpu to its own directory."""
 

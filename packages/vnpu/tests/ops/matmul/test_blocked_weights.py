@@ -8,6 +8,7 @@ import torch
 from vllm_davinci.vnpu import _C, VirtualDeviceConfig
 from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import values
+from vllm_davinci_testing.processes import forked
 from vllm_davinci_testing.processes.programs import output_of
 from vllm_davinci_testing.processes.ranks import check_ranks
 
@@ -179,9 +180,20 @@ def test_a_write_that_fails_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["eager", "threads", "fuzz:3"])
-@pytest.mark.parametrize("segments", ["True", "False"])
-def test_a_write_of_another_stream_is_seen_behind_its_event(schedule: str, segments: str) -> None:
-    lines = output_of(
+@pytest.mark.parametrize(
+    ("run", "variables"),
+    [
+        # torch_npu reads it when it is imported.
+        pytest.param(
+            output_of, {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, id="segments"
+        ),
+        pytest.param(forked.output_of, {}, id="blocks"),
+    ],
+)
+def test_a_write_of_another_stream_is_seen_behind_its_event(
+    schedule: str, run: Callable[..., list[str]], variables: dict[str, str]
+) -> None:
+    lines = run(
         """
         import torch
         side = torch.npu.Stream()
@@ -197,7 +209,7 @@ def test_a_write_of_another_stream_is_seen_behind_its_event(schedule: str, segme
             print(float(found[1, 70].cpu()))
         """,
         VirtualDeviceConfig(schedule=schedule),
-        PYTORCH_NPU_ALLOC_CONF=f"expandable_segments:{segments}",
+        **variables,
     )
     assert [float(line) for line in lines] == [32.0 * (step + 1) for step in range(20)]
 
@@ -255,7 +267,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 @pytest.mark.skipif(not KEEPS, reason="ATen's products depend on the number of rows")
 def test_a_row_does_not_depend_on_how_many_there_are_or_on_the_threads() -> None:
     """Steps are split between requests, and merged again: the same sums, bit for bit."""
-    one = output_of(SPLIT_AND_WHOLE)
+    one = forked.output_of(SPLIT_AND_WHOLE)
     three = output_of(
         "import torch\ntorch.set_num_threads(3)\n" + SPLIT_AND_WHOLE, TASK_QUEUE_ENABLE="0"
     )

@@ -69,6 +69,18 @@ def test_extremes_equal_torch(name: str, x: Pair, keepdim: bool) -> None:
             compare(tuple_of(f(x.npu, dim, keepdim)), tuple_of(f(x.cpu, dim, keepdim)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [1, 31, 64, 700, 4096])
+def test_argmax_of_long_rows_is_the_first_of_the_greatest(dtype: torch.dtype, columns: int) -> None:
+    rows = torch.randn(40, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
+    rows[0] = -torch.inf
+    rows[1] = -0.0
+    rows[1, columns // 2] = 0.0
+    compare(rows.npu().argmax(-1), rows.argmax(-1))
+    rows[2, -1] = torch.nan
+    compare(rows.npu().argmax(-1, keepdim=True), rows.argmax(-1, keepdim=True))
+
+
 def tuple_of(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 

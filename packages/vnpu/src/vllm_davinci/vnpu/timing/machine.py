@@ -50,6 +50,7 @@ _UNITS: dict[str, tuple[str, int]] = {
 # Figures of a chip, which libvnpu reads, and their dimensions.
 _CHIP_FIGURES: dict[str, str] = {
     "cube_cores": "number",
+    "vector_cores": "number",
     "cube_int8": "rate of operations",
     "cube_float16": "rate of operations",
     "cube_bfloat16": "rate of operations",

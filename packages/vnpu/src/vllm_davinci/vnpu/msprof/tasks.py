@@ -1,0 +1,132 @@
+"""Tasks of a profile, as `aclprofStop` has left them (csrc/trace/device_profile.h)."""
+
+import json
+import pathlib
+from dataclasses import dataclass, replace
+
+from vllm_davinci.vnpu.errors import TraceError
+
+_HCOM_NAMES = {
+    "all_reduce": "hcom_allReduce_",
+    "all_gather": "hcom_allGather_",
+    "all_gather_v": "hcom_allGatherV_",
+    "reduce_scatter": "hcom_reduceScatter_",
+    "reduce_scatter_v": "hcom_reduceScatterV_",
+    "reduce": "hcom_reduce_",
+    "broadcast": "hcom_broadcast_",
+    "scatter": "hcom_scatter_",
+    "all_to_all": "hcom_alltoall_",
+    "all_to_all_v": "hcom_alltoallv_",
+    "send": "hcom_send_",
+    "receive": "hcom_receive_",
+    "batch_send_recv": "hcom_batchSendRecv_",
+    "barrier": "hcom_barrier_",
+    "expert_dispatch": "MoeDistributeDispatch",
+    "expert_combine": "MoeDistributeCombine",
+}
+"""CANN's names of collectives, by the device's own."""
+
+_TASK_TYPES = {
+    "memory copy": "MEMCPY_ASYNC",
+    "memory fill": "MEMSET_ASYNC",
+    "event record": "EVENT_RECORD",
+    "event wait": "EVENT_WAIT",
+    "graph replay": "MODEL_EXECUTE",
+}
+"""The runtime's names of what is no operator, by the device's own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row. Times are nanoseconds since 1970."""
+
+    kind: str
+    """operator, collective, copy, record, wait or other."""
+    name: str
+    """aclnnMatmul, hcom_allReduce_, MEMCPY_ASYNC."""
+    device: int
+    stream: int
+    launch: int
+    """Its number in the process, which is the same of all that a replay does."""
+    launched_ns: int
+    process: int
+    thread: int
+    """Of the host that launched it."""
+    begin_ns: int
+    end_ns: int
+    group: str = ""
+    """Of ranks, of a collective."""
+    count: int = 0
+    """Elements of a collective."""
+    dtype: str = ""
+    """Of a collective's elements."""
+    number: int = 0
+    """On its stream, from 0: the runtime's task id."""
+
+    @property
+    def operator_type(self) -> str:
+        """Matmul of aclnnMatmul; the name of anything else, without what numbers it."""
+        return self.name.removeprefix("aclnn").rstrip("_")
+
+    @property
+    def task_type(self) -> str:
+        """Which part of a chip would run it.
+
+        Which operators are for vector cores alone, nobody says here: all are AI_CORE.
+        """
+        return {"operator": "AI_CORE", "collective": "COMMUNICATION"}.get(self.kind, self.name)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All tasks of a PROF_* directory, by their begin."""
+
+    devices: tuple[int, ...]
+    tasks: tuple[Task, ...]
+
+
+def read_profile(directory: pathlib.Path) -> Profile:
+    """Reads a PROF_* directory. Raises TraceError where it is none, or not of a virtual NPU."""
+    files = {
+        int(path.parent.parent.name.removeprefix("device_")): path
+        for path in directory.glob("device_*/data/tasks.jsonl")
+    }
+    if not files:
+        raise TraceError(
+            f"{directory} has no device_*/data/tasks.jsonl. Name the PROF_* directory of a profile "
+            "that was taken on virtual NPUs; a chip's profile needs the msprof of its CANN."
+        )
+    tasks = [
+        task
+        for device, path in sorted(files.items())
+        for task in map(_with_cann_name, _read_tasks(device, path))
+    ]
+    tasks.sort(key=lambda task: (task.begin_ns, task.end_ns))
+    numbers: dict[tuple[int, int], int] = {}
+    for index, task in enumerate(tasks):
+        stream = (task.device, task.stream)
+        numbers[stream] = numbers.get(stream, -1) + 1
+        tasks[index] = replace(task, number=numbers[stream])
+    return Profile(devices=tuple(sorted(files)), tasks=tuple(tasks))
+
+
+def _read_tasks(device: int, path: pathlib.Path) -> list[Task]:
+    tasks = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                tasks.append(Task(device=device, **json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise TraceError(
+                    f"{path}, line {number} is no task: {error}. A process that is killed leaves "
+                    "its last line unfinished: remove that line, or take the profile again."
+                ) from None
+    return tasks
+
+
+def _with_cann_name(task: Task) -> Task:
+    if task.kind == "operator":
+        return task
+    if task.kind == "collective":
+        return replace(task, name=_HCOM_NAMES.get(task.name, f"hcom_{task.name}_"))
+    return replace(task, name=_TASK_TYPES.get(task.name, task.name.replace(" ", "_").upper()))
