@@ -21,6 +21,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 from vllm_davinci.core import platform as platform_module
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci_testing.processes.forked import run_alone
 from vllm_davinci_testing.processes.programs import run_program
 
 
@@ -79,12 +80,8 @@ def test_memory_of_a_device_not_in_use_comes_from_the_table():
         "print(platform.get_device_total_memory() - in_table)"
     )
     # A chip whose row says 32 GiB, with more.
-    chip = {**os.environ, "VNPU_SOC": "Ascend910B4", "VNPU_MEMORY": "40GiB"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=chip, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_alone(program, VNPU_SOC="Ascend910B4", VNPU_MEMORY="40GiB")
+    assert done.status == 0, done.output
     if "VNPU_ACTIVE" in os.environ:
         assert int(done.stdout.split()[-1]) == 8 << 30
 
@@ -210,18 +207,16 @@ def test_a_dtype_the_chip_lacks_is_refused_with_those_it_has(monkeypatch: pytest
     assert NPUPlatform().supported_dtypes[0] == torch.float16
 
 
-def test_what_is_configured_is_logged_where_vllm_logs(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_configured_is_logged_where_vllm_logs():
     program = (
         "from vllm.config import DeviceConfig, VllmConfig;"
         "VllmConfig(device_config=DeviceConfig(device='npu'),"
         "additional_config={'sequence_parallel': {'min_tokens': 7}})"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-    assert "Effective vllm-davinci configuration: {'sequence_parallel.min_tokens': 7}" in (
-        "".join(capfd.readouterr())
-    )
+    done = run_alone(program)
+    assert done.status == 0, done.output
+    told = "Effective vllm-davinci configuration: {'sequence_parallel.min_tokens': 7}"
+    assert told in done.output
 
 
 def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatch):

@@ -13,8 +13,9 @@ import pytest
 from vllm_davinci.meta.__main__ import main
 from vllm_davinci.meta.errors import ServerError
 from vllm_davinci.meta.server_metrics import decision_counts
+from vllm_davinci_testing.processes.forked import run_command
 
-COMMAND = ("-m", "vllm_davinci.meta", "explain")
+MODULE = "vllm_davinci.meta"
 MODEL = Path(__file__).parents[3] / "checkpoints" / "tiny_llama"
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
@@ -86,19 +87,20 @@ def test_bad_input_is_answered_before_anything_is_loaded(
     assert message in capsys.readouterr().err
 
 
-def test_reasons_of_a_server_come_with_what_would_change_them(
-    serve: Callable[[str], str], run_without_device
-):
-    done = run_without_device(*COMMAND, serve(METRICS), COLUMNS="120")
-    assert done.returncode == 0, done.stderr
+def test_reasons_of_a_server_come_with_what_would_change_them(serve: Callable[[str], str]):
+    done = run_command(MODULE, "explain", serve(METRICS), COLUMNS="120")
+    assert done.status == 0, done.stderr
     assert "9 of 100 steps were split" in done.stdout
     assert "90 (90%)" in done.stdout
     assert "dbo.decode = true" in done.stdout
 
 
-def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_device):
+def test_a_step_is_explained_for_an_engine_of_more_devices_than_there_are_here(
+    run_without_device,
+):
     step = (str(MODEL), "--tokens", "200", "100", "--json", "--")
-    done = run_without_device(*COMMAND, *step, "--tensor-parallel-size=2", "--enable-dbo")
+    options = ("--tensor-parallel-size=2", "--enable-dbo")
+    done = run_without_device("-m", MODULE, "explain", *step, *options, VNPU_DEVICES="1")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert (answer["reason"], answer["part_tokens"]) == ("no_cut", [300])
@@ -106,17 +108,17 @@ def test_a_step_is_explained_for_an_engine_with_vllm_s_own_options(run_without_d
     assert 'dbo.split = "token"' in answer["explanation"]["change"]
 
 
-def test_an_engine_may_need_more_devices_than_there_are_here(run_without_device):
+def test_a_step_that_is_split_is_explained_too():
     options = ("--tensor-parallel-size=4", "--enable-dbo")
     step = (str(MODEL), "--tokens", "200", "200", "--json", "--", *options)
-    done = run_without_device(*COMMAND, *step, VNPU_DEVICES="1")
-    assert done.returncode == 0, done.stderr
+    done = run_command(MODULE, "explain", *step)
+    assert done.status == 0, done.stderr
     assert json.loads(done.stdout[done.stdout.index("{\n") :])["reason"] == "split"
 
 
-def test_a_wrong_option_of_the_engine_is_named(run_without_device):
+def test_a_wrong_option_of_the_engine_is_named():
     options = ("--enable-dbo", '--additional-config={"dbo": {"enabled": false}}')
-    done = run_without_device(*COMMAND, str(MODEL), "--tokens", "9", "--", *options)
-    assert done.returncode == 1
+    done = run_command(MODULE, "explain", str(MODEL), "--tokens", "9", "--", *options)
+    assert done.status == 1
     assert "--enable-dbo asks for dbo.enabled = True" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-COMMAND = ("-m", "vllm_davinci.meta")
-WRITE_SOURCE = """
-import sys, json, pathlib, torch
+import torch
 from safetensors.torch import save_file
-directory = pathlib.Path(sys.argv[1])
-directory.mkdir()
-save_file(
-    {"model.layers.0.mlp.down_proj.weight": torch.randn(8, 16), "lm_head.weight": torch.ones(4, 8)},
-    directory / "model.safetensors",
-)
-(directory / "config.json").write_text(json.dumps({"num_hidden_layers": 1}))
-"""
+
+from vllm_davinci_testing.processes.forked import run_command
+
+MODULE = "vllm_davinci.meta"
+COMMAND = ("-m", MODULE)
 
 
 def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
     run_without_device, tmp_path: Path
 ):
     source, made = tmp_path / "source", tmp_path / "made"
-    done = run_without_device("-c", WRITE_SOURCE, str(source), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert done.returncode == 0, done.stderr
+    source.mkdir()
+    tensors = {"model.layers.0.mlp.down_proj.weight": torch.randn(8, 16)}
+    save_file(tensors | {"lm_head.weight": torch.ones(4, 8)}, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"num_hidden_layers": 1}))
     done = run_without_device(*COMMAND, "quantize", str(source), str(made))
     assert done.returncode == 0, done.stderr
     assert "matrices: 1 FLOAT, 1 W8A8_DYNAMIC" in done.stdout
@@ -40,10 +37,10 @@ def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
     }
 
     (made / "quant_model_description.json").write_text('{"lm_head.weight": "W9"}')
-    done = run_without_device(*COMMAND, "check-model", str(made))
-    assert done.returncode == 1
-    assert "problem: lm_head.weight has quantization type 'W9'" in done.stdout
-    assert "cannot be loaded as it is" in done.stdout
+    refused = run_command(MODULE, "check-model", made)
+    assert refused.status == 1
+    assert "problem: lm_head.weight has quantization type 'W9'" in refused.stdout
+    assert "cannot be loaded as it is" in refused.stdout
 
 
 def test_bad_options_are_answered_before_anything_is_loaded(run_without_device, tmp_path: Path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-COMMAND = ("-m", "vllm_davinci.meta", "config")
+from vllm_davinci_testing.processes.forked import run_command
+
+MODULE = "vllm_davinci.meta"
 MODEL = Path(__file__).parents[3] / "checkpoints" / "tiny_deepseek"
 OPTIONS = (
     "--tensor-parallel-size=2",
@@ -15,7 +17,8 @@ OPTIONS = (
 
 
 def test_values_come_with_source_and_reason(run_without_device):
-    done = run_without_device(*COMMAND, str(MODEL), "--json", "--", *OPTIONS, VNPU_DEVICES="1")
+    command = ("-m", MODULE, "config", str(MODEL), "--json", "--", *OPTIONS)
+    done = run_without_device(*command, VNPU_DEVICES="1")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout[done.stdout.index('{"vLLM"') :])
     of_vllm = {each["key"]: each for each in answer["vLLM"]}
@@ -34,17 +37,17 @@ def test_values_come_with_source_and_reason(run_without_device):
     }
 
 
-def test_the_table_can_leave_out_defaults(run_without_device):
-    done = run_without_device(
-        *COMMAND, str(MODEL), "--changed", "--", "--max-num-seqs=3", COLUMNS="150"
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_table_can_leave_out_defaults():
+    options = ("--changed", "--", "--max-num-seqs=3")
+    done = run_command(MODULE, "config", str(MODEL), *options, COLUMNS="150")
+    assert done.status == 0, done.stderr
     assert "--max-num-seqs 3" in done.stdout
     assert "refresh" not in done.stdout
 
 
-def test_an_engine_that_cannot_be_is_answered_with_the_reason(run_without_device):
-    done = run_without_device(*COMMAND, str(MODEL), "--", '--additional-config={"eplb_config": 1}')
-    assert done.returncode == 1
+def test_an_engine_that_cannot_be_is_answered_with_the_reason():
+    option = '--additional-config={"eplb_config": 1}'
+    done = run_command(MODULE, "config", str(MODEL), "--", option)
+    assert done.status == 1
     assert "has no key 'eplb_config' in this release. Use dynamic_eplb" in done.stderr
     assert "Traceback" not in done.stderr

@@ -59,11 +59,13 @@ PROGRAMS = {
 
 # One interpreter imports vLLM; each program runs in a fork of it, which ends as interpreters do.
 RUN_EACH = """
-import json, logging, os, sys, tempfile
-import vllm
+import gc, json, logging, os, sys, tempfile
+import vllm.entrypoints.launchers.launcher
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 
+del sys.modules["vllm.entrypoints.launchers.launcher"]  # what it imports stays
+gc.freeze()
 ended = {}
 for name, (before, program) in json.loads(sys.argv[1]).items():
     with tempfile.TemporaryFile() as printed:

@@ -10,6 +10,7 @@ from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from vllm_davinci.core.sampling.newest_tokens import NewestTokens, TokenHistory
 from vllm_davinci.core.sampling.sampler import NO_TOKEN, NPUSampler, bad_word_ends
+from vllm_davinci_testing.layers.greedy_metadata import greedy_metadata
 
 VOCABULARY = 50
 
@@ -111,26 +112,14 @@ def metadata(
     device: torch.device,
     penalties: bool = False,
 ) -> Any:
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-
-    rows = len(outputs)
-    each = torch.linspace(0.1, 0.6, rows, device=device)
-    return SamplingMetadata(
-        temperature=None,
-        all_greedy=True,
-        all_random=False,
-        top_p=None,
-        top_k=None,
-        generators={},
-        max_num_logprobs=None,
+    each = torch.linspace(0.1, 0.6, len(outputs), device=device)
+    return greedy_metadata(
+        outputs,
+        device,
         no_penalties=not penalties,
-        prompt_token_ids=torch.full((rows, 2), 4, device=device),
+        prompt_token_ids=torch.full((len(outputs), 2), 4, device=device),
         frequency_penalties=each,
         presence_penalties=each * 2,
         repetition_penalties=1 + each,
-        output_token_ids=outputs,
-        allowed_token_ids_mask=None,
         bad_words_token_ids=bad_words,
-        logitsprocs=LogitsProcessors(),
     )

@@ -50,11 +50,14 @@ aclrtEvent event(c10::DeviceIndex device, size_t index) {
 }
 
 // A function of the runtime that older ones lack.
-void* graph_function(const char* name) {
+void* newer_function(const char* name, const char* need) {
   void* const found = find_symbol_in("libascendcl.so", name);
-  TORCH_CHECK(found != nullptr, "libascendcl.so has no ", name,
-              ": captured attention needs a newer CANN. Start with --enforce-eager.");
+  TORCH_CHECK(found != nullptr, "libascendcl.so has no ", name, ": ", need);
   return found;
+}
+
+void* graph_function(const char* name) {
+  return newer_function(name, "captured attention needs a newer CANN. Start with --enforce-eager.");
 }
 
 }  // namespace
@@ -79,6 +82,15 @@ Stage::Batch::~Batch() {
         reinterpret_cast<Destroy>(find_symbol_in("libnnopbase.so", "aclDestroyAclOpExecutor"));
     if (destroy != nullptr) destroy(steps[step].executor);
   }
+}
+
+void Stage::use_cores_of(void* stream) {
+  if (!c10_npu::check_enqueue_need_use(stream)) return;
+  constexpr const char* kName = "aclrtUseStreamResInCurrentThread";
+  static void* const call =
+      newer_function(kName, "limits of cores need a newer CANN. Set none for streams.");
+  const int status = reinterpret_cast<int (*)(void*)>(call)(stream);
+  TORCH_CHECK(status == 0, kName, " returned ", status, ": ", recent_error());
 }
 
 void Stage::refuse(const Operator& op, int status) const {

@@ -39,6 +39,7 @@ class Stage {
   template <class... A>
   void run(Operator& op, const A&... arguments) {
     Batch& batch = *batch_;
+    use_cores_of(current_);
     void* const prepare = op.prepare();
     // Braces fix the order in which handles are made.
     const auto c = std::tuple{Argument<A>::c(batch.handles, arguments)...};
@@ -115,6 +116,8 @@ class Stage {
     std::vector<Step> steps;
     size_t done = 0;
   };
+  // Phase one counts on the cores that the stream may take (torch.npu.set_stream_limit).
+  static void use_cores_of(void* stream);
   [[noreturn]] void refuse(const Operator& op, int status) const;
   void add(Operator& op, uint64_t workspace_bytes, aclOpExecutor* executor);
   void mark(Step::Kind kind, std::shared_ptr<void*> group) {

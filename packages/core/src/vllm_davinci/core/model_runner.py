@@ -1,5 +1,6 @@
 """A thin subclass of vLLM's V1 runner: loading, slot mapping and synchronization."""
 
+import gc
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,13 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
                 lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
             )
         super().profile_run(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        """vLLM's, without its search for garbage: the engine core does one, or the process ends."""
+        # The worker has just unfrozen all that was imported, which takes half a second to walk
+        # through; a forked worker would copy it, too.
+        gc.freeze()
+        super().shutdown()
 
     def _forward_of_graph(self, **inputs: Any) -> Any:
         return self.forward_as_ubatches(self.get_model(), **inputs)

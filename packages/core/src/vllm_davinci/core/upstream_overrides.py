@@ -193,12 +193,28 @@ OVERRIDES: tuple[Override, ...] = (
                 "self.query_start_loc.np[num_reqs + 1 :].fill(cu_num_tokens[-1])",
                 "self.discard_request_mask.np[:num_reqs] = (",
                 "logits_indices = query_start_loc[1:] - 1",
+                "sample_hidden_states = hidden_states[logits_indices]",
             )
         },
         goes_when="vLLM writes again only what has changed",
     ),
     Override(
-        what="placeholders of a step's tokens are written for all requests at once",
+        what="the batch of a step that decodes on is updated by what has moved",
+        where=("core.sampling.steady_decode:SteadyDecodeRunner._update_states",),
+        why="vLLM goes through every case of a request for each of them, in every step",
+        upstream={
+            RUNNER: (
+                "def _update_states",
+                "unscheduled_req_ids = cached_req_ids - (scheduled_req_ids - resumed_req_ids)",
+                "self.input_batch.num_computed_tokens_cpu[req_index] = num_computed_tokens",
+                "self.input_batch.block_table.append_row(new_block_ids, req_index)",
+                "self._may_reorder_batch(scheduler_output)",
+            )
+        },
+        goes_when="vLLM updates as a whole what only moves on",
+    ),
+    Override(
+        what="a step's tokens, or placeholders of them, are written for all requests at once",
         where=("core.sampling.runner:SamplingRunner._bookkeeping_sync",),
         why="vLLM writes numpy arrays request by request, the longest part of its sampling",
         upstream={

@@ -93,6 +93,9 @@ class DualBatchConfig(_Options):
     """Cuts are at multiples of so many tokens. Needs split = "token"."""
     first_share: float | None = Field(default=None, gt=0, lt=1)
     """Share of a step's tokens in its first ubatch. Not set: all ubatches are equal."""
+    norm_vector_cores: int | None = Field(default=None, ge=1)
+    """Vector cores that norms of split steps may take: on few, they leave memory to the collective
+    of another ubatch. Not set: all."""
 
 
 class SequenceParallelConfig(_Options):

@@ -10,6 +10,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
 from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.device.core_limits import memory_bound
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,
@@ -79,9 +80,10 @@ class NPURMSNorm(RMSNorm):
         if self.variance_size_override is not None or not self.has_weight:
             return self.forward_native(x, residual)
         if residual is not None:
-            if self.output is OutputKind.FLOAT:
-                return self._of_sum(x, residual)
-            return self._of_sum_for_readers(x, residual)
+            with memory_bound():
+                if self.output is OutputKind.FLOAT:
+                    return self._of_sum(x, residual)
+                return self._of_sum_for_readers(x, residual)
         if norm := fused_op("rms_norm"):
             normalized = norm(x, self.weight, self.variance_epsilon)
         else:

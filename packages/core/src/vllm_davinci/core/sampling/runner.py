@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import vllm.envs as envs
 from vllm.config import VllmConfig
+from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 
@@ -64,16 +65,17 @@ class SamplingRunner(SteadyDecodeRunner):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """vLLM's. Where every request gets one token that only the device knows, all at once.
+        """vLLM's. Where every request gets one token, those of all are written at once.
 
-        vLLM writes the placeholders of asynchronous scheduling request by request.
+        vLLM writes them request by request, as it does the placeholders of asynchronous scheduling
+        for tokens that only the device knows.
         """
         batch, sampled = self.input_batch, sampler_output.sampled_token_ids
         num_reqs = batch.num_reqs
         ends = batch.num_tokens_no_spec[:num_reqs]
         if (
-            not self.use_async_scheduling
-            or self.speculative_config is not None
+            self.speculative_config is not None
+            or self.routed_experts_initialized
             or envs.VLLM_COMPUTE_NANS_IN_LOGITS
             or sampled.shape != (num_reqs, 1)
             or np.count_nonzero(self.discard_request_mask.np[:num_reqs])
@@ -87,19 +89,30 @@ class SamplingRunner(SteadyDecodeRunner):
                 *args,
                 **kwargs,
             )
-        batch.prev_sampled_token_ids = sampled
-        batch.prev_req_id_to_index = batch.req_id_to_index.copy()
         rows = self._row_numbers[:num_reqs]
-        batch.token_ids_cpu[rows, ends] = PLACEHOLDER
+        tokens: list[list[int]] = []  # on the host
+        logprobs = None
+        if self.use_async_scheduling:
+            batch.prev_sampled_token_ids = sampled
+            batch.prev_req_id_to_index = batch.req_id_to_index.copy()
+            batch.token_ids_cpu[rows, ends] = PLACEHOLDER
+            for request in batch.req_ids:
+                self.requests[request].output_token_ids.append(PLACEHOLDER)
+        else:
+            with gpu_sync_allowed():
+                tokens = self._to_list(sampled)
+                if sampler_output.logprobs_tensors is not None:
+                    logprobs = sampler_output.logprobs_tensors.tolists()
+            batch.token_ids_cpu[rows, ends] = self.sampled_token_ids_pinned_cpu[:num_reqs, 0]
+            for request, newest in zip(batch.req_ids, tokens, strict=True):
+                self.requests[request].output_token_ids.extend(newest)
         batch.is_token_ids[rows, ends] = True
         ends += 1
-        for request in batch.req_ids:
-            self.requests[request].output_token_ids.append(PLACEHOLDER)
         prompt_logprobs = self._get_prompt_logprobs_dict(
             hidden_states[:num_scheduled_tokens], scheduler_output.num_scheduled_tokens
         )
         requests, row_of_request = batch.req_ids.copy(), batch.req_id_to_index.copy()
-        return {}, None, None, [], prompt_logprobs, requests, row_of_request, []
+        return {}, None, logprobs, tokens, prompt_logprobs, requests, row_of_request, []
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Samples; penalties and bad words take the newest tokens from the device.

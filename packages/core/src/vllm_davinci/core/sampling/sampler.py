@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from vllm.model_executor.layers.utils import apply_penalties
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
@@ -22,6 +27,18 @@ class NPUSampler(Sampler):
     """
 
     newest: NewestTokens | None = None
+
+    def forward(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
+    ) -> SamplerOutput:
+        """vLLM's. Where nothing changes the greatest logit, its index without a copy to float32.
+
+        logits: [num_requests, vocabulary], any float: all of a type become float32 exactly
+        """
+        if not _takes_greatest(sampling_metadata):
+            return super().forward(logits, sampling_metadata, *args, **kwargs)
+        sampled = self.greedy_sample(logits).to(torch.int32)
+        return SamplerOutput(sampled_token_ids=sampled.unsqueeze(-1), logprobs_tensors=None)
 
     def apply_logits_processors(
         self,
@@ -66,6 +83,30 @@ class NPUSampler(Sampler):
             sampling_metadata.repetition_penalties,
         )
         return penalized
+
+
+def _takes_greatest(metadata: SamplingMetadata) -> bool:
+    """Whether each request's token is its greatest logit, and nothing else is asked for."""
+    holder = metadata.thinking_budget_state_holder
+    return (
+        metadata.all_greedy
+        and metadata.max_num_logprobs is None
+        and not metadata.logprob_token_ids
+        and metadata.no_penalties
+        and not metadata.bad_words_token_ids
+        and metadata.allowed_token_ids_mask is None
+        and (holder is None or not holder.has_tracked_requests())
+        and all(map(_changes_nothing, metadata.logitsprocs.non_argmax_invariant))
+    )
+
+
+def _changes_nothing(processor: object) -> bool:
+    """Of a logits processor: whether no request of the batch has asked for it."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return not processor.min_toks
+    if isinstance(processor, LogitBiasLogitsProcessor):
+        return not processor.biases
+    return False
 
 
 class BadWordEnd(NamedTuple):

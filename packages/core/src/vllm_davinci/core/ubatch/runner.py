@@ -30,7 +30,7 @@ class UBatchRunner(DecidingRunner):
         if self._dbo.enabled:
             scheduler = components.stream_scheduler()
             assert scheduler is not None, "the platform checks this when the engine is configured"
-            self._step_runner = StepRunner(scheduler, vllm_config)
+            self._step_runner = StepRunner(scheduler, vllm_config, self._dbo.norm_vector_cores)
 
     def initialize_metadata_builders(
         self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]

@@ -12,6 +12,7 @@ from vllm.v1.worker.ubatch_utils import UBatchSlice
 from vllm.v1.worker.workspace import use_workspace_lane
 
 from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.device.core_limits import check_vector_cores, limit_memory_bound
 from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
 from vllm_davinci.core.ubatch.moe_entry import SlotPerUBatch, let_experts_switch
@@ -42,11 +43,22 @@ class SplitStep:
 
 
 class StepRunner:
-    """Runs split steps, one at a time."""
+    """Runs split steps, one at a time.
 
-    def __init__(self, scheduler: StreamScheduler, vllm_config: VllmConfig) -> None:
+    norm_vector_cores: that norms may take in them; None stands for all
+    Raises ConfigurationError where the device has fewer.
+    """
+
+    def __init__(
+        self,
+        scheduler: StreamScheduler,
+        vllm_config: VllmConfig,
+        norm_vector_cores: int | None = None,
+    ) -> None:
+        check_vector_cores("dbo.norm_vector_cores", norm_vector_cores)
         self._scheduler = scheduler
         self._vllm_config = vllm_config
+        self._norm_vector_cores = norm_vector_cores
         self._slots: list[SlotPerUBatch] = []
         self._label = launch_label()
         self._interleave = scheduler.interleave()
@@ -112,7 +124,10 @@ class StepRunner:
             for index in range(len(contexts))
         ]
         try:
-            with override_forward_context(running):
+            with (
+                override_forward_context(running),
+                limit_memory_bound(self._norm_vector_cores),
+            ):
                 outputs = self._interleave.run(forwards, show)
         finally:
             for slot in self._slots:

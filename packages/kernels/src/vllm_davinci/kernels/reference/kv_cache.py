@@ -1,0 +1,16 @@
+"""Blocks of the KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def copy_kv_blocks(kv_caches: list[Tensor], block_pairs: Tensor) -> None:
+    """Copies blocks inside every cache, one pair after the other.
+
+    kv_caches:   each [num_blocks, ...], contiguous; written in place
+    block_pairs: [num_pairs, 2], int64, on the host: from, to
+    """
+    for cache in kv_caches:
+        for source, target in block_pairs.tolist():
+            cache[target] = cache[source]

@@ -1,0 +1,19 @@
+"""Rows of a vocabulary that ranks share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def vocab_parallel_embedding(
+    token_ids: Tensor, weight: Tensor, first_row: int, num_rows: int
+) -> Tensor:
+    """Vocabulary mask and look-up: a rank's part of the embedding, zeros for foreign tokens.
+
+    token_ids: [num_tokens], int32 or int64
+    weight:    [at least num_rows, embedding_dim], the share
+    Returns [num_tokens, embedding_dim]; the sum over ranks is the embedding.
+    """
+    rows = token_ids.long() - first_row
+    is_foreign = (rows < 0) | (rows >= num_rows)
+    return weight[rows.masked_fill(is_foreign, 0)].masked_fill(is_foreign.unsqueeze(-1), 0)
