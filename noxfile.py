@@ -25,7 +25,8 @@ DENSE_CHECKPOINT = "checkpoints/tiny_llama"
 DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 # Tests of several ranks start as many processes, and each engine takes about 1 GB.
-TEST_PROCESSES = max(1, min(4, len(os.sched_getaffinity(0))))
+CORES = len(os.sched_getaffinity(0))
+TEST_PROCESSES = max(1, min(4, CORES))
 # What of the virtual NPU needs no headers but the standard library's.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
@@ -93,7 +94,7 @@ def lint(session: nox.Session) -> None:
         session.run("clang-tidy", "--quiet", str(source), "--", *flags, silent=True, log=False)
 
     # One file at a time is what it can do.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(CORES) as pool:
         list(pool.map(tidy, (path for name in DEVICE_FOLDERS for path in DEVICE.glob(name))))
 
 
@@ -122,10 +123,13 @@ def tests(session: nox.Session) -> None:
     """
     commands = prepare(session)
     pytest = ("python", "-m", "pytest", "--durations=25")
+    environment = {}
     if not any(Path(argument.split("::")[0]).exists() for argument in session.posargs):
         # A file stays in one process, whose tests share engines, and the long ones begin.
         pytest += (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder")
-    run_on_vnpu(session, commands, *pytest, *session.posargs)
+        # Else each computes with as many threads as there are cores, which wait for each other.
+        environment["OMP_NUM_THREADS"] = str(CORES // TEST_PROCESSES)
+    run_on_vnpu(session, commands, *pytest, *session.posargs, **environment)
 
 
 @nox.session

@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from vllm_davinci_testing.processes.forked import run_command, run_together
 from vllm_davinci_testing.processes.ranks import free_port
 
 # An engine's whole life on a busy machine with two cores.
 LIMIT_S = 400
 REPORT = "vllm_attributes: "  # how the line of vllm_attributes.py begins
 COMMANDS = Path(sys.executable).parent
+PROGRAM = "tests/contract/vllm_attributes.py"
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
 
 # A function; a name that its own module rebinds, which nobody else may; a method.
 ALTERED = {
@@ -30,12 +33,7 @@ ALTERED = {
 def run_on_vnpu(*command: str | Path, **environment: str) -> str:
     done = subprocess.run(
         [str(COMMANDS / "vnpu"), "run", "--", *map(str, command)],
-        env={
-            **os.environ,
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "HF_HUB_OFFLINE": "1",
-            **environment,
-        },
+        env={**os.environ, **IN_PROCESS, **environment},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -48,9 +46,11 @@ def run_on_vnpu(*command: str | Path, **environment: str) -> str:
 def attributes_after_an_engine(
     repository: Path, checkpoint: Path, options: dict[str, Any], *altered: str, **environment: str
 ) -> dict[str, Any]:
-    program = repository / "tests" / "contract" / "vllm_attributes.py"
     output = run_on_vnpu(
-        sys.executable, program, checkpoint, json.dumps(options), *altered, **environment
+        sys.executable,
+        repository / PROGRAM,
+        *(checkpoint, json.dumps(options), *altered),
+        **environment,
     )
     (line,) = (line for line in output.splitlines() if line.startswith(REPORT))
     report: dict[str, Any] = json.loads(line.removeprefix(REPORT))
@@ -74,30 +74,35 @@ def test_no_attribute_is_replaced_by_a_dense_model_and_a_replaced_one_would_be_f
 def test_no_attribute_is_replaced_by_quantized_experts_in_split_steps_of_two_ranks(
     repository: Path, tmp_path: Path
 ):
-    """Two data-parallel ranks, each an engine and a worker in one process."""
+    """Two data-parallel ranks, each an engine and a worker in one process. The second one is a fork
+    of a process that has imported vLLM, so that only the first one has a record."""
     quantized = tmp_path / "quantized"
     source = repository / "checkpoints" / "tiny_deepseek"
-    run_on_vnpu(COMMANDS / "vllm-davinci", "quantize", source, quantized)
+    ended = run_command("vllm_davinci.meta", "quantize", source, quantized)
+    assert ended.status == 0, ended.output[-6000:]
     port = free_port()
+    options = {
+        "enable_expert_parallel": True,
+        "distributed_executor_backend": "uni",
+        "additional_config": {"overlap": "lean"},
+    }
 
-    def report_of(rank: int) -> dict[str, Any]:
-        return attributes_after_an_engine(
-            repository,
-            quantized,
-            {
-                "enable_expert_parallel": True,
-                "distributed_executor_backend": "uni",
-                "additional_config": {"overlap": "lean"},
-            },
-            VLLM_DP_RANK=str(rank),
-            VLLM_DP_RANK_LOCAL=str(rank),
-            VLLM_DP_SIZE="2",
-            VLLM_DP_MASTER_IP="127.0.0.1",
-            VLLM_DP_MASTER_PORT=str(port),
-        )
+    def place(rank: int) -> dict[str, str]:
+        return {
+            **IN_PROCESS,
+            "VLLM_DP_RANK": str(rank),
+            "VLLM_DP_RANK_LOCAL": str(rank),
+            "VLLM_DP_SIZE": "2",
+            "VLLM_DP_MASTER_IP": "127.0.0.1",
+            "VLLM_DP_MASTER_PORT": str(port),
+        }
 
-    with ThreadPoolExecutor(2) as threads:
-        for report in threads.map(report_of, range(2)):
-            assert report["quantization"] == "ascend"
-            assert report["split_steps"] == 1
-            assert report["replaced"] == []
+    with ThreadPoolExecutor(1) as threads:
+        arguments = (str(quantized), json.dumps(options))
+        other = threads.submit(run_together, [repository / PROGRAM], [place(1)], LIMIT_S, arguments)
+        report = attributes_after_an_engine(repository, quantized, options, **place(0))
+        [ended] = other.result()
+    assert ended.status == 0, ended.output[-6000:]
+    assert report["quantization"] == "ascend"
+    assert report["split_steps"] == 1
+    assert report["replaced"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
+from vllm_davinci_testing.processes.forked import Ended, run_command
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -37,13 +40,26 @@ def cache_of(gib: float) -> str:
     return f"--kv-cache-memory-bytes={int(gib * 2**30)}"
 
 
-def dry_run(model: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={model}"]
+COMMAND = "vllm_davinci.meta"
+
+
+def arguments_of(model: Path, *options: str) -> list[str]:
     work = ["--requests=3", "--prompt-tokens=128", "--output-tokens=4"]
-    return subprocess.run(
-        [*command, "--chip=ascend910b2", *work, *options],
+    return ["dry-run", f"--model={model}", "--chip=ascend910b2", *work, *options]
+
+
+def dry_run(model: Path, *options: str) -> Ended:
+    """In a fork of a process that has imported vLLM."""
+    return run_command(COMMAND, *arguments_of(model, *options), limit_s=LIMIT_S)
+
+
+def dry_run_of_its_own(model: Path, *options: str) -> Ended:
+    """As users start it: an interpreter that has imported nothing."""
+    done = subprocess.run(
+        [sys.executable, "-m", COMMAND, *arguments_of(model, *options)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +81,10 @@ def test_one_rank_of_four_is_modelled_from_a_config_alone_twice_alike(
     config_only: Path, tmp_path: Path
 ) -> None:
     reports, timelines = [], []
-    for run in ("first", "second"):
+    for run, start in (("first", dry_run_of_its_own), ("second", dry_run)):
         files = [f"--json={tmp_path / run}.json", f"--trace={tmp_path / run}.timeline"]
-        done = dry_run(config_only, *RANKS, *files, f"--additional-config={json.dumps(PREFETCH)}")
-        assert done.returncode == 0, done.stderr[-3000:]
+        done = start(config_only, *RANKS, *files, f"--additional-config={json.dumps(PREFETCH)}")
+        assert done.status == 0, done.stderr[-3000:]
         assert "All times are modelled" in done.stdout
         reports.append(modelled(json.loads((tmp_path / f"{run}.json").read_text())))
         timelines.append((tmp_path / f"{run}.timeline").read_bytes())
@@ -127,7 +143,7 @@ def test_what_cannot_be_is_refused_with_what_to_change(
     config_only: Path, options: list[str], message: str
 ) -> None:
     done = dry_run(config_only, *options)
-    assert done.returncode in (1, 2)
+    assert done.status in (1, 2)
     assert message in " ".join(done.stderr.split()), done.stderr[-2000:]
 
 
@@ -152,7 +168,7 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
     report, timeline = tmp_path / "report.json", tmp_path / "timeline.json"
     work = ["--prompt-tokens=128,64", "--concurrency=2"]
     done = dry_run(config_only, *layout, *work, f"--json={report}", f"--trace={timeline}")
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.status == 0, done.stderr[-3000:]
     found = json.loads(report.read_text())
     assert found["world_size"] == 4
     tasks = [event for event in json.loads(timeline.read_text()) if event["ph"] == "X"]
@@ -171,11 +187,13 @@ def test_other_layouts_serve_requests_in_a_closed_loop(
 
 def test_a_server_answers_in_modelled_time(config_only: Path, tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
-    command = [sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={config_only}"]
+    command = [sys.executable, "-m", COMMAND, "dry-run", f"--model={config_only}"]
     options = ["--chip=ascend910b2", "--serve", "--time-scale=20", f"--port={port}", *RANKS]
     address = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
-        server = subprocess.Popen([*command, *options], stdout=output, stderr=output)
+        server = subprocess.Popen(
+            [*command, *options], env={**os.environ, **FORKED_WORKERS}, stdout=output, stderr=output
+        )
     try:
         assert becomes_true(lambda: is_healthy(address, server), LIMIT_S)
         asked = {"model": str(config_only), "prompt": "w5 w6 w7", "max_tokens": 5}
@@ -204,5 +222,5 @@ def is_healthy(address: str, server: subprocess.Popen[bytes]) -> bool:
 
 def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
     done = dry_run(tmp_path)
-    assert done.returncode == 2
+    assert done.status == 2
     assert "has no config.json" in done.stderr

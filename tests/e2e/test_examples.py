@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from vllm_davinci_testing.engines.alarms import alarming_lines
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
 
 LIMIT_S = 120
 ENGINE_LIMIT_S = 300  # an engine's whole life on a busy machine with two cores
@@ -82,6 +83,7 @@ def test_offline_overlap_splits_the_prompts_step(repository: Path):
             "--max-model-len=1024",
             "--max-tokens=20",
             VNPU_MEMORY="2GiB",
+            **FORKED_WORKERS,
         )
         assert "41 requests, 1 different texts" in done.stdout
         found = re.findall(r"rank \d: (\{.*\})", done.stdout)

@@ -18,6 +18,7 @@ import pytest
 
 from vllm_davinci_testing.engines.server_process import (
     END_LIMIT_S,
+    FORKED_WORKERS,
     SMALL,
     START_LIMIT_S,
     ServerProcess,
@@ -85,23 +86,23 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize(
-    ("moment", "delay_s"),
+    ("moment", "delay_s", "environment"),
     [
-        ("moment: imported", 0.0),
-        ("Initializing a V1 LLM engine", 0.5),
-        ("Loading weights took", 0.1),
-        ("moment: generating", 1.0),
+        pytest.param("moment: imported", 0.0, {}, id="configuring"),
+        pytest.param("Initializing a V1 LLM engine", 0.5, {}, id="starting"),
+        pytest.param("Loading weights took", 0.1, FORKED_WORKERS, id="loading"),
+        pytest.param("moment: generating", 1.0, FORKED_WORKERS, id="generating"),
     ],
-    ids=["configuring", "starting", "loading", "generating"],
 )
 def test_an_interrupt_ends_everything(
-    moment: str, delay_s: float, tiny_llama: Path, tmp_path: Path
+    moment: str, delay_s: float, environment: dict[str, str], tiny_llama: Path, tmp_path: Path
 ):
     program, log = tmp_path / "program.py", tmp_path / "log.txt"
     program.write_text(textwrap.dedent(INTERRUPTED))
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, str(program), str(tiny_llama)],
+            env={**os.environ, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -15,7 +15,11 @@ import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import model_zoo
-from vllm_davinci_testing.engines.ended_process import assert_explained, run_to_its_end
+from vllm_davinci_testing.engines.ended_process import (
+    assert_explained,
+    run_server_to_its_end,
+    run_to_its_end,
+)
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.server_process import SMALL, VLLM
 
@@ -140,8 +144,8 @@ def test_overlap_that_cannot_be_is_refused(
 
 
 def test_the_server_refuses_an_unknown_key_and_ends(zoo: Callable[[str], Path], tmp_path: Path):
-    ended = run_to_its_end(
-        *VLLM, "serve", zoo(MODEL), *SMALL, "--additional-config", json.dumps({"refesh": True}),
+    ended = run_server_to_its_end(
+        zoo(MODEL), *SMALL, "--additional-config", json.dumps({"refesh": True}),
         log=tmp_path / "log.txt",
     )  # fmt: skip
     assert_explained(ended, "no key 'refesh'", "Did you mean 'refresh'?")
@@ -271,8 +275,8 @@ def test_a_truncated_checkpoint_is_refused_by_every_rank_and_ends_the_server(
     weights = model / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[: len(content) // 2])
-    ended = run_to_its_end(
-        *VLLM, "serve", model, *SMALL, "--tensor-parallel-size=2", log=tmp_path / "log.txt"
+    ended = run_server_to_its_end(
+        model, *SMALL, "--tensor-parallel-size=2", log=tmp_path / "log.txt"
     )
     assert_explained(ended, str(weights), f"({len(content) // 2} bytes)", "Download or copy")
 

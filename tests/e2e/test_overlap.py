@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +23,7 @@ from vllm_davinci_testing.engines.engine_process import EngineError, EngineProce
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.processes.forked import run_command
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 MODEL = "llama_head64_gqa4"
@@ -74,7 +72,7 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         ),
         pytest.param(
             "mistral_window48_head64_gqa4_tied",
-            overlapped(split="token", num_ubatches=3),
+            overlapped(split="token", num_ubatches=3, norm_vector_cores=4),
             id="three_parts_window",
         ),
         pytest.param(
@@ -84,7 +82,7 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         ),
         pytest.param(
             "qwen3_moe_unnormalized_top3_of_16",
-            {**overlapped(split="token"), "enable_expert_parallel": True},
+            {**overlapped(split="token", norm_vector_cores=4), "enable_expert_parallel": True},
             id="token_expert2",
         ),
         pytest.param(
@@ -244,14 +242,7 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(
         # The counts of the last steps may be on their way from the workers.
         becomes_true(lambda: len(split()) == 2 and len(set(split().values())) == 1, 30)
         counts = split()
-        explained = subprocess.run(
-            [sys.executable, "-m", "vllm_davinci.meta", "explain", server.url],
-            env={**os.environ, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        ).stdout
+        explained = run_command("vllm_davinci.meta", "explain", server.url, COLUMNS="200").stdout
         server.interrupt()
         server.wait_for_end()
     finally:

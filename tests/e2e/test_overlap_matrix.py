@@ -35,7 +35,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sp": {"sequence_parallel": {"min_tokens": 1}},
 }
 OFF = {"overlap": "off"}
-THIRDS = {"num_ubatches": 3, "min_total_tokens_to_split": 3}
+THIRDS = {"num_ubatches": 3, "min_total_tokens_to_split": 3, "norm_vector_cores": 4}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_parallel_size": 2},
     "ep2": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
@@ -355,7 +355,7 @@ CASES_SEEDS = {each.id: number for number, each in enumerate(CASES)}
 @pytest.mark.parametrize("seed", range(1000, 1100))
 def test_any_order_gives_the_same_answers(seed: int, start: Start, without_overlap: Expected):
     layout = ("tp2", "ep2", "dp2")[seed % 3]
-    config = of("dual", "attention", "experts")
+    config = merged(of("dual", "attention", "experts"), {"dbo": {"norm_vector_cores": 4}})
     with start(layout, MLA, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
         answers = workload(engine)
     assert tokens(answers) == tokens(without_overlap(layout, MLA))

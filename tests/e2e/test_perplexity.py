@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import transformers
 
 from vllm_davinci.meta.perplexity import Score, score, windows_of
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
+from vllm_davinci_testing.processes.forked import run_command
 
+COMMAND = "vllm_davinci.meta"
 LIMIT_S = 900
 WINDOW, TOKENS = 512, 16_384
 OVERLAP = {"dbo": {"enabled": True}}
@@ -44,15 +48,6 @@ def texts(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[l
     return sorted(directory.glob("*.txt"), key=lambda path: int(path.stem)), directory / "training"
 
 
-def command(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_davinci.meta", *map(str, arguments)],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def checkpoint(
     repository: Path, texts: tuple[list[Path], Path], tmp_path_factory: pytest.TempPathFactory
@@ -64,7 +59,8 @@ def checkpoint(
             return source
         made = tmp_path_factory.mktemp(name) / kind
         options = ["--calibrate", texts[1]] if kind == "W8A8" else []
-        command("quantize", source, made, "--type", kind, *options)
+        ended = run_command(COMMAND, "quantize", source, made, "--type", kind, *options)
+        assert ended.status == 0, ended.output[-2000:]
         return made
 
     return of_type
@@ -126,8 +122,17 @@ def test_the_command_scores_the_same_text(
 ):
     name, kind = "tiny_llama", "W8A8"
     engine = ["--dtype=bfloat16", "--enforce-eager", f"--kv-cache-memory-bytes={96 << 20}"]
-    answer = command(
-        "perplexity", checkpoint(name, kind), *texts[0], f"--tokens={TOKENS}",
-        f"--window={WINDOW}", "--json", "--", *engine,
-    )  # fmt: skip
-    require_stated(name, kind, Score(**json.loads(answer.splitlines()[-1])))
+    options = [f"--tokens={TOKENS}", f"--window={WINDOW}", "--json"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", COMMAND, "perplexity", checkpoint(name, kind), *texts[0]),
+            *(*options, "--", *engine),
+        ],
+        env={**os.environ, **FORKED_WORKERS},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    require_stated(name, kind, Score(**json.loads(done.stdout.splitlines()[-1])))

@@ -19,7 +19,8 @@ import torch
 
 from vllm_davinci.core.checkpoint.export import Exporter
 from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci_testing.engines.server_process import VLLM, ServerProcess
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, VLLM_MODULE, ServerProcess
+from vllm_davinci_testing.processes.forked import run_command
 
 THOROUGH = pytest.mark.thorough
 CLIENT_LIMIT_S = 600
@@ -107,38 +108,44 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 def bench(server: ServerProcess, tokenizer: Path, prompts: int, options: tuple[str, ...]) -> Any:
     """The file that `vllm bench serve` has saved."""
     directory = server.log.parent
-    client = (
-        *VLLM, "bench", "serve", "--backend=vllm", f"--base-url={server.url}", "--model=auto",
+    ended = run_command(
+        VLLM_MODULE, "bench", "serve", "--backend=vllm", f"--base-url={server.url}", "--model=auto",
         f"--tokenizer={tokenizer}", "--dataset-name=random", f"--num-prompts={prompts}",
         "--ignore-eos", "--request-rate=50", "--save-result", f"--result-dir={directory}",
         "--result-filename=result.json", *options,
+        limit_s=CLIENT_LIMIT_S, HF_HUB_OFFLINE="1",
     )  # fmt: skip
-    done = subprocess.run(
-        client,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=CLIENT_LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:] + server.tail()
+    assert ended.status == 0, ended.output[-3000:] + server.tail()
     return json.loads((directory / "result.json").read_text(encoding="utf-8"))
 
 
 RANKS_AND_PROMPTS = [
-    pytest.param(2, 12, id="2_ranks"),
     pytest.param(2, 200, id="2_ranks_200_prompts", marks=THOROUGH),
     pytest.param(4, 200, id="4_ranks_200_prompts", marks=THOROUGH),
 ]
 
 
-@pytest.mark.parametrize(("ranks", "prompts"), RANKS_AND_PROMPTS)
+@pytest.mark.parametrize(
+    ("ranks", "prompts", "environment"),
+    [
+        pytest.param(2, 12, FORKED_WORKERS, id="2_ranks"),
+        *(pytest.param(*each.values, {}, id=each.id, marks=THOROUGH) for each in RANKS_AND_PROMPTS),
+    ],
+)
 def test_the_server_for_mla_multistream(
-    ranks: int, prompts: int, serve: Callable[..., ServerProcess], int8_deepseek: Path
+    ranks: int,
+    prompts: int,
+    environment: dict[str, str],
+    serve: Callable[..., ServerProcess],
+    int8_deepseek: Path,
 ):
     config = {**MLA_CONFIG, "expert_tensor_parallel_size": ranks}
     server = serve(
-        int8_deepseek, f"-tp={ranks}", *MLA_SERVER, f"--additional-config={json.dumps(config)}"
+        int8_deepseek,
+        f"-tp={ranks}",
+        *MLA_SERVER,
+        f"--additional-config={json.dumps(config)}",
+        **environment,
     )
     result = bench(server, int8_deepseek, prompts, MLA_CLIENT)
     assert result["completed"] == prompts
@@ -148,10 +155,7 @@ def test_the_server_for_mla_multistream(
     assert "PrefillFirstScheduler" in log
 
 
-@pytest.mark.parametrize(
-    ("ranks", "prompts"), [pytest.param(*each.values, id=each.id, marks=THOROUGH)
-                           for each in RANKS_AND_PROMPTS[1:]]
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "prompts"), RANKS_AND_PROMPTS)
 def test_the_server_for_dual_batch_overlap(
     ranks: int, prompts: int, serve: Callable[..., ServerProcess], tiny_deepseek: Path
 ):

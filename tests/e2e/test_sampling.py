@@ -98,7 +98,9 @@ def asynchronous(start_engine: Callable[..., EngineProcess], tiny_llama: Path) -
 
 @pytest.fixture(scope="module")
 def synchronous(start_engine: Callable[..., EngineProcess], tiny_llama: Path) -> EngineProcess:
-    return start_engine(tiny_llama, async_scheduling=False, **OPTIONS)
+    engine = start_engine(tiny_llama, async_scheduling=False, **OPTIONS)
+    engine.on_workers("count_waits_of_steps")
+    return engine
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -116,6 +118,15 @@ def test_tokens_are_those_of_synchronous_steps_and_nothing_else_waits(
     assert len(decodes) >= TOKENS - 3
     assert_one_wait_each(decodes[2:-2])
     # Positions, lengths, slots, block table, tokens: what a decode of the same requests changes.
+    assert max(step.input_launches for step in decodes[2:-2]) <= 5
+
+
+def test_synchronous_steps_prepare_as_few_copies(synchronous: EngineProcess):
+    synchronous.on_workers("waits_of_steps")
+    generate(synchronous, "greedy")
+    (steps,) = synchronous.on_workers("waits_of_steps")
+    decodes = [step for step in steps if step.tokens == REQUESTS]
+    assert len(decodes) >= TOKENS - 3
     assert max(step.input_launches for step in decodes[2:-2]) <= 5
 
 

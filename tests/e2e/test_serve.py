@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,13 @@ import openai
 import pytest
 
 from vllm_davinci_testing.engines.alarms import alarming_lines
-from vllm_davinci_testing.engines.server_process import SMALL, VLLM, ServerProcess, shared_memory
+from vllm_davinci_testing.engines.server_process import (
+    SMALL,
+    VLLM_MODULE,
+    ServerProcess,
+    shared_memory,
+)
+from vllm_davinci_testing.processes.forked import run_command
 
 MODEL = "tiny_llama"
 # Lines of vLLM's and of torch's where a server may be profiled.
@@ -201,20 +205,13 @@ def test_the_profile_endpoints_write_a_trace_with_rows_of_the_device(
 
 
 def test_bench_serve_measures_the_server(server: ServerProcess, tiny_llama: Path, tmp_path: Path):
-    done = subprocess.run(
-        [
-            *VLLM, "bench", "serve", f"--model={MODEL}", f"--tokenizer={tiny_llama}",
-            f"--base-url={server.url}", "--dataset-name=random", "--random-input-len=16",
-            "--random-output-len=8", "--num-prompts=6", "--ignore-eos", "--save-result",
-            f"--result-dir={tmp_path}", "--result-filename=result.json",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ended = run_command(
+        VLLM_MODULE, "bench", "serve", f"--model={MODEL}", f"--tokenizer={tiny_llama}",
+        f"--base-url={server.url}", "--dataset-name=random", "--random-input-len=16",
+        "--random-output-len=8", "--num-prompts=6", "--ignore-eos", "--save-result",
+        f"--result-dir={tmp_path}", "--result-filename=result.json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert ended.status == 0, ended.output[-4000:]
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["total_output_tokens"]) == (6, 48)
 

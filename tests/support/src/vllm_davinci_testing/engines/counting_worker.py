@@ -161,7 +161,8 @@ class StepCountingWorker:
 
         @contextmanager
         def counting_inputs() -> Iterator[None]:
-            is_copied = runner.prepare_inputs_event.query()
+            event = runner.prepare_inputs_event  # None where steps are synchronous
+            is_copied = event is None or event.query()
             with keep_inputs():
                 self._waits_for_inputs += not is_copied
                 yield

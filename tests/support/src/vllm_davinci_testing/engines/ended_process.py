@@ -1,14 +1,16 @@
-"""Commands that have to end by themselves, and what they said."""
+"""Commands and servers that have to end by themselves, and what they said."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vllm_davinci_testing.engines.server_process import (
     END_LIMIT_S,
     START_LIMIT_S,
+    ForkedServer,
     processes_of_session,
 )
 from vllm_davinci_testing.processes.forked import Ended
@@ -27,6 +29,19 @@ def run_to_its_end(
             env=environment,
             start_new_session=True,
         )
+    return _ended(process, command, log)
+
+
+def run_server_to_its_end(
+    model: Path, *options: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Like run_to_its_end, of `vllm serve` whose processes are forks: see ForkedServer."""
+    server = ForkedServer(model, log, *options, environment=environment)
+    return _ended(server.process, ("vllm", "serve", model, *options), log)
+
+
+def _ended(process: Any, command: Iterable[str | Path], log: Path) -> Ended:
+    """process: begins a session; pid, poll(), wait(limit_s) and returncode of subprocess.Popen"""
     try:
         ended = becomes_true(lambda: process.poll() is not None, START_LIMIT_S)
         assert ended, f"{command} did not end in {START_LIMIT_S} s.\n{_tail(log)}"

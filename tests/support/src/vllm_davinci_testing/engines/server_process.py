@@ -21,12 +21,17 @@ from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.ranks import free_port
 from vllm_davinci_testing.processes.waiting import becomes_true
 
-VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+VLLM_MODULE = "vllm.entrypoints.cli.main"
+VLLM = (sys.executable, "-m", VLLM_MODULE)
 
 # What the start of a server may take on a busy machine.
 START_LIMIT_S = 300
 # What vLLM's processes may take to end, whatever happened.
 END_LIMIT_S = 30
+
+# An environment in which engines and workers are forks of a command's own process, without a second
+# import of everything. For tests of what the command does; vLLM's default, spawn, has others.
+FORKED_WORKERS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
 SMALL = (
     "--enforce-eager",
@@ -143,7 +148,7 @@ class ForkedServer(ServerProcess):
     """
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
-        forked = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", **environment}
+        forked = {**FORKED_WORKERS, **environment}
         process = fork_context().Process(target=_serve, args=(arguments, forked, self.log))
         process.start()
         return _ForkedProcess(process)

@@ -1,1 +1,1 @@
-../../../../../packages/kernels/src/vllm_davinci/kernels/reference.py
+../../../../../packages/kernels/src/vllm_davinci/kernels/reference/quantization.py

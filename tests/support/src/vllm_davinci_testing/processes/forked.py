@@ -2,22 +2,28 @@
 
 Each program has settings of its own, as far as they are read at the device's first use. Those that
 an import reads (TASK_QUEUE_ENABLE, PYTORCH_NPU_ALLOC_CONF) need a new interpreter: see programs.
+What a command does is asked of forks too; that it starts in a new interpreter is asked once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
+from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes.fork_server import fork_context
+from vllm_davinci_testing.processes.programs import is_of_virtual_devices
 
 # One small program on a busy machine with two cores, with the start of the fork server.
 LIMIT_S = 240.0
@@ -56,15 +62,73 @@ def run_together(
     The processes end without C's exit handlers. Raises TimeoutError with what the programs printed
     if one does not end in time.
     """
+    return _run_forks(
+        _be_program,
+        [(program, dict(own), arguments) for program, own in zip(programs, variables, strict=True)],
+        limit_s,
+    )
+
+
+def run_alone(source: str, **variables: str) -> Ended:
+    """Runs one program. variables: of its environment"""
+    [ended] = run_together([textwrap.dedent(source)], [variables])
+    return ended
+
+
+def run_command(
+    module: str, *arguments: str | Path, limit_s: float = LIMIT_S, **variables: str
+) -> Ended:
+    """Like `python -m module arguments` of a module whose imports are done.
+
+    variables: of its environment
+    """
+    argv = [module, *map(str, arguments)]
+    source = (
+        f"import runpy, sys; sys.argv = {argv!r}\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    [ended] = run_together([source], [variables], limit_s)
+    return ended
+
+
+def run_to_exit(source: str, config: VirtualDeviceConfig | None = None, **variables: str) -> Ended:
+    """Runs one program that ends with C's exit handlers: they write reports and timelines.
+
+    config, variables: its virtual devices, and more of its environment; of the settings of this
+    process's own devices it has none
+    """
+    [ended] = _run_forks(
+        _be_interpreter, [(textwrap.dedent(source), {**variables}, config)], LIMIT_S
+    )
+    return ended
+
+
+def output_of(
+    source: str, config: VirtualDeviceConfig | None = None, **variables: str
+) -> list[str]:
+    """The lines that a program printed, which must succeed.
+
+    config, variables: its virtual devices, and more of its environment
+    """
+    given = {} if config is None else config.environment()
+    ended = run_alone(source, **{**given, **variables})
+    assert ended.status == 0, ended.output[-4000:]
+    return ended.stdout.split("\n")[:-1]
+
+
+def _run_forks(
+    target: Callable[..., None], arguments: Sequence[tuple[Any, ...]], limit_s: float
+) -> list[Ended]:
+    """Calls `target` in a process for each of the arguments, all at the same time."""
     context = fork_context()
     with tempfile.TemporaryDirectory() as directory:
         printed = [
             (Path(directory) / f"{n}.out", Path(directory) / f"{n}.err")
-            for n in range(len(programs))
+            for n in range(len(arguments))
         ]
         processes = [
-            context.Process(target=_be_program, args=(program, dict(own), arguments, files))
-            for program, own, files in zip(programs, variables, printed, strict=True)
+            context.Process(target=_print_to, args=(*files, target, *each))
+            for each, files in zip(arguments, printed, strict=True)
         ]
         for process in processes:
             process.start()
@@ -87,36 +151,35 @@ def run_together(
     return ended
 
 
-def run_alone(source: str, **variables: str) -> Ended:
-    """Runs one program. variables: of its environment"""
-    [ended] = run_together([textwrap.dedent(source)], [variables])
-    return ended
-
-
-def output_of(
-    source: str, config: VirtualDeviceConfig | None = None, **variables: str
-) -> list[str]:
-    """The lines that a program printed, which must succeed.
-
-    config, variables: its virtual devices, and more of its environment
-    """
-    given = {} if config is None else config.environment()
-    ended = run_alone(source, **{**given, **variables})
-    assert ended.status == 0, ended.output[-4000:]
-    return ended.stdout.split("\n")[:-1]
+def _print_to(stdout: Path, stderr: Path, target: Callable[..., None], *arguments: Any) -> None:
+    for descriptor, file in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
+    target(*arguments)
 
 
 def _be_program(
-    program: str | Path,
-    variables: dict[str, str],
-    arguments: Sequence[str],
-    files: tuple[Path, Path],
+    program: str | Path, variables: Mapping[str, str], arguments: Sequence[str]
 ) -> None:
-    for descriptor, file in enumerate(files, 1):
-        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
     os.environ.update(variables)
     if isinstance(program, Path):
         sys.argv = [str(program), *arguments]
         runpy.run_path(str(program), run_name="__main__")
     else:
         exec(compile(program, "<program>", "exec"), {"__name__": "__program__"})
+
+
+def _be_interpreter(
+    source: str, variables: Mapping[str, str], config: VirtualDeviceConfig | None
+) -> None:
+    for name in [name for name in os.environ if is_of_virtual_devices(name)]:
+        del os.environ[name]
+    prepare_environment(os.environ, config)
+    try:
+        _be_program(source, variables, ())
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).exit(status)

@@ -10,15 +10,17 @@ from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.activate import prepare_environment
 
 
+def is_of_virtual_devices(variable: str) -> bool:
+    """Whether a variable is a setting of this process's own, which programs do not take over."""
+    return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS  # every run counts these
+
+
 def run_program(
     source: str, config: VirtualDeviceConfig | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python source on virtual devices; stderr and stdout are text. At most 120 s."""
-    kept = {env.VNPU_REFUSALS}  # every run of tests counts these
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("VNPU_") or name in kept
+        name: value for name, value in os.environ.items() if not is_of_virtual_devices(name)
     }
     prepare_environment(environment, config)
     environment.update(variables, OMP_NUM_THREADS="1")
