@@ -122,7 +122,7 @@ def _type_name(annotation: Any) -> str:
 def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
     """Each operator of vllm-davinci-kernels: arguments, and what it launches."""
     text = "# Compiled operators\n\n" + GENERATED.format(
-        source="packages/kernels/csrc/op_table.inc and reference.py"
+        source="packages/kernels/csrc/op_table.inc and reference"
     )
     text += (
         "`torch.ops.vllm_davinci.*`, of `vllm-davinci-kernels`. One call of the first column "

@@ -32,10 +32,10 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from child import run_child
-from multistream.intervals import Interval, length
 from multistream.step_trace import StepTrace, steps_of
 from result import Kind, Result, Row
 from vllm_davinci.vnpu import timeline
+from vllm_davinci.vnpu.intervals import Interval, length
 
 CHILD = Path(__file__).with_name("overlap_process.py")
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from multistream.intervals import Interval, common, length
 from vllm_davinci.vnpu import TraceError
+from vllm_davinci.vnpu.intervals import Interval, common, length
 from vllm_davinci.vnpu.timeline import Task, Timeline
 
 # The labels that core gives to what the two halves of a step launch.

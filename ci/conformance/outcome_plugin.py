@@ -27,6 +27,11 @@ _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
 _GRACE_S = 15.0
 
 
+def pytest_configure() -> None:
+    # Where a test takes all of the machine's memory, its process is ended and none of others.
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None]:
     is_over = threading.Event()

@@ -54,11 +54,14 @@ class TestRun:
     test_limit_s: int = 300
     file_limit_s: float = 400.0
 
-    def outcomes(self, files: Sequence[str], log: Path) -> list[Outcome]:
-        """Of all tests of `files`, up to one that runs past the limit; output goes to `log`."""
+    def outcomes(self, files: Sequence[str], log: Path, only: Sequence[str] = ()) -> list[Outcome]:
+        """Of all tests of `files`, up to one that runs past the limit; output goes to `log`.
+
+        only: names of tests of these files; the others do not run
+        """
         found: dict[str, Outcome] = {}
         for _ in range(MOST_STARTS):
-            done, status = self._run_once(files, log, list(found))
+            done, status = self._run_once(files, log, list(found), only)
             found |= {outcome.test: outcome for outcome in done}
             if status is None or not any(outcome.outcome == "crashed" for outcome in done):
                 break
@@ -68,7 +71,7 @@ class TestRun:
         return list(found.values())
 
     def _run_once(
-        self, files: Sequence[str], log: Path, left_out: list[str]
+        self, files: Sequence[str], log: Path, left_out: list[str], only: Sequence[str]
     ) -> tuple[list[Outcome], int | None]:
         with tempfile.TemporaryDirectory() as scratch, log.open("a", encoding="utf-8") as output:
             written = Path(scratch) / "outcomes.jsonl"
@@ -78,7 +81,7 @@ class TestRun:
                     self.python, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
                     "-p", "outcome_plugin", "-p", "no:cacheprovider", "-p", "no:randomly",
                     "--tb=short", "-v", f"--timeout={self.test_limit_s}",
-                    *self.arguments, *(f"--deselect={test}" for test in left_out), *files,
+                    *self.arguments, *(f"--deselect={test}" for test in left_out), *(only or files),
                 ],
                 cwd=self.directory, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,

@@ -55,14 +55,22 @@ _SMALL = {
     "initializer_range": SPREAD,
     "tie_word_embeddings": True,
 }
-_OPT = {
-    "hidden_size": 128,
-    "word_embed_proj_dim": 128,
-    "ffn_dim": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "init_std": SPREAD,
-}
+_OPT = Model(
+    "OPTForCausalLM",
+    50272,
+    {"<pad>": 1, "</s>": 2},
+    {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"},
+    2048,
+    {
+        "hidden_size": 128,
+        "word_embed_proj_dim": 128,
+        "ffn_dim": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "init_std": SPREAD,
+    },
+    "float16",
+)
 # No bos_token: texts do not begin with it.
 _GPT2 = Model(
     "GPT2LMHeadModel",
@@ -73,18 +81,26 @@ _GPT2 = Model(
     {"n_embd": 128, "n_layer": 2, "n_head": 2, "initializer_range": SPREAD},
     "float16",
 )
+
+_WITHOUT_HEAD_DIM = {name: value for name, value in _SMALL.items() if name != "head_dim"}
+
+
+def _qwen(architecture: str, length: int, sizes: dict[str, Any]) -> Model:
+    return Model(
+        architecture,
+        151936,
+        {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        length,
+        sizes,
+    )
+
+
 MODELS = {
     "distilbert/distilgpt2": _GPT2,
     "openai-community/gpt2": _GPT2,
-    "facebook/opt-125m": Model(
-        "OPTForCausalLM",
-        50272,
-        {"<pad>": 1, "</s>": 2},
-        {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"},
-        2048,
-        _OPT,
-        "float16",
-    ),
+    "facebook/opt-125m": _OPT,
+    "facebook/opt-350m": _OPT,
     "hmellor/tiny-random-LlamaForCausalLM": Model(
         "LlamaForCausalLM",
         32000,
@@ -105,14 +121,32 @@ MODELS = {
         16384,
         _SMALL,
     ),
-    "Qwen/Qwen3-0.6B": Model(
-        "Qwen3ForCausalLM",
-        151936,
-        {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
-        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
-        40960,
-        _SMALL,
+    "BAAI/bge-base-en-v1.5": Model(
+        "BertModel",
+        30522,
+        {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102},
+        {
+            "bos_token": "[CLS]",
+            "eos_token": "[SEP]",
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+        },
+        512,
+        {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "initializer_range": SPREAD,
+        },
+        "float16",
     ),
+    "Qwen/Qwen1.5-7B": _qwen(
+        "Qwen2ForCausalLM",
+        32768,
+        {name: value for name, value in _SMALL.items() if name != "head_dim"},
+    ),
+    "Qwen/Qwen3-0.6B": _qwen("Qwen3ForCausalLM", 40960, _SMALL),
 }
 
 

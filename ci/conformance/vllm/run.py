@@ -33,8 +33,8 @@ def vllms_cpu_backend() -> Backend:
 SUITE = Suite(
     directory=HERE,
     what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: sampling, batches, runners, "
-    "drafts, caches, engines, metrics, structured output; models of a hub are stand-ins with "
-    "random weights",
+    "drafts, caches, schedulers, engines, metrics, structured output, logits processors; models "
+    "of a hub are stand-ins with random weights",
     source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
     tests="tests",
     folders=("tests/v1", "tests/entrypoints/llm"),
@@ -53,6 +53,8 @@ SUITE = Suite(
     },
     plugins=("as_in_a_worker",),
     together=9,
+    # Some tests start two engines.
+    file_limit=1800.0,
     backend=vllms_cpu_backend,
 )
 
