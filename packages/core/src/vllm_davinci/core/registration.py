@@ -38,7 +38,7 @@ from vllm_davinci.core.layers.linear import (
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
 from vllm_davinci.core.log import leave_out_what_means_nothing
-from vllm_davinci.core.process.engine_exit import settle_heap_at_exit
+from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 from vllm_davinci.core.quantization.registration import register as register_quantization
 
@@ -76,4 +76,5 @@ def register() -> None:
             ModelRegistry.register_model(architecture, path)
     fail_when_engine_dies()
     settle_heap_at_exit()
+    keep_no_semaphore()
     leave_out_what_means_nothing()

@@ -7,11 +7,14 @@ import signal
 import sys
 import threading
 
+import tqdm
+
 # Its C++ objects are in cycles. Where the collector has not taken them by the end, the library
 # prints a list of them.
 LISTS_WHAT_IS_LEFT = "triton._C.libtriton"
 # How vLLM names the processes that it starts with multiprocessing.
 ENGINE_PROCESSES = ("EngineCore", "VllmWorker")
+_THREADS_LOCK = type(threading.RLock())
 
 
 def settle_heap_at_exit() -> None:
@@ -41,6 +44,16 @@ def finish_teardown() -> None:
     """
     if _is_of_engine() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def keep_no_semaphore() -> None:
+    """Progress bars take turns within an engine's own process, by a lock of its threads. Idempotent.
+
+    tqdm's own lock has a named semaphore, which stays behind where a signal ends the process: its
+    parent then warns of a leak when the server ends.
+    """
+    if _is_of_engine() and not isinstance(getattr(tqdm.tqdm, "_lock", None), _THREADS_LOCK):
+        tqdm.tqdm.set_lock(threading.RLock())
 
 
 def _is_of_engine() -> bool:
