@@ -47,7 +47,7 @@ def finish_teardown() -> None:
 
 
 def keep_no_semaphore() -> None:
-    """Progress bars take turns within an engine's own process, by a lock of its threads. Idempotent.
+    """Progress bars of an engine's own process take turns by a lock of its threads. Idempotent.
 
     tqdm's own lock has a named semaphore, which stays behind where a signal ends the process: its
     parent then warns of a leak when the server ends.
