@@ -13,7 +13,7 @@ import os
 import platform
 import time
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 # Written into every result; readers refuse what they do not know.
@@ -34,7 +34,7 @@ DISTRIBUTIONS = (
 )
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """Where a figure comes from. Figures of different kinds are never compared."""
 
     MEASURED = "measured"  # this host's clock, or its memory

@@ -12,17 +12,13 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # Package -> what its sources may import of the parts that this table is about.
 MAY_IMPORT = {

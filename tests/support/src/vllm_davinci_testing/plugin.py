@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker := getattr(config, "workerinput", None):
         date = worker["sample_date"]  # near midnight, the processes of one run agree
     else:
-        today = datetime.datetime.now(datetime.timezone.utc).date()
+        today = datetime.datetime.now(datetime.UTC).date()
         date = (config.getoption("sample_date") or today).isoformat()
         config.pluginmanager.register(Summary(date), "davinci-summary")
     config.pluginmanager.register(Selection(date), "davinci-selection")

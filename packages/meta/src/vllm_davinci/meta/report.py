@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     OK = "ok"
     NOTE = "note"
     PROBLEM = "problem"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     PROBLEM = "problem"  # the model cannot be loaded, or not as it was meant
     NOTE = "note"
 

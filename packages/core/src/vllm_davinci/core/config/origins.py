@@ -1,10 +1,10 @@
 """Where the value of an option comes from, and why it is what it is."""
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
 
-class Source(str, Enum):
+class Source(StrEnum):
     """Who decided."""
 
     FLAG = "flag"

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ WRAPPED_NORM = re.compile(r"^(?P<norm>.*norm)\.module\.(?P<part>weight|bias)$")
 _EXPERT_WEIGHT = re.compile(r"^(?P<experts>.*\.experts)\.\d+\.(?P<part>[^.]+)\.weight$")
 
 
-class QuantType(str, Enum):
+class QuantType(StrEnum):
     """The format of one layer's weight and of the input of its product, as layers compute it."""
 
     FLOAT = "FLOAT"

@@ -13,16 +13,11 @@ import decimal
 import difflib
 import hashlib
 import pathlib
-import sys
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from vllm_davinci.vnpu.errors import MachineError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FORMAT = 2
 """Version of the model and of its files; part of each machine's hash."""
