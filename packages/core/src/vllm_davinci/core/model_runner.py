@@ -27,7 +27,6 @@ from vllm_davinci.core.graph.plan import LayerCounts
 from vllm_davinci.core.graph.runner import GraphRunner
 from vllm_davinci.core.kv_cache.runner import KVCacheRunner
 from vllm_davinci.core.multimodal.runner import MultimodalRunner
-from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.quantization.config import (
     LOAD_FORMATS_WITHOUT_LOADERS,
     AscendQuantizationConfig,
@@ -43,7 +42,6 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(vllm_config, device)
-        self.cascade_attn_enabled = False
         if self.parallel_config.pipeline_parallel_size > 1 and not self.use_async_scheduling:
             # A stage that hands its output on waits for no device. Without this, the host fills
             # the next step's inputs into memory that the copies of this one still read.
@@ -52,9 +50,6 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
         self._has_failed = False  # the newest step, and there is nothing to sample
         self._is_settled = True  # nothing is left on the device of a step that raised
         self._take_over_block_tables()
-
-    def _init_device_properties(self) -> None:
-        self.num_sms = NPUPlatform.num_compute_units(self.device.index or 0)
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
         quantization = self.vllm_config.quant_config

@@ -90,17 +90,28 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the worker keeps outputs until they are copied and passes None after an error",
     ),
     Override(
-        what="the number of cores comes from the platform's table, memory pools are not used",
-        where=(
-            "core.model_runner:NPUModelRunner._init_device_properties",
-            "core.worker:NPUWorker._maybe_get_memory_pool_context",
-        ),
-        why="vLLM asks for CUDA's properties and for CUDA's allocator",
+        what="memory pools are not used",
+        where=("core.worker:NPUWorker._maybe_get_memory_pool_context",),
+        why="vLLM asks for CUDA's allocator",
+        upstream={"v1/worker/gpu_worker.py": ("_maybe_get_memory_pool_context",)},
+        goes_when="it asks the platform",
+    ),
+    Override(
+        what="a worker is made with no profiler asked for, and has the one that was asked for then",
+        where=("core.worker:NPUWorker.__init__",),
+        why="vLLM refuses every profiler on devices that its own table does not have",
         upstream={
-            RUNNER: ("_init_device_properties",),
-            "v1/worker/gpu_worker.py": ("_maybe_get_memory_pool_context",),
+            "v1/worker/gpu_worker.py": ("validate_worker_profiler_config(self.profiler_config)",),
+            "profiler/wrapper.py": ("_SUPPORTED_PROFILER_KINDS", "Unsupported profiler device"),
         },
-        goes_when="both ask the platform",
+        goes_when="the platform says which profilers its devices have",
+    ),
+    Override(
+        what="the host keeps its threads where they compute for virtual devices",
+        where=("core.worker:NPUWorker.load_model",),
+        why="vLLM leaves one thread to a process whose model is loaded",
+        upstream={"v1/worker/gpu_worker.py": ("set_torch_threads_for_runtime()",)},
+        goes_when="vLLM asks the platform for the number of threads",
     ),
     Override(
         what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call, "

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 import torch_npu
 import vllm.envs as envs
-from vllm.config import set_current_vllm_config
+from vllm.config import ProfilerConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
 from vllm.utils.gc_utils import freeze_gc_heap, maybe_attach_gc_debug_callback
 from vllm.utils.mem_utils import MemorySnapshot
-from vllm.utils.torch_utils import set_random_seed, set_torch_threads_for_runtime
+from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.utils import report_usage_stats
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.startup_plan import maybe_save_startup_plan
@@ -56,6 +57,15 @@ class NPUWorker(Worker):
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
     graph_bytes = piece_bytes = 0
 
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        asked = vllm_config.profiler_config
+        vllm_config.profiler_config = ProfilerConfig()
+        try:
+            super().__init__(vllm_config, *args, **kwargs)
+        finally:
+            vllm_config.profiler_config = asked
+        self.profiler_config = asked
+
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
         self.device = torch.device("npu", self._visible_device_index())
@@ -77,7 +87,12 @@ class NPUWorker(Worker):
         gc.collect()
         torch.accelerator.empty_cache()
         self.init_snapshot = MemorySnapshot(device=self.device)
-        self.requested_memory = request_memory(self.init_snapshot, self.cache_config)
+        loader = get_model_loader(self.load_config)
+        self.requested_memory = request_memory(
+            self.init_snapshot,
+            self.cache_config,
+            loader.get_external_weight_memory(self.vllm_config),
+        )
         config = get_config(self.vllm_config)
         if config.enable_cpu_binding and os.environ.get(CPU_AFFINITY, "0") in ("", "0"):
             bind_threads(*place_among_workers(self.local_rank, self.parallel_config))
@@ -88,6 +103,14 @@ class NPUWorker(Worker):
         self.model_runner.graph_limits = soc_of(NPUPlatform.get_device_name()).graphs
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        num_threads = torch.get_num_threads()
+        super().load_model(*args, **kwargs)
+        if components.active_device() is not None:
+            # vLLM leaves the host one thread, which is all that a chip needs. Virtual devices
+            # compute with these.
+            torch.set_num_threads(num_threads)
 
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
@@ -137,10 +160,7 @@ class NPUWorker(Worker):
         if self._measured_kv_cache_bytes is not None:
             maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # where it is asked for
         # Profiling and warm-up must not change what a seed gives.
-        set_random_seed(self.model_config.seed)
-        if components.active_device() is None:
-            # A chip leaves the host only small work, which threads slow down.
-            set_torch_threads_for_runtime()
+        set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         freeze_gc_heap()
         maybe_attach_gc_debug_callback()
         return CompilationTimes(
@@ -177,6 +197,6 @@ class NPUWorker(Worker):
                 self.profiler_config,
                 worker_name=trace_name,
                 local_rank=self.local_rank,
-                activities=profiler_activities(),
+                activities=self.profiler_config.torch_profiler_activities or profiler_activities(),
             )
         super().profile(is_start=is_start, profile_prefix=profile_prefix, **options)

@@ -1,7 +1,6 @@
 """The inputs of one step's attention, built once per step from host copies of the lengths."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -152,6 +151,3 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             slot_mapping=slot_mapping[: metadata.num_actual_tokens],
             causal=metadata.causal,
         )
-
-    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        return False

@@ -33,7 +33,12 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "weights in the host's memory (--offload-group-size)": (
             offload.prefetch.offload_group_size > 0
         ),
+        "the experts of each token (--enable-return-routed-experts)": (
+            vllm_config.aux_output_config.enabled
+        ),
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
+        f'{" and ".join(_foreign_profilers(vllm_config))} (--profiler-config; "torch" is, with the '
+        "activities CPU and PrivateUse1)": bool(_foreign_profilers(vllm_config)),
         f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "
         "--kv-cache-dtype auto is)": cache_dtype not in ("auto", dtype),
         "model runner V2 (VLLM_USE_V2_MODEL_RUNNER)": vllm_config.use_v2_model_runner,
@@ -42,6 +47,16 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         raise ConfigurationError(
             f"not available in {RELEASE}: {', '.join(asked)}. Start without it."
         )
+
+
+def _foreign_profilers(vllm_config: "VllmConfig") -> list[str]:
+    """What of the profiler's settings asks for another vendor's devices."""
+    asked = vllm_config.profiler_config
+    activities = asked.torch_profiler_activities or ()
+    return [
+        *(f"the profiler {name}" for name in (asked.profiler,) if name not in (None, "torch")),
+        *(f"the activity {name}" for name in activities if name not in ("CPU", "PrivateUse1")),
+    ]
 
 
 def _dtype_name(model: "ModelConfig | None") -> str | None:

@@ -83,12 +83,9 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Change]:
         compilation.max_cudagraph_capture_size = 0
     compilation.compile_sizes = []
     passes = compilation.pass_config
-    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "enable_sp",
-                 "fuse_gemm_comms", "fuse_allreduce_rms"):  # fmt: skip
+    for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "fuse_allreduce_rms"):
         setattr(passes, name, False)
 
-    if vllm_config.model_config is not None:
-        vllm_config.model_config.disable_cascade_attn = True
     cache_config = vllm_config.cache_config
     if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
         change(

@@ -21,6 +21,8 @@ class NPUVocabParallelEmbedding(VocabParallelEmbedding):
         """
         if type(self.quant_method) is not UnquantizedEmbeddingMethod:
             return super().forward(input_)
+        if not self.reduce_results or self.parallel_group is not None:
+            return super().forward(input_)
         if self.tp_size == 1:
             return torch.nn.functional.embedding(input_, self.weight)
         indices = self.shard_indices

@@ -75,7 +75,6 @@ class SamplingRunner(SteadyDecodeRunner):
         ends = batch.num_tokens_no_spec[:num_reqs]
         if (
             self.speculative_config is not None
-            or self.routed_experts_initialized
             or envs.VLLM_COMPUTE_NANS_IN_LOGITS
             or sampled.shape != (num_reqs, 1)
             or np.count_nonzero(self.discard_request_mask.np[:num_reqs])

@@ -5,7 +5,6 @@ turns, each with its own metadata.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -218,9 +217,6 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         return MLAPrefillMetadata(
             actual_seq_lengths_q, [context_chunk(parts, query_lens, block_table) for parts in plan]
         )
-
-    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        return False
 
 
 def _lengths(ends: list[int]) -> list[int]:
