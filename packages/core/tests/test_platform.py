@@ -208,11 +208,16 @@ def test_a_dtype_the_chip_lacks_is_refused_with_those_it_has(monkeypatch: pytest
 
 
 def test_what_is_configured_is_logged_where_vllm_logs():
-    program = (
-        "from vllm.config import DeviceConfig, VllmConfig;"
-        "VllmConfig(device_config=DeviceConfig(device='npu'),"
-        "additional_config={'sequence_parallel': {'min_tokens': 7}})"
-    )
+    program = """
+        from vllm.config import DeviceConfig, VllmConfig
+        from vllm.config.logging import LoggingConfig
+        from vllm.logger import configure_logging
+        configure_logging(LoggingConfig())
+        VllmConfig(
+            device_config=DeviceConfig(device="npu"),
+            additional_config={"sequence_parallel": {"min_tokens": 7}},
+        )
+    """
     done = run_alone(program)
     assert done.status == 0, done.output
     told = "Effective vllm-davinci configuration: {'sequence_parallel.min_tokens': 7}"
@@ -241,7 +246,10 @@ def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
         import os
         os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)  # a choice that other tests have made
         from vllm.config import DeviceConfig, VllmConfig
+        from vllm.config.logging import LoggingConfig
+        from vllm.logger import configure_logging
         from vllm.triton_utils import HAS_TRITON
+        configure_logging(LoggingConfig())
         config = VllmConfig(device_config=DeviceConfig(device="npu"))
         chosen = os.environ["VLLM_USE_V2_MODEL_RUNNER"]
         print("found", HAS_TRITON, config.use_v2_model_runner, chosen)

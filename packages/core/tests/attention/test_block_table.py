@@ -19,20 +19,15 @@ def tables(device: torch.device, **sizes: list[int]) -> MultiGroupBlockTable:
     )
 
 
-@pytest.mark.parametrize(
-    ("block_sizes", "kernel_block_sizes"),
-    [([128], [128]), ([256], [128]), ([128, 256], [128, 128])],
-)
-def test_slots_are_block_times_size_plus_offset(
-    block_sizes: list[int], kernel_block_sizes: list[int], device: torch.device
-):
+@pytest.mark.parametrize("block_sizes", [[128], [256], [128, 256]])
+def test_slots_are_block_times_size_plus_offset(block_sizes: list[int], device: torch.device):
     query_lens, computed = np.array([1, 300, 7]), np.array([200, 0, 127])
     req_indices = np.repeat(np.arange(3), query_lens)
     positions = np.concatenate(
         [np.arange(start, start + count) for start, count in zip(computed, query_lens, strict=True)]
     )
     table = NPUMultiGroupBlockTable.taking_over(
-        tables(device, block_sizes=block_sizes, kernel_block_sizes=kernel_block_sizes),
+        tables(device, block_sizes=block_sizes),
         lambda num_tokens: HostBatch(req_indices[:num_tokens], positions[:num_tokens]),
     )
     generator = np.random.default_rng(0)
@@ -56,7 +51,7 @@ def test_slots_are_block_times_size_plus_offset(
 
 
 def test_taking_over_twice_keeps_the_buffers(device: torch.device):
-    original = tables(device, block_sizes=[128], kernel_block_sizes=[128])
+    original = tables(device, block_sizes=[128])
     once = NPUMultiGroupBlockTable.taking_over(original, lambda num_tokens: None)
     twice = NPUMultiGroupBlockTable.taking_over(once, lambda num_tokens: None)
     assert twice[0].block_table.gpu is original[0].block_table.gpu

@@ -61,10 +61,13 @@ PROGRAMS = {
 RUN_EACH = """
 import gc, json, logging, os, sys, tempfile
 import vllm.entrypoints.launchers.launcher
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 
 del sys.modules["vllm.entrypoints.launchers.launcher"]  # what it imports stays
+configure_logging(LoggingConfig())
 gc.freeze()
 ended = {}
 for name, (before, program) in json.loads(sys.argv[1]).items():

@@ -107,7 +107,7 @@ class Served:
             self.reasons[output.request_id] = output.finish_reason
 
     def waiting(self) -> list[str]:
-        queues = [*self.scheduler.skipped_waiting, *self.scheduler.waiting]
+        queues = [*self.scheduler.kv_holding_waiting, *self.scheduler.waiting]
         return [request.request_id for request in queues]
 
     def run(self, most: int = 500) -> None:

@@ -268,9 +268,11 @@ OVERRIDES: tuple[Override, ...] = (
         upstream={
             "v1/core/sched/scheduler.py": (
                 "next_decode_eligible_step",
-                "self.skipped_waiting",
+                "self.kv_holding_waiting",
                 "_get_local_prefix_cache_hit",
-                "_try_promote_blocked_waiting_request",
+                "_handle_blocked_waiting_request",
+                "_holds_kv_blocks",
+                "self.deferred_waiting",
                 "self.prev_step_scheduled_req_ids",
             ),
             "v1/core/kv_cache_manager.py": ("get_num_blocks_to_allocate", "watermark_blocks"),

@@ -24,7 +24,6 @@ class SteadyDecodeRunner(GPUModelRunner):
         self._decode_positions = self._make_buffer(self.max_num_reqs, dtype=torch.int64)
         self._has_plain_positions = not (
             self.uses_mrope
-            or self.uses_xdrope_dim > 0
             or self.enable_prompt_embeds
             or self.lora_config
             or self.speculative_config is not None

@@ -31,7 +31,8 @@ class PrefillFirstScheduler(Scheduler):
     """
 
     waiting: Any
-    skipped_waiting: Any
+    kv_holding_waiting: Any
+    deferred_waiting: set[Request]
     prefill_capacity_bound: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,18 +45,19 @@ class PrefillFirstScheduler(Scheduler):
             and not self.prefill_capacity_bound
             and any(not request.is_prefill_chunk for request in self.running)
         )
-        waiting = [*self.skipped_waiting, *self.waiting]
+        waiting = [*self.kv_holding_waiting, *self.waiting]
         admitted = [] if is_deferred else self._admissible(waiting)
         continued = any(request.is_prefill_chunk for request in self.running)
         if admitted or (continued and not is_deferred):
             self._hold(request for request in self.running if not request.is_prefill_chunk)
         else:
             self._hold(request for request in self.running if self._is_token_on_its_way(request))
-        self.waiting, self.skipped_waiting = FCFSRequestQueue(admitted), FCFSRequestQueue()
+        self.waiting, self.kv_holding_waiting = FCFSRequestQueue(admitted), FCFSRequestQueue()
         output = super().schedule(throttle_prefills)
         self._requeue(waiting)
         if not is_deferred:
-            self.prefill_capacity_bound = bool(self.waiting)
+            num_waiting = len(self.waiting) + len(self.kv_holding_waiting)
+            self.prefill_capacity_bound = num_waiting > len(self.deferred_waiting)
         return output
 
     def update_from_output(
@@ -82,9 +84,11 @@ class PrefillFirstScheduler(Scheduler):
 
     def _admissible(self, waiting: Iterable[Request]) -> list[Request]:
         """Those of the waiting requests that this step prefills, in their order."""
-        if self._pause_state != PauseState.UNPAUSED:
+        if self._pause_state == PauseState.PAUSED_ALL:
             return []
-        slots = self.max_num_running_reqs - len(self.running) - self.num_waiting_for_streaming_input
+        if self._pause_state == PauseState.PAUSED_NEW:
+            waiting = [each for each in waiting if self._holds_kv_blocks(each)]
+        slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         tokens = self.max_num_scheduled_tokens - sum(
             min(_missing(request), self.max_num_scheduled_tokens)
             for request in self.running
@@ -121,11 +125,9 @@ class PrefillFirstScheduler(Scheduler):
 
     def _is_ready(self, request: Request) -> bool:
         """Whether nothing else has to come first: a grammar, remote KV, output in flight."""
-        if self._is_blocked_waiting_status(
-            request.status
-        ) and not self._try_promote_blocked_waiting_request(request):
-            return False
-        return bool(request.num_stale_output_tokens <= 0 or request.drop_stale_output)
+        return self._handle_blocked_waiting_request(request) and bool(
+            request.num_stale_output_tokens <= 0 or request.drop_stale_output
+        )
 
     def _has_room_for_adapter(self, request: Request, adapters: set[int]) -> bool:
         if self.lora_config is None or request.lora_request is None:
@@ -206,10 +208,13 @@ class PrefillFirstScheduler(Scheduler):
         seen = set(waiting)
         preempted = [request for request in self.waiting if request not in seen]
         left = [request for request in waiting if request.status != RequestStatus.RUNNING]
-        blocked = [each for each in left if self._is_blocked_waiting_status(each.status)]
-        ready = [each for each in left if not self._is_blocked_waiting_status(each.status)]
-        self.skipped_waiting = FCFSRequestQueue(blocked)
-        self.waiting = FCFSRequestQueue([*preempted, *ready])
+        holding = [each for each in left if self._holds_kv_blocks(each)]
+        others = [each for each in left if not self._holds_kv_blocks(each)]
+        self.kv_holding_waiting = FCFSRequestQueue(holding)
+        self.waiting = FCFSRequestQueue([*preempted, *others])
+        self.deferred_waiting = {
+            each for each in left if self._is_blocked_waiting_status(each.status)
+        }
 
 
 class AsyncPrefillFirstScheduler(PrefillFirstScheduler, AsyncScheduler):
