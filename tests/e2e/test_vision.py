@@ -42,7 +42,7 @@ SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
 # in time stay below those in space: after more, vLLM goes on, as the model's authors do, and
 # transformers has text at the positions of late frames.
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
-FPS = [3.0, 12.5]
+FPS = [3.0, 2.5]
 FAMILIES = sorted(vision_zoo.MODELS)
 
 Request = dict[str, Any]
@@ -200,19 +200,26 @@ def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for
     for request, answer in zip(asked, answers, strict=True):
         assert answer == reference(family).greedy(request)
 
-    expected = torch.cat(
-        [each for request in asked for each in reference(family).features(request)]
-    )
+    expected = [each for request in asked for each in reference(family).features(request)]
     # Columns after these are those of deeper blocks (DeepStack).
-    found = torch.cat([output for output, _ in forwards])[:, : expected.shape[1]]
-    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
-    assert error.max() < 1e-4
+    found = torch.cat([output for output, _ in forwards])[:, : expected[0].shape[1]]
+    # vLLM encodes the images of a step before its videos.
+    starts = {start for features in expected for start in places_of(features, found)}
+    assert len(starts) == len(expected)
+    assert len(found) == sum(map(len, expected))
     for _, counts in forwards:
         assert counts.launches > 0
         assert (counts.copies_to_host, counts.synchronizations) == (0, 0)
     assert steps
     for counts in steps:
         assert (counts.copies_to_host, counts.synchronizations) == (0, 0)
+
+
+def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
+    """Where rows begin that are these features, to fp32's accuracy."""
+    windows = rows.unfold(0, len(features), 1).transpose(1, 2)  # [starts, tokens, hidden_size]
+    errors = (windows - features).norm(dim=2) / features.norm(dim=1)
+    return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
 
 
 TORCHVISION_FIRST = """
@@ -337,6 +344,8 @@ def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(
 
 # --- a server ----------------------------------------------------------------------------------
 
+VIDEO_FPS = 2
+
 
 @pytest.fixture(scope="module")
 def server(
@@ -350,6 +359,7 @@ def server(
         "--max-model-len=512",
         "--served-model-name=vision",
         '--limit-mm-per-prompt={"image": 2, "video": 1}',
+        f'--media-io-kwargs={{"video": {{"fps": {VIDEO_FPS}}}}}',
         f"--allowed-local-media-path={directory}",
         environment={"VLLM_MAX_IMAGE_PIXELS": str(MOST_PIXELS)},
     )
@@ -408,9 +418,9 @@ def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(
 
 def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
     """Frames as they are decoded, and the address of each form in which they can come."""
-    frames = vision_zoo.video(8, 140, 56, seed=3)
+    frames = vision_zoo.video(8, 196, 56, seed=3)
     file = directory / "video.mp4"
-    content = vision_zoo.mp4(file, frames, fps=2.0)
+    content = vision_zoo.mp4(file, frames, fps=VIDEO_FPS)
     pictures = [encoded(Image.fromarray(frame), "jpeg") for frame in frames]
     joined = ",".join(base64.b64encode(picture).decode() for picture in pictures)
     decoded = np.stack([np.asarray(Image.open(io.BytesIO(picture))) for picture in pictures])
@@ -428,7 +438,7 @@ def test_a_video_comes_as_a_file_or_as_frames(
     assert len(frames) == 8
     request = {
         "prompt": vision_zoo.prompt(0, "\nwhat", videos=1),
-        "multi_modal_data": {"video": [(frames, vision_zoo.video_metadata(frames, 2.0))]},
+        "multi_modal_data": {"video": [(frames, vision_zoo.video_metadata(frames, VIDEO_FPS))]},
     }
     assert answer(client, url) == reference("qwen2_5_vl").greedy(request)
 

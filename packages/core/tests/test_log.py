@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
-from vllm_davinci.core.log import WITHOUT_MEANING_HERE, leave_out_what_means_nothing
+from vllm_davinci.core import log
+from vllm_davinci.core.log import (
+    END_S,
+    NOT_AT_THE_END,
+    WITHOUT_MEANING_HERE,
+    leave_out_what_means_nothing,
+)
 
 WARNINGS = [(name, text) for name, texts in WITHOUT_MEANING_HERE.items() for text in texts]
+OF_THE_END = [(name, text) for name, texts in NOT_AT_THE_END.items() for text in texts]
 
 
 @pytest.fixture
@@ -41,7 +49,27 @@ def test_a_warning_about_a_user_s_scheduler_stays(vllm_logs: pytest.LogCaptureFi
     assert vllm_logs.messages == ["Using custom scheduler class mine.Scheduler. And so on."]
 
 
-@pytest.mark.parametrize(("name", "text"), WARNINGS)
+@pytest.mark.parametrize(("name", "text"), OF_THE_END)
+@pytest.mark.parametrize(
+    ("seconds_since_the_end_began", "is_told"), [(None, True), (1.0, False), (END_S + 1, True)]
+)
+def test_the_end_of_an_engine_is_no_news_while_its_program_ends(
+    seconds_since_the_end_began: float | None,
+    is_told: bool,
+    name: str,
+    text: str,
+    vllm_logs: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    leave_out_what_means_nothing()
+    if seconds_since_the_end_began is not None:
+        monkeypatch.setattr(log, "_end_began_at", time.time() - seconds_since_the_end_began)
+    logging.getLogger(name).warning("%s", "another one")
+    logging.getLogger(name).warning(text)
+    assert vllm_logs.messages == ["another one", *([text] if is_told else [])]
+
+
+@pytest.mark.parametrize(("name", "text"), WARNINGS + OF_THE_END)
 def test_vllm_has_that_warning(name: str, text: str):
     file = importlib.import_module(name).__file__
     assert file is not None

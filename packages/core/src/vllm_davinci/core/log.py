@@ -1,6 +1,8 @@
 """Loggers that print, and lines of vLLM's that mean nothing on this platform."""
 
+import atexit
 import logging
+import time
 from typing import Any
 
 from vllm.logger import init_logger as _init_vllm_logger  # noqa: TID251  the one place
@@ -18,6 +20,16 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
+# Logger -> beginnings of warnings of a program that ends with its engine. Two threads of vLLM wait
+# for the engine's process, and one of them may miss its end, which the other takes.
+NOT_AT_THE_END: dict[str, tuple[str, ...]] = {
+    "vllm.v1.engine.core_client": ("[shutdown] MPClient: engine core exited unexpectedly",),
+    "vllm.v1.utils": ("[shutdown] Process manager: force killing remaining process",),
+}
+# Before vLLM kills, it waits longer than this.
+END_S = 4.0
+_end_began_at: float | None = None
+
 
 def init_logger(name: str) -> Any:
     """A logger with vLLM's level, format and `*_once` methods.
@@ -33,6 +45,10 @@ def leave_out_what_means_nothing() -> None:
     """Keeps those warnings out of this process's log. Idempotent."""
     for name in WITHOUT_MEANING_HERE:
         logging.getLogger(name).addFilter(_means_something)
+    for name in NOT_AT_THE_END:
+        logging.getLogger(name).addFilter(_is_of_running_program)
+    atexit.unregister(_begin_end)
+    atexit.register(_begin_end)  # runs before what vLLM has registered, which ends engines
 
 
 def _means_something(record: logging.LogRecord) -> bool:
@@ -40,3 +56,14 @@ def _means_something(record: logging.LogRecord) -> bool:
         return True
     is_of_users = isinstance(record.args, tuple) and "vllm_davinci" not in str(record.args[:1])
     return is_of_users and bool(record.args)
+
+
+def _begin_end() -> None:
+    global _end_began_at
+    _end_began_at = time.time()
+
+
+def _is_of_running_program(record: logging.LogRecord) -> bool:
+    if not str(record.msg).startswith(NOT_AT_THE_END[record.name]):
+        return True
+    return _end_began_at is None or record.created > _end_began_at + END_S

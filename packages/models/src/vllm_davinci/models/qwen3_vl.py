@@ -30,9 +30,7 @@ class NPUQwen3VLProcessingInfo(qwen3_vl.Qwen3VLProcessingInfo):
     """vLLM's, with the processor above."""
 
     def get_hf_processor(self, **kwargs: object) -> NPUQwen3VLProcessor:
-        processor: NPUQwen3VLProcessor = self.ctx.get_hf_processor(
-            NPUQwen3VLProcessor, use_fast=kwargs.pop("use_fast", True), **kwargs
-        )
+        processor: NPUQwen3VLProcessor = self.ctx.get_hf_processor(NPUQwen3VLProcessor, **kwargs)
         return processor
 
 

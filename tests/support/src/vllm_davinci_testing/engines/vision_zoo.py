@@ -95,7 +95,7 @@ def _qwen2_5_vl() -> transformers.PretrainedConfig:
             "window_size": 4 * PATCH,  # windows of two by two merged patches
             "fullatt_block_indexes": [1, 3],
             "out_hidden_size": 256,
-            "tokens_per_second": 18,
+            "tokens_per_second": 2,
         },
         **_TOKENS,
     )
@@ -162,11 +162,15 @@ def _internvl() -> transformers.PretrainedConfig:
     )
 
 
-def _qwen_processor(kind: type, video_kind: type) -> Callable[[Any], transformers.ProcessorMixin]:
+def _qwen_processor(kind: type, video_kind: Any) -> Callable[[Any], transformers.ProcessorMixin]:
     def make(tokenizer: Any) -> transformers.ProcessorMixin:
         return kind(
             image_processor=transformers.Qwen2VLImageProcessor(
-                patch_size=PATCH, size={"shortest_edge": SMALLEST, "longest_edge": LARGEST}
+                patch_size=PATCH,
+                size={"shortest_edge": SMALLEST, "longest_edge": LARGEST},
+                # As in released checkpoints: vLLM normalizes videos by the values of images.
+                image_mean=video_kind.image_mean,
+                image_std=video_kind.image_std,
             ),
             video_processor=video_kind(
                 patch_size=PATCH,
@@ -203,6 +207,7 @@ MODELS = {
             "qwen2_5_vl",
             _qwen2_5_vl,
             _qwen_processor(transformers.Qwen2_5_VLProcessor, transformers.Qwen2VLVideoProcessor),
+            needs_metadata=True,
         ),
         VisionModel(
             "qwen3_vl",
