@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,12 @@ OF_THE_END = [(name, text) for name, texts in NOT_AT_THE_END.items() for text in
 
 
 @pytest.fixture
-def vllm_logs(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """vLLM's loggers hand nothing on to the root, where pytest listens."""
+def vllm_logs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """Once configured, vLLM's loggers hand nothing on to the root, where pytest listens."""
     logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "propagate", False)
     logger.addHandler(caplog.handler)
     yield caplog
     logger.removeHandler(caplog.handler)
