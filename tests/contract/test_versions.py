@@ -17,7 +17,7 @@ from vllm_davinci.meta import supported_versions
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ("torch", "torch-npu", "vllm")
-# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.29"; not "vllm>=0.29.0", which is read as metadata.
+# "torch==2.13.0", "torch-npu 2.13.0", "vLLM 0.32"; not "vllm>=0.32.0", which is read as metadata.
 NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
 SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
 # Those name other versions on purpose, or what was measured with them.

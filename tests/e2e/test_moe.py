@@ -26,6 +26,7 @@ TOP2 = "qwen3_moe_softmax_top2_of_8"
 TOP3 = "qwen3_moe_unnormalized_top3_of_16"
 V2 = "deepseek_v2_moe"
 V3 = "deepseek_v3_moe"
+EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
 
 
 def assert_tokens(
@@ -42,7 +43,7 @@ def assert_tokens(
     assert_greedy(reference, prompts, outputs, max_tokens)
 
 
-@pytest.mark.parametrize("model", [TOP2, TOP3, V2, V3])
+@pytest.mark.parametrize("model", [TOP2, TOP3, V2, V3, EXAONE])
 def test_tokens_are_those_of_transformers(
     model: str,
     zoo: Callable[[str], Path],
@@ -68,6 +69,9 @@ def test_tokens_are_those_of_transformers(
                 "additional_config": {"expert_tensor_parallel_size": 2},
             },
             id="tensor4_expert_tensor2",
+        ),
+        pytest.param(
+            EXAONE, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="exaone_expert2"
         ),
     ],
 )

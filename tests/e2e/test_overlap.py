@@ -67,8 +67,15 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         pytest.param(MODEL, overlapped(), id="request"),
         pytest.param(
             "qwen3_norm_head128_gqa2",
-            {**overlapped(split="token"), "max_num_batched_tokens": 96, "max_num_seqs": 16},
-            id="token_chunked_qwen3",
+            {
+                **overlapped(split="token"),
+                "max_num_batched_tokens": 96,
+                "max_num_seqs": 16,
+                # Tables are of these blocks; each ubatch has one of the operator's for itself.
+                "block_size": 256,
+                "environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:7"},
+            },
+            id="token_chunked_qwen3_blocks256",
         ),
         pytest.param(
             "mistral_window48_head64_gqa4_tied",
@@ -87,8 +94,13 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         ),
         pytest.param(
             "deepseek_v3_moe",
-            {**overlapped(split="token"), "max_num_batched_tokens": 96, "max_num_seqs": 16},
-            id="token_chunked_latent_experts",
+            {
+                **overlapped(split="token"),
+                "max_num_batched_tokens": 96,
+                "max_num_seqs": 16,
+                "block_size": 256,
+            },
+            id="token_chunked_latent_experts_blocks256",
         ),
     ],
 )

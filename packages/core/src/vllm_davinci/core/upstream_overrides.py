@@ -210,6 +210,13 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM writes again only what has changed",
     ),
     Override(
+        what="the mask of padding rows is written where their number has changed",
+        where=("core.sampling.steady_decode:SteadyDecodeRunner._prepare_padding_mask",),
+        why="vLLM fills it in two launches in every step",
+        upstream={RUNNER: ("def _prepare_padding_mask", "self.is_padding[:num_tokens_padded]")},
+        goes_when="vLLM writes again only what has changed",
+    ),
+    Override(
         what="the batch of a step that decodes on is updated by what has moved",
         where=("core.sampling.steady_decode:SteadyDecodeRunner._update_states",),
         why="vLLM goes through every case of a request for each of them, in every step",

@@ -205,6 +205,30 @@ MIXTURES = (
             "decoder_sparse_step": 1,
         },
     ),
+    # Windows beside whole attention without positions; a bias of the choice without MLA; shared
+    # experts.
+    ZooModel(
+        "exaone_moe_window32_sigmoid_top2_of_8",
+        "exaone_moe",
+        4,
+        2,
+        64,
+        hidden_size=128,
+        seed=3,
+        options={
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 32,
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     # Groups and a correction bias of the choice; shared experts; a first dense layer.
     deepseek(
         "deepseek_v3_moe",

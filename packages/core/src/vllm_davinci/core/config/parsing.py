@@ -21,7 +21,7 @@ from vllm_davinci.core.errors import RELEASE, ConfigurationError
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# Keys that vLLM, 0.29 or later, itself puts into additional_config (config/vllm.py).
+# Keys that vLLM itself puts into additional_config (config/vllm.py).
 KEYS_OF_VLLM = frozenset({"gdn_prefill_backend", "kda_decode_backend", "kda_prefill_backend"})
 
 # Keys of torchair_graph_config that mean something where it is not `enabled`; graphs may be on

@@ -21,6 +21,7 @@ class SteadyDecodeRunner(GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._row_numbers = np.arange(self.max_num_reqs + 1)
+        self._masked: tuple[int, int] | None = None  # rows that count, and all, of the padding mask
         self._decode_positions = self._make_buffer(self.max_num_reqs, dtype=torch.int64)
         self._has_plain_positions = not (
             self.uses_mrope
@@ -29,6 +30,19 @@ class SteadyDecodeRunner(GPUModelRunner):
             or self.speculative_config is not None
             or self.cache_config.kv_sharing_fast_prefill  # wants indices of the sampled rows
         )
+
+    def _prepare_padding_mask(
+        self, num_tokens_unpadded: int, num_tokens_padded: int
+    ) -> torch.Tensor:
+        """vLLM's, without its two launches where the step before had as many rows.
+
+        Returns [num_tokens_padded], bool.
+        """
+        rows = num_tokens_unpadded, num_tokens_padded
+        if self._masked == rows:
+            return self.is_padding[:num_tokens_padded]
+        self._masked = rows
+        return super()._prepare_padding_mask(*rows)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         """vLLM's. Where the batch only decodes on, what has moved: counts of tokens, new blocks.
