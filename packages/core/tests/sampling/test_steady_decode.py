@@ -1,4 +1,4 @@
-"""The mask of a step's padding rows: right after each step, and written only where it changes."""
+"""Of a step that decodes on: the mask of its padding rows, right, and written only where it changes."""
 
 import pytest
 import torch
