@@ -1,4 +1,4 @@
-"""Of a step that decodes on: the mask of its padding rows, right, and written only where it changes."""
+"""A step that decodes on: the mask of its padding rows is right, and written where it changes."""
 
 import pytest
 import torch
