@@ -26,6 +26,7 @@ TOP2 = "qwen3_moe_softmax_top2_of_8"
 TOP3 = "qwen3_moe_unnormalized_top3_of_16"
 V2 = "deepseek_v2_moe"
 V3 = "deepseek_v3_moe"
+RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
 
 
@@ -200,7 +201,10 @@ def test_fused_launches_give_the_tokens_of_separate_ones(
             outputs = engine.generate(prompts[8:12], greedy)
             # The first prompt takes a step more: a second DP rank has nothing to do in the last.
             outputs += engine.generate([list(range(200)), [5]], greedy)
+            # Random numbers are each DP rank's own.
+            drawn = engine.generate([prompts[8]] * dp_ranks, RANDOM)
             assert f"Mixture of experts: {scheme}, because" in engine.log_text()
+        assert len({tuple(output.outputs[0].token_ids) for output in drawn}) == dp_ranks
         tokens.append([list(output.outputs[0].token_ids) for output in outputs])
     assert tokens[0] == tokens[1]
     assert len({tuple(each) for each in tokens[0]}) == 6

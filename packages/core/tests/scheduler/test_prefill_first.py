@@ -64,7 +64,9 @@ class Served:
         self._depth = 2 if self.config.scheduler_config.async_scheduling else 1
         init_none_hash(sha256)
 
-    def add(self, name: str, prompt: int | list[int], max_tokens: int = 8) -> Request:
+    def add(
+        self, name: str, prompt: int | list[int], max_tokens: int = 8, **options: Any
+    ) -> Request:
         ids = [len(self.tokens) + 11] * prompt if isinstance(prompt, int) else prompt
         request = Request(
             name,
@@ -72,6 +74,7 @@ class Served:
             SamplingParams(max_tokens=max_tokens, ignore_eos=True),
             None,
             block_hasher=get_request_block_hasher(BLOCK, sha256),
+            **options,
         )
         self.tokens[name] = 0
         self.scheduler.add_request(request)
@@ -303,6 +306,28 @@ def test_a_paused_engine_admits_nobody(serve: Callable[..., Served]):
     assert served.step() == {"a": 1}
     served.scheduler.set_pause_state(PauseState.UNPAUSED)
     assert served.step() == {"b": 50}
+
+
+def test_a_session_whose_input_goes_on_keeps_its_blocks_and_goes_on_in_a_pause(
+    serve: Callable[..., Served],
+):
+    served = serve()
+    served.add("a", 100, max_tokens=2, resumable=True)
+    for _ in range(4):
+        served.step()
+    assert served.tokens["a"] == 2
+    held = {request.request_id for request in served.scheduler.deferred_waiting}
+    assert held == set(served.waiting()) == {"a"}
+    assert served.step() == {}
+    served.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    served.add("b", 50)
+    assert served.step() == {}
+    served.add("a", 30, max_tokens=2, resumable=True)  # after 100 tokens and an answer of two
+    assert [each for each in [served.step(), served.step()] if each][0].keys() == {"a"}
+    served.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    served.add("a", 30, max_tokens=2, resumable=True)
+    served.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert any("b" in served.step() for _ in range(4))
 
 
 def test_aborted_requests_leave_the_queue(serve: Callable[..., Served]):

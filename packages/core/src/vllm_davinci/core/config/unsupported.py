@@ -36,6 +36,9 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "the experts of each token (--enable-return-routed-experts)": (
             vllm_config.aux_output_config.enabled
         ),
+        "weights of another process (--load-format ipc_cache)": (
+            vllm_config.load_config.load_format == "ipc_cache"
+        ),
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
         f'{" and ".join(_foreign_profilers(vllm_config))} (--profiler-config; "torch" is, with the '
         "activities CPU and PrivateUse1)": bool(_foreign_profilers(vllm_config)),

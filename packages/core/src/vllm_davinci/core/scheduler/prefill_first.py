@@ -52,7 +52,7 @@ class PrefillFirstScheduler(Scheduler):
             self._hold(request for request in self.running if not request.is_prefill_chunk)
         else:
             self._hold(request for request in self.running if self._is_token_on_its_way(request))
-        self.waiting, self.kv_holding_waiting = FCFSRequestQueue(admitted), FCFSRequestQueue()
+        self._show(admitted)
         output = super().schedule(throttle_prefills)
         self._requeue(waiting)
         if not is_deferred:
@@ -203,15 +203,19 @@ class PrefillFirstScheduler(Scheduler):
             and request.request_id not in self.prev_step_scheduled_req_ids
         )
 
+    def _show(self, waiting: Iterable[Request]) -> None:
+        """Makes these the waiting requests; those that hold blocks are vLLM's first choice."""
+        holding, others = FCFSRequestQueue(), FCFSRequestQueue()
+        for request in waiting:
+            (holding if self._holds_kv_blocks(request) else others).append(request)
+        self.kv_holding_waiting, self.waiting = holding, others
+
     def _requeue(self, waiting: list[Request]) -> None:
         """Puts what was not admitted back in order, after what this step has preempted."""
         seen = set(waiting)
         preempted = [request for request in self.waiting if request not in seen]
         left = [request for request in waiting if request.status != RequestStatus.RUNNING]
-        holding = [each for each in left if self._holds_kv_blocks(each)]
-        others = [each for each in left if not self._holds_kv_blocks(each)]
-        self.kv_holding_waiting = FCFSRequestQueue(holding)
-        self.waiting = FCFSRequestQueue([*preempted, *others])
+        self._show([*preempted, *left])
         self.deferred_waiting = {
             each for each in left if self._is_blocked_waiting_status(each.status)
         }
