@@ -1,6 +1,7 @@
 """Answers, settings and refusals of the platform."""
 
 import os
+import re
 import subprocess
 import sys
 from operator import attrgetter
@@ -147,6 +148,21 @@ def test_options_of_vllm_that_are_not_served_are_refused_by_flag(
     setattr(attrgetter(holder)(config), name, value)
     with pytest.raises(ConfigurationError, match=f"not available in .*{named}"):
         NPUPlatform.check_and_update_config(config)
+
+
+def test_an_unknown_environment_variable_is_told_or_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told: list[str] = []
+    monkeypatch.setattr(platform_module.logger, "warning", told.append)
+    monkeypatch.setenv("VLLM_ASCEND_ENABLE_DBO", "1")
+    NPUPlatform.validate_environ(hard_fail=True)
+    monkeypatch.setenv("VLLM_LOGING_LEVEL", "INFO")
+    NPUPlatform.validate_environ(hard_fail=False)
+    message = "Unknown environment variable VLLM_LOGING_LEVEL. Did you mean VLLM_LOGGING_LEVEL?"
+    assert told == [message]
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        NPUPlatform.validate_environ(hard_fail=True)
 
 
 def test_an_unknown_option_ends_configuration():

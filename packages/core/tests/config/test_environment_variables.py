@@ -6,6 +6,7 @@ from vllm_davinci.core.config.environment_variables import (
     INHERITED,
     EnvironmentVariable,
     check_inherited,
+    unknown_variables,
 )
 
 
@@ -21,3 +22,21 @@ def test_defaults_written_out_give_no_notes():
 def test_a_variable_without_effect_is_reported(variable: EnvironmentVariable):
     (note,) = check_inherited({variable.name: "1"})
     assert f"{variable.name}=1 has no effect" in note
+
+
+def test_variables_of_earlier_plugins_and_of_vllm_are_known_and_typing_errors_get_the_nearest():
+    set_here = {
+        "VLLM_ASCEND_ENABLE_DBO": "1",
+        "VLLM_ENABLE_MC2": "1",
+        "VLLM_ASCEND_TRACE_RECOMPILES": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGING_LEVEL": "INFO",
+        "VLLM_ASCEND_ENABLE_DB0": "1",
+        "VLLM_Q": "1",
+        "DAVINCI_Q": "1",
+    }
+    assert unknown_variables(["VLLM_LOGGING_LEVEL"], set_here) == [
+        "Unknown environment variable VLLM_ASCEND_ENABLE_DB0. Did you mean VLLM_ASCEND_ENABLE_DBO?",
+        "Unknown environment variable VLLM_LOGING_LEVEL. Did you mean VLLM_LOGGING_LEVEL?",
+        "Unknown environment variable VLLM_Q.",
+    ]

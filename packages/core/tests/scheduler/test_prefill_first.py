@@ -323,7 +323,7 @@ def test_a_session_whose_input_goes_on_keeps_its_blocks_and_goes_on_in_a_pause(
     served.add("b", 50)
     assert served.step() == {}
     served.add("a", 30, max_tokens=2, resumable=True)  # after 100 tokens and an answer of two
-    assert [each for each in [served.step(), served.step()] if each][0].keys() == {"a"}
+    assert next(each for each in [served.step(), served.step()] if each).keys() == {"a"}
     served.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     served.add("a", 30, max_tokens=2, resumable=True)
     served.scheduler.set_pause_state(PauseState.UNPAUSED)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import vllm.envs as envs
 from torch_npu import npu
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
@@ -221,6 +222,19 @@ class NPUPlatform(Platform):
         fail_when_engine_dies()
 
     # --- configuration ---------------------------------------------------------------------
+
+    @classmethod
+    def validate_environ(cls, hard_fail: bool) -> None:
+        """Like vLLM's, which does not know the variables of earlier Ascend plugins.
+
+        hard_fail: raise ConfigurationError instead of a warning for each (vLLM's
+                   --fail-on-environ-validation)
+        """
+        unknown = environment_variables.unknown_variables(envs.environment_variables)
+        if unknown and hard_fail:
+            raise ConfigurationError("\n".join(unknown))
+        for told in unknown:
+            logger.warning(told)
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:

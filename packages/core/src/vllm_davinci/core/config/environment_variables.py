@@ -4,8 +4,9 @@ Options belong in `--additional-config`. The names below exist because people's 
 from earlier Ascend plugins: each is served or reported, none is passed over in silence.
 """
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_davinci.core.errors import RELEASE
@@ -67,3 +68,25 @@ def check_inherited(environ: Mapping[str, str] = os.environ) -> list[str]:
         for variable in INHERITED
         if environ.get(variable.name, variable.default) not in ("", variable.default)
     ]
+
+
+def unknown_variables(vllms: Iterable[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What to say of each variable that begins as vLLM's do and is neither vLLM's nor one above.
+
+    vllms: names of vLLM's
+    """
+    known = {*vllms, *(each.name for each in _inherited_variables())}
+    return [
+        f"Unknown environment variable {name}{_nearest(name, known)}"
+        for name in sorted(environ)
+        if name.startswith("VLLM_") and name not in known
+    ]
+
+
+def _inherited_variables() -> tuple[EnvironmentVariable, ...]:
+    return (*OVERLAP_REQUESTS, *EXCHANGE_REQUESTS.values(), *INHERITED)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f". Did you mean {close[0]}?" if close else "."
