@@ -230,7 +230,7 @@ class NPUPlatform(Platform):
         hard_fail: raise ConfigurationError instead of a warning for each (vLLM's
                    --fail-on-environ-validation)
         """
-        unknown = environment_variables.unknown_variables(envs.environment_variables)
+        unknown = environment_variables.unknown_variables(envs.environment_variables, os.environ)
         if unknown and hard_fail:
             raise ConfigurationError("\n".join(unknown))
         for told in unknown:

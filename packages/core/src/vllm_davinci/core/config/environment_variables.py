@@ -70,7 +70,7 @@ def check_inherited(environ: Mapping[str, str] = os.environ) -> list[str]:
     ]
 
 
-def unknown_variables(vllms: Iterable[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+def unknown_variables(vllms: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """What to say of each variable that begins as vLLM's do and is neither vLLM's nor one above.
 
     vllms: names of vLLM's
