@@ -48,7 +48,8 @@ OVERRIDES: tuple[Override, ...] = (
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",
         upstream={"v1/worker/block_table.py": ("compute_slot_mapping", "MultiGroupBlockTable")},
-        goes_when="the kernel can be chosen by platform",
+        goes_when="a stand-in for the kernel may read the host's tables (that of "
+        "Platform.register_triton_kernel_overrides gets device tensors alone)",
     ),
     Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
