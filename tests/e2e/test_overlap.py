@@ -84,7 +84,7 @@ def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
         ),
         pytest.param(
             MODEL,
-            {**overlapped(split="token"), "pipeline_parallel_size": 2, "async_scheduling": False},
+            {**overlapped(split="token"), "pipeline_parallel_size": 2},
             id="token_pipeline2",
         ),
         pytest.param(

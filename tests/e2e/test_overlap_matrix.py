@@ -43,12 +43,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2tp2": {"count": 2, "tensor_parallel_size": 2, "enable_expert_parallel": True},
     "dp2tp2_dense_experts": {"count": 2, "tensor_parallel_size": 2},
     "tp4": {"tensor_parallel_size": 4},
-    "tp2pp2": {
-        "tensor_parallel_size": 2,
-        "pipeline_parallel_size": 2,
-        "async_scheduling": False,
-    },
-    "tp2pp2_asynchronous": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    "tp2pp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
 MLA = "tiny_deepseek"
 DENSE = "llama_head64_gqa4"
@@ -124,7 +119,6 @@ CASES = [
         case("tp2", MLA, f"dual+{cut}", merged(of("dual"), {"dbo": options}))
         for cut, options in {"requests": {"split": "request"}, "thirds": THIRDS}.items()
     ),
-    case("tp2pp2_asynchronous", MLA, "dual", of("dual")),
     *(case(layout, DENSE, "dual", of("dual")) for layout in ("tp2", "tp4", "tp2pp2")),
     *(case("tp2", DENSE, name, scheduled(name)) for name in SCHEDULES),
     *(

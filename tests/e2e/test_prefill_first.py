@@ -27,7 +27,6 @@ CASES = [
     pytest.param({"async_scheduling": False, **FEW_BLOCKS}, id="few_blocks", marks=THOROUGH),
     pytest.param({**TP2, **FEW_BLOCKS}, id="tp2", marks=THOROUGH),
     pytest.param({**PP2, **FEW_BLOCKS}, id="pp2", marks=THOROUGH),
-    pytest.param({**PP2, "async_scheduling": True}, id="pp2_async", marks=THOROUGH),
 ]
 
 
