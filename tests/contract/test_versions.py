@@ -21,7 +21,12 @@ THIRD_PARTY = ("torch", "torch-npu", "vllm")
 NAMED = re.compile(r"\b(torch(?:[-_]npu)?|vllm)(?:==| )v?(\d+\.\d+(?:\.\d+)?)\b", re.IGNORECASE)
 SUFFIXES = {".py", ".pyi", ".toml", ".md", ".yml", ".sh", ".txt", ".cmake", ".h", ".cpp"}
 # Those name other versions on purpose, or what was measured with them.
-OF_THEIR_OWN = ("packages/meta/tests/", "docs/measurements/", "checkpoints/")
+OF_THEIR_OWN = (
+    "packages/meta/tests/",
+    "docs/measurements/",
+    "docs/reference/conformance.md",
+    "checkpoints/",
+)
 
 
 @pytest.fixture(scope="module")
