@@ -19,6 +19,7 @@ from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsPar
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.processes.forked import output_of
 
 MAX_TOKENS = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -460,6 +461,25 @@ def test_the_shipped_checkpoint_completes_python_in_bfloat16(
 
 
 # --- profiling --------------------------------------------------------------------------------
+
+
+def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Path):
+    """vLLM leaves one to a process with a model, where nobody has set OMP_NUM_THREADS."""
+    [threads] = output_of(
+        f"""
+        import os
+        import torch
+        os.environ.pop("OMP_NUM_THREADS", None)
+        torch.set_num_threads(3)
+        from vllm import LLM
+        LLM({str(tiny_llama)!r}, dtype="bfloat16", enforce_eager=True, max_model_len=256)
+        print("threads:", torch.get_num_threads())
+        """,
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VNPU_SOC="Ascend910B3",
+    )[-1:]
+    assert threads == "threads: 3"
 
 
 def test_vllm_s_profiler_writes_a_trace_of_host_and_device(

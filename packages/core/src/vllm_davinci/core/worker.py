@@ -111,6 +111,7 @@ class NPUWorker(Worker):
             # vLLM leaves the host one thread, which is all that a chip needs. Virtual devices
             # compute with these.
             torch.set_num_threads(num_threads)
+            logger.info("Threads that compute for virtual devices: %d", num_threads)
 
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
@@ -197,6 +198,6 @@ class NPUWorker(Worker):
                 self.profiler_config,
                 worker_name=trace_name,
                 local_rank=self.local_rank,
-                activities=self.profiler_config.torch_profiler_activities or profiler_activities(),
+                activities=profiler_activities(self.profiler_config.torch_profiler_activities),
             )
         super().profile(is_start=is_start, profile_prefix=profile_prefix, **options)

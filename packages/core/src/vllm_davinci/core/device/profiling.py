@@ -1,6 +1,7 @@
 """Activities that torch's profiler can record here."""
 
 import ctypes
+from collections.abc import Sequence
 
 from vllm_davinci.core.log import init_logger
 
@@ -10,11 +11,14 @@ logger = init_logger(__name__)
 DEVICE_LIBRARY = "libmspti.so"
 
 
-def profiler_activities() -> list[str]:
-    """Names of vLLM's TorchProfilerWrapper for its activities: the host's, and the device's.
+def profiler_activities(asked: Sequence[str] | None) -> list[str]:
+    """Names of vLLM's TorchProfilerWrapper for its activities: those asked for, else all there are.
 
-    Without CANN's library the host's alone; the log says so.
+    These are the host's and the device's; without CANN's library the host's alone, and the log says
+    so.
     """
+    if asked:
+        return list(asked)
     try:
         ctypes.CDLL(DEVICE_LIBRARY)
     except OSError:
