@@ -16,6 +16,7 @@ import torch
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.model_zoo import write_bert
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 A2, A3 = "Ascend910B3", "Ascend910_9391"
@@ -40,6 +41,10 @@ MODELS = (
 )
 MIXTURES = ("deepseek_v3_moe", "qwen3_moe_softmax_top2_of_8")
 ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
+
+
+# What vLLM logs of weights, once it has read them.
+LOADED = "Loading weights took"
 
 
 def options_of(dtype: torch.dtype, soc: str) -> dict[str, Any]:
@@ -78,6 +83,7 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
     inputs = [{"prompt_token_ids": prompt} for prompt in chosen]
     with start_engine(zoo(name), **options_of(dtype, soc)) as engine:
         outputs = engine.generate(inputs, ALL_LOGPROBS)
+        assert LOADED in engine.log_text()
     network = TransformersReference(zoo(name), dtype)
     differences = []
     for prompt, output in zip(chosen, outputs, strict=True):
@@ -114,11 +120,17 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=0.01)
 
 
+# A mixture as it is, but for some numbers of its config.json.
+def with_numbers(**numbers: int) -> dict[str, Any]:
+    return {**options_of(torch.bfloat16, A2), "hf_overrides": numbers}
+
+
 @pytest.mark.refused_calls
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("model", "options", "said"),
     [
         pytest.param(
+            "llama_head64_gqa4",
             {"environment": {"VNPU_SOC": A2}},
             (
                 "does not take 8 query heads over 2 key-value heads of 64 entries in float32",
@@ -127,6 +139,7 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
             id="dtype",
         ),
         pytest.param(
+            "llama_head64_gqa4",
             {
                 **options_of(torch.bfloat16, A2),
                 "max_num_seqs": 4097,
@@ -135,18 +148,59 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
             ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
             id="requests",
         ),
+        pytest.param(
+            "qwen3_moe_softmax_top2_of_8",
+            with_numbers(num_experts=1032),
+            (
+                "model.layers.0.mlp.experts",
+                "has 1032 experts on each rank",
+                "Deal them out among more ranks: --enable-expert-parallel",
+                "at most 1024 groups",
+            ),
+            id="experts",
+        ),
+        pytest.param(
+            "deepseek_v3_moe",
+            with_numbers(n_routed_experts=2304, n_group=1, topk_group=1),
+            ("chooses 4 of 2304 experts, which the operator", "Choose another model"),
+            id="choice",
+        ),
+        pytest.param(
+            "deepseek_v3_moe",
+            with_numbers(n_group=16, topk_group=8),
+            ("chooses 4 of 16 experts in 16 groups, which the operator", "Choose another model"),
+            id="groups",
+        ),
     ],
 )
-def test_what_attention_does_not_take_ends_the_start_before_weights_load(
+def test_what_operators_do_not_take_ends_the_start_before_weights_load(
+    model: str,
     options: dict[str, Any],
     said: tuple[str, ...],
     zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+) -> None:
+    assert_refused_before_weights_load(zoo(model), options, said, tmp_path / "log.txt")
+
+
+@pytest.mark.refused_calls
+def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_path: Path) -> None:
+    options = {**options_of(torch.bfloat16, A2), "max_num_seqs": 4097, "runner": "pooling"}
+    assert_refused_before_weights_load(
+        write_bert(tmp_path / "bert"),
+        {**options, "max_num_batched_tokens": 4097},
+        ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
+        tmp_path / "log.txt",
+    )
+
+
+def assert_refused_before_weights_load(
+    model: Path, options: dict[str, Any], said: tuple[str, ...], log: Path
 ) -> None:
     with pytest.raises(EngineError) as raised:
-        start_engine(zoo("llama_head64_gqa4"), **options).generate(
-            [{"prompt_token_ids": [1]}], ALL_LOGPROBS
-        )
+        EngineProcess(model, log, **options).close()
     text = str(raised.value)
     assert all(each in text for each in said), text
-    assert "Loading weights took" not in text
+    logged = log.read_text(errors="replace")
+    assert "Starting to load model" in logged
+    assert LOADED not in logged

@@ -236,19 +236,18 @@ def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
         ({"scoring_func": "sqrtsoftplus"}, "scores experts by 'sqrtsoftplus'"),
     ],
 )
-def test_experts_that_are_not_computed_are_refused_by_layer(
+def test_experts_that_are_not_computed_are_refused_by_layer_before_weights_load(
     options: dict[str, Any], named: str, vllm_config: VllmConfig
 ):
-    layer = FusedMoEFactory(
-        num_experts=NUM_EXPERTS,
-        top_k=TOP_K,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=INTERMEDIATE_SIZE,
-        prefix="model.layers.7.mlp.experts",
-        **options,
-    ).routed_experts
     with pytest.raises(UnsupportedFeatureError, match=rf"model\.layers\.7\.mlp.* {named}"):
-        layer.quant_method.process_weights_after_loading(layer)
+        FusedMoEFactory(
+            num_experts=NUM_EXPERTS,
+            top_k=TOP_K,
+            hidden_size=HIDDEN_SIZE,
+            intermediate_size=INTERMEDIATE_SIZE,
+            prefix="model.layers.7.mlp.experts",
+            **options,
+        )
 
 
 def compressed_layer(strategy: str, dynamic: bool) -> Any:

@@ -94,16 +94,22 @@ def require_requests(
     head_size: int,
     dtype: torch.dtype,
     sparse_mode: int,
+    is_paged: bool = True,
 ) -> None:
     """Raises UnsupportedFeatureError where a step of so many requests is not taken.
 
-    head_size, dtype: that are taken of one request, over a paged cache
+    head_size, dtype: that are taken of one request
+    is_paged:         over a paged cache, or else over the batch itself
     """
-    said = refusal_of(
-        lambda: _attend_to_one_block(
-            num_heads, num_kv_heads, head_size, dtype, sparse_mode, num_requests
-        )
-    )
+
+    def attend() -> None:
+        heads = (num_heads, num_kv_heads, head_size)
+        if is_paged:
+            _attend_to_one_block(*heads, dtype, sparse_mode, num_requests)
+        else:
+            _attend_to_itself(*heads, head_size, dtype, sparse_mode, num_requests=num_requests)
+
+    said = refusal_of(attend)
     if said is not None:
         raise _too_many(num_requests, said)
 
@@ -216,17 +222,19 @@ def _attend_to_itself(
     dtype: torch.dtype,
     sparse_mode: int,
     rope: int = 0,
+    num_requests: int = 1,
 ) -> None:
-    new = functools.partial(torch.zeros, dtype=dtype, device="npu")
+    new = functools.partial(torch.zeros, num_requests, dtype=dtype, device="npu")
+    ends = list(range(1, num_requests + 1))
     torch_npu.npu_fused_infer_attention_score(
-        new(1, num_heads, size),
-        new(1, num_kv_heads, size),
-        new(1, num_kv_heads, value_size),
-        query_rope=new(1, num_heads, rope) if rope else None,
-        key_rope=new(1, num_kv_heads, rope) if rope else None,
+        new(num_heads, size),
+        new(num_kv_heads, size),
+        new(num_kv_heads, value_size),
+        query_rope=new(num_heads, rope) if rope else None,
+        key_rope=new(num_kv_heads, rope) if rope else None,
         atten_mask=_mask(sparse_mode),
-        actual_seq_lengths=[1],
-        actual_seq_lengths_kv=[1],
+        actual_seq_lengths=ends,
+        actual_seq_lengths_kv=ends,
         num_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         input_layout="TND",

@@ -99,13 +99,14 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         dtype = model.dtype if model is not None else torch.get_default_dtype()
         heads = (self.num_heads, self.num_kv_heads)
         self.operator_head_size = taken_size(*heads, head_size, dtype, options["sparse_mode"])
-        if config is not None and not self._is_encoder:
+        if config is not None:
             require_requests(
                 config.scheduler_config.max_num_seqs,
                 *heads,
                 self.operator_head_size,
                 dtype,
                 options["sparse_mode"],
+                is_paged=not self._is_encoder,
             )
 
     def _masking(self, is_causal: bool) -> dict[str, int]:

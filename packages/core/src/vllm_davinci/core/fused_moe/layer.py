@@ -15,6 +15,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.fused_moe.computable import check_computable
 from vllm_davinci.core.fused_moe.expert_layout import (
     ExpertLayout,
     check_expert_count,
@@ -92,6 +93,7 @@ class NPURoutedExperts(RoutedExperts):
             **options,
         )
         self.layout = layout
+        check_computable(self)
 
     def _get_quant_method(
         self, prefix: str, quant_config: QuantizationConfig | None, moe_config: FusedMoEConfig

@@ -9,7 +9,6 @@ import torch_npu
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -17,7 +16,6 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
-from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
@@ -56,12 +54,8 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         """The experts of a layer whose tensors are loaded; place: first, num_local, num_experts."""
 
     def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
-        """Lays the weights out for the grouped products and prepares the forward.
-
-        Raises UnsupportedFeatureError for experts that are not computed.
-        """
+        """Lays the weights out for the grouped products and prepares the forward."""
         super().process_weights_after_loading(layer)
-        check_computable(layer)
         assert isinstance(layer, NPURoutedExperts)
         experts = self._experts(
             layer,
@@ -144,25 +138,6 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
         get_tp_group().rank_in_group,
         CountsWait.of_layer(layer.layer_name, vllm_config),
     )
-
-
-def check_computable(layer: "RoutedExperts") -> None:
-    """Raises UnsupportedFeatureError for experts that the grouped operators do not compute."""
-    wants = {
-        f"activation {layer.activation.value!r} (only 'silu' is known)": (
-            layer.activation is not MoEActivation.SILU
-        ),
-        "biases in its experts": layer.moe_config.has_bias,
-        "a limit inside SwiGLU": layer.swiglu_limit is not None,
-        "weights on the input of more than one expert per token": (
-            layer.apply_router_weight_on_input and layer.top_k > 1
-        ),
-    }
-    if asked := [what for what, is_asked in wants.items() if is_asked]:
-        raise UnsupportedFeatureError(
-            f"{layer.layer_name} needs {' and '.join(asked)}, which vllm-davinci-core does not "
-            "compute. Choose another model."
-        )
 
 
 def transposed_in_memory(parameter: torch.nn.Parameter) -> torch.Tensor:

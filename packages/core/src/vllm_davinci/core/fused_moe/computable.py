@@ -1,0 +1,90 @@
+"""Which experts are computed: what the model asks of them, and what the operators of this device
+answer to their numbers, before weights are loaded."""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+
+from vllm_davinci.core.device.refusals import refusal_of
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.fused_moe.experts import grouped_matmul
+from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+# Rows and columns of the products that are asked about: small, and whole for all weights' forms.
+_SIDE = 32
+
+
+def check_computable(layer: "RoutedExperts") -> None:
+    """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
+    wants = {
+        f"activation {layer.activation.value!r} (only 'silu' is known)": (
+            layer.activation is not MoEActivation.SILU
+        ),
+        "biases in its experts": layer.moe_config.has_bias,
+        "a limit inside SwiGLU": layer.swiglu_limit is not None,
+        "weights on the input of more than one expert per token": (
+            layer.apply_router_weight_on_input and layer.top_k > 1
+        ),
+    }
+    if asked := [what for what, is_asked in wants.items() if is_asked]:
+        raise UnsupportedFeatureError(
+            f"{layer.layer_name} needs {' and '.join(asked)}, which vllm-davinci-core does not "
+            "compute. Choose another model."
+        )
+    rule = RoutingRule.of_layer(layer)
+    bias = rule.correction_bias
+    said = _refusal_of_selection(
+        dataclasses.replace(rule, correction_bias=None),
+        layer.global_num_experts,
+        layer.params_dtype,
+        None if bias is None else bias.dtype,
+    )
+    if said is not None:
+        groups = rule.num_expert_group
+        among = f" in {groups} groups" if groups > 1 else ""
+        raise UnsupportedFeatureError(
+            f"{layer.layer_name} chooses {rule.top_k} of {layer.global_num_experts} experts{among},"
+            " which the operator that chooses experts on this device and CANN does not take. "
+            f"Choose another model. It says: {said}"
+        )
+    said = _refusal_of_products(layer.local_num_experts, layer.params_dtype)
+    if said is not None:
+        raise UnsupportedFeatureError(
+            f"{layer.layer_name} has {layer.local_num_experts} experts on each rank, which the "
+            "grouped product of this device and CANN does not take. Deal them out among more "
+            "ranks: --enable-expert-parallel with a larger --tensor-parallel-size or "
+            f"--data-parallel-size. It says: {said}"
+        )
+
+
+@functools.cache
+def _refusal_of_selection(
+    rule: RoutingRule, num_experts: int, dtype: torch.dtype, bias_dtype: torch.dtype | None
+) -> str | None:
+    """rule: without its bias, which has zeros of bias_dtype here"""
+    if rule.custom is not None:
+        return None  # the model's own, in plain torch
+    new = functools.partial(torch.zeros, device="npu")
+    if bias_dtype is not None:
+        rule = dataclasses.replace(rule, correction_bias=new(num_experts, dtype=bias_dtype))
+    return refusal_of(
+        lambda: select_experts(new(1, _SIDE, dtype=dtype), new(1, num_experts, dtype=dtype), rule)
+    )
+
+
+@functools.cache
+def _refusal_of_products(num_local: int, dtype: torch.dtype) -> str | None:
+    new = functools.partial(torch.zeros, device="npu")
+    return refusal_of(
+        lambda: grouped_matmul(
+            new(1, _SIDE, dtype=dtype),
+            new(num_local, _SIDE, _SIDE, dtype=dtype),
+            new(num_local, dtype=torch.int64),
+        )
+    )
