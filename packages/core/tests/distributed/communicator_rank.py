@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401  registers the hccl backend
+from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 
 from vllm_davinci.core.distributed.communicator import NPUCommunicator
 
@@ -52,6 +53,14 @@ def main(rank: int, world_size: int) -> None:
     same(first, torch.cat(uneven))
     same(second, 2 * torch.cat(uneven))
     same(comm.all_gatherv(here, 0, [8] * world_size), torch.cat(mine))
+
+    # DP ranks of one engine, on this server alone and on others too.
+    for local, pads in ((2, False), (1, True)):
+        parallel = ParallelConfig(data_parallel_size=2, data_parallel_size_local=local)
+        config = VllmConfig(device_config=DeviceConfig(device="npu"), parallel_config=parallel)
+        with set_current_vllm_config(config):
+            made = NPUCommunicator(cpu_group, device, dist.group.WORLD, "dp:0")
+        assert made.pads_unequal_parts is pads
 
     gathered = comm.gather(here, dst=0, dim=0)
     assert (gathered is None) == (rank != 0)

@@ -39,7 +39,7 @@ from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.distributed.communicators import make_communicators
-from vllm_davinci.core.fused_moe.process_groups import init_expert_groups
+from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
@@ -82,7 +82,7 @@ class NPUWorker(Worker):
             NPUPlatform.dist_backend,
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
-        make_communicators(self.vllm_config, self.device)
+        make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
         torch.accelerator.empty_cache()

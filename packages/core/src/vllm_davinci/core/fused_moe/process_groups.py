@@ -94,6 +94,11 @@ def expert_group(layout: ExpertLayout) -> GroupCoordinator:
     return _of_layout[layout]
 
 
+def groups_of_experts() -> list[GroupCoordinator]:
+    """Those that have collectives, of all that `init_expert_groups` made."""
+    return list(_of_layout.values())
+
+
 def fused_group(layout: ExpertLayout) -> FusedGroup:
     """The same ranks, for fused launches."""
     return _fused[layout]
