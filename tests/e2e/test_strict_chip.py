@@ -15,6 +15,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 
+from vllm_davinci.core.checkpoint.export import Exporter
+from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.model_zoo import write_bert
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -190,6 +192,24 @@ def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_pat
         write_bert(tmp_path / "bert"),
         {**options, "max_num_batched_tokens": 4097},
         ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
+        tmp_path / "log.txt",
+    )
+
+
+@pytest.mark.refused_calls
+def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(
+    zoo: Callable[[str], Path], tmp_path: Path
+) -> None:
+    quantized, kind = tmp_path / "int8", QuantType.W8A8_DYNAMIC
+    Exporter(zoo("llama_head64_gqa4"), quantized, kind, torch.bfloat16, None).run(lambda _: None)
+    assert_refused_before_weights_load(
+        quantized,
+        with_numbers(intermediate_size=33024),
+        (
+            "gate_up_proj has an int8 weight of 256 x 66048 on each rank",
+            "Start with a larger --tensor-parallel-size",
+            "a size of 1 to 65535",
+        ),
         tmp_path / "log.txt",
     )
 

@@ -21,7 +21,7 @@ from vllm_davinci.core.quantization.loading import (
     require_loaded,
     require_symmetric,
 )
-from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
+from vllm_davinci.core.quantization.quant_matmul import QuantMatmul, require_sizes
 from vllm_davinci.core.quantization.tensors import (
     LINEAR_TENSORS,
     Extent,
@@ -60,10 +60,15 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers the parameters of LINEAR_TENSORS on the layer."""
+        """Registers the parameters of LINEAR_TENSORS on the layer.
+
+        Raises UnsupportedFeatureError for int8 weights that the product does not take.
+        """
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         out_features = sum(output_partition_sizes)
+        if self.kind in (QuantType.W8A8, QuantType.W8A8_DYNAMIC):
+            require_sizes(self.prefix, input_size_per_partition, out_features)
         for spec in LINEAR_TENSORS[self.kind]:
             loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
             self._loaders[spec.name] = loader

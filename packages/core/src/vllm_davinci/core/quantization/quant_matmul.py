@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 import torch_npu
 
-from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.device.refusals import refusal_of
+from vllm_davinci.core.errors import DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import InputScale, quantize
 
 FRACTAL_NZ = 29  # aclFormat: 16 x 32 tiles, the matrix unit's own order
@@ -58,6 +60,37 @@ def per_token_quant_matmul(
         integers, weight, weight_scale, pertoken_scale=scales, bias=bias, output_dtype=x.dtype
     )
     return result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
+
+
+def require_sizes(prefix: str, in_features: int, out_features: int) -> None:
+    """Raises UnsupportedFeatureError where the product takes no weight of these sizes on a rank.
+
+    prefix: name of the layer
+    """
+    for columns, rows in ((in_features, _SIDE), (_SIDE, out_features)):
+        if (said := _refusal_of_weight(columns, rows)) is not None:
+            raise UnsupportedFeatureError(
+                f"{prefix} has an int8 weight of {in_features} x {out_features} on each rank, "
+                "which the product of this device and CANN does not take. Start with a larger "
+                f"--tensor-parallel-size. It says: {said}"
+            )
+
+
+# Of the side that is not asked about: what is asked takes little memory.
+_SIDE = 32
+
+
+@functools.cache
+def _refusal_of_weight(in_features: int, out_features: int) -> str | None:
+    new = functools.partial(torch.zeros, dtype=torch.int8, device="npu")
+    return refusal_of(
+        lambda: torch_npu.npu_quant_matmul(
+            new(1, in_features),
+            new(out_features, in_features).t(),
+            new(out_features, dtype=torch.float32),
+            output_dtype=torch.int32,
+        )
+    )
 
 
 def arrange_weight(weight: torch.Tensor, use_nz: bool) -> torch.Tensor:
