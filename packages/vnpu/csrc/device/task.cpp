@@ -1,8 +1,23 @@
 #include "device/task.h"
 
+#include "device/memory.h"
 #include "device/memory_watch.h"
 
 namespace vnpu {
+namespace {
+
+// An operator's arithmetic here does without its workspace, which may have been freed between two
+// replays of a graph.
+void require_workspace(const Task& task) {
+  const Access* const workspace = task.touched.workspace();
+  if (workspace == nullptr) return;
+  const auto* const begin = reinterpret_cast<const void*>(workspace->begin);
+  const size_t bytes = workspace->end - workspace->begin;
+  if (Memory::instance().is_live(begin, bytes)) return;
+  Memory::instance().check(begin, bytes, (std::string(task.name) + " workspace").c_str());
+}
+
+}  // namespace
 
 bool Touched::keeps_accesses = false;
 bool Task::keeps_work = false;
@@ -12,6 +27,7 @@ Progress Task::step() {
     touched.each_written([](const MemoryRange& range) { MemoryWatch::instance().changed(range); });
   };
   try {
+    require_workspace(*this);
     const Progress progress = advance();
     if (progress == Progress::kDone) announce();
     return progress;

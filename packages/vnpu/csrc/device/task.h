@@ -57,12 +57,11 @@ class Touched {
   }
   // Memory for what a task keeps for itself while it runs: nobody else may use it meanwhile, but it
   // is none of the task's operands. A launch that is repeated has a new one each time.
-  void set_workspace(const MemoryRange& range) {
-    if (keeps_accesses) workspace_ = {range.begin, range.end, true};
-  }
+  void set_workspace(const MemoryRange& range) { workspace_ = {range.begin, range.end, true}; }
   // The nodes of a graph tell what they write themselves.
   void add_accesses_of(const Touched& other) {
     accesses_.insert(accesses_.end(), other.accesses_.begin(), other.accesses_.end());
+    if (other.workspace() != nullptr) accesses_.push_back(other.workspace_);
   }
 
   const std::vector<Access>& accesses() const { return accesses_; }

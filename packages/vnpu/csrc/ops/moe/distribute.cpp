@@ -23,12 +23,16 @@ struct ChipLimits {
   int64_t least_hidden, most_hidden, hidden_step;
   int64_t most_tokens;
   bool shared_ranks;
+  // Of releases up to 8.5; later ones have kMostExperts everywhere and no limit of a rank's.
+  int64_t most_experts, most_local;
 };
+constexpr int64_t kMostExperts = 1024;
+constexpr int64_t kMostPlaces = 2048;  // a rank's experts times ranks
 
 const ChipLimits& chip_limits(const Launch& launch) {
   static const ChipLimits all[] = {
-      {"Ascend910_93", {2, 768}, true, 1024, 8192, 1, 512, true},
-      {"Ascend910B", {16, 32, 64, 128, 256}, false, 32, 7168, 32, 256, false},
+      {"Ascend910_93", {2, 768}, true, 1024, 8192, 1, 512, true, kMostExperts, kMostExperts},
+      {"Ascend910B", {16, 32, 64, 128, 256}, false, 32, 7168, 32, 256, false, 512, 24},
   };
   const std::string& name = Configuration::instance().soc_name;
   for (const ChipLimits& limits : all) {
@@ -89,6 +93,20 @@ void check_window(const Launch& launch, const Arguments& a, Group& group, int64_
   }
 }
 
+void check_experts(const Launch& launch, const ChipLimits& chip, const Arguments& a) {
+  const bool is_older = Configuration::instance().cann <= CannRelease::k8_5;
+  const int64_t local = a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks);
+  const auto at_most = [&](const char* what, int64_t value, int64_t most) {
+    if (value <= most) return;
+    reject(launch, "moeExpertNum " + text(a.experts) + " makes " + text(value) + " " + what +
+                       ": at most " + text(most) + " on " + Configuration::instance().soc_name +
+                       ". Source: aclnnMoeDistributeDispatchV2.md, moeExpertNum.");
+  };
+  at_most("experts", a.experts, is_older ? chip.most_experts : kMostExperts);
+  at_most("experts of a rank", local, is_older ? chip.most_local : kMostExperts);
+  at_most("experts of a rank times ranks", local * a.ranks, kMostPlaces);
+}
+
 ExpertExchange checked(const Launch& launch, const Arguments& a) {
   const ChipLimits& chip = chip_limits(launch);
   const TensorView& ids = a.expert_ids.view;
@@ -117,6 +135,7 @@ ExpertExchange checked(const Launch& launch, const Arguments& a) {
   if (top_k < 1 || top_k > 16 || top_k > a.experts) {
     reject(launch, "K = " + text(top_k) + " of " + text(a.experts) + " experts; at most 16.");
   }
+  check_experts(launch, chip, a);
   const GroupPtr group = group_named(launch, a.group);
   if (a.ranks != group->ranks() || a.rank != group->rank()) {
     reject(launch, "epRankId " + text(a.rank) + " of epWorldSize " + text(a.ranks) +

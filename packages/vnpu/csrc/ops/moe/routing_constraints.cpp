@@ -128,7 +128,7 @@ const bool gating = constrain(
                 }
                 return "value " + text(own.integer()) + " beside " + text(experts) + " experts";
               }),
-         kGating,
+         kGatingTiling,
          {.tiling = true}},
         {"groups",
          that("have at most 2048 experts when those of each group are rounded up to 32", {"x"},

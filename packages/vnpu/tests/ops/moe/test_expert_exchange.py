@@ -267,6 +267,7 @@ torch.npu.synchronize()
         ("given |= {'group_ep': 'nobody'}", "takes part in no group 'nobody'"),
         ("given |= {'ep_rank_id': 1 - rank}", "epRankId 1 of epWorldSize 2, but group"),
         ("given |= {'moe_expert_num': 5}", "moeExpertNum 5 does not divide among 2 ranks"),
+        ("given |= {'moe_expert_num': 1026}", "makes 1026 experts: at most 1024 on Ascend910_9391"),
         ("given |= {'global_bs': 4}", "globalBs 4 is not the largest number of tokens, 4 here"),
         ("given |= {'quant_mode': 1}", "quantMode 1; use 0 none or 2 dynamic"),
         ("given |= {'tp_world_size': 2, 'group_tp': 'x'}", "tpWorldSize 2 is not supported"),
@@ -322,18 +323,28 @@ def test_a_launch_has_to_fit_the_hccl_buffer_of_its_group():
 
 
 @pytest.mark.refused_calls
-def test_a_chip_with_other_limits_names_them():
+@pytest.mark.parametrize(
+    ("cann", "ranks", "experts", "named"),
+    [
+        ("8.5", 2, 8, "epWorldSize 2 is not among those of Ascend910B3: 16, 32, 64"),
+        ("8.5", 64, 576, "makes 576 experts: at most 512 on Ascend910B3"),
+        ("8.5", 16, 512, "makes 32 experts of a rank: at most 24 on Ascend910B3"),
+        ("9.0", 16, 512, "takes part in no group 'group'"),
+        ("9.0", 64, 1088, "makes 1088 experts: at most 1024 on Ascend910B3"),
+    ],
+)
+def test_a_chip_with_other_limits_names_them(cann: str, ranks: int, experts: int, named: str):
     done = run_to_exit(
-        """
+        f"""
         import torch, torch_npu
         torch_npu.npu_moe_distribute_dispatch_v2(
             torch.ones(4, 64, dtype=torch.bfloat16).npu(),
-            torch.zeros(4, 2, dtype=torch.int32).npu(), "group", 2, 0, 8)
+            torch.zeros(4, 2, dtype=torch.int32).npu(), "group", {ranks}, 0, {experts})
         """,
-        VirtualDeviceConfig(soc="Ascend910B3"),
+        VirtualDeviceConfig(soc="Ascend910B3", cann=cann),
     )
     assert done.status != 0
-    assert "epWorldSize 2 is not among those of Ascend910B3: 16, 32, 64" in done.stderr
+    assert named in done.stderr
 
 
 def test_a_rank_that_ends_during_a_dispatch_is_named():

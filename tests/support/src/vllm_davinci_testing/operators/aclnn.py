@@ -134,12 +134,18 @@ def call(name: str, *arguments: Argument) -> None:
     RuntimeError with the device's error text when a phase returns an error code.
     """
     size, executor = _prepare(name, *arguments)
-    library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
     workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
-    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
-    memory = ctypes.c_void_p(workspace.data_ptr() or None)
-    _check(name, getattr(library, f"aclnn{name}")(memory, size, executor, stream))
+    _launch(name, workspace.data_ptr(), size, executor)
     torch.npu.synchronize()
+
+
+def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:
+    """Like `call`, with a workspace of the caller's, and without waiting for the result.
+
+    address, size: of the workspace, in bytes; address 0 is a null pointer
+    """
+    _, executor = _prepare(name, *arguments)
+    _launch(name, address, ctypes.c_uint64(size), executor)
 
 
 def workspace_size(name: str, *arguments: Argument) -> int:
@@ -157,6 +163,15 @@ def _prepare(name: str, *arguments: Argument) -> tuple[ctypes.c_uint64, ctypes.c
     prepare = getattr(library, f"aclnn{name}GetWorkspaceSize")
     _check(name, prepare(*converted, ctypes.byref(workspace), ctypes.byref(executor)))
     return workspace, executor
+
+
+def _launch(name: str, address: int, size: ctypes.c_uint64, executor: ctypes.c_void_p) -> None:
+    library = ctypes.CDLL(str(library_directory() / "libopapi.so"))
+    stream = ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+    _check(
+        name,
+        getattr(library, f"aclnn{name}")(ctypes.c_void_p(address or None), size, executor, stream),
+    )
 
 
 def _check(name: str, code: int) -> None:
