@@ -85,8 +85,12 @@ class Batch:
             )
             for rows in new
         ]
-        output = torch.full_like(new[0], 7.0)
-        returned = attention.forward(None, *new, self.cache, self.metadata, output)
+        query, key, value = new
+        # Rows as they are in a projection that is divided into parts.
+        together = torch.cat((key, value), 1)
+        key, value = together.split((key.shape[1], value.shape[1]), 1)
+        output = torch.full_like(query, 7.0)
+        returned = attention.forward(None, query, key, value, self.cache, self.metadata, output)
         assert returned is output
         return output.cpu()
 

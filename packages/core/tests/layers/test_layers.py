@@ -15,6 +15,7 @@ from vllm_davinci.core.layers.linear import NPUReplicatedLinear
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import NPURotaryEmbedding
 from vllm_davinci.core.registration import LAYERS, register
+from vllm_davinci_testing.processes.forked import output_of
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +118,33 @@ def test_rotary_embedding_equals_its_definition(
     )
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, atol=1e-6, rtol=1e-6)
+
+
+PARTLY_ROTATED = """
+import torch
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm_davinci.core.registration import register
+
+register()
+with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="npu"))):
+    rope = get_rope(
+        80, 256, dtype=torch.bfloat16,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4},
+    )
+assert rope.rotary_dim == 32
+query, key = torch.randn(5, 320).bfloat16(), torch.randn(5, 160).bfloat16()
+positions = torch.tensor([0, 1, 17, 200, 3])
+expected = rope.forward_native(positions, query.clone(), key.clone())
+found = rope.to("npu")(positions.npu(), query.npu(), key.npu())
+print([torch.allclose(a.cpu(), b, atol=0.05) for a, b in zip(found, expected)])
+"""
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend910_9391"])
+def test_heads_that_the_operator_does_not_take_are_rotated_all_the_same(soc: str):
+    """32 of 80 entries: the number that is rotated alone would do."""
+    assert output_of(PARTLY_ROTATED, VNPU_SOC=soc)[-1] == "[True, True]"
 
 
 @pytest.mark.parametrize("bias", [False, True])

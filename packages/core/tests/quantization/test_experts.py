@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch_npu
@@ -21,6 +23,7 @@ from vllm_davinci_testing.operators.reference import (
     dynamic_quant_in_launch,
     static_quant,
 )
+from vllm_davinci_testing.processes.forked import output_of
 
 NUM_EXPERTS, HIDDEN, INTER, TOP_K = 6, 64, 32, 2
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -115,6 +118,49 @@ def test_rows_that_are_sorted_already_equal_the_definition(dtype: torch.dtype):
             actual[start : start + count], weights.expert(number, integers, scale)
         ), number
         start += count
+
+
+@DTYPES
+def test_experts_whose_activation_takes_no_integers_round_between_their_products(
+    dtype: torch.dtype,
+):
+    weights = Weights(dtype)
+    experts = weights.on_device()
+    experts = replace(experts, product_scale=experts.gate_up_scale.to(experts.down_scale.dtype))
+    counts = torch.tensor([3, 0, 5, 1, 2, 4])
+    rows = torch.randn(15, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
+    actual = experts(rows.npu(), counts.npu()).cpu()
+    number_of_row = torch.arange(NUM_EXPERTS).repeat_interleave(counts).tolist()
+    for row, number in enumerate(number_of_row):
+        integers, scale = dynamic_quant(rows[row : row + 1])
+        sums = (integers.long() @ weights.gate_up[number].long().t()).float()
+        wide = sums * weights.gate_up_scale[number].to(experts.down_scale.dtype).float()
+        rounded = (wide * scale[:, None]).to(dtype)
+        activated = torch_npu.npu_swiglu(rounded.npu()).cpu()
+        integers, scale = dynamic_quant(activated)
+        sums = (integers.long() @ weights.down[number].long().t()).float()
+        expected = (sums * weights.down_scale[number].float() * scale[:, None]).to(dtype)
+        assert torch.equal(actual[row : row + 1], expected), row
+
+
+ASKED = """
+from vllm_davinci.core.quantization.experts import activation_takes_integers
+print([activation_takes_integers(4, columns) for columns in (192, 160, 7232, 7296, 28672)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "taken"),
+    [
+        ({"VNPU_SOC": "Ascend910B3"}, [True, False, True, False, False]),
+        ({"VNPU_SOC": "Ascend910_9391", "VNPU_CANN": "9.0"}, [True, False, True, True, False]),
+        ({"VNPU_SOC": "reference"}, [True] * 5),
+    ],
+)
+def test_sizes_that_the_activation_takes_are_asked_for(
+    variables: dict[str, str], taken: list[bool]
+):
+    assert output_of(ASKED, **variables)[-1] == str(taken)
 
 
 def test_values_that_are_not_numbers_stay_in_their_token():

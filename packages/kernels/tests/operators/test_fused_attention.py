@@ -54,7 +54,9 @@ def test_step_goes_into_the_cache_and_sees_it(
     device_mask = None if mask is None else mask.npu()
     rest = (ends, seq_lens, device_mask, 0.125, sparse_mode, pre_tokens, next_tokens)
     out = torch.empty_like(on_device[0])
-    ops.paged_attention(*on_device, *rest, out)
+    # Keys and values as they are in a projection that is divided into parts.
+    parts = torch.cat((key, value), 1).npu().split((heads[1], heads[1]), 1)
+    ops.paged_attention(on_device[0], *parts, *on_device[3:], *rest, out)
 
     others = [t.npu() for t in caches]
     torch_npu.npu_scatter_pa_kv_cache(

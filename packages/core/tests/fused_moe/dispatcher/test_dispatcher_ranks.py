@@ -27,10 +27,14 @@ def launched() -> Launched:
     """Launches of rank 0 between ranks, per variant and step. Every rank compares its outputs."""
 
     def run(
-        tensor: int, data: int, variants: list[dict[str, Any]], soc: str = "reference"
+        tensor: int,
+        data: int,
+        variants: list[dict[str, Any]],
+        soc: str = "reference",
+        **variables: str,
     ) -> list[list[dict[str, int]]]:
         setting = json.dumps({"tensor": tensor, "data": data, "variants": variants})
-        printed = check_ranks(RANK_PROGRAM, tensor * data, setting, VNPU_SOC=soc)
+        printed = check_ranks(RANK_PROGRAM, tensor * data, setting, VNPU_SOC=soc, **variables)
         for output in printed:
             assert "equal" in output.splitlines(), output[-4000:]
         prefix = "launched "
@@ -184,6 +188,14 @@ def test_fused_launches_leave_the_host_nothing_to_wait_for(
 def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched: Launched):
     (steps,) = launched(1, 2, [{"steps": TWO_DP_RANKS, **IN_BF16}], soc="Ascend910_9391")
     assert steps == [sent_each_to_its_rank("ep"), FUSED, FUSED, FUSED]
+
+
+def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Launched):
+    """Whatever other groups have: 1 MiB here, and a launch takes 26."""
+    options = {"moe_communication": "fused"}
+    variant = {"steps": [[512, 3]], "options": options, **IN_BF16}
+    (steps,) = launched(1, 2, [variant], soc="Ascend910_9391", HCCL_BUFFSIZE="1")
+    assert steps == [FUSED]
 
 
 def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):
