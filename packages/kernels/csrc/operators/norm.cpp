@@ -7,7 +7,7 @@ namespace davinci {
 namespace {
 
 Operator kRmsNorm("aclnnRmsNorm");
-Operator kAddRmsNorm("aclnnAddRmsNorm");
+Operator kAddRmsNorm("aclnnAddRmsNorm");  // takes no empty tensors
 Operator kInplaceAdd("aclnnInplaceAdd");
 Operator kDynamicQuant("aclnnDynamicQuant");
 Operator kQuantize("aclnnQuantize");
@@ -54,7 +54,7 @@ Tensors<2> add_rms_norm(const arguments::add_rms_norm& a) {
   check(a.x, &a.residual, a.weight);
   Tensor normalized = empty(a.x.sizes(), a.x.scalar_type(), a.x);
   Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
-  if (a.x.is_meta()) return {normalized, sum};
+  if (a.x.is_meta() || a.x.numel() == 0) return {normalized, sum};
   Stage stage("add_rms_norm", a.x);
   const Scratch scratch(a.x, {{at::kFloat, with_last(a.x, 1)}});
   stage.run(kAddRmsNorm, a.x, a.residual, a.weight, a.epsilon, normalized, scratch[0], sum);
@@ -67,7 +67,7 @@ Tensors<3> add_rms_norm_dynamic_quant(const arguments::add_rms_norm_dynamic_quan
   Tensor quantized = empty(a.x.sizes(), at::kChar, a.x);
   Tensor scale = empty(a.x.sizes().slice(0, static_cast<size_t>(a.x.dim() - 1)), at::kFloat, a.x);
   Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
-  if (a.x.is_meta()) return {quantized, scale, sum};
+  if (a.x.is_meta() || a.x.numel() == 0) return {quantized, scale, sum};
   Stage stage("add_rms_norm_dynamic_quant", a.x);
   const Scratch scratch(a.x,
                         {{at::kFloat, with_last(a.x, 1)}, {a.x.scalar_type(), a.x.sizes().vec()}});
@@ -82,7 +82,7 @@ Tensors<2> add_rms_norm_quant(const arguments::add_rms_norm_quant& a) {
   check_quantization(a.weight, a.bias, a.scale, a.offset);
   Tensor quantized = empty(a.x.sizes(), at::kChar, a.x);
   Tensor sum = empty(a.x.sizes(), a.x.scalar_type(), a.x);
-  if (a.x.is_meta()) return {quantized, sum};
+  if (a.x.is_meta() || a.x.numel() == 0) return {quantized, sum};
   Stage stage("add_rms_norm_quant", a.x);
   const Scratch scratch(a.x,
                         {{at::kFloat, with_last(a.x, 1)}, {a.x.scalar_type(), a.x.sizes().vec()}});

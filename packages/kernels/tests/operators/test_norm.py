@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_davinci.kernels import reference
+from vllm_davinci_testing.processes.forked import output_of
 
 ops = torch.ops.vllm_davinci
 EPSILON = 1e-5
@@ -92,6 +93,35 @@ def test_norm_quantized_with_a_given_scale(
     # The norm may differ in its last bit, of values up to about 8.
     steps = 1 + 16 * torch.finfo(dtype).eps * 8 / float(scale)
     assert sizes[0] == 0 or (integers.cpu().int() - defined.int()).abs().max() <= steps
+
+
+NO_ROWS = """
+import torch
+import vllm_davinci.kernels
+
+ops = torch.ops.vllm_davinci
+x, weight = torch.ones(0, 64, dtype=torch.bfloat16).npu(), torch.ones(64).bfloat16().npu()
+scale, offset = torch.ones(1).npu(), torch.zeros(1, dtype=torch.int32).npu()
+for outputs in (
+    (ops.rms_norm(x, weight, 1e-5),),
+    ops.add_rms_norm(x, x, weight, 1e-5),
+    ops.add_rms_norm_dynamic_quant(x, x, weight, 1e-5),
+    ops.add_rms_norm_quant(x, x, weight, weight, scale, offset, 1e-5),
+):
+    print(*(f"{tuple(output.shape)} {output.dtype}" for output in outputs), sep="; ")
+"""
+
+
+@pytest.mark.parametrize("chip", ["Ascend910B3", "Ascend910_9391"])
+def test_chips_normalize_no_rows(chip: str) -> None:
+    """aclnnAddRmsNorm refuses empty tensors."""
+    rows, integers = "(0, 64) torch.bfloat16", "(0, 64) torch.int8"
+    assert output_of(NO_ROWS, VNPU_SOC=chip) == [
+        rows,
+        f"{rows}; {rows}",
+        f"{integers}; (0,) torch.float32; {rows}",
+        f"{integers}; {rows}",
+    ]
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
