@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,15 @@ SESSIONS = (
     ("cpp_tests",),
     ("conformance",),
 )
+# What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
+# (float32 is exact only on `reference`), and engines on the strict chip.
+ON_910C = (
+    (
+        {"VNPU_SOC": "reference:Ascend910_9391"},
+        ("tests", *(f"packages/{name}/tests" for name in ("kernels", "models", "core"))),
+    ),
+    ({"VNPU_SOC": "Ascend910_9391"}, ("demo",)),
+)
 # pytest's, GoogleTest's and CTest's last words.
 CLOSING_LINE = re.compile(
     r"=+ (\d+ .* in [\d.]+s.*?) =+$|^(\[  PASSED  \] \d+ tests)|^(\d+% tests passed.*)$",
@@ -42,12 +52,17 @@ CLOSING_LINE = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """arguments: of `nox -s`, first the session. result: the file that a benchmark writes"""
+    """
+    arguments:   of `nox -s`, first the session
+    result:      the file that a benchmark writes
+    environment: variables beside those of this process
+    """
 
     name: str
     arguments: tuple[str, ...]
     limit_s: float
     result: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,15 +87,20 @@ def printed_by(*command: str) -> str:
     return done.stdout
 
 
+def session_parts(known: Container[str]) -> list[Part]:
+    """The sessions, also on another chip. known: the names of those that there are"""
+    parts = [Part(" ".join(arguments), arguments, LONG_LIMIT_S) for arguments in SESSIONS]
+    parts += [
+        Part(f"910C {arguments[0]}", arguments, LONG_LIMIT_S, environment=environment)
+        for environment, arguments in ON_910C
+    ]
+    return [part for part in parts if part.arguments[0] in known]
+
+
 def all_parts() -> list[Part]:
     """The sessions that there are, then every benchmark."""
     listed = json.loads(printed_by(sys.executable, "-m", "nox", "--list", "--json"))
-    known = {session["name"] for session in listed}
-    parts = [
-        Part(" ".join(arguments), arguments, LONG_LIMIT_S)
-        for arguments in SESSIONS
-        if arguments[0] in known
-    ]
+    parts = session_parts({session["name"] for session in listed})
     # The first run of a session in a fresh checkout builds the environment.
     benchmarks = re.findall(r"^(\w+/\w+)\s", printed_by(*nox("bench", "--list")), re.MULTILINE)
     for name in benchmarks:
@@ -97,7 +117,7 @@ def run(part: Part, steps: Steps) -> Outcome:
     began_s = time.monotonic()
     is_good, text = True, "passed"
     try:
-        steps.run(nox(*part.arguments), limit_s=part.limit_s)
+        steps.run(nox(*part.arguments), limit_s=part.limit_s, environment=part.environment)
     except StepFailedError as error:
         print(error, file=sys.stderr, flush=True)
         is_good, text = False, "FAILED"

@@ -126,6 +126,23 @@ def test_a_missed_goal_is_shown_and_only_that_of_an_exact_figure_fails_the_night
     assert not nightly.goals_of({"rows": [row("counted", 0.5)]})[0]
 
 
+def test_calls_of_operators_and_engines_have_a_night_on_a_910c(
+    nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parts = {
+        part.arguments[0]: part
+        for part in nightly.session_parts(["tests", "demo"])
+        if part.name.startswith("910C")
+    }
+    assert set(parts) == {"tests", "demo"}
+    asked = "import os, sys; print(os.environ['VNPU_SOC'], sys.argv[1])"
+    monkeypatch.setattr(nightly, "nox", lambda *words: [sys.executable, "-c", asked, *words])
+    for session, part in parts.items():
+        logs = tmp_path / session
+        assert nightly.run(part, nightly.Steps(1, logs)).is_good
+        assert f"Ascend910_9391 {session}" in (logs / "step-1.log").read_text()
+
+
 def test_the_summary_has_a_line_for_each_part_and_names_those_that_failed(nightly: ModuleType):
     parts = [nightly.Part(name, ("tests",), 1.0) for name in ("tests", "bench a/b")]
     outcomes = [
