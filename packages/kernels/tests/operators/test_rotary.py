@@ -39,7 +39,10 @@ def test_query_and_key_turn_by_their_position(
     inputs = [t.npu() for t in (positions, query, key, table)]
     turned = ops.rotary_embedding(*inputs, head_size, is_neox_style)
     launched = torch_npu.npu_mrope(
-        *inputs, head_size, rotary_mode="half" if is_neox_style else "interleave"
+        *inputs,
+        head_size,
+        mrope_section=[0, 0, 0],  # the default is read after it is gone
+        rotary_mode="half" if is_neox_style else "interleave",
     )
     defined = reference.rotary_embedding(positions, query, key, table, head_size, is_neox_style)
     limit = 16 * torch.finfo(dtype).eps
