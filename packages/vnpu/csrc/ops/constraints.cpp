@@ -7,6 +7,7 @@
 
 #include "device/failure.h"
 #include "ops/parameters.h"
+#include "ops/passed_calls.h"
 #include "ops/refusal_log.h"
 
 namespace vnpu::ops {
@@ -63,6 +64,45 @@ std::string listed(const List& list, Text text, const char* last = " or ") {
 
 std::string digits(int64_t value) { return std::to_string(value); }
 
+// What rules see of a call: what PassedCalls compares, and not where tensors lie.
+class SeenArguments {
+ public:
+  SeenArguments(const ArgumentValue* arguments, size_t count)
+      : values_(arguments, arguments + count) {
+    size_t num_views = 0;
+    for (const ArgumentValue& value : values_) {
+      if (value.kind == ArgumentValue::Kind::kTensor) ++num_views;
+      if (value.kind == ArgumentValue::Kind::kTensors) num_views += value.tensors.count;
+    }
+    views_.reserve(num_views);  // values point into it
+    for (ArgumentValue& value : values_) {
+      if (value.kind == ArgumentValue::Kind::kTensor) {
+        value.tensor = &add(*value.tensor);
+      } else if (value.kind == ArgumentValue::Kind::kTensors) {
+        const TensorView* const first = views_.data() + views_.size();
+        for (size_t i = 0; i < value.tensors.count; ++i) add(value.tensors[i]);
+        value.tensors.first = reinterpret_cast<const char*>(first);
+        value.tensors.distance = sizeof(TensorView);
+      }
+    }
+  }
+  const ArgumentValue* values() const { return values_.data(); }
+
+ private:
+  const TensorView& add(const TensorView& view) {
+    TensorView seen;
+    seen.dims = view.dims;
+    seen.dtype = view.dtype;
+    seen.format = view.format;
+    std::copy_n(view.sizes, view.dims, seen.sizes);
+    std::copy_n(view.strides, view.dims, seen.strides);
+    return views_.emplace_back(seen);
+  }
+
+  std::vector<ArgumentValue> values_;
+  std::vector<TensorView> views_;
+};
+
 }  // namespace
 
 // --- one operator's rows, ready to be checked
@@ -96,9 +136,33 @@ class Constraints {
       bound_.push_back(std::move(bound));
     }
     count_ = names.size();
+    passed_.emplace(counting_positions());
   }
 
   uint64_t check(const ArgumentValue* arguments) const {
+    if (const auto bytes = passed_->find(arguments)) return *bytes;
+    const SeenArguments seen(arguments, count_);
+    hold(seen.values());
+    const uint64_t bytes = workspace_bytes(seen.values());
+    passed_->remember(arguments, bytes);
+    return bytes;
+  }
+
+ private:
+  // Of the arguments that rules, or the size of the workspace, depend on.
+  std::vector<int> counting_positions() const {
+    std::vector<bool> counts(count_, entry_.workspace.copies);
+    for (const Bound& bound : bound_) {
+      for (const int position : bound.positions) counts[static_cast<size_t>(position)] = true;
+    }
+    std::vector<int> positions;
+    for (size_t i = 0; i < count_; ++i) {
+      if (counts[i]) positions.push_back(static_cast<int>(i));
+    }
+    return positions;
+  }
+
+  void hold(const ArgumentValue* arguments) const {
     if (!missing_on_.empty()) {
       throw Failure(FailureKind::kTilingRefused, entry_.name + ": " + missing_on_ +
                                                      " has no such operator; " +
@@ -113,6 +177,9 @@ class Constraints {
       }
       if (const Found found = bound.row->check.find(own)) refuse(bound, *found);
     }
+  }
+
+  uint64_t workspace_bytes(const ArgumentValue* arguments) const {
     uint64_t bytes = entry_.workspace.bytes;
     if (entry_.workspace.copies) {
       for (size_t i = 0; i < count_; ++i) {
@@ -126,7 +193,6 @@ class Constraints {
     return bytes;
   }
 
- private:
   int position_of(const std::vector<std::string>& names, const char* name) const {
     const auto found = std::find(names.begin(), names.end(), plain_name(name));
     if (found == names.end()) {
@@ -152,6 +218,7 @@ class Constraints {
   std::vector<Bound> bound_;
   std::string missing_on_;
   size_t count_ = 0;
+  mutable std::optional<PassedCalls> passed_;
 };
 
 const Constraints* constraints_of(const char* name, const char* parameters) {
