@@ -39,38 +39,38 @@ aclError no_such_operator(const char* type) {
   return vnpu::abi::report(
       FailureKind::kNotSupported,
       std::string("vnpu: operator '") + type + "' (" + tier_of(type) +
-          ") has no aclnn implementation here, so torch_npu took its older route (aclop), which a "
-          "virtual NPU does not have. `vnpu coverage " +
+          ") has no aclnn implementation here, or none for tensors in private layouts, so "
+          "torch_npu "
+          "took its older route (aclop), which does not have it either. `vnpu coverage " +
           type + "` says what is missing; docs/guides/add_an_operator.md how to add it.");
 }
 
 vnpu::abi::LegacyTensor legacy(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
-  return {buffer->data,
-          desc->type,
-          desc->storage_format,
-          desc->dims.data(),
-          desc->dims.size(),
-          desc->storage_dims.data(),
-          desc->storage_dims.size()};
+  return {buffer->data, desc->type,         desc->storage_format,
+          desc->dims,   desc->storage_dims, desc->placement != ACL_MEMTYPE_DEVICE};
 }
 
-// The only operator that torch_npu runs this way and models meet: casts between private layouts.
 aclError run(const char* type, int inputs, const aclTensorDesc* const* input_descs,
              const aclDataBuffer* const* input_buffers, int outputs,
              const aclTensorDesc* const* output_descs, aclDataBuffer* const* output_buffers,
-             aclrtStream stream) {
-  if (std::string_view(type) != "Identity" || inputs != 1 || outputs != 1) {
-    return no_such_operator(type);
-  }
+             const aclopAttr* attributes, aclrtStream stream) {
   // Loaded when the device was opened.
   void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
-  auto* const identity =
+  auto* const run_legacy =
       operators == nullptr
           ? nullptr
-          : reinterpret_cast<vnpu::abi::RunIdentity*>(::dlsym(operators, "vnpuRunIdentity"));
-  if (identity == nullptr) return no_such_operator(type);
-  return identity(legacy(input_descs[0], input_buffers[0]),
-                  legacy(output_descs[0], output_buffers[0]), stream);
+          : reinterpret_cast<vnpu::abi::RunLegacy*>(::dlsym(operators, "vnpuRunLegacy"));
+  if (run_legacy == nullptr) return no_such_operator(type);
+  vnpu::abi::LegacyCall call{type, {}, {}, {}};
+  for (int i = 0; i < inputs; ++i) {
+    call.inputs.push_back(legacy(input_descs[i], input_buffers[i]));
+  }
+  for (int i = 0; i < outputs; ++i) {
+    call.outputs.push_back(legacy(output_descs[i], output_buffers[i]));
+  }
+  if (attributes != nullptr) call.attributes = attributes->values;
+  const int status = run_legacy(call, stream);
+  return status == vnpu::abi::kNoSuchOperator ? no_such_operator(type) : status;
 }
 
 aclError parameter(aclSysParamOpt opt, const int64_t* write, int64_t* read) {
@@ -114,15 +114,16 @@ VNPU_ACL(aclopCompileAndExecute,
          (const char* type, int inputs, const aclTensorDesc* const input_descs[],
           const aclDataBuffer* const input_buffers[], int outputs,
           const aclTensorDesc* const output_descs[], aclDataBuffer* const output_buffers[],
-          const aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream stream)) {
+          const aclopAttr* attributes, aclopEngineType, aclopCompileType, const char*,
+          aclrtStream stream)) {
   return run(type, inputs, input_descs, input_buffers, outputs, output_descs, output_buffers,
-             stream);
+             attributes, stream);
 }
 VNPU_ACL(aclopCompileAndExecuteV2,
          (const char* type, int inputs, aclTensorDesc* input_descs[],
           aclDataBuffer* input_buffers[], int outputs, aclTensorDesc* output_descs[],
-          aclDataBuffer* output_buffers[], aclopAttr*, aclopEngineType, aclopCompileType,
+          aclDataBuffer* output_buffers[], aclopAttr* attributes, aclopEngineType, aclopCompileType,
           const char*, aclrtStream stream)) {
   return run(type, inputs, input_descs, input_buffers, outputs, output_descs, output_buffers,
-             stream);
+             attributes, stream);
 }

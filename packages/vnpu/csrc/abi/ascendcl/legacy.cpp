@@ -1,6 +1,6 @@
 // The older operator interface (aclop) and what libtorch_npu imports but never needs here.
-// Descriptors and buffers are real; of operators that run this way there is Identity
-// (abi/acl_op_compiler), every other one is an aclnn one here.
+// Descriptors, buffers and attributes are what libacl_op_compiler hands on to the operators that
+// run this way (ops/legacy).
 
 #include <cstring>
 #include <string>
@@ -11,10 +11,6 @@
 
 using vnpu::FailureKind;
 
-struct aclopAttr {
-  std::vector<std::string> names;
-};
-
 namespace {
 
 aclError unsupported(const char* function) {
@@ -22,9 +18,14 @@ aclError unsupported(const char* function) {
                                                            " is not available on a virtual NPU.");
 }
 
-aclError keep(aclopAttr* attr, const char* name) {
-  attr->names.emplace_back(name);
+aclError keep(aclopAttr* attr, const char* name, vnpu::abi::LegacyAttribute value) {
+  attr->values.insert_or_assign(name, std::move(value));
   return 0;
+}
+
+template <class Kept, class Value>
+std::vector<Kept> listed(int count, const Value* values) {
+  return {values, values + count};
 }
 
 }  // namespace
@@ -63,27 +64,41 @@ VNPU_ACL(aclSetTensorShape, (aclTensorDesc * desc, int count, const int64_t* dim
   desc->storage_dims.assign(dims, dims + count);
   return 0;
 }
-VNPU_ACL(aclSetTensorPlaceMent, (aclTensorDesc*, aclMemType)) { return 0; }
+VNPU_ACL(aclSetTensorPlaceMent, (aclTensorDesc * desc, aclMemType placement)) {
+  desc->placement = placement;
+  return 0;
+}
 
 VNPU_C(aclopAttr*) aclopCreateAttr() { return new aclopAttr(); }
 VNPU_C(void) aclopDestroyAttr(const aclopAttr* attr) { delete attr; }
-VNPU_ACL(aclopSetAttrBool, (aclopAttr * a, const char* n, uint8_t)) { return keep(a, n); }
-VNPU_ACL(aclopSetAttrInt, (aclopAttr * a, const char* n, int64_t)) { return keep(a, n); }
-VNPU_ACL(aclopSetAttrFloat, (aclopAttr * a, const char* n, float)) { return keep(a, n); }
-VNPU_ACL(aclopSetAttrString, (aclopAttr * a, const char* n, const char*)) { return keep(a, n); }
-VNPU_ACL(aclopSetAttrDataType, (aclopAttr * a, const char* n, aclDataType)) { return keep(a, n); }
-VNPU_ACL(aclopSetAttrListBool, (aclopAttr * a, const char* n, int, const uint8_t*)) {
-  return keep(a, n);
+VNPU_ACL(aclopSetAttrBool, (aclopAttr * a, const char* n, uint8_t value)) {
+  return keep(a, n, value != 0);
 }
-VNPU_ACL(aclopSetAttrListInt, (aclopAttr * a, const char* n, int, const int64_t*)) {
-  return keep(a, n);
+VNPU_ACL(aclopSetAttrInt, (aclopAttr * a, const char* n, int64_t value)) {
+  return keep(a, n, value);
 }
-VNPU_ACL(aclopSetAttrListFloat, (aclopAttr * a, const char* n, int, const float*)) {
-  return keep(a, n);
+VNPU_ACL(aclopSetAttrFloat, (aclopAttr * a, const char* n, float value)) {
+  return keep(a, n, static_cast<double>(value));
 }
+VNPU_ACL(aclopSetAttrString, (aclopAttr * a, const char* n, const char* value)) {
+  return keep(a, n, std::string(value));
+}
+VNPU_ACL(aclopSetAttrDataType, (aclopAttr * a, const char* n, aclDataType value)) {
+  return keep(a, n, static_cast<int64_t>(value));
+}
+VNPU_ACL(aclopSetAttrListBool, (aclopAttr * a, const char* n, int count, const uint8_t* values)) {
+  return keep(a, n, listed<int64_t>(count, values));
+}
+VNPU_ACL(aclopSetAttrListInt, (aclopAttr * a, const char* n, int count, const int64_t* values)) {
+  return keep(a, n, listed<int64_t>(count, values));
+}
+VNPU_ACL(aclopSetAttrListFloat, (aclopAttr * a, const char* n, int count, const float* values)) {
+  return keep(a, n, listed<double>(count, values));
+}
+// Of no operator that runs here.
 VNPU_ACL(aclopSetAttrListListInt,
-         (aclopAttr * a, const char* n, int, const int*, const int64_t* const*)) {
-  return keep(a, n);
+         (aclopAttr*, const char*, int, const int*, const int64_t* const*)) {
+  return 0;
 }
 
 VNPU_ACL(aclmdlInitDump, ()) { return unsupported("aclmdlInitDump"); }

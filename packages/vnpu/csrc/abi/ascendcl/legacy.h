@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "abi/opapi/legacy_operator.h"
 #include "acl/acl_base.h"
 
 struct aclDataBuffer {
@@ -19,4 +20,8 @@ struct aclTensorDesc {
   // How it lies in memory.
   aclFormat storage_format;
   std::vector<int64_t> storage_dims;
+  aclMemType placement = ACL_MEMTYPE_DEVICE;
+};
+struct aclopAttr {
+  vnpu::abi::LegacyAttributes values;
 };

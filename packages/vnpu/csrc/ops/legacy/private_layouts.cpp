@@ -1,8 +1,8 @@
-// The older operator Identity, by which torch_npu casts tensors between the layouts that aclnn's
-// NpuFormatCast does not know. Source of the layouts: torch_npu/csrc/framework/FormatHelper.cpp.
+// Source of the layouts: torch_npu/csrc/framework/FormatHelper.cpp.
+
+#include "ops/legacy/private_layouts.h"
 
 #include "ops/matmul/fractal_layout.h"
-#include "ops/operator.h"
 
 namespace vnpu::ops {
 namespace {
@@ -68,7 +68,9 @@ std::vector<int64_t> at_least_a_matrix(std::vector<int64_t> sizes) {
   return sizes;
 }
 
-Tensor read(const Tensor& memory, int64_t format, const std::vector<int64_t>& sizes) {
+}  // namespace
+
+Tensor plain_of(const Tensor& memory, int64_t format, const std::vector<int64_t>& sizes) {
   if (is_plain(format)) return memory.reshape(sizes);
   if (format == kFormatFractalNz) {
     return matrix_of_tiles(memory, at_least_a_matrix(sizes)).reshape(sizes);
@@ -88,8 +90,8 @@ Tensor read(const Tensor& memory, int64_t format, const std::vector<int64_t>& si
   return all.reshape(sizes);
 }
 
-void write(const Tensor& source, const Tensor& memory, int64_t format,
-           const std::vector<int64_t>& sizes) {
+void lay_out(const Tensor& source, const Tensor& memory, int64_t format,
+             const std::vector<int64_t>& sizes) {
   if (is_plain(format)) {
     memory.copy_(source.reshape(memory.sizes()));
     return;
@@ -107,14 +109,6 @@ void write(const Tensor& source, const Tensor& memory, int64_t format,
   }
   const Tensor cut = at::constant_pad_nd(whole, padding).reshape(layout->cut);
   memory.copy_(cut.permute(layout->order).reshape(memory.sizes()));
-}
-
-}  // namespace
-
-// source, target: all memory of each tensor, dense. sizes: of the tensor
-VNPU_OPERATOR(Identity, (const Tensor& source, int64_t source_format, const Out& target,
-                         int64_t target_format, const IntArray& sizes)) {
-  write(read(source, source_format, sizes), target.tensor, target_format, sizes);
 }
 
 }  // namespace vnpu::ops

@@ -12,13 +12,6 @@ import torch_npu
 ND, NCHW, NC1HWC0, FRACTAL_Z, NZ, NCDHW, NDC1HWC0, FRACTAL_Z_3D = 2, 0, 3, 4, 29, 30, 32, 33
 
 
-@pytest.fixture(autouse=True)
-def _private_layouts_are_allowed():
-    torch.npu.config.allow_internal_format = True
-    yield
-    torch.npu.config.allow_internal_format = False
-
-
 @pytest.mark.parametrize(
     ("layout", "plain", "sizes", "stored"),
     [

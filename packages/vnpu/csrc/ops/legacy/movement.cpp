@@ -1,0 +1,123 @@
+// Legacy operators that make, move and choose elements.
+
+#include "ops/legacy/legacy_operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+// Between layouts, and between dtypes: the machinery's own work.
+const bool cast =
+    legacy("Identity TransData Cast", [](const LegacyArguments& a) -> Results { return {a[0]}; });
+
+const bool fill = legacy("Fill", [](const LegacyArguments& a) -> Results {
+  return {a[1].reshape({})};  // input 0: the sizes, which the output has too
+});
+const bool zeros =
+    legacy("ZerosLike", [](const LegacyArguments& a) -> Results { return {at::zeros_like(a[0])}; });
+const bool ones =
+    legacy("OnesLike", [](const LegacyArguments& a) -> Results { return {at::ones_like(a[0])}; });
+
+const bool transpose = legacy(
+    "Transpose", [](const LegacyArguments& a) -> Results { return {a[0].permute(a.numbers(1))}; });
+const bool broadcast = legacy(
+    "BroadcastTo", [](const LegacyArguments& a) -> Results { return {a[0].expand(a.numbers(1))}; });
+const bool tile =
+    legacy("Tile", [](const LegacyArguments& a) -> Results { return {a[0].repeat(a.numbers(1))}; });
+const bool concat = legacy("ConcatD", [](const LegacyArguments& a) -> Results {
+  return {at::cat(a.inputs(), a.integer("concat_dim", 0))};
+});
+const bool pack = legacy("Pack", [](const LegacyArguments& a) -> Results {
+  return {at::stack(a.inputs(), a.integer("axis", 0))};
+});
+const bool slice = legacy("Slice", [](const LegacyArguments& a) -> Results {
+  const std::vector<int64_t> begin = a.numbers(1);
+  const std::vector<int64_t> sizes = a.numbers(2);
+  Tensor part = a[0];
+  for (int64_t i = 0; i < part.dim(); ++i) {
+    const auto place = static_cast<size_t>(i);
+    part =
+        part.narrow(i, begin[place], sizes[place] < 0 ? part.size(i) - begin[place] : sizes[place]);
+  }
+  return {part};
+});
+const bool as_strided = legacy("AsStrided", [](const LegacyArguments& a) -> Results {
+  return {at::as_strided(a[0].contiguous(), a.numbers(1), a.numbers(2), a.number(3))};
+});
+// [target, its sizes, strides, offset, source, its sizes, strides, offset]
+const bool view_copy = legacy("ViewCopy", [](const LegacyArguments& a) -> Results {
+  const Tensor whole = a[0].clone(at::MemoryFormat::Contiguous);
+  const Tensor source = at::as_strided(a[4].contiguous(), a.numbers(5), a.numbers(6), a.number(7));
+  at::as_strided(whole, a.numbers(1), a.numbers(2), a.number(3)).copy_(source);
+  return {whole};
+});
+const bool reverse = legacy("ReverseV2", [](const LegacyArguments& a) -> Results {
+  return {at::flip(a[0], a.numbers(1))};
+});
+const bool roll = legacy("Roll", [](const LegacyArguments& a) -> Results {
+  return {at::roll(a[0], a.integers("shifts"), a.integers("dims"))};
+});
+const bool tril = legacy("Tril", [](const LegacyArguments& a) -> Results {
+  return {at::tril(a[0], a.integer("diagonal", 0))};
+});
+const bool triu = legacy("Triu", [](const LegacyArguments& a) -> Results {
+  return {at::triu(a[0], a.integer("diagonal", 0))};
+});
+// paddings: two numbers for each dimension, from the first on
+const bool pad = legacy("PadV3", [](const LegacyArguments& a) -> Results {
+  if (a.text("mode", "constant") != "constant" || !a.flag("paddings_contiguous", true)) {
+    refuse("only mode 'constant' with paddings side by side is implemented");
+  }
+  const std::vector<int64_t> given = a.numbers(1);
+  std::vector<int64_t> from_last;
+  for (size_t i = given.size(); i >= 2; i -= 2) {
+    from_last.insert(from_last.end(), {given[i - 2], given[i - 1]});
+  }
+  const Scalar value = a.has(2) ? a[2].reshape({}).item() : Scalar(0);
+  return {at::constant_pad_nd(a[0], from_last, value)};
+});
+
+// --- chosen by indices ---------------------------------------------------------------------------
+
+Tensor gather(const Tensor& x, const Tensor& indices, int64_t dim) {
+  const int64_t axis = dim < 0 ? dim + x.dim() : dim;
+  std::vector<int64_t> sizes = x.sizes().slice(0, axis).vec();
+  sizes.insert(sizes.end(), indices.sizes().begin(), indices.sizes().end());
+  const auto rest = x.sizes().slice(axis + 1);
+  sizes.insert(sizes.end(), rest.begin(), rest.end());
+  return x.index_select(axis, indices.reshape(-1)).reshape(sizes);
+}
+const bool gathers = legacy("GatherV2", [](const LegacyArguments& a) -> Results {
+  return {gather(a[0], a[1], a.number(2))};
+});
+const bool gathers_of_attribute = legacy("GatherV2D", [](const LegacyArguments& a) -> Results {
+  return {gather(a[0], a[1], a.integer("axis", 0))};
+});
+const bool gathers_elements = legacy("GatherElements", [](const LegacyArguments& a) -> Results {
+  return {at::gather(a[0], a.integer("dim", 0), a[1].to(at::kLong))};
+});
+const bool scatters_elements = legacy("ScatterElements", [](const LegacyArguments& a) -> Results {
+  const std::string reduction = a.text("reduction", "none");
+  const int64_t axis = a.integer("axis", 0);
+  const Tensor index = a[1].to(at::kLong);
+  if (reduction == "add") return {at::scatter_add(a[0], axis, index, a[2])};
+  require(reduction == "none", "only reductions 'none' and 'add' are implemented");
+  return {at::scatter(a[0], axis, index, a[2])};
+});
+
+// Indices follow the inputs in front of them; masks says which dimensions they are of.
+c10::List<std::optional<Tensor>> indices_of(const LegacyArguments& a, size_t masks, size_t first) {
+  c10::List<std::optional<Tensor>> all;
+  for (const int64_t is_indexed : a.numbers(masks)) {
+    all.push_back(is_indexed != 0 ? std::optional<Tensor>(a[first++]) : std::nullopt);
+  }
+  return all;
+}
+const bool index = legacy("Index", [](const LegacyArguments& a) -> Results {
+  return {at::index(a[0], indices_of(a, 1, 3))};
+});
+const bool index_put = legacy("IndexPutV2", [](const LegacyArguments& a) -> Results {
+  return {at::index_put(a[0], indices_of(a, 2, 4), a[1], a.flag("accumulate"))};
+});
+
+}  // namespace
+}  // namespace vnpu::ops
