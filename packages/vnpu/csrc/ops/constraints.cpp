@@ -276,6 +276,12 @@ const TensorView& RuleArguments::tensor(size_t index) const {
   return value.kind == ArgumentValue::Kind::kTensors ? value.tensors[0] : *value.tensor;
 }
 
+int64_t RuleArguments::count(size_t index) const {
+  const ArgumentValue& value = (*this)[index];
+  return value.kind == ArgumentValue::Kind::kScalars ? static_cast<int64_t>(value.scalars->size())
+                                                     : value.tensors.count;
+}
+
 bool RuleArguments::has(size_t index) const {
   const ArgumentValue& value = (*this)[index];
   switch (value.kind) {
@@ -296,7 +302,11 @@ std::string name_of(ScalarType type) {
     case at::kShort: return "int16";
     case at::kInt: return "int32";
     case at::kLong: return "int64";
+    case at::kUInt16: return "uint16";
+    case at::kUInt32: return "uint32";
     case at::kUInt64: return "uint64";
+    case at::kComplexFloat: return "complex64";
+    case at::kComplexDouble: return "complex128";
     case at::kBool: return "bool";
     case at::ScalarType::QUInt4x2: return "int4";
     default: return c10::toString(type);
@@ -391,13 +401,15 @@ Check Check::when(Condition condition) && {
 Check dtype(std::vector<ScalarType> allowed) {
   std::string text = "be " + listed(allowed, name_of);
   return {.text = std::move(text),
-          .find = [allowed = std::move(allowed)](const RuleArguments& own) {
-            return in_each(own, [&](const TensorView& view) -> Found {
+          .find = [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
+            const auto find = [&](ScalarType seen) -> Found {
               for (const ScalarType type : allowed) {
-                if (view.dtype == type) return std::nullopt;
+                if (seen == type) return std::nullopt;
               }
-              return "dtype " + name_of(view.dtype);
-            });
+              return "dtype " + name_of(seen);
+            };
+            if (own[0].kind == ArgumentValue::Kind::kScalar) return find(own.scalar().dtype);
+            return in_each(own, [&](const TensorView& view) { return find(view.dtype); });
           }};
 }
 
@@ -531,6 +543,32 @@ Check same_sizes(const char* other) {
       return "sizes " + sizes_of(view) + " beside " + sizes_of(wanted);
     });
   });
+}
+
+Check same_count(const char* other) {
+  return fits(std::string("have as many entries as ") + other, {other},
+              [](const RuleArguments& own) -> Found {
+                if (own.count() == own.count(1)) return std::nullopt;
+                return digits(own.count()) + " beside " + digits(own.count(1));
+              });
+}
+
+Check same_sizes_each(const char* other) {
+  return fits(
+      std::string("have the sizes of ") + other + ", each", {other},
+      [](const RuleArguments& own) -> Found {
+        const ViewSpan& seen = own[0].tensors;
+        const ViewSpan& wanted = own[1].tensors;
+        for (size_t i = 0; i < std::min(seen.count, wanted.count); ++i) {
+          const TensorView& one = seen[i];
+          const TensorView& two = wanted[i];
+          if (one.dims != two.dims || !std::equal(one.sizes, one.sizes + one.dims, two.sizes)) {
+            return "sizes " + sizes_of(one) + " beside " + sizes_of(two) + " as number " +
+                   digits(static_cast<int64_t>(i));
+          }
+        }
+        return std::nullopt;
+      });
 }
 
 Check between(int64_t least, int64_t most) {

@@ -41,6 +41,9 @@ class RuleArguments {
   int64_t integer(size_t index = 0) const { return (*this)[index].integer; }
   const std::vector<int64_t>& integers(size_t index = 0) const { return *(*this)[index].integers; }
   const std::string& text(size_t index = 0) const { return *(*this)[index].text; }
+  const TypedScalar& scalar(size_t index = 0) const { return *(*this)[index].scalar; }
+  // Tensors, or numbers, in a list.
+  int64_t count(size_t index = 0) const;
   bool has(size_t index = 0) const;
   // The rule's arguments from `first` on.
   RuleArguments after(size_t first) const { return {all_, positions_ + first}; }
@@ -102,6 +105,7 @@ bool constrain(std::initializer_list<const char*> names, Workspace workspace, st
                unsigned chips = kA2 | kA3 | k310P);
 
 // --- rules -------------------------------------------------------------------------------------
+// Of tensors, and of numbers that cross the interface with a dtype.
 Check dtype(std::vector<ScalarType> allowed);
 Check same_dtype(const char* other);
 Check dims(int64_t least, int64_t most);
@@ -118,6 +122,10 @@ Check size_in(int dimension, std::vector<int64_t> allowed);
 Check size_between(int dimension, int64_t least, int64_t most, int64_t multiple = 1);
 Check same_size(int dimension, const char* other, int other_dimension);
 Check same_sizes(const char* other);
+// A list has as many entries as another.
+Check same_count(const char* other);
+// Each tensor of a list has the sizes of the other list's.
+Check same_sizes_each(const char* other);
 // Numbers and texts.
 Check between(int64_t least, int64_t most);
 Check one_of(std::vector<int64_t> allowed);

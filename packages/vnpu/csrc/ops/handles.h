@@ -11,7 +11,7 @@ struct aclTensor {
   vnpu::ops::TensorView view;
 };
 struct aclScalar {
-  at::Scalar value;
+  vnpu::ops::TypedScalar scalar;
 };
 struct aclIntArray {
   std::vector<int64_t> values;

@@ -100,11 +100,11 @@ Tensor Tensors::make(const TensorView& view) {
   return tensor;
 }
 
-Scalar read_scalar(const aclScalar* scalar) { return scalar->value; }
+TypedScalar read_scalar(const aclScalar* scalar) { return scalar->scalar; }
 
 std::vector<Scalar> read_scalars(const aclScalarList* list) {
   std::vector<Scalar> values;
-  for (const aclScalar* scalar : list->scalars) values.push_back(scalar->value);
+  for (const aclScalar* scalar : list->scalars) values.push_back(scalar->scalar.value);
   return values;
 }
 

@@ -170,7 +170,13 @@ class Tensors {
   std::vector<std::pair<void*, Tensor>> made_;
 };
 
-Scalar read_scalar(const aclScalar* scalar);
+// A number with the dtype that it crossed the interface in.
+struct TypedScalar {
+  Scalar value;
+  ScalarType dtype = at::kDouble;
+};
+
+TypedScalar read_scalar(const aclScalar* scalar);
 std::vector<Scalar> read_scalars(const aclScalarList* list);
 std::vector<int64_t> read_ints(const aclIntArray* array);
 std::vector<float> read_floats(const aclFloatArray* array);
@@ -274,18 +280,22 @@ struct PlainArgument {
   static const T& value(const Kept& kept, Tensors&) { return kept; }
 };
 template <>
-struct Argument<Scalar> : PlainArgument<Scalar> {
+struct Argument<Scalar> {
   using C = const aclScalar*;
-  static Scalar keep(C c, Launch& launch) {
+  using Kept = TypedScalar;
+  static Kept keep(C c, Launch& launch) {
     if (c == nullptr) launch.missing();
     return read_scalar(c);
   }
+  static const Scalar& value(const Kept& kept, Tensors&) { return kept.value; }
 };
 template <>
-struct Argument<OptionalScalar> : PlainArgument<OptionalScalar> {
+struct Argument<OptionalScalar> {
   using C = const aclScalar*;
-  static OptionalScalar keep(C c, Launch&) {
-    return c == nullptr ? OptionalScalar() : OptionalScalar(read_scalar(c));
+  using Kept = std::optional<TypedScalar>;
+  static Kept keep(C c, Launch&) { return c == nullptr ? Kept() : Kept(read_scalar(c)); }
+  static OptionalScalar value(const Kept& kept, Tensors&) {
+    return kept ? OptionalScalar(kept->value) : OptionalScalar();
   }
 };
 template <>
@@ -365,6 +375,8 @@ struct ArgumentValue {
     kIntegers,
     kInteger,  // bool and aclDataType too
     kReal,
+    kScalar,
+    kScalars,
     kText,
     kOther,  // nothing that a constraint reads
   };
@@ -376,6 +388,8 @@ struct ArgumentValue {
     const std::vector<int64_t>* integers;
     int64_t integer;
     double real;
+    const TypedScalar* scalar;
+    const std::vector<Scalar>* scalars;
     const std::string* text;
   };
 };
@@ -403,6 +417,10 @@ ArgumentValue value_of(const Kept& kept) {
                         sizeof(*kept.data())}};
   } else if constexpr (std::is_same_v<Kept, IntArray>) {
     return {.kind = Kind::kIntegers, .integers = &kept};
+  } else if constexpr (std::is_same_v<Kept, TypedScalar>) {
+    return {.kind = Kind::kScalar, .scalar = &kept};
+  } else if constexpr (std::is_same_v<Kept, ScalarList>) {
+    return {.kind = Kind::kScalars, .scalars = &kept};
   } else if constexpr (std::is_same_v<Kept, Text>) {
     return {.kind = Kind::kText, .text = &kept};
   } else if constexpr (std::is_same_v<Kept, DType>) {

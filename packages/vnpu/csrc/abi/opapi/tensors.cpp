@@ -112,18 +112,19 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
 }
 VNPU_C(aclScalar*) aclCreateScalar(void* value, int32_t type) {
   return created("aclCreateScalar", [&] {
-    switch (ops::read_dtype(type)) {
-      case at::kFloat: return new aclScalar{at::Scalar(*static_cast<float*>(value))};
-      case at::kDouble: return new aclScalar{at::Scalar(*static_cast<double*>(value))};
-      case at::kInt: return new aclScalar{at::Scalar(*static_cast<int32_t*>(value))};
-      case at::kLong: return new aclScalar{at::Scalar(*static_cast<int64_t*>(value))};
-      case at::kBool: return new aclScalar{at::Scalar(*static_cast<bool*>(value))};
-      case at::kHalf: return new aclScalar{at::Scalar(*static_cast<at::Half*>(value))};
-      case at::kBFloat16: return new aclScalar{at::Scalar(*static_cast<at::BFloat16*>(value))};
-      case at::kComplexFloat:
-        return new aclScalar{at::Scalar(*static_cast<c10::complex<float>*>(value))};
-      case at::kComplexDouble:
-        return new aclScalar{at::Scalar(*static_cast<c10::complex<double>*>(value))};
+    const at::ScalarType dtype = ops::read_dtype(type);
+    const auto made = [&](at::Scalar number) { return new aclScalar{{number, dtype}}; };
+    switch (dtype) {
+      case at::kFloat: return made(*static_cast<float*>(value));
+      case at::kDouble: return made(*static_cast<double*>(value));
+      case at::kChar: return made(*static_cast<int8_t*>(value));
+      case at::kInt: return made(*static_cast<int32_t*>(value));
+      case at::kLong: return made(*static_cast<int64_t*>(value));
+      case at::kBool: return made(*static_cast<bool*>(value));
+      case at::kHalf: return made(*static_cast<at::Half*>(value));
+      case at::kBFloat16: return made(*static_cast<at::BFloat16*>(value));
+      case at::kComplexFloat: return made(*static_cast<c10::complex<float>*>(value));
+      case at::kComplexDouble: return made(*static_cast<c10::complex<double>*>(value));
       default:
         throw Failure(FailureKind::kOperatorInvalid,
                       "vnpu: a scalar of aclDataType " + std::to_string(type) + " is not known.");

@@ -26,6 +26,16 @@ std::optional<std::string_view> rounding_mode(int32_t mode) {
   }
 }
 
+// The kernels of float16 round after each step, and take `value` in float16; those of bfloat16
+// compute in float32. Source: ops-math experimental/math/addc{mul,div}/op_kernel.
+Tensor scaled_term(const Tensor& self, const Tensor& term, const Scalar& value) {
+  return at::add(self, at::mul(term, static_cast<float>(static_cast<at::Half>(value.to<float>()))));
+}
+bool is_half(const Tensor& self, const Tensor& tensor1, const Tensor& tensor2) {
+  return self.scalar_type() == at::kHalf && tensor1.scalar_type() == at::kHalf &&
+         tensor2.scalar_type() == at::kHalf;
+}
+
 }  // namespace
 
 // --- sums and differences ---------------------------------------------------------------------
@@ -177,19 +187,35 @@ VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other)) { self.tensor.ata
 
 VNPU_OPERATOR(Addcmul, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
                         const Scalar& value, Out out)) {
-  at::addcmul_out(out.tensor, self, tensor1, tensor2, value);
+  if (is_half(self, tensor1, tensor2)) {
+    store(out, scaled_term(self, at::mul(tensor1, tensor2), value));
+  } else {
+    at::addcmul_out(out.tensor, self, tensor1, tensor2, value);
+  }
 }
 VNPU_OPERATOR(InplaceAddcmul,
               (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
-  self.tensor.addcmul_(tensor1, tensor2, value);
+  if (is_half(self.tensor, tensor1, tensor2)) {
+    store(self, scaled_term(self.tensor, at::mul(tensor1, tensor2), value));
+  } else {
+    self.tensor.addcmul_(tensor1, tensor2, value);
+  }
 }
 VNPU_OPERATOR(Addcdiv, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
                         const Scalar& value, Out out)) {
-  at::addcdiv_out(out.tensor, self, tensor1, tensor2, value);
+  if (is_half(self, tensor1, tensor2)) {
+    store(out, scaled_term(self, at::div(tensor1, tensor2), value));
+  } else {
+    at::addcdiv_out(out.tensor, self, tensor1, tensor2, value);
+  }
 }
 VNPU_OPERATOR(InplaceAddcdiv,
               (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
-  self.tensor.addcdiv_(tensor1, tensor2, value);
+  if (is_half(self.tensor, tensor1, tensor2)) {
+    store(self, scaled_term(self.tensor, at::div(tensor1, tensor2), value));
+  } else {
+    self.tensor.addcdiv_(tensor1, tensor2, value);
+  }
 }
 VNPU_OPERATOR(Lerp, (const Tensor& self, const Tensor& end, const Tensor& weight, Out out)) {
   at::lerp_out(out.tensor, self, end, weight);

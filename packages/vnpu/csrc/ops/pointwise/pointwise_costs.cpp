@@ -60,5 +60,33 @@ const bool plain = price(
     " Sign Signbit Softshrink Sub Subs Threshold Trunc",
     [](const Call& call, Work& work) { for_each_element(call, work, 1); });
 
+// Of lists: the elements of all tensors.
+void for_each_of_list(const Call& call, Work& work, int64_t operations) {
+  int64_t elements = 0;
+  for (const TensorView* const view : call.tensors(call.has("x1") ? "x1" : "x")) {
+    elements += view->numel();
+    work.wide = at::elementSize(view->dtype) >= 4;
+  }
+  work.vector_operations = operations * elements;
+}
+
+const bool transcendental_lists = price(
+    "cost: ForeachAcos ForeachAsin ForeachAtan ForeachCos ForeachCosh ForeachErf ForeachErfc"
+    " ForeachExp ForeachExpm1 ForeachLog ForeachLog10 ForeachLog1p ForeachLog2 ForeachPowList"
+    " ForeachPowScalarAndTensor ForeachPowScalarList ForeachPowScalarV2 ForeachReciprocal"
+    " ForeachSigmoid ForeachSin ForeachSinh ForeachSqrt ForeachTan ForeachTanh",
+    [](const Call& call, Work& work) { for_each_of_list(call, work, 10); });
+
+const bool plain_lists = price(
+    "cost: ForeachAbs ForeachAddListV2 ForeachAddScalarList ForeachAddScalarV2"
+    " ForeachAddcdivScalarList ForeachAddcdivScalarV2 ForeachAddcmulScalarList"
+    " ForeachAddcmulScalarV2 ForeachCopy ForeachDivList ForeachDivScalarList ForeachDivScalarV2"
+    " ForeachLerpList ForeachLerpScalar ForeachMaximumList ForeachMaximumScalarList"
+    " ForeachMaximumScalarV2 ForeachMinimumList ForeachMinimumScalarList ForeachMinimumScalarV2"
+    " ForeachMulList ForeachMulScalarList ForeachMulScalarV2 ForeachNeg ForeachNorm"
+    " ForeachRoundOffNumberV2 ForeachSign ForeachSubListV2 ForeachSubScalarList"
+    " ForeachSubScalarV2 ForeachZeroInplace",
+    [](const Call& call, Work& work) { for_each_of_list(call, work, 1); });
+
 }  // namespace
 }  // namespace vnpu::ops

@@ -190,7 +190,7 @@ def test_gcd_equals_torch(pair: tuple[Pair, Pair]) -> None:
 
 
 @pytest.mark.parametrize("f", [torch.addcmul, torch.addcdiv])
-@given(pair=operands(FLOATS, low=0.25), value=st.sampled_from((1, -0.5)))
+@given(pair=operands((torch.float32, torch.bfloat16), low=0.25), value=st.sampled_from((1, -0.5)))
 def test_fused_products_equal_torch(f: Binary, pair: tuple[Pair, Pair], value: float) -> None:
     x, y = pair
     compare(f(y.npu, x.npu, y.npu, value=value), f(y.cpu, x.cpu, y.cpu, value=value), rtol=1e-6)
@@ -201,6 +201,20 @@ def test_fused_products_equal_torch(f: Binary, pair: tuple[Pair, Pair], value: f
         in_place(cpu, x.cpu, y.cpu, value=value),
         rtol=1e-6,
     )
+
+
+@pytest.mark.parametrize(("f", "combine"), [(torch.addcmul, torch.mul), (torch.addcdiv, torch.div)])
+@given(pair=operands((torch.float16,), low=0.25), value=st.sampled_from((1, -0.3)))
+def test_fused_products_of_float16_are_rounded_after_each_step(
+    f: Binary, combine: Binary, pair: tuple[Pair, Pair], value: float
+) -> None:
+    x, y = pair
+    factor = torch.tensor(value, dtype=torch.float16)
+    expected = y.cpu + combine(x.cpu, y.cpu) * factor
+    compare(f(y.npu, x.npu, y.npu, value=value), expected)
+    npu = x.npu + y.npu
+    getattr(npu, f"{f.__name__}_")(x.npu, y.npu, value=value)
+    compare(npu, x.cpu + y.cpu + combine(x.cpu, y.cpu) * factor)
 
 
 @given(pair=operands(FLOATS), weight=st.sampled_from((0.0, 0.25, 0.75, 2.0)))

@@ -1,7 +1,7 @@
 """Calls operators through the C interface, where no Python function of torch_npu reaches them."""
 
 import ctypes
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -15,9 +15,12 @@ _ACL_TYPES = {
     torch.uint8: 4,
     torch.int16: 6,
     torch.int64: 9,
+    torch.uint16: 7,
+    torch.uint32: 8,
     torch.uint64: 10,
     torch.float64: 11,
     torch.bool: 12,
+    torch.complex64: 16,
     torch.bfloat16: 27,
 }
 _ND, _FRACTAL_NZ = 2, 29  # aclFormat
@@ -35,11 +38,37 @@ class Tiles(NamedTuple):
     tensor: torch.Tensor
 
 
+class Number(float):
+    """A number that crosses the interface as an aclScalar of `dtype`."""
+
+    def __new__(cls, value: float, dtype: torch.dtype = torch.float64) -> Self:
+        return super().__new__(cls, value)
+
+    def __init__(self, value: float, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
+
+
+class Numbers(NamedTuple):
+    """Numbers that cross the interface as an aclScalarList."""
+
+    values: tuple[float, ...]
+
+
+_C_TYPES = {
+    torch.float64: ctypes.c_double,
+    torch.float32: ctypes.c_float,
+    torch.int8: ctypes.c_int8,
+    torch.int32: ctypes.c_int32,
+    torch.int64: ctypes.c_int64,
+}
+
+
 Argument = (
     torch.Tensor
     | Tiled
     | Tiles
     | list[torch.Tensor | Tiled]
+    | Numbers
     | bool
     | int
     | float
@@ -48,10 +77,6 @@ Argument = (
     | tuple[int, ...]
     | None
 )
-
-
-class Number(float):
-    """A number that crosses the interface as an aclScalar."""
 
 
 def _int64s(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
@@ -105,12 +130,15 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
         case str():
             return ctypes.c_char_p(argument.encode())
         case Number():
+            c_type = _C_TYPES[argument.dtype]
+            value = c_type(argument if argument.dtype.is_floating_point else int(argument))
             return _handle(
-                library,
-                "aclCreateScalar",
-                ctypes.byref(ctypes.c_double(argument)),
-                _ACL_TYPES[torch.float64],
+                library, "aclCreateScalar", ctypes.byref(value), _ACL_TYPES[argument.dtype]
             )
+        case Numbers(values):
+            handles = [_converted(library, Number(value)).value for value in values]
+            array = (ctypes.c_void_p * len(handles))(*handles)
+            return _handle(library, "aclCreateScalarList", array, ctypes.c_uint64(len(handles)))
         case tuple():
             return _handle(
                 library, "aclCreateIntArray", _int64s(argument), ctypes.c_uint64(len(argument))
@@ -129,9 +157,10 @@ def call(name: str, *arguments: Argument) -> None:
     """Runs aclnn`name` on the current stream and waits for it.
 
     arguments: tensors on the device, lists of them (aclTensorList), tuples of ints (aclIntArray),
-    Number (aclScalar), bool, int (int64_t), float (double), str (char*), None (a null pointer), or
-    a ctypes value for any other type of C. Handles live on to the end of the process. Raises
-    RuntimeError with the device's error text when a phase returns an error code.
+    Number (aclScalar), Numbers (aclScalarList), bool, int (int64_t), float (double), str (char*),
+    None (a null pointer), or a ctypes value for any other type of C. Handles live on to the end
+    of the process. Raises RuntimeError with the device's error text when a phase returns an error
+    code.
     """
     size, executor = _prepare(name, *arguments)
     workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")
