@@ -9,6 +9,7 @@ namespace {
 constexpr char kRmsNorm[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, parameters";
 constexpr char kRmsNorm310P[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, constraints of 310P";
 constexpr char kAddRmsNorm[] = "ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md, parameters";
+constexpr char kLayerNorm[] = "CheckDtypeValid, CheckShape in aclnn_layer_norm.cpp of ops-nn";
 constexpr char kSwiGlu[] = "ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters";
 constexpr char kEmbedding[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
 
@@ -70,6 +71,20 @@ const bool add_rms_norm =
                   {"y", same_dtype("x1"), kAddRmsNorm},
                   {"x", same_dtype("x1"), kAddRmsNorm},
                   {"rstd", dtype({at::kFloat}), kAddRmsNorm},
+              });
+
+const bool layer_norm =
+    constrain({"LayerNorm"}, {},
+              {
+                  {"input", dtype(kFloats), kLayerNorm},
+                  {"input", dtype({at::kFloat, at::kHalf}), kLayerNorm, {.chips = k310P}},
+                  {"weight", dtype(kFloats), kLayerNorm},
+                  {"bias", dtype(kFloats), kLayerNorm},
+                  {"weight", same_dtype("bias"), kLayerNorm},
+                  {"weight", trailing_dimensions_of("input"), kLayerNorm},
+                  {"bias", trailing_dimensions_of("input"), kLayerNorm},
+                  {"out", dtype(kFloats), kLayerNorm},
+                  {"out", same_sizes("input"), kLayerNorm},
               });
 
 const bool swiglu = constrain(

@@ -1461,6 +1461,214 @@ LISTS = [
 ]
 
 
+_TWO = {"self": t(7, 64), "other": t(7, 64), "alpha": aclnn.Number(1.0), "out": t(7, 64)}
+_NUMBER = {**_TWO, "other": aclnn.Number(2.0)}
+_FUNCTION = {"self": t(7, 64), "out": t(7, 64)}
+
+
+def u16(*sizes: int) -> Operand:
+    return Operand(sizes, "uint16")
+
+
+def c64(*sizes: int) -> Operand:
+    return Operand(sizes, "complex64")
+
+
+def of_bools(*sizes: int) -> Operand:
+    return Operand(sizes, "bool")
+
+
+LEGAL |= {
+    "Add": _TWO,
+    "InplaceAdd": {name: _TWO[name] for name in ("self", "other", "alpha")},
+    "Adds": _NUMBER,
+    "Divs": {"self": t(7, 64), "other": aclnn.Number(2.0), "out": t(7, 64)},
+    "Rsubs": _NUMBER,
+    "LtScalar": {"self": t(7, 64), "other": aclnn.Number(2.0), "out": of_bools(7, 64)},
+    "InplaceMaskedFillScalar": {
+        "self": t(7, 64),
+        "mask": of_bools(7, 64),
+        "value": aclnn.Number(2.0),
+    },
+    "SWhere": {
+        "condition": of_bools(7, 64),
+        "self": t(7, 64),
+        "other": t(7, 64),
+        "out": t(7, 64),
+    },
+    "Cos": _FUNCTION,
+    "InplaceLog": {"self": t(7, 64)},
+    "Gelu": _FUNCTION,
+    "GeluV2": {"x": t(7, 64), "approximate": 0, "out": t(7, 64)},
+    "InplaceFillScalar": {"self": t(7, 64), "value": aclnn.Number(2.0)},
+    "InplaceZero": {"self": t(7, 64)},
+    "InplaceOne": {"self": t(7, 64)},
+    "Arange": {
+        "start": aclnn.Number(0.0),
+        "end": aclnn.Number(7.0),
+        "step": aclnn.Number(1.0),
+        "out": i64(7),
+    },
+    "Cast": {"self": t(7, 64), "dtype": word(0), "out": f32(7, 64)},
+    "Cat": {"tensors": [t(7, 64), t(7, 64)], "dim": 0, "out": t(14, 64)},
+    "Repeat": {"self": t(7, 64), "repeats": ints(2, 1), "out": t(14, 64)},
+    "Triu": {"self": t(7, 64), "diagonal": 0, "out": t(7, 64)},
+    # The first dimension is not indexed.
+    "Index": {"self": t(7, 64), "indices": [f32(0), i64(5)], "out": t(7, 5)},
+    "IndexSelect": {"self": t(7, 64), "dim": 0, "index": i64(5), "out": t(5, 64)},
+    "Gather": {"self": t(7, 64), "dim": 0, "index": i64(5, 64), "out": t(5, 64)},
+    "InplaceScatter": {
+        "self": t(7, 64),
+        "dim": 0,
+        "index": i64(5, 64),
+        "src": t(5, 64),
+        "reduce": 0,
+    },
+    "Sort": {
+        "self": t(7, 64),
+        "stable": True,
+        "dim": -1,
+        "descending": False,
+        "values": t(7, 64),
+        "indices": i64(7, 64),
+    },
+    "Topk": {
+        "self": t(7, 64),
+        "k": 5,
+        "dim": -1,
+        "largest": True,
+        "sorted": True,
+        "values": t(7, 5),
+        "indices": i64(7, 5),
+    },
+    "ReduceSum": {
+        "self": t(7, 64),
+        "dims": ints(1),
+        "keep_dims": False,
+        "dtype": word(27),
+        "out": t(7),
+    },
+    "Cumsum": {"self": t(7, 64), "dim": 1, "dtype": word(27), "out": t(7, 64)},
+    "ArgMax": {"self": t(7, 64), "dim": -1, "keep_dim": False, "out": i64(7)},
+    "Softmax": {"self": t(7, 64), "dim": -1, "out": t(7, 64)},
+    "InplaceUniform": {
+        "self": t(7, 64),
+        "from": 0.0,
+        "to": 1.0,
+        "seed": 1,
+        "offset": 0,
+    },
+    "LayerNorm": {
+        "input": t(7, 64),
+        "normalized_shape": ints(64),
+        "weight": t(64),
+        "bias": t(64),
+        "epsilon": 1e-5,
+        "out": t(7, 64),
+        "mean_out": None,
+        "rstd_out": None,
+    },
+    "Convolution": {
+        "input": t(2, 3, 16, 16),
+        "weight": t(8, 3, 4, 4),
+        "bias": t(8),
+        "stride": ints(4, 4),
+        "padding": ints(0, 0),
+        "dilation": ints(1, 1),
+        "transposed": False,
+        "output_padding": ints(0, 0),
+        "groups": 1,
+        "out": t(2, 8, 4, 4),
+        "type": byte(0),
+    },
+}
+
+ELEMENTS = [
+    Case("Add", "self", "complex128 or bool", {"self": u16(7, 64)}),
+    Case("Add", "other", "complex128 or bool", {"other": u16(7, 64)}),
+    Case("InplaceAdd", "self", "complex128 or bool", {"self": u16(7, 64)}),
+    Case("InplaceAdd", "other", "complex128 or bool", {"other": u16(7, 64)}),
+    Case("Adds", "self", "complex128 or bool", {"self": u16(7, 64)}),
+    Case("Adds", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("Divs", "self", "complex128 or bool", {"self": u16(7, 64)}),
+    Case("Rsubs", "self", "complex64 or complex128", {"self": of_bools(7, 64)}),
+    Case("Rsubs", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("LtScalar", "self", "uint32 or uint64", {"self": c64(7, 64)}),
+    Case("LtScalar", "out", "sizes of self", {"out": of_bools(7, 32)}),
+    Case("InplaceMaskedFillScalar", "self", "int64, int8 or bool", {"self": u16(7, 64)}),
+    Case("InplaceMaskedFillScalar", "mask", "be bool", {"mask": i8(7, 64)}),
+    Case("SWhere", "condition", "bool or uint8", {"condition": i8(7, 64)}),
+    Case("Cos", "self", "complex128 or bool", {"self": u16(7, 64)}),
+    Case("Cos", "out", "complex64 or complex128", {"out": i64(7, 64)}),
+    Case("Cos", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("InplaceLog", "self", "complex64 or complex128", {"self": i64(7, 64)}),
+    Case("Gelu", "self", "float32, float16 or bfloat16", {"self": i64(7, 64)}),
+    Case("Gelu", "out", "dtype of self", {"out": f32(7, 64)}),
+    Case("Gelu", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("GeluV2", "x", "float32, float16 or bfloat16", {"x": i64(7, 64)}),
+    Case("GeluV2", "out", "dtype of x", {"out": f32(7, 64)}),
+    Case("GeluV2", "out", "sizes of x", {"out": t(7, 32)}),
+    Case("InplaceFillScalar", "self", "complex64 or complex128", {"self": u16(7, 64)}),
+    Case("InplaceZero", "self", "complex128 or uint16", {"self": Operand((7, 64), "uint32")}),
+    Case("InplaceOne", "self", "uint8 or bool", {"self": c64(7, 64)}),
+    Case("Arange", "out", "int32 or bfloat16", {"out": i8(7)}),
+    Case("Cast", "out", "sizes of self", {"out": f32(7, 32)}),
+    Case("Cat", "out", "bool or complex64", {"out": u16(14, 64)}),
+    Case("Repeat", "out", "dtype of self", {"out": f32(14, 64)}),
+    Case("Triu", "self", "uint32 or uint64", {"self": c64(7, 64)}),
+    Case("Triu", "self", "have 2 to 8 dimensions", {"self": t(64)}),
+    Case("Triu", "out", "dtype of self", {"out": f32(7, 64)}),
+    Case("Triu", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("Index", "self", "uint8 or bool", {"self": u16(7, 64)}),
+    Case("Index", "indices", "int32, int64 or bool", {"indices": [f32(0), i8(5)]}),
+    Case("Index", "out", "dtype of self", {"out": f32(7, 5)}),
+    Case("IndexSelect", "index", "int32 or int64", {"index": i8(5)}),
+    Case("IndexSelect", "out", "dtype of self", {"out": f32(5, 64)}),
+    Case("Gather", "self", "uint32 or uint64", {"self": c64(7, 64)}),
+    Case("Gather", "index", "int32 or int64", {"index": i8(5, 64)}),
+    Case("Gather", "out", "dtype of self", {"out": f32(5, 64)}),
+    Case("Gather", "out", "sizes of index", {"out": t(5, 32)}),
+    Case("InplaceScatter", "self", "complex64 or complex128", {"self": u16(7, 64)}),
+    Case("InplaceScatter", "index", "int32 or int64", {"index": i8(5, 64)}),
+    Case("InplaceScatter", "src", "dtype of self", {"src": f32(5, 64)}),
+    Case("Sort", "self", "int64 or bool", {"self": Operand((7, 64), "float64")}),
+    Case("Sort", "values", "sizes of self", {"values": t(7, 32)}),
+    Case("Sort", "indices", "be int64", {"indices": i32(7, 64)}),
+    Case("Sort", "indices", "sizes of self", {"indices": i64(7, 32)}),
+    Case("Topk", "self", "int8 or uint8", {"self": of_bools(7, 64)}),
+    Case("Topk", "values", "dtype of self", {"values": f32(7, 5)}),
+    Case("Topk", "indices", "be int64", {"indices": i32(7, 5)}),
+    Case("ReduceSum", "self", "complex64 or complex128", {"self": u16(7, 64)}),
+    Case("ReduceSum", "out", "complex64 or complex128", {"out": u16(7)}),
+    Case("Cumsum", "out", "complex64 or complex128", {"out": of_bools(7, 64)}),
+    Case("Cumsum", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("ArgMax", "self", "int8 or uint8", {"self": of_bools(7, 64)}),
+    Case("ArgMax", "dim", "be a dimension of self", {"dim": 2}),
+    Case("ArgMax", "out", "int32 or int64", {"out": f32(7)}),
+    Case("Softmax", "self", "bfloat16 or float64", {"self": i64(7, 64)}),
+    Case("Softmax", "out", "bfloat16 or float64", {"out": i64(7, 64)}),
+    Case("Softmax", "out", "sizes of self", {"out": t(7, 32)}),
+    Case("InplaceUniform", "self", "int8 or uint8", {"self": of_bools(7, 64)}),
+    Case("LayerNorm", "input", "float32, float16 or bfloat16", {"input": i64(7, 64)}),
+    Case("LayerNorm", "input", "be float32 or float16", {}, soc=A310P),
+    Case("LayerNorm", "weight", "float32, float16 or bfloat16", {"weight": i64(64)}),
+    Case("LayerNorm", "bias", "float32, float16 or bfloat16", {"bias": i64(64)}),
+    Case("LayerNorm", "weight", "dtype of bias", {"weight": f32(64)}),
+    Case("LayerNorm", "weight", "trailing sizes of input", {"weight": t(32)}),
+    Case("LayerNorm", "bias", "trailing sizes of input", {"bias": t(32)}),
+    Case("LayerNorm", "out", "float32, float16 or bfloat16", {"out": i64(7, 64)}),
+    Case("LayerNorm", "out", "sizes of input", {"out": t(7, 32)}),
+    Case("Convolution", "input", "float32, float16 or bfloat16", {"input": i8(2, 3, 16, 16)}),
+    Case("Convolution", "weight", "float32, float16 or bfloat16", {"weight": i8(8, 3, 4, 4)}),
+    Case("Convolution", "bias", "float32, float16 or bfloat16", {"bias": i8(8)}),
+    Case("Convolution", "input", "have 3 to 5 dimensions", {"input": t(16, 16)}),
+    Case("Convolution", "weight", "have 3 to 5 dimensions", {"weight": t(4, 4)}),
+    Case("Convolution", "stride", "a number for each dimension", {"stride": ints(4)}),
+    Case("Convolution", "dilation", "a number for each dimension", {"dilation": ints(1, 1, 1)}),
+    Case("Convolution", "groups", "be 1 to 65535", {"groups": 0}),
+]
+
+
 def _of_sister(case: Case, operator: str) -> Case:
     """The same call of an operator that shares the rows of the case's."""
     return replace(case, operator=operator)
@@ -1522,6 +1730,7 @@ CASES = [
     *QUANTIZATION,
     *EXPERTS,
     *LISTS,
+    *ELEMENTS,
     *SISTERS,
 ]
 

@@ -1,0 +1,83 @@
+// What operators on each element can be called with.
+// Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
+// documents repeat. They say nothing of 310P here.
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr Scope kBig{.chips = kA2 | kA3};
+constexpr char kArithmetic[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_{add,sub,mul,div}.cpp";
+constexpr char kSizes[] = "OP_CHECK_SHAPE_NOT_EQUAL in aclnn_{add,sub,mul}.cpp";
+constexpr char kRsub[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_rsub.cpp";
+constexpr char kLess[] = "CheckDtypeValid in aclnn_lt_scalar.cpp";
+constexpr char kMaskedFill[] = "DTYPE_SUPPORT_LIST in aclnn_masked_fill_scalar.cpp";
+constexpr char kWhere[] = "CONDITION_DTYPE_SUPPORT in aclnn_s_where.cpp";
+constexpr char kFunction[] = "dtype lists in aclnn_{cos,sin,reciprocal,sigmoid}.cpp";
+constexpr char kLog[] = "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_log.cpp";
+constexpr char kGelu[] = "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp";
+constexpr char kGeluV2[] = "DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp";
+
+const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
+const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
+                                                at::kDouble, at::kComplexFloat, at::kComplexDouble};
+const std::vector<ScalarType> kSigned{at::kFloat, at::kHalf,         at::kBFloat16,     at::kDouble,
+                                      at::kInt,   at::kLong,         at::kShort,        at::kChar,
+                                      at::kByte,  at::kComplexFloat, at::kComplexDouble};
+
+std::vector<ScalarType> with(std::vector<ScalarType> dtypes,
+                             std::initializer_list<ScalarType> more) {
+  dtypes.insert(dtypes.end(), more);
+  return dtypes;
+}
+const std::vector<ScalarType> kNumbers = with(kSigned, {at::kBool});
+
+const bool of_two = constrain({"Add", "Sub", "Mul", "Div"}, {},
+                              {{"self", dtype(kNumbers), kArithmetic, kBig},
+                               {"other", dtype(kNumbers), kArithmetic, kBig}}) &&
+                    constrain({"InplaceAdd", "InplaceSub", "InplaceMul", "InplaceDiv"}, {},
+                              {{"self", dtype(kNumbers), kArithmetic, kBig},
+                               {"other", dtype(kNumbers), kArithmetic, kBig}});
+const bool of_number =
+    constrain(
+        {"Adds", "Subs", "Muls"}, {},
+        {{"self", dtype(kNumbers), kArithmetic, kBig}, {"out", same_sizes("self"), kSizes}}) &&
+    constrain({"Divs", "InplaceAdds", "InplaceSubs", "InplaceMuls", "InplaceDivs"}, {},
+              {{"self", dtype(kNumbers), kArithmetic, kBig}}) &&
+    constrain({"Rsubs"}, {},
+              {{"self", dtype(kSigned), kRsub, kBig}, {"out", same_sizes("self"), kRsub}});
+
+const bool less_than = constrain(
+    {"LtScalar"}, {},
+    {{"self",
+      dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kShort,
+             at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
+      kLess, kBig},
+     {"out", same_sizes("self"), kLess}});
+const bool masked_fill = constrain(
+    {"InplaceMaskedFillScalar"}, {},
+    {{"self",
+      dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kBool}),
+      kMaskedFill, kBig},
+     {"mask", dtype({at::kBool}), kMaskedFill}});
+const bool where =
+    constrain({"SWhere"}, {}, {{"condition", dtype({at::kBool, at::kByte}), kWhere}});
+
+const bool function =
+    constrain({"Cos", "Sin", "Reciprocal", "Sigmoid"}, {},
+              {{"self", dtype(kNumbers), kFunction, kBig},
+               {"out", dtype(kFloatsAndComplex), kFunction, kBig},
+               {"out", same_sizes("self"), kFunction}}) &&
+    constrain({"InplaceLog"}, {}, {{"self", dtype(kFloatsAndComplex), kLog, kBig}}) &&
+    constrain({"Gelu", "Silu"}, {},
+              {{"self", dtype(kFloats), kGelu, kBig},
+               {"out", same_dtype("self"), kGelu},
+               {"out", same_sizes("self"), kGelu}}) &&
+    constrain({"GeluV2"}, {},
+              {{"x", dtype(kFloats), kGeluV2, kBig},
+               {"out", same_dtype("x"), kGeluV2},
+               {"out", same_sizes("x"), kGeluV2}});
+
+}  // namespace
+}  // namespace vnpu::ops

@@ -1,0 +1,51 @@
+// What reductions, softmax and draws of random numbers can be called with.
+// Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
+// documents repeat. They say nothing of 310P here.
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr Scope kBig{.chips = kA2 | kA3};
+constexpr char kSum[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp";
+constexpr char kCumsum[] = "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
+constexpr char kArgMax[] = "ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters";
+constexpr char kSoftmax[] = "aclnn_{softmax,logsoftmax}.cpp: dtype lists, CheckShape";
+constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
+
+const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
+                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
+const std::vector<ScalarType> kNumbers{
+    at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,          at::kLong,
+    at::kShort, at::kChar, at::kByte,     at::kBool,   at::kComplexFloat, at::kComplexDouble};
+const std::vector<ScalarType> kSums{at::kFloat, at::kHalf,         at::kBFloat16,     at::kDouble,
+                                    at::kInt,   at::kLong,         at::kShort,        at::kChar,
+                                    at::kByte,  at::kComplexFloat, at::kComplexDouble};
+const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16, at::kDouble};
+
+const bool sums =
+    constrain({"ReduceSum"}, {},
+              {{"self", dtype(kNumbers), kSum, kBig}, {"out", dtype(kNumbers), kSum, kBig}}) &&
+    constrain({"Cumsum"}, {},
+              {{"out", dtype(kSums), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}});
+const bool largest = constrain(
+    {"ArgMax"}, {},
+    {{"self", dtype(kReal), kArgMax, kBig},
+     {"dim",
+      fits("be a dimension of self", {"self"},
+           [](const RuleArguments& own) -> Found {
+             const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
+             if (own.integer() >= -dims && own.integer() < dims) return std::nullopt;
+             return std::to_string(own.integer()) + " beside sizes " + sizes_of(own.tensor(1));
+           }),
+      kArgMax},
+     {"out", dtype({at::kInt, at::kLong}), kArgMax}});
+const bool softmax = constrain({"Softmax", "LogSoftmax"}, {},
+                               {{"self", dtype(kFloats), kSoftmax, kBig},
+                                {"out", dtype(kFloats), kSoftmax, kBig},
+                                {"out", same_sizes("self"), kSoftmax}});
+const bool uniform = constrain({"InplaceUniform"}, {}, {{"self", dtype(kReal), kUniform, kBig}});
+
+}  // namespace
+}  // namespace vnpu::ops

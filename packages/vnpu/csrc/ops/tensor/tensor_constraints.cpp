@@ -1,0 +1,107 @@
+// What operators that make, move and choose elements can be called with.
+// Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
+// documents repeat. They say nothing of 310P here.
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr Scope kBig{.chips = kA2 | kA3};
+constexpr char kFill[] = "DTYPE_SUPPORT_GE910B_LIST in aclnn_fill_scalar.cpp";
+constexpr char kZero[] = "DTYPE_SUPPORT_LIST in aclnn_zero.cpp";
+constexpr char kOne[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_ones.cpp";
+constexpr char kCast[] = "OP_CHECK_SHAPE_NOT_EQUAL in aclnn_cast.cpp";
+constexpr char kCat[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_cat.cpp";
+constexpr char kArange[] = "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_arange.cpp";
+constexpr char kRepeat[] = "OP_CHECK_DTYPE_NOT_SAME in aclnn_repeat.cpp";
+constexpr char kTriu[] = "aclnn_triu.cpp: DTYPE_SUPPORT_LIST_910B, OP_CHECK_SHAPE_NOT_EQUAL";
+constexpr char kIndex[] = "CheckDtypeValid in aclnn_index.cpp";
+constexpr char kSelect[] = "CheckDtypeValid in aclnn_index_select.cpp";
+constexpr char kGather[] = "CheckDtypeValid, CheckShape in aclnn_gather.cpp";
+constexpr char kScatter[] = "CheckDtypeValid in aclnn_scatter.cpp";
+constexpr char kSort[] = "CheckDtypeValid, CheckShape in aclnn_sort.cpp";
+constexpr char kTopk[] = "CheckDtypeValid in aclnn_topk.cpp";
+
+const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
+                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
+
+std::vector<ScalarType> with(std::vector<ScalarType> dtypes,
+                             std::initializer_list<ScalarType> more) {
+  dtypes.insert(dtypes.end(), more);
+  return dtypes;
+}
+const std::vector<ScalarType> kRealAndBool = with(kReal, {at::kBool});
+const std::vector<ScalarType> kNumbers =
+    with(kRealAndBool, {at::kComplexFloat, at::kComplexDouble});
+const std::vector<ScalarType> kAnyReal =
+    with(kRealAndBool, {at::kUInt16, at::kUInt32, at::kUInt64});
+const std::vector<ScalarType> kIndices{at::kInt, at::kLong};
+
+const bool made =
+    constrain({"InplaceFillScalar"}, {}, {{"self", dtype(kNumbers), kFill, kBig}}) &&
+    constrain({"InplaceZero"}, {}, {{"self", dtype(with(kNumbers, {at::kUInt16})), kZero, kBig}}) &&
+    constrain({"InplaceOne"}, {}, {{"self", dtype(kRealAndBool), kOne, kBig}}) &&
+    constrain(
+        {"Arange"}, {},
+        {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
+          kArange, kBig}});
+
+const bool moved =
+    constrain({"Cast"}, {}, {{"out", same_sizes("self"), kCast}}) &&
+    constrain({"Cat"}, {}, {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kCat, kBig}}) &&
+    constrain({"Repeat"}, {}, {{"out", same_dtype("self"), kRepeat}}) &&
+    constrain({"Triu"}, {},
+              {{"self", dtype(kAnyReal), kTriu, kBig},
+               {"self", dims(2, 8), kTriu},
+               {"out", same_dtype("self"), kTriu},
+               {"out", same_sizes("self"), kTriu}});
+
+// A dimension that is not indexed has an index of no elements, whose dtype does not matter.
+Check indices_that_are_given(std::vector<ScalarType> allowed) {
+  Check check = dtype(std::move(allowed));
+  check.find = [find = std::move(check.find)](const RuleArguments& own) -> Found {
+    const ViewSpan& all = own[0].tensors;
+    for (size_t i = 0; i < all.count; ++i) {
+      if (all[i].numel() == 0) continue;
+      const ArgumentValue one{.kind = ArgumentValue::Kind::kTensor, .tensor = &all[i]};
+      const int first = 0;
+      if (Found found = find(RuleArguments(&one, &first))) return found;
+    }
+    return std::nullopt;
+  };
+  return check;
+}
+
+const bool chosen =
+    constrain({"Index"}, {},
+              {{"self", dtype(kRealAndBool), kIndex, kBig},
+               {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndex},
+               {"out", same_dtype("self"), kIndex}}) &&
+    constrain({"IndexSelect"}, {},
+              {{"index", dtype(kIndices), kSelect}, {"out", same_dtype("self"), kSelect}}) &&
+    constrain({"Gather"}, {},
+              {{"self", dtype(kAnyReal), kGather, kBig},
+               {"index", dtype(kIndices), kGather},
+               {"out", same_dtype("self"), kGather},
+               {"out", same_sizes("index"), kGather}}) &&
+    constrain({"InplaceScatter"}, {},
+              {{"self", dtype(kNumbers), kScatter, kBig},
+               {"index", dtype(kIndices), kScatter},
+               {"src", same_dtype("self"), kScatter}});
+
+const bool ordered = constrain({"Sort"}, {},
+                               {{"self",
+                                 dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
+                                        at::kShort, at::kInt, at::kLong, at::kBool}),
+                                 kSort, kBig},
+                                {"values", same_sizes("self"), kSort},
+                                {"indices", dtype({at::kLong}), kSort},
+                                {"indices", same_sizes("self"), kSort}}) &&
+                     constrain({"Topk"}, {},
+                               {{"self", dtype(kReal), kTopk, kBig},
+                                {"values", same_dtype("self"), kTopk},
+                                {"indices", dtype({at::kLong}), kTopk}});
+
+}  // namespace
+}  // namespace vnpu::ops

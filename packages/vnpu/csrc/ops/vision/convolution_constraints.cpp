@@ -1,0 +1,34 @@
+// What convolutions can be called with.
+// Source: docs of ops-nn v8.5.0 (conv).
+
+#include "ops/constraints.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr char kConvolution[] =
+    "ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters";
+const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
+constexpr Scope kBig{.chips = kA2 | kA3};
+
+Check one_for_each_dimension() {
+  return fits("have a number for each dimension of input but two", {"input"},
+              [](const RuleArguments& own) -> Found {
+                const auto numbers = static_cast<int64_t>(own.integers().size());
+                if (numbers == own.tensor(1).dims - 2) return std::nullopt;
+                return std::to_string(numbers) + " numbers beside sizes " + sizes_of(own.tensor(1));
+              });
+}
+
+const bool convolution = constrain({"Convolution"}, {},
+                                   {{"input", dtype(kFloats), kConvolution, kBig},
+                                    {"weight", dtype(kFloats), kConvolution, kBig},
+                                    {"bias", dtype(kFloats), kConvolution, kBig},
+                                    {"input", dims(3, 5), kConvolution},
+                                    {"weight", dims(3, 5), kConvolution},
+                                    {"stride", one_for_each_dimension(), kConvolution},
+                                    {"dilation", one_for_each_dimension(), kConvolution},
+                                    {"groups", between(1, 65535), kConvolution}});
+
+}  // namespace
+}  // namespace vnpu::ops
