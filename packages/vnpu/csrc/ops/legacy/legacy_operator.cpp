@@ -97,7 +97,11 @@ class LegacyTask final : public OperatorTask {
     }
     std::vector<std::vector<int64_t>> sizes;
     for (const LaidOutTensor& output : outputs_) sizes.push_back(output.sizes);
-    const Results results = body_({std::move(inputs), std::move(sizes), attributes_});
+    const LegacyArguments arguments(std::move(inputs), std::move(sizes), attributes_);
+    const Results results = body_(arguments);
+    if (const auto name = arguments.unseen_attribute()) {
+      refuse("attribute '" + *name + "' is not known here; see csrc/ops/legacy");
+    }
     for (size_t i = 0; i < results.size() && i < outputs_.size(); ++i) {
       const LaidOutTensor& output = outputs_[i];
       const Tensor memory = tensors.make(output.memory);
@@ -157,26 +161,43 @@ std::vector<int64_t> LegacyArguments::numbers(size_t index) const {
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
 }
 
-bool LegacyArguments::flag(const char* name, bool otherwise) const {
+template <class Value>
+const Value* LegacyArguments::find(const char* name) const {
+  seen_.insert(name);
   const auto found = attributes_.find(name);
-  return found == attributes_.end() ? otherwise : std::get<bool>(found->second);
+  if (found == attributes_.end()) return nullptr;
+  const Value* const value = std::get_if<Value>(&found->second);
+  if (value == nullptr) refuse(std::string("attribute '") + name + "' has another type");
+  return value;
+}
+
+std::optional<std::string> LegacyArguments::unseen_attribute() const {
+  for (const auto& [name, value] : attributes_) {
+    // Those with a line in front choose an engine.
+    if (name[0] != '_' && seen_.count(name) == 0) return name;
+  }
+  return std::nullopt;
+}
+
+bool LegacyArguments::flag(const char* name, bool otherwise) const {
+  const bool* const value = find<bool>(name);
+  return value == nullptr ? otherwise : *value;
 }
 int64_t LegacyArguments::integer(const char* name, int64_t otherwise) const {
-  const auto found = attributes_.find(name);
-  return found == attributes_.end() ? otherwise : std::get<int64_t>(found->second);
+  const int64_t* const value = find<int64_t>(name);
+  return value == nullptr ? otherwise : *value;
 }
 double LegacyArguments::real(const char* name, double otherwise) const {
-  const auto found = attributes_.find(name);
-  return found == attributes_.end() ? otherwise : std::get<double>(found->second);
+  const double* const value = find<double>(name);
+  return value == nullptr ? otherwise : *value;
 }
 std::string LegacyArguments::text(const char* name, const char* otherwise) const {
-  const auto found = attributes_.find(name);
-  return found == attributes_.end() ? otherwise : std::get<std::string>(found->second);
+  const std::string* const value = find<std::string>(name);
+  return value == nullptr ? otherwise : *value;
 }
 std::vector<int64_t> LegacyArguments::integers(const char* name) const {
-  const auto found = attributes_.find(name);
-  if (found == attributes_.end()) return {};
-  return std::get<std::vector<int64_t>>(found->second);
+  const auto* const value = find<std::vector<int64_t>>(name);
+  return value == nullptr ? std::vector<int64_t>() : *value;
 }
 
 bool legacy(const char* names, LegacyBody body, LegacyWork work) {

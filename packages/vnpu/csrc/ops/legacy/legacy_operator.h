@@ -11,7 +11,10 @@
 // Inputs, attributes and results have the order and names that op-plugin gives them
 // (op_plugin/ops/aclops). Results are cast to the dtype of their output and broadcast to its sizes.
 
+#include <initializer_list>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,7 +41,11 @@ class LegacyArguments {
   int64_t number(size_t index) const { return (*this)[index].item().toLong(); }
   const std::vector<int64_t>& output_sizes(size_t index = 0) const { return output_sizes_[index]; }
 
-  // Attributes.
+  // Attributes. One that a call has and its row neither reads nor passes over ends the call.
+  void pass_over(std::initializer_list<const char*> names) const {
+    seen_.insert(names.begin(), names.end());
+  }
+  std::optional<std::string> unseen_attribute() const;
   bool flag(const char* name, bool otherwise = false) const;
   int64_t integer(const char* name, int64_t otherwise) const;
   double real(const char* name, double otherwise) const;
@@ -46,9 +53,14 @@ class LegacyArguments {
   std::vector<int64_t> integers(const char* name) const;
 
  private:
+  // Null: the call does not have it.
+  template <class Value>
+  const Value* find(const char* name) const;
+
   std::vector<Tensor> inputs_;
   std::vector<std::vector<int64_t>> output_sizes_;
   const abi::LegacyAttributes& attributes_;
+  mutable std::set<std::string> seen_;
 };
 
 using Results = std::vector<Tensor>;

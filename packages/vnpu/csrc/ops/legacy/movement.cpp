@@ -6,8 +6,10 @@ namespace vnpu::ops {
 namespace {
 
 // Between layouts, and between dtypes: the machinery's own work.
-const bool cast =
-    legacy("Identity TransData Cast", [](const LegacyArguments& a) -> Results { return {a[0]}; });
+const bool cast = legacy("Identity TransData Cast", [](const LegacyArguments& a) -> Results {
+  a.pass_over({"dst_type", "src_format", "dst_format", "groups"});  // the output has them
+  return {a[0]};
+});
 
 const bool fill = legacy("Fill", [](const LegacyArguments& a) -> Results {
   return {a[1].reshape({})};  // input 0: the sizes, which the output has too
@@ -24,9 +26,11 @@ const bool broadcast = legacy(
 const bool tile =
     legacy("Tile", [](const LegacyArguments& a) -> Results { return {a[0].repeat(a.numbers(1))}; });
 const bool concat = legacy("ConcatD", [](const LegacyArguments& a) -> Results {
+  a.pass_over({"N"});
   return {at::cat(a.inputs(), a.integer("concat_dim", 0))};
 });
 const bool pack = legacy("Pack", [](const LegacyArguments& a) -> Results {
+  a.pass_over({"N"});
   return {at::stack(a.inputs(), a.integer("axis", 0))};
 });
 const bool slice = legacy("Slice", [](const LegacyArguments& a) -> Results {
@@ -64,9 +68,9 @@ const bool triu = legacy("Triu", [](const LegacyArguments& a) -> Results {
 });
 // paddings: two numbers for each dimension, from the first on
 const bool pad = legacy("PadV3", [](const LegacyArguments& a) -> Results {
-  if (a.text("mode", "constant") != "constant" || !a.flag("paddings_contiguous", true)) {
-    refuse("only mode 'constant' with paddings side by side is implemented");
-  }
+  const bool is_constant = a.text("mode", "constant") == "constant";
+  require(a.flag("paddings_contiguous", true) && is_constant,
+          "only mode 'constant' with paddings side by side is implemented");
   const std::vector<int64_t> given = a.numbers(1);
   std::vector<int64_t> from_last;
   for (size_t i = given.size(); i >= 2; i -= 2) {
@@ -87,6 +91,7 @@ Tensor gather(const Tensor& x, const Tensor& indices, int64_t dim) {
   return x.index_select(axis, indices.reshape(-1)).reshape(sizes);
 }
 const bool gathers = legacy("GatherV2", [](const LegacyArguments& a) -> Results {
+  require(a.integer("batch_dims", 0) == 0, "batch_dims must be 0");
   return {gather(a[0], a[1], a.number(2))};
 });
 const bool gathers_of_attribute = legacy("GatherV2D", [](const LegacyArguments& a) -> Results {

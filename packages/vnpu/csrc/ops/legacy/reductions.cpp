@@ -51,7 +51,8 @@ Tensor variance(const LegacyArguments& a) {
   if (dims.empty()) {
     for (int64_t i = 0; i < a[0].dim(); ++i) dims.push_back(i);
   }
-  const int64_t correction = a.integer("correction", a.flag("unbiased", true) ? 1 : 0);
+  const bool is_unbiased = a.flag("unbiased", true);
+  const int64_t correction = a.integer("correction", is_unbiased ? 1 : 0);
   int64_t entries = 1;
   for (const int64_t dim : dims) entries *= a[0].size(dim);
   const Tensor apart = widen(a[0]) - widen(a[1]);
@@ -59,7 +60,8 @@ Tensor variance(const LegacyArguments& a) {
          static_cast<double>(std::max<int64_t>(entries - correction, 0));
 }
 const bool deviation = legacy("ReduceStdWithMean", [](const LegacyArguments& a) -> Results {
-  return {at::sqrt(variance(a))};
+  const double epsilon = a.real("epsilon", 0.001);
+  return {a.flag("invert") ? at::rsqrt(variance(a) + epsilon) : at::sqrt(variance(a))};
 });
 const bool spread = legacy("ReduceStdV2Update", [](const LegacyArguments& a) -> Results {
   return {a.flag("if_std") ? at::sqrt(variance(a)) : variance(a)};
@@ -102,6 +104,7 @@ const bool log_softmax = legacy("LogSoftmaxV2", [](const LegacyArguments& a) -> 
   return {at::log_softmax(widen(a[0]), axes.empty() ? -1 : axes[0])};
 });
 const bool layer_norm = legacy("LayerNorm", [](const LegacyArguments& a) -> Results {
+  a.pass_over({"begin_params_axis"});  // weights have the sizes of what is normalised
   const Tensor x = widen(a[0]);
   std::vector<int64_t> dims;
   for (int64_t i = a.integer("begin_norm_axis", 0); i < x.dim(); ++i) dims.push_back(i);

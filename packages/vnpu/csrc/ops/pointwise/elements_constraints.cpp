@@ -11,6 +11,10 @@ constexpr Scope kBig{.chips = kA2 | kA3};
 constexpr char kArithmetic[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_{add,sub,mul,div}.cpp";
 constexpr char kSizes[] = "OP_CHECK_SHAPE_NOT_EQUAL in aclnn_{add,sub,mul}.cpp";
 constexpr char kRsub[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_rsub.cpp";
+constexpr char kEqual[] = "dtype lists for 910B in aclnn_{eq,ne}_scalar.cpp, aclnn_ne_tensor.cpp";
+constexpr char kLessTensors[] = "dtype lists for 910B in aclnn_{lt,le}_tensor.cpp";
+constexpr char kBits[] = "DTYPE_SUPPORT_LIST in aclnn_bitwise_and_tensor.cpp";
+constexpr char kClamp[] = "Ascend910B_dtype_support_list, CheckShape in aclnn_clamp.cpp";
 constexpr char kLess[] = "CheckDtypeValid in aclnn_lt_scalar.cpp";
 constexpr char kMaskedFill[] = "DTYPE_SUPPORT_LIST in aclnn_masked_fill_scalar.cpp";
 constexpr char kWhere[] = "CONDITION_DTYPE_SUPPORT in aclnn_s_where.cpp";
@@ -55,6 +59,28 @@ const bool less_than = constrain(
              at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
       kLess, kBig},
      {"out", same_sizes("self"), kLess}});
+const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
+                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
+const bool equal =
+    constrain({"EqScalar", "NeScalar"}, {},
+              {{"self", dtype(kNumbers), kEqual, kBig}, {"out", same_sizes("self"), kEqual}}) &&
+    constrain({"NeTensor"}, {},
+              {{"self", dtype(kNumbers), kEqual, kBig}, {"other", dtype(kNumbers), kEqual, kBig}});
+std::vector<Row> less_rows(const std::vector<ScalarType>& dtypes) {
+  return {{"self", dtype(dtypes), kLessTensors, kBig},
+          {"other", dtype(dtypes), kLessTensors, kBig}};
+}
+const bool less_than_tensors =
+    constrain({"LtTensor"}, {},
+              less_rows(with(kReal, {at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}))) &&
+    constrain({"LeTensor"}, {}, less_rows(with(kReal, {at::kBool, at::kUInt16})));
+const std::vector<ScalarType> kBitDtypes{at::kShort, at::kInt,  at::kLong,  at::kChar,
+                                         at::kByte,  at::kBool, at::kUInt16};
+const bool bits = constrain(
+    {"BitwiseAndTensor"}, {},
+    {{"self", dtype(kBitDtypes), kBits, kBig}, {"other", dtype(kBitDtypes), kBits, kBig}});
+const bool clamp = constrain(
+    {"Clamp"}, {}, {{"self", dtype(kReal), kClamp, kBig}, {"out", same_sizes("self"), kClamp}});
 const bool masked_fill = constrain(
     {"InplaceMaskedFillScalar"}, {},
     {{"self",

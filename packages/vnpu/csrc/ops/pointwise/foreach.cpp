@@ -17,10 +17,12 @@ void each(const OutList& out, const Compute& compute) {
   for (size_t i = 0; i < out.size(); ++i) store(out[i], compute(i));
 }
 
-// Half of an addcmul or addcdiv: kernels of float16 round it, those of bfloat16 stay in float32.
+// Kernels of bfloat16 compute in float32, those of float16 in float16.
+Tensor wide(const Tensor& x) { return x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x; }
+
+// Half of an addcmul or addcdiv.
 Tensor term(const Tensor& x2, const Tensor& x3, Tensor (*combine)(const Tensor&, const Tensor&)) {
-  const bool stays_wide = x2.scalar_type() == at::kBFloat16;
-  return stays_wide ? combine(widen(x2), widen(x3)) : combine(x2, x3);
+  return combine(wide(x2), wide(x3));
 }
 
 Tensor product(const Tensor& x, const Tensor& y) { return at::mul(x, y); }
@@ -128,13 +130,18 @@ VNPU_FOREACH_PAIR(Maximum, at::maximum)
 VNPU_FOREACH_PAIR(Minimum, at::minimum)
 VNPU_FOREACH_PAIR(Pow, at::pow)
 
+// bfloat16 is rounded once; of a difference of float16 also what is scaled.
 VNPU_OPERATOR(ForeachAddListV2, (const TensorList& x1, const TensorList& x2, const Scalar& alpha,
                                  const OutList& out)) {
-  each(out, [&](size_t i) { return at::add(x1[i], x2[i], rounded(alpha, x1)); });
+  each(out, [&](size_t i) { return at::add(wide(x1[i]), wide(x2[i]), rounded(alpha, x1)); });
 }
 VNPU_OPERATOR(ForeachSubListV2, (const TensorList& x1, const TensorList& x2, const Scalar& alpha,
                                  const OutList& out)) {
-  each(out, [&](size_t i) { return at::sub(x1[i], x2[i], rounded(alpha, x1)); });
+  each(out, [&](size_t i) {
+    const Scalar factor = rounded(alpha, x1);
+    if (x1[i].scalar_type() == at::kHalf) return at::sub(x1[i], at::mul(x2[i], factor));
+    return at::sub(wide(x1[i]), wide(x2[i]), factor);
+  });
 }
 VNPU_OPERATOR(ForeachLerpScalar, (const TensorList& x1, const TensorList& x2, const Scalar& weight,
                                   const OutList& out)) {

@@ -12,6 +12,8 @@ constexpr char kSum[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp";
 constexpr char kCumsum[] = "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
 constexpr char kArgMax[] = "ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters";
 constexpr char kSoftmax[] = "aclnn_{softmax,logsoftmax}.cpp: dtype lists, CheckShape";
+constexpr char kAny[] =
+    "aclnn_any.cpp: ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST, out_dtype_support_list";
 constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
 
 const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
@@ -41,6 +43,12 @@ const bool largest = constrain(
            }),
       kArgMax},
      {"out", dtype({at::kInt, at::kLong}), kArgMax}});
+const bool any = constrain({"Any"}, {},
+                           {{"self",
+                             dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,
+                                    at::kLong, at::kShort, at::kChar, at::kByte, at::kBool}),
+                             kAny, kBig},
+                            {"out", dtype({at::kByte, at::kBool}), kAny}});
 const bool softmax = constrain({"Softmax", "LogSoftmax"}, {},
                                {{"self", dtype(kFloats), kSoftmax, kBig},
                                 {"out", dtype(kFloats), kSoftmax, kBig},

@@ -17,6 +17,7 @@ constexpr char kArange[] = "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_arange
 constexpr char kRepeat[] = "OP_CHECK_DTYPE_NOT_SAME in aclnn_repeat.cpp";
 constexpr char kTriu[] = "aclnn_triu.cpp: DTYPE_SUPPORT_LIST_910B, OP_CHECK_SHAPE_NOT_EQUAL";
 constexpr char kIndex[] = "CheckDtypeValid in aclnn_index.cpp";
+constexpr char kNonzero[] = "CheckDtypeValid in aclnn_nonzero.cpp";
 constexpr char kSelect[] = "CheckDtypeValid in aclnn_index_select.cpp";
 constexpr char kGather[] = "CheckDtypeValid, CheckShape in aclnn_gather.cpp";
 constexpr char kScatter[] = "CheckDtypeValid in aclnn_scatter.cpp";
@@ -78,6 +79,9 @@ const bool chosen =
               {{"self", dtype(kRealAndBool), kIndex, kBig},
                {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndex},
                {"out", same_dtype("self"), kIndex}}) &&
+    constrain(
+        {"Nonzero"}, {},
+        {{"self", dtype(kRealAndBool), kNonzero, kBig}, {"out", dtype({at::kLong}), kNonzero}}) &&
     constrain({"IndexSelect"}, {},
               {{"index", dtype(kIndices), kSelect}, {"out", same_dtype("self"), kSelect}}) &&
     constrain({"Gather"}, {},

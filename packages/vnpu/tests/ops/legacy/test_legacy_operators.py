@@ -224,6 +224,16 @@ def test_products_of_batches() -> None:
     )
 
 
+def test_attributes_are_obeyed() -> None:
+    """A spread is inverted where the attribute says so."""
+    x = matrix(0, 2, 3, 12, 12)
+    mean, inverse = torch.batch_norm_stats(x.npu(), 1e-5)
+    wide = x.float()
+    compare(mean, wide.mean((0, 2, 3)), rtol=1e-5)
+    spread = wide.var((0, 2, 3), unbiased=False)
+    compare(inverse, torch.rsqrt(spread + 1e-5), rtol=1e-5)
+
+
 @pytest.mark.refused_calls
 def test_an_operator_that_is_missing_is_named() -> None:
     with pytest.raises(RuntimeError, match="operator 'NonZero'"):
