@@ -25,6 +25,7 @@ class Stream {
   const int device;
   const int id;
   const uint32_t priority;
+  uint32_t flags = 0;  // as it was made with; nothing here depends on them
 
   std::deque<TaskPtr> queue;  // the head may be running
   bool running = false;       // one thread is inside step() or wait() of the head

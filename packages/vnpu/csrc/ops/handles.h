@@ -9,6 +9,8 @@
 
 struct aclTensor {
   vnpu::ops::TensorView view;
+  // The dimension along which an int32 holds eight of the 4-bit integers that were described.
+  int int4_dimension = -1;
 };
 struct aclScalar {
   vnpu::ops::TypedScalar scalar;

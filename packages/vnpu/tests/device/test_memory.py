@@ -199,3 +199,35 @@ def test_memory_of_the_host_may_be_registered_besides_and_takes_no_empty_range()
               acl.aclrtHostUnregister(memory), acl.aclrtHostUnregister(memory))
         """
     ) == ["768.0", "768.0", "107000 0 0 107000"]
+
+
+def test_memory_of_the_host_that_the_runtime_knows_can_be_filled() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+pinned = ctypes.c_void_p()
+assert acl.aclrtMallocHost(ctypes.byref(pinned), ctypes.c_size_t(4096)) == 0
+size, stream = ctypes.c_size_t(4096), ctypes.c_void_p(torch.npu.current_stream().npu_stream)
+for fill in (acl.aclrtMemset, lambda *fill: acl.aclrtMemsetAsync(*fill, stream)):
+    for value in (7, 0):
+        assert fill(pinned, size, value, size) == 0
+        torch.npu.synchronize()
+        print(set(ctypes.string_at(pinned, 4096)))
+beyond = ctypes.c_size_t(8192)
+print(acl.aclrtMemset(pinned, beyond, 1, beyond), acl.aclrtMemset(host, size, 1, size))
+"""
+    )
+    assert lines == ["{7}", "{0}", "{7}", "{0}", "507015 507015"]
+
+
+def test_a_buffer_of_data_tells_its_address() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+for function in (acl.aclCreateDataBuffer, acl.aclGetDataBufferAddr):
+    function.restype = ctypes.c_void_p
+buffer = ctypes.c_void_p(acl.aclCreateDataBuffer(host, ctypes.c_size_t(64)))
+print(acl.aclGetDataBufferAddr(buffer) == ctypes.addressof(host), acl.aclGetDataBufferAddr(None))
+"""
+    )
+    assert lines == ["True None"]

@@ -172,11 +172,19 @@ Executor::Limit limit_of(int32_t timeout_ms) {
 
 }  // namespace
 
-VNPU_ACL(aclrtCreateStreamWithConfig, (aclrtStream * stream, uint32_t priority, uint32_t)) {
+VNPU_ACL(aclrtCreateStreamWithConfig, (aclrtStream * stream, uint32_t priority, uint32_t flags)) {
   return guarded("aclrtCreateStreamWithConfig", [&] {
     const int device = System::instance().require_current_device();
-    *stream = abi::make_handle(executor().create_stream(device, priority));
+    const StreamPtr created = executor().create_stream(device, priority);
+    created->flags = flags;
+    *stream = abi::make_handle(created);
   });
+}
+VNPU_ACL(aclrtStreamGetPriority, (aclrtStream stream, uint32_t* priority)) {
+  return guarded("aclrtStreamGetPriority", [&] { *priority = abi::stream_of(stream)->priority; });
+}
+VNPU_ACL(aclrtStreamGetFlags, (aclrtStream stream, uint32_t* flags)) {
+  return guarded("aclrtStreamGetFlags", [&] { *flags = abi::stream_of(stream)->flags; });
 }
 VNPU_ACL(aclrtCreateStream, (aclrtStream * stream)) {
   return aclrtCreateStreamWithConfig(stream, 0, 0);

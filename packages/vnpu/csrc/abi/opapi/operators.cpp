@@ -3,6 +3,8 @@
 // The symbols are indirect functions: the loader asks a resolver for the address, which lets the C
 // signature of a first phase follow from its row in ops/ instead of being written a second time.
 
+#include <algorithm>
+
 #include "abi/status.h"
 #include "device/memory.h"
 #include "device/system.h"
@@ -95,6 +97,33 @@ extern "C" __attribute__((visibility("default"))) int aclnnNpuFormatCastCalculat
     return 0;
   } catch (...) {
     return abi::report_exception("aclnnNpuFormatCastCalculateSizeAndFormat");
+  }
+}
+
+// Likewise: the elements of a weight [batch.., n, k] in FRACTAL_NZ, with tiles of 32 columns unless
+// its numbers have 16 bits.
+extern "C" __attribute__((visibility("default"))) int aclnnCalculateMatmulWeightSizeV2(
+    const aclIntArray* sizes, int type, uint64_t* elements) {
+  constexpr const char* kName = "aclnnCalculateMatmulWeightSizeV2";
+  constexpr int kHalf = 1;
+  constexpr int kBFloat16 = 27;  // aclDataType
+  try {
+    if (sizes == nullptr || elements == nullptr) {
+      throw Failure(FailureKind::kOperatorInvalid, std::string(kName) + ": a null pointer.");
+    }
+    const std::vector<int64_t>& shape = sizes->values;
+    if (shape.size() < 2 || shape.size() > 6 ||
+        std::find(shape.begin(), shape.end(), 0) != shape.end()) {
+      throw Failure(FailureKind::kOperatorInvalid,
+                    std::string(kName) + ": a weight has 2 to 6 dimensions, none of them empty.");
+    }
+    *elements = 1;
+    for (const int64_t size :
+         ops::fractal_sizes(shape, type == kHalf || type == kBFloat16 ? 16 : 32))
+      *elements *= static_cast<uint64_t>(size);
+    return 0;
+  } catch (...) {
+    return abi::report_exception(kName);
   }
 }
 

@@ -76,6 +76,33 @@ class Tensors {
   std::vector<Described*> unused_;
 };
 
+constexpr int32_t kInt4 = 29;  // aclDataType
+
+// Describes 4-bit integers as operators take them: eight in each int32, along the dimension in
+// which they lie one behind the other.
+void take_by_eights(aclTensor& tensor) {
+  ops::TensorView& view = tensor.view;
+  int packed = view.dims - 1;
+  while (packed >= 0 && (view.strides[packed] != 1 || view.sizes[packed] % 8 != 0)) --packed;
+  bool is_whole = packed >= 0 && view.offset % 8 == 0;
+  for (int i = 0; i < view.dims; ++i) {
+    is_whole = is_whole && (i == packed || view.sizes[i] == 1 || view.strides[i] % 8 == 0);
+  }
+  if (!is_whole) {
+    throw Failure(FailureKind::kOperatorInvalid,
+                  "vnpu: 4-bit integers are taken by eights: one dimension has to be contiguous, "
+                  "its size and all distances multiples of 8.");
+  }
+  for (int i = 0; i < view.dims; ++i) {
+    if (i != packed) view.strides[i] = std::max<int64_t>(1, view.strides[i] / 8);
+  }
+  view.sizes[packed] /= 8;
+  view.offset /= 8;
+  view.dtype = at::kInt;
+  tensor.int4_dimension = packed;
+  if (view.storage_dims > 0) view.storage_sizes[view.storage_dims - 1] /= 8;
+}
+
 }  // namespace
 
 VNPU_C(aclTensor*)
@@ -103,10 +130,14 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
         step *= sizes[i];
       }
     }
-    view.dtype = ops::read_dtype(type);
     view.format = format;
     view.storage_dims = static_cast<int8_t>(storage_dims);
     if (storage_sizes != nullptr) std::copy_n(storage_sizes, storage_dims, view.storage_sizes);
+    if (type == kInt4) {
+      take_by_eights(tensor);
+    } else {
+      view.dtype = ops::read_dtype(type);
+    }
     return Tensors::instance().make(tensor);
   });
 }
@@ -191,6 +222,7 @@ VNPU_C(int) aclGetViewShape(const aclTensor* tensor, int64_t** sizes, uint64_t* 
   *dims = static_cast<uint64_t>(view.dims);
   *sizes = new int64_t[static_cast<size_t>(view.dims)];  // the caller uses delete[]
   std::copy_n(view.sizes, view.dims, *sizes);
+  if (tensor->int4_dimension >= 0) (*sizes)[tensor->int4_dimension] *= 8;
   return 0;
 }
 VNPU_C(int) aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {

@@ -22,12 +22,40 @@ struct CacheTarget {
   Tensor index;     // of tokens, or of blocks in the BLK modes
   int64_t batches;  // rows are [batches * tokens, size]
   int64_t tokens;
+  bool names_blocks =
+      false;                 // in the BLK modes: by their numbers, not the slots of their beginning
+  OptionalTensor ends = {};  // of sequences that are not of `tokens` each
 };
 
 bool ends_with(const Text& text, const char* end) {
   const std::string_view suffix(end);
   return text.size() >= suffix.size() &&
          std::string_view(text).substr(text.size() - suffix.size()) == suffix;
+}
+
+// Of each row, where sequences begin with a block and an index stands for a block.
+Tensor slots_of_blocks(const CacheTarget& target, int64_t block_size) {
+  std::vector<int64_t> ends;
+  if (target.ends) {
+    const Tensor values = target.ends->to(at::kLong).contiguous();
+    const auto* const first = values.const_data_ptr<int64_t>();
+    ends.assign(first, first + values.numel());
+  } else {
+    for (int64_t i = 1; i <= target.batches; ++i) ends.push_back(i * target.tokens);
+  }
+  const Tensor first =
+      target.index.to(at::kLong).reshape({-1}) * (target.names_blocks ? block_size : 1);
+  std::vector<Tensor> slots;
+  int64_t start = 0;
+  int64_t blocks = 0;
+  for (const int64_t end : ends) {
+    const Tensor token = at::arange(end - start, at::kLong);
+    slots.push_back(first.index_select(0, at::floor_divide(token, block_size) + blocks) +
+                    token.remainder(block_size));
+    blocks += (end - start + block_size - 1) / block_size;
+    start = end;
+  }
+  return at::cat(slots);
 }
 
 void write_cache(const Tensor& rows, const Tensor& cache, const CacheTarget& target) {
@@ -49,15 +77,8 @@ void write_cache(const Tensor& rows, const Tensor& cache, const CacheTarget& tar
            "' is not supported; use Norm, PA, PA_BNSD, PA_NZ, PA_BLK_BNSD or PA_BLK_NZ.");
   }
   const int64_t block_size = cache.size(1);
-  Tensor slots = target.index.to(at::kLong).reshape({-1});
-  if (per_block) {  // one index per block: the slot of its first token
-    const int64_t blocks = (target.tokens + block_size - 1) / block_size;
-    const Tensor token = at::arange(target.tokens, at::kLong);
-    slots =
-        (slots.view({target.batches, blocks}).index_select(1, at::floor_divide(token, block_size)) +
-         token.remainder(block_size))
-            .reshape({-1});
-  }
+  const Tensor slots =
+      per_block ? slots_of_blocks(target, block_size) : target.index.to(at::kLong).reshape({-1});
   if (!pieces) {
     write_slots(rows, cache, slots, CacheMode::kNorm, false);
     return;
@@ -94,6 +115,7 @@ struct LatentProlog {
   Text cache_mode;
   double query_factor = 1, key_factor = 1;
   OptionalTensor normed_query_out = {}, normed_query_scale_out = {}, query_scale_out = {};
+  OptionalTensor ends = {};  // of the sequences that x [tokens, hidden] has
 };
 
 // x * weight as floats; integers carry a scale per row and one per column.
@@ -165,7 +187,12 @@ void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rop
          turned_key);
   require(call.cache_index.has_value(), "cacheIndex is required in the paged cache modes.");
   const int64_t batches = call.x.dim() == 3 ? call.x.size(0) : 1;
-  const CacheTarget target{call.cache_mode, *call.cache_index, batches, rows / batches};
+  const CacheTarget target{.mode = call.cache_mode,
+                           .index = *call.cache_index,
+                           .batches = batches,
+                           .tokens = rows / batches,
+                           .names_blocks = true,
+                           .ends = call.ends};
   const Tensor& latent_cache = call.latent_cache.tensor;
   const Tensor& rope_cache = call.rope_cache.tensor;
   write_cache(for_cache(compressed, latent_cache, call.latent_scale, {}), latent_cache, target);
@@ -262,7 +289,7 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
                const OptionalTensor& down_query_scale, const OptionalTensor& up_query_scale,
                const OptionalTensor& down_key_scale, const OptionalTensor& latent_scale,
                const OptionalTensor& rope_scale, const OptionalTensor& smooth,
-               const OptionalTensor&, const OptionalTensor&, double query_epsilon,
+               const OptionalTensor& actual_seq_len, const OptionalTensor&, double query_epsilon,
                double key_epsilon, const Text& cache_mode, int64_t weight_mode,
                int64_t cache_quant_mode, int64_t, int64_t joint_caches, int64_t joint_scales,
                int64_t, double query_factor, double key_factor, Out query, Out query_rope,
@@ -298,7 +325,8 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
           key_factor,
           filled(normed_query),
           filled(normed_query_scale),
-          filled(query_scale)},
+          filled(query_scale),
+          actual_seq_len},
          query, query_rope);
 }
 

@@ -255,11 +255,13 @@ void grouped_matmul(const GroupedMatmul& call) {
   }
 }
 
-// x int8 [rows, k] times the weights of the groups, as floats: scaled per column and per row.
-Tensor scaled_products(const Tensor& x, const std::vector<Tensor>& weights,
+// x [rows, k], int8 or packed 4-bit integers, times the weights of the groups, as floats: scaled
+// per column and per row.
+Tensor scaled_products(const Tensor& rows, const std::vector<Tensor>& weights,
                        const std::vector<Tensor>& scales, const OptionalTensor& bias,
                        const OptionalTensor& row_scale, const std::vector<Group>& groups) {
   const int64_t columns = scales.front().size(-1);
+  const Tensor x = rows.scalar_type() == at::kInt ? unpack_int4(rows) : rows;
   Tensor result = at::zeros({x.size(0), columns}, at::kFloat);
   for (const Group& group : groups) {
     if (group.count == 0) continue;
@@ -281,6 +283,7 @@ Tensor scaled_products(const Tensor& x, const std::vector<Tensor>& weights,
 }
 
 // silu(first half) * second half of the products, as int8 with a scale per row.
+// smooth: factors of the groups, [groups] or [groups, columns]
 void swiglu_quantized(const Tensor& products, const OptionalTensor& smooth,
                       const std::vector<Group>& groups, const Out& out, const Out& scale_out) {
   if (out.tensor.numel() == 0) return;
@@ -289,7 +292,7 @@ void swiglu_quantized(const Tensor& products, const OptionalTensor& smooth,
   if (smooth) {
     for (const Group& group : groups) {
       gated.narrow(0, group.start, group.count)
-          .mul_(of_group({*smooth}, group.index, 1).to(at::kFloat));
+          .mul_(of_group({*smooth}, group.index, 0).to(at::kFloat));
     }
   }
   const auto [values, scales] = quantize_rows(gated);

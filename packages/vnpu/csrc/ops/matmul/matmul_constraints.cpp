@@ -1,6 +1,8 @@
 // What matrix products can be called with, in floats and in integers.
 // Sources: docs of ops-nn (matmul) and ops-transformer (gmm), and the pages of op-plugin.
 
+#include <limits>
+
 #include "ops/constraints.h"
 
 namespace vnpu::ops {
@@ -14,6 +16,10 @@ constexpr char kPromotion[] = "Dav2201MatMulRule in matmul_util.cpp of ops-nn";
 constexpr char kTransposed[] =
     "ops-nn matmul/transpose_batch_mat_mul/docs/aclnnTransposeBatchMatMul.md, constraints";
 constexpr char kQuant[] = "op-plugin torch_npu-npu_quant_matmul.md, constraints";
+constexpr char kQuantGroups[] =
+    "ops-nn matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulV5.md, K-G";
+constexpr char kQuantBlocks[] =
+    "ops-nn matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulV5.md, G-B";
 constexpr char kQuantNz[] =
     "ops-nn matmul/quant_batch_matmul_v4/docs/aclnnQuantMatmulWeightNz.md, constraints";
 constexpr char kGrouped[] = "op-plugin torch_npu-npu_grouped_matmul.md, constraints";
@@ -119,6 +125,72 @@ const bool transposed = constrain(
 
 // --- quantized products ------------------------------------------------------------------------
 
+// 8-bit rows beside 4-bit weights, which lie in int32.
+bool has_halves(const RuleArguments& own) {
+  return own.has(0) && own.has(1) && own.tensor(0).dtype == at::kChar &&
+         own.tensor(1).dtype == at::kInt;
+}
+Condition is_mixed() { return {"x1 is int8 and x2 int4", {"x1", "x2"}, has_halves}; }
+Condition is_not_mixed() {
+  return {"x2 is not int4 beside int8", {"x1", "x2"}, [](const RuleArguments& own) {
+            return !has_halves(own);
+          }};
+}
+// Scales of x1 for blocks of its rows.
+Condition has_blocks() {
+  return {"x1_scale has columns", {"x1_scale"}, [](const RuleArguments& own) {
+            return own.has() && own.tensor().dims == 2 && size_of(own.tensor(), 1) > 1;
+          }};
+}
+Check is(bool value) {
+  return that(value ? "be true" : "be false", {}, [value](const RuleArguments& own) -> Found {
+    if ((own.integer() != 0) == value) return std::nullopt;
+    return value ? "false" : "true";
+  });
+}
+// An entry for each block of a matrix, those at its edges among them.
+Check blocks_of(const char* matrix, int64_t rows, int64_t columns) {
+  return fits("have an entry for each " + (rows == 1 ? "" : text(rows) + " rows by ") +
+                  text(columns) + " columns of " + matrix,
+              {matrix}, [rows, columns](const RuleArguments& own) -> Found {
+                const TensorView& x = own.tensor(1);
+                if (size_of(own.tensor(), -2) == (size_of(x, -2) + rows - 1) / rows &&
+                    size_of(own.tensor(), -1) == (size_of(x, -1) + columns - 1) / columns) {
+                  return std::nullopt;
+                }
+                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+              });
+}
+
+// Of products that take scales along the depth: of rows and weights of different widths, or of
+// blocks of both.
+std::vector<Row> grouped_scale_rows() {
+  constexpr int64_t kBlocks = (INT64_C(1) << 32) + (128 << 16) + 128;
+  return {
+      {"x1_scale", present().when(is_mixed()), kQuantGroups},
+      {"x2_scale", dtype({at::kLong, at::kUInt64}).when(is_mixed()), kQuantGroups},
+      {"y_offset", present().when(is_mixed()), kQuantGroups},
+      {"y_offset", dtype({at::kFloat}).when(is_mixed()), kQuantGroups},
+      {"y_offset", same_size(-1, "out", -1).when(is_mixed()), kQuantGroups},
+      {"bias", absent().when(is_mixed()), kQuantGroups},
+      {"transpose1", is(false).when(is_mixed()), kQuantGroups},
+      {"x1", size_between(-1, 256, 29575, 256).when(is_mixed()), kQuantGroups},
+      {"out", dtype({at::kHalf, at::kBFloat16}).when(is_mixed()), kQuantGroups},
+      {"x1_scale", blocks_of("x1", 1, 128).when(has_blocks()), kQuantBlocks},
+      {"x2_scale", dtype({at::kFloat}).when(has_blocks()), kQuantBlocks},
+      {"x2_scale", blocks_of("x2", 128, 128).when(has_blocks()), kQuantBlocks},
+      {"x1", dtype({at::kChar}).when(has_blocks()), kQuantBlocks},
+      {"x1", size_between(-1, 512, kMostInner, 512).when(has_blocks()), kQuantBlocks},
+      {"x2", size_between(-2, 256, std::numeric_limits<int64_t>::max(), 256).when(has_blocks()),
+       kQuantBlocks},
+      {"transpose1", is(false).when(has_blocks()), kQuantBlocks},
+      {"transpose2", is(true).when(has_blocks()), kQuantBlocks},
+      {"group_size", one_of(std::vector<int64_t>{kBlocks}).when(has_blocks()), kQuantBlocks},
+      {"bias", dtype({at::kFloat}).when(has_blocks()), kQuantBlocks},
+      {"out", dtype({at::kBFloat16}).when(has_blocks()), kQuantBlocks},
+  };
+}
+
 std::vector<Row> quantized_rows() {
   return {
       {"x1", dtype({at::kChar, at::kInt}), kQuant},
@@ -130,21 +202,27 @@ std::vector<Row> quantized_rows() {
       {"x1", size_between(-1, 1, kMostInner), kQuant, {.tiling = true}},
       {"x2_scale", present(), kQuant},
       {"x2_scale", dtype({at::kFloat, at::kBFloat16, at::kLong, at::kUInt64}), kQuant},
-      {"x2_scale", dtype({at::kFloat, at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
+      {"x2_scale",
+       dtype({at::kFloat, at::kBFloat16})
+           .when(both(has_dtype("out", {at::kBFloat16}), is_not_mixed())),
        kQuant},
       {"x2_scale",
        dtype({at::kLong, at::kUInt64})
            .when(both(has_dtype("out", {at::kHalf}), is_missing("x1_scale"))),
        kQuant},
       {"x2_scale",
-       dtype({at::kFloat}).when(both(has_dtype("out", {at::kHalf}), is_given("x1_scale"))), kQuant},
+       dtype({at::kFloat})
+           .when(both(both(has_dtype("out", {at::kHalf}), is_given("x1_scale")), is_not_mixed())),
+       kQuant},
       {"x2_scale", dtype({at::kLong, at::kUInt64}).when(has_dtype("out", {at::kChar})), kQuant},
       {"x1_scale", dtype({at::kFloat}), kQuant},
       {"x1_scale",
-       fits("have an entry for each row of x1", {"x1"},
+       fits("have an entry for each row of x1, or columns beside one", {"x1"},
             [](const RuleArguments& own) -> Found {
               const TensorView& x = own.tensor(1);
-              if (own.tensor().numel() == 1 || own.tensor().numel() == size_of(x, -2)) {
+              const int64_t entries =
+                  own.tensor().dims == 2 ? size_of(own.tensor(), 0) : own.tensor().numel();
+              if (own.tensor().numel() == 1 || entries == size_of(x, -2)) {
                 return std::nullopt;
               }
               return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
@@ -165,6 +243,7 @@ std::vector<Row> plain_quantized_rows() {
   std::vector<Row> rows = quantized_rows();
   rows.push_back({"x2", contiguous_or_transposed(), kQuant});
   rows.push_back({"x2", size_between(-1, 1, kMostInner), kQuant, {.tiling = true}});
+  for (const Row& row : grouped_scale_rows()) rows.push_back(row);
   return rows;
 }
 std::vector<Row> tiled_quantized_rows() {

@@ -15,14 +15,66 @@ struct QuantMatmul {
   OptionalTensor offset;     // of an int8 result
   OptionalTensor bias;
   bool transpose1, transpose2;
+  OptionalTensor y_offset;  // beside 4-bit weights: what `product_of_halves` leaves out
 };
 
 Tensor turned(const Tensor& matrix, bool transpose) {
   return transpose ? matrix.transpose(-1, -2) : matrix;
 }
 
+// Both operands with scales in blocks: x1's of 128 columns of a row, x2's of 128 x 128. As floats.
+Tensor product_of_blocks(const QuantMatmul& call) {
+  constexpr int64_t kBlock = 128;
+  const Tensor x1 = turned(call.x1, call.transpose1);
+  const Tensor x2 = turned(call.x2, call.transpose2);
+  const Tensor row_scale = turned(*call.row_scale, call.transpose1).to(at::kFloat);
+  const Tensor scale = turned(*call.scale, call.transpose2).to(at::kFloat);
+  Tensor sum = at::zeros({x1.size(-2), x2.size(-1)}, at::kFloat);
+  for (int64_t first = 0, block = 0; first < x1.size(-1); first += kBlock, ++block) {
+    const int64_t depth = std::min(kBlock, x1.size(-1) - first);
+    const Tensor part =
+        multiply_integers(x1.narrow(-1, first, depth), x2.narrow(-2, first, depth)).to(at::kFloat);
+    const Tensor columns = scale[block].repeat_interleave(kBlock, 0).narrow(0, 0, x2.size(-1));
+    sum.add_(part * row_scale.narrow(-1, block, 1) * columns);
+  }
+  return sum;
+}
+
+// 8-bit rows by 4-bit weights [k, n], which have scales [n], or [k / 256, n] along the depth. The
+// matrix unit multiplies 4-bit integers with each other: an entry of a row goes in as 16 a + b + 8,
+// a and b both signed. Products of a and b are added up over the groups in float16, those with 8
+// are what the caller has in `y_offset`.
+Tensor product_of_halves(const QuantMatmul& call) {
+  const Tensor rows = turned(call.x1, call.transpose1);
+  const Tensor weight = integer_matrix(turned(call.x2, call.transpose2), rows.size(-1));
+  const Tensor given = float_scales(*call.scale);
+  const Tensor scale = given.dim() < 2 ? given.reshape({1, -1}) : given;
+  const int64_t depth = rows.size(-1) / scale.size(0);
+  const Tensor halves =
+      at::cat({rows.bitwise_right_shift(4), rows.bitwise_and(15).sub(8)}).to(at::kChar);
+  Tensor sum = at::zeros({halves.size(0), weight.size(-1)}, at::kHalf);
+  for (int64_t group = 0; group < scale.size(0); ++group) {
+    const Tensor part = multiply_integers(halves.narrow(-1, group * depth, depth),
+                                          weight.narrow(-2, group * depth, depth));
+    sum.add_((part.to(at::kFloat) * scale[group]).to(at::kHalf));
+  }
+  const auto high_and_low = sum.to(at::kFloat).chunk(2);
+  return high_and_low[0] * 16 + high_and_low[1] + call.y_offset->to(at::kFloat);
+}
+
 void quant_matmul(const QuantMatmul& call, const Out& out) {
   if (out.tensor.numel() == 0) return;
+  if (call.row_scale && call.row_scale->dim() == 2 && call.row_scale->size(-1) > 1) {
+    const Tensor sum = product_of_blocks(call);
+    store(out, call.bias ? sum + call.bias->to(at::kFloat) : sum);
+    return;
+  }
+  if (call.x1.scalar_type() == at::kChar && call.x2.scalar_type() == at::kInt) {
+    require(call.row_scale && call.scale && call.y_offset,
+            "8-bit rows beside 4-bit weights need x1Scale, x2Scale and yOffset.");
+    store(out, product_of_halves(call) * call.row_scale->to(at::kFloat).reshape({-1, 1}));
+    return;
+  }
   const Tensor x1_turned = turned(call.x1, call.transpose1);
   const Tensor x1 = x1_turned.scalar_type() == at::kInt ? unpack_int4(x1_turned) : x1_turned;
   require(x1.scalar_type() == at::kChar, "x1 must be int8, or int32 that holds 4-bit integers.");
@@ -85,16 +137,19 @@ void weight_quant_matmul(const WeightQuantMatmul& call, int64_t group_size, cons
 VNPU_OPERATOR(QuantMatmulV5,
               (const Tensor& x1, const Tensor& x2, const OptionalTensor& x1_scale,
                const OptionalTensor& x2_scale, const OptionalTensor&, const OptionalTensor&,
-               const OptionalTensor& x2_offset, const OptionalTensor&, const OptionalTensor& bias,
-               bool transpose1, bool transpose2, int64_t, Out out)) {
-  quant_matmul({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2}, out);
+               const OptionalTensor& x2_offset, const OptionalTensor& y_offset,
+               const OptionalTensor& bias, bool transpose1, bool transpose2,
+               [[maybe_unused]] int64_t group_size, Out out)) {
+  quant_matmul({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, y_offset},
+               out);
 }
 VNPU_OPERATOR(QuantMatmulWeightNz,
               (const Tensor& x1, const LaidOut& x2, const OptionalTensor& x1_scale,
                const OptionalTensor& x2_scale, const OptionalTensor&, const OptionalTensor&,
                const OptionalTensor& x2_offset, const OptionalTensor&, const OptionalTensor& bias,
                bool transpose1, bool transpose2, int64_t, Out out)) {
-  quant_matmul({x1, x2.matrix(), x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2}, out);
+  quant_matmul({x1, x2.matrix(), x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, {}},
+               out);
 }
 
 VNPU_OPERATOR(WeightQuantBatchMatmulV2,

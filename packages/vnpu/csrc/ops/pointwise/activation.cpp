@@ -128,11 +128,14 @@ void dequant_swiglu_quant(const DequantSwigluQuant& a, const Tensor& y, const Te
   const int64_t rows = groups.size(0);
   if (rows == 0) return;
   Tensor x = a.x.reshape({-1, columns}).narrow(0, 0, rows);
-  if (a.bias && a.bias->scalar_type() == at::kInt) x = x + *a.bias;
+  Tensor bias;  // [rows, columns], or [columns] for all
+  if (a.bias) bias = a.bias->dim() == 2 ? a.bias->index_select(0, groups) : *a.bias;
+  const bool integer_bias = bias.defined() && bias.scalar_type() == at::kInt;
+  if (integer_bias) x = x + bias;
   x = x.to(at::kFloat);
   if (a.weight_scale) x = x * per_row(*a.weight_scale, groups, columns);
   if (a.activation_scale) x = x * a.activation_scale->reshape({-1, 1}).narrow(0, 0, rows);
-  if (a.bias && a.bias->scalar_type() != at::kInt) x = x + a.bias->to(at::kFloat);
+  if (bias.defined() && !integer_bias) x = x + bias.to(at::kFloat);
   Tensor values = gated(x, a.gate);
   const bool dynamic = is_dynamic(a.quant_mode);
   if (a.quant_scale) {

@@ -13,6 +13,8 @@ constexpr char kAscendQuant[] = "ops-nn quant/ascend_quant_v2/docs/aclnnAscendQu
 constexpr char kDequantBias[] = "ops-nn quant/dequant_bias/docs/aclnnDequantBias.md, constraints";
 constexpr char kSwiglu[] = "op-plugin torch_npu-npu_dequant_swiglu_quant.md, constraints";
 constexpr char kSwigluTiling[] = "dequant_swiglu_quant_tiling.cpp";
+// op-plugin's page excludes a bias beside groups; the operator's own page and check have one.
+constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
 
 const std::vector<ScalarType> kHalves{at::kHalf, at::kBFloat16};
 
@@ -102,6 +104,15 @@ const bool dequant_bias = constrain(
     kChips);
 
 Condition in_groups() { return is_given("group_index"); }
+Check a_row_for_each_group() {
+  return fits("have a row for each group", {"group_index"}, [](const RuleArguments& own) -> Found {
+    const int64_t groups = size_of(own.tensor(1), 0);
+    const TensorView& values = own.tensor();
+    const int64_t rows = values.dims == 1 ? 1 : size_of(values, 0);
+    if (own.tensor(1).numel() == 0 || rows == groups) return std::nullopt;
+    return "sizes " + sizes_of(values) + " beside " + text(groups) + " groups";
+  });
+}
 
 const bool swiglu = constrain(
     {"DequantSwigluQuant", "DequantSwigluQuantV2"}, {.bytes = 32 * kMiB},
@@ -121,16 +132,7 @@ const bool swiglu = constrain(
         {"weight_scale", dtype({at::kFloat}), kSwiglu},
         {"weight_scale", present().when(has_dtype("x", {at::kInt})), kSwiglu},
         {"weight_scale", same_size(-1, "x", -1), kSwiglu},
-        {"weight_scale",
-         fits("have a row for each group", {"group_index"},
-              [](const RuleArguments& own) -> Found {
-                const int64_t groups = size_of(own.tensor(1), 0);
-                const TensorView& scale = own.tensor();
-                const int64_t rows = scale.dims == 1 ? 1 : size_of(scale, 0);
-                if (own.tensor(1).numel() == 0 || rows == groups) return std::nullopt;
-                return "sizes " + sizes_of(scale) + " beside " + text(groups) + " groups";
-              }),
-         kSwiglu},
+        {"weight_scale", a_row_for_each_group(), kSwiglu},
         {"activation_scale", dtype({at::kFloat}), kSwiglu},
         {"activation_scale",
          fits("have an entry for each row of x", {"x"},
@@ -143,7 +145,9 @@ const bool swiglu = constrain(
          kSwiglu},
         {"group_index", dtype({at::kLong}), kSwiglu},
         {"group_index", dims(1, 1), kSwiglu},
-        {"bias", absent().when(in_groups()), kSwiglu},
+        {"bias", dtype({at::kInt, at::kFloat, at::kHalf, at::kBFloat16}), kSwigluBias},
+        {"bias", same_size(-1, "x", -1), kSwigluBias},
+        {"bias", a_row_for_each_group(), kSwigluBias},
         {"quant_offset", absent().when(equals("quant_mode", std::vector<std::string>{"dynamic"})),
          kSwiglu},
         {"quant_mode", one_of(std::vector<std::string>{"", "static", "dynamic"}), kSwiglu},

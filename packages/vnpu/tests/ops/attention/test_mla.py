@@ -138,3 +138,53 @@ def test_queries_and_keys_of_latent_attention(
     near(query_rope, turned.view(query_rope.shape))
     near(caches[0].view(32, LATENT)[slots.flatten().npu()], norm(k[:, :LATENT], gammas[1]))
     near(caches[1].view(32, ROPE)[slots.flatten().npu()], rotated(k[:, LATENT:], *angles))
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_keys_of_latent_attention_go_to_blocks_that_an_index_names(
+    packed: bool, pieces: bool
+) -> None:
+    """An entry for each block of a sequence; sequences that are packed have their own lengths."""
+    hidden, compressed, block_size = 48, 40, 4
+    lengths = [5, 1, 4] if packed else [5, 5]
+    tokens = sum(lengths)
+    lead = (tokens,) if packed else (2, 5)
+    shapes = [
+        (*lead, hidden), (hidden, compressed), (compressed, HEADS * (SIZE + ROPE)),
+        (HEADS, SIZE, LATENT), (hidden, LATENT + ROPE), (compressed,), (LATENT,),
+        (*lead, ROPE), (*lead, ROPE),
+    ]  # fmt: skip
+    inputs = [values(shape, torch.bfloat16, seed) for seed, shape in enumerate(shapes)]
+    blocks = [[6, 2], [5], [3]] if packed else [[6, 2], [5, 3]]
+    index = torch.tensor([block for own in blocks for block in own]).view(
+        (4,) if packed else (2, 2)
+    )
+    ends = torch.tensor(lengths).cumsum(0).int().npu() if packed else None
+    outputs = {}
+    for mode in ("PA_BSND", "PA_BLK_NZ" if pieces else "PA_BLK_BSND"):
+        caches = [
+            torch.zeros(8, block_size, 1, n, dtype=torch.bfloat16).npu() for n in (LATENT, ROPE)
+        ]
+        slots = torch.tensor(
+            [
+                blocks[sequence][token // block_size] * block_size + token % block_size
+                for sequence, length in enumerate(lengths)
+                for token in range(length)
+            ]
+        )
+        torch_npu.npu_mla_prolog_v3(
+            *(t.npu() for t in inputs), *caches, cache_mode=mode,
+            cache_index=(slots.view(lead) if mode == "PA_BSND" else index).npu(),
+            actual_seq_len=None if mode == "PA_BSND" else ends,
+        )  # fmt: skip
+        outputs[mode] = [cache.cpu() for cache in caches]
+    there, by_blocks = outputs.values()
+    for expected, found in zip(there, by_blocks, strict=True):
+        assert expected.any()
+        if pieces:  # a block lies in memory as [size / 16, block_size, 16]
+            size = found.shape[-1]
+            found = (
+                found.view(8, size // 16, block_size, 16).transpose(1, 2).reshape(expected.shape)
+            )
+        assert torch.equal(found, expected)

@@ -6,6 +6,7 @@ import torch_npu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare, near
 from vllm_davinci_testing.operators.quantization import pack_int4
 from vllm_davinci_testing.operators.strategies import FLOATS, values
@@ -189,6 +190,28 @@ def test_products_through_swiglu_to_int8() -> None:
     )
     gate, up = products(x, weight, scale, rows).chunk(2, -1)
     expected = (torch.nn.functional.silu(gate) * up)[:7]
+    step = steps.cpu()[:7, None].double()
+    torch.testing.assert_close(step[:, 0], expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
+    assert ((y.cpu()[:7].double() * step - expected).abs() <= step * 0.502).all()
+
+
+@pytest.mark.parametrize("per_group", [False, True])
+def test_4_bit_rows_and_weights_go_through_swiglu_too(per_group: bool) -> None:
+    x = values((ROWS, DEPTH), torch.int8, 1, low=-8, high=8)
+    weight = values((3, DEPTH, COLUMNS), torch.int8, 2, low=-8, high=8)
+    scale = values((3, COLUMNS), torch.float32, 3, low=1e-2, high=1e-1)
+    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
+    smooth = values((3,) if per_group else (3, COLUMNS // 2), torch.float32, 5, low=0.5, high=2)
+    y = torch.empty(ROWS, COLUMNS // 2, dtype=torch.int8, device="npu")
+    steps = torch.empty(ROWS, dtype=torch.float32, device="npu")
+    aclnn.call(
+        "GroupedMatmulSwigluQuantV2", pack_int4(x).npu(), [pack_int4(weight).npu()], [scale.npu()],
+        None, None, rows.npu(), smooth.npu(), group_list(1), 0, 0, 0, 1, None, y, steps,
+    )  # fmt: skip
+    gate, up = products(x, weight, scale, rows).chunk(2, -1)
+    groups = torch.tensor([0, 0, 0, 2, 2, 2, 2])
+    factors = smooth[groups, None] if per_group else smooth[groups]
+    expected = (torch.nn.functional.silu(gate) * up)[:7] * factors.double()
     step = steps.cpu()[:7, None].double()
     torch.testing.assert_close(step[:, 0], expected.abs().amax(-1) / 127, rtol=1e-5, atol=0)
     assert ((y.cpu()[:7].double() * step - expected).abs() <= step * 0.502).all()

@@ -152,6 +152,30 @@ def test_dequant_swiglu_quant_equals_its_definition(mode: int, activate_left: bo
     compare(scale, expected_scale, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_dequant_swiglu_quant_adds_the_bias_of_a_row_s_group(dtype: torch.dtype) -> None:
+    x = values((6, 64), torch.int32, 1, low=-1000, high=1000)
+    weight_scale = values((2, 64), torch.float32, 2, low=0.001, high=0.01)
+    activation_scale = values((6, 1), torch.float32, 3, low=0.5, high=2)
+    bias = values((2, 64), dtype, 4, low=-900, high=900)
+    y, scale = torch_npu.npu_dequant_swiglu_quant(
+        x.npu(),
+        weight_scale=weight_scale.npu(),
+        activation_scale=activation_scale.npu(),
+        bias=bias.npu(),
+        group_index=torch.tensor([4, 2]).npu(),
+        activate_left=True,
+        quant_mode=1,
+    )
+    groups = torch.tensor([0, 0, 0, 0, 1, 1])
+    before, after = (bias[groups], 0) if dtype == torch.int32 else (0, bias[groups])
+    wide = (x + before).float() * weight_scale[groups] * activation_scale + after
+    gate, value = wide.chunk(2, -1)
+    expected_y, expected_scale = dynamic_quant_in_launch(silu(gate) * value)
+    compare(y, expected_y, atol=1)
+    compare(scale, expected_scale, rtol=1e-5)
+
+
 def test_dequant_swiglu_quant_with_fixed_scales_divides_by_them() -> None:
     x = values((6, 64), torch.bfloat16, 1)
     quant_scale = values((1, 32), torch.float32, 2, low=0.01, high=0.1)

@@ -23,6 +23,7 @@ _ACL_TYPES = {
     torch.complex64: 16,
     torch.bfloat16: 27,
 }
+_ACL_INT4 = 29
 _ND, _FRACTAL_NZ = 2, 29  # aclFormat
 
 
@@ -36,6 +37,16 @@ class Tiles(NamedTuple):
     """The tiles of a matrix that lies in FRACTAL_NZ: [.., columns / w, rows / 16, 16, w]."""
 
     tensor: torch.Tensor
+
+
+class FourBit(NamedTuple):
+    """4-bit integers that are described as such: `tensor` has eight of them in each int32.
+
+    tiles: sizes of the tiles of a matrix in FRACTAL_NZ, in 4-bit integers
+    """
+
+    tensor: torch.Tensor
+    tiles: tuple[int, ...] = ()
 
 
 class Number(float):
@@ -65,6 +76,7 @@ _C_TYPES = {
 
 Argument = (
     torch.Tensor
+    | FourBit
     | Tiled
     | Tiles
     | list[torch.Tensor | Tiled]
@@ -109,6 +121,29 @@ def _tensor(
     )
 
 
+def _four_bit(
+    library: ctypes.CDLL, packed: torch.Tensor, tiles: tuple[int, ...]
+) -> ctypes.c_void_p:
+    contiguous = max(dim for dim in range(packed.dim()) if packed.stride(dim) == 1)
+    numbers = [
+        (dim == contiguous, packed.shape[dim], packed.stride(dim)) for dim in range(packed.dim())
+    ]
+    storage = tiles or (8 * packed.untyped_storage().nbytes() // packed.itemsize,)
+    return _handle(
+        library,
+        "aclCreateTensor",
+        _int64s(tuple(size * 8 if is_packed else size for is_packed, size, _ in numbers)),
+        ctypes.c_uint64(packed.dim()),
+        _ACL_INT4,
+        _int64s(tuple(1 if is_packed else step * 8 for is_packed, _, step in numbers)),
+        ctypes.c_int64(8 * packed.storage_offset()),
+        _FRACTAL_NZ if tiles else _ND,
+        _int64s(storage),
+        ctypes.c_uint64(len(storage)),
+        ctypes.c_void_p(packed.untyped_storage().data_ptr()),
+    )
+
+
 def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
     match argument:
         case torch.Tensor():
@@ -121,6 +156,8 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
             return _tensor(library, tensor, _FRACTAL_NZ, tiles)
         case Tiles(tensor):
             return _tensor(library, tensor, _FRACTAL_NZ, tuple(tensor.shape))
+        case FourBit(tensor, tiles):
+            return _four_bit(library, tensor, tiles)
         case list():
             handles = [_converted(library, tensor).value for tensor in argument]
             array = (ctypes.c_void_p * len(handles))(*handles)
@@ -156,11 +193,11 @@ def _converted(library: ctypes.CDLL, argument: Argument) -> ctypes._SimpleCData:
 def call(name: str, *arguments: Argument) -> None:
     """Runs aclnn`name` on the current stream and waits for it.
 
-    arguments: tensors on the device, lists of them (aclTensorList), tuples of ints (aclIntArray),
-    Number (aclScalar), Numbers (aclScalarList), bool, int (int64_t), float (double), str (char*),
-    None (a null pointer), or a ctypes value for any other type of C. Handles live on to the end
-    of the process. Raises RuntimeError with the device's error text when a phase returns an error
-    code.
+    arguments: tensors on the device (or FourBit, Tiled, Tiles), lists of them (aclTensorList),
+    tuples of ints (aclIntArray), Number (aclScalar), Numbers (aclScalarList), bool, int (int64_t),
+    float (double), str (char*), None (a null pointer), or a ctypes value for any other type of C.
+    Handles live on to the end of the process. Raises RuntimeError with the device's error text when
+    a phase returns an error code.
     """
     size, executor = _prepare(name, *arguments)
     workspace = torch.empty(size.value, dtype=torch.uint8, device="npu")

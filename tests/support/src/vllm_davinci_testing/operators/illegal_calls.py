@@ -881,6 +881,24 @@ def _grouped(argument: str, rule: str, code: int = PARAMETER, **changes: Any) ->
     return Case("GroupedMatmulV5", argument, rule, changes, code)
 
 
+# 8-bit rows beside 4-bit weights with groups along the depth, and scales of blocks of both.
+_MIXED = {
+    "x1": i8(5, 512),
+    "x2": i32(512, 12),
+    "x1_scale": f32(5, 1),
+    "x2_scale": i64(2, 96),
+    "y_offset": f32(96),
+    "group_size": 256,
+}
+_BLOCKS = {
+    "x1": i8(5, 512),
+    "x2": i8(256, 512),
+    "x1_scale": f32(5, 4),
+    "x2_scale": f32(2, 4),
+    "transpose2": True,
+    "group_size": (1 << 32) + (128 << 16) + 128,
+    "out": t(5, 256),
+}
 _STATIC = {"row_scale": None}
 # Weights of integers beside rows of floats.
 _WIDENED = {
@@ -980,6 +998,45 @@ PRODUCTS = [
         x2_scale=i64(96),
     ),
     _quantized("out", "float16, bfloat16, int8 or int32", out=f32(5, 96)),
+    *(
+        _quantized(argument, f"{rule} when x1 is int8 and x2 int4", **{**_MIXED, **changes})
+        for argument, rule, changes in (
+            ("x1_scale", "be given", {"x1_scale": None}),
+            ("x2_scale", "be int64 or uint64", {"x2_scale": f32(2, 96)}),
+            ("y_offset", "be given", {"y_offset": None}),
+            ("y_offset", "be float32", {"y_offset": t(96)}),
+            ("y_offset", "last dimension", {"y_offset": f32(64)}),
+            ("bias", "be null", {"bias": i32(96)}),
+            ("transpose1", "be false", {"transpose1": True}),
+            (
+                "x1",
+                "a multiple of 256 in its last dimension",
+                {"x1": i8(5, 320), "x2": i32(320, 12)},
+            ),
+        )
+    ),
+    *(
+        _quantized(argument, f"{rule} when x1_scale has columns", **{**_BLOCKS, **changes})
+        for argument, rule, changes in (
+            ("x1_scale", "each 128 columns of x1", {"x1_scale": f32(5, 5)}),
+            ("x2_scale", "be float32", {"x2_scale": t(2, 4)}),
+            ("x2_scale", "each 128 rows by 128 columns of x2", {"x2_scale": f32(4, 2)}),
+            (
+                "x1",
+                "a multiple of 512 in its last dimension",
+                {"x1": i8(5, 640), "x1_scale": f32(5, 5)},
+            ),
+            (
+                "x2",
+                "a multiple of 256 in its dimension -2",
+                {"x2": i8(384, 512), "x2_scale": f32(3, 4)},
+            ),
+            ("transpose2", "be true", {"transpose2": False}),
+            ("group_size", "be 4303356032", {"group_size": 0}),
+            ("bias", "be float32", {"bias": i32(256)}),
+            ("out", "be bfloat16", {"out": f16(5, 256)}),
+        )
+    ),
     Case("QuantMatmulWeightNz", "x2", "lie in FRACTAL_NZ", {"x2": i8(64, 96)}),
     Case(
         "QuantMatmulWeightNz",
@@ -1223,7 +1280,9 @@ QUANTIZATION = [
     _swiglu("activation_scale", "an entry for each row", activation_scale=f32(6)),
     _swiglu("group_index", "be int64", group_index=i32(4)),
     _swiglu("group_index", "have 1 dimensions", group_index=i64(4, 1)),
-    _swiglu("bias", "be null", bias=t(256)),
+    _swiglu("bias", "int32, float32, float16 or bfloat16", bias=i8(4, 256)),
+    _swiglu("bias", "size of x's last dimension", bias=f32(4, 128)),
+    _swiglu("bias", "a row for each group", bias=f32(3, 256)),
     _swiglu("quant_offset", "be null", quant_offset=f32(128)),
     _swiglu("quant_mode", "be '', 'static'", quant_mode="per_token"),
     _swiglu("y", "be int8", y=t(7, 128)),
@@ -1748,6 +1807,8 @@ SISTERS = [
         for case in PRODUCTS
         if case.operator == "QuantMatmulV5"
         and not (case.argument == "x2" and ("contiguous" in case.rule or "65535" in case.rule))
+        and " when x1 is int8" not in case.rule
+        and "when x1_scale has" not in case.rule
     ),
 ]
 
