@@ -163,12 +163,13 @@ def isolated(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run other people's tools and suites against ours: `-- SUITE [--checkout DIR] [NAMES]`.
 
-    Without a suite: those that need no checkout of other people's tests.
+    Without a suite: those that need no checkout of other people's tests. `cann_examples` takes
+    several checkouts, and with `--programs` the programs that were built of them.
     """
     commands = prepare(session)
     suites = sorted(path.parent for path in (ROOT / "ci" / "conformance").glob("*/run.py"))
     known = [suite.name for suite in suites]
-    need_none = [suite.name for suite in suites if not (suite / "files.txt").exists()]
+    need_none = [suite.name for suite in suites if not (suite / "reasons.toml").exists()]
     chosen = session.posargs[:1] or need_none
     if unknown := set(chosen) - set(known):
         session.error(f"no suite {', '.join(unknown)}: there are {', '.join(known)}")

@@ -17,8 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-from versions import read_toml
-
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 CONFIG = "vllm_davinci.core.config"
@@ -192,11 +190,8 @@ def _number_of_cases(row: Any, operators: list[str], cases: list[Any]) -> int:
     )
 
 
-def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) -> str:
-    """Results of other people's suites, of the last recorded run of each.
-
-    programs: counts of CANN's example programs, as ci/conformance/programs.toml has them
-    """
+def conformance_page(records: list[dict[str, Any]]) -> str:
+    """Results of other people's suites, of the last recorded run of each."""
     text = "# Other people's suites\n\n" + GENERATED.format(source="ci/conformance/*/results.json")
     text += (
         "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
@@ -219,9 +214,14 @@ def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) ->
     for record in records:
         text += (
             f"\n## {record['suite']}\n\n"
-            f"Again: `python3 -m nox -s conformance -- {record['suite']} --checkout DIR --record`, "
+            f"Again: `python3 -m nox -s conformance -- {record['suite']} "
+            f"{record.get('arguments', '--checkout DIR')} --record`, "
             f"where DIR is {_cell(record['source'])}.\n\n"
         )
+        if rule := record.get("rule"):
+            text += f"{rule}\n\n"
+        if sources := record.get("sources"):
+            text += _sources(sources) + "\n"
         backend = record.get("backend")
         there = [f"pass on {backend}"] if backend else []
         columns = ["why tests do not pass", "tests", *there, ""]
@@ -233,23 +233,26 @@ def conformance_page(records: list[dict[str, Any]], programs: dict[str, Any]) ->
             if backend:
                 cells.append(str(len(set(tests) & set(record["pass_on_backend"]))))
             text += f"| {' | '.join(cells)} | {_cell(', '.join(_short_names(tests)))} |\n"
-    return text + _example_programs(programs)
+        if not_built := record.get("not_built"):
+            text += "\n| why programs could not be built | programs |  |\n| --- | --- | --- |\n"
+            for why, programs in not_built.items():
+                names = ", ".join(_short_names(programs))
+                text += f"| {_cell(why)} | {len(programs)} | {_cell(names)} |\n"
+    return text
 
 
-def _example_programs(programs: dict[str, Any]) -> str:
-    text = (
-        f"\n## CANN's example programs\n\n{programs['what'].strip()}\n\n"
-        "| sources | version | programs | could be built | passed |\n"
-        "| --- | --- | --- | --- | --- |\n"
-    )
-    for source in programs["source"]:
-        text += (
-            f"| {source['name']} | {source['version']} | {source['programs']} | {source['built']} "
-            f"| {_share(source['passed'], source['built'])} |\n"
-        )
-    text += "\n| why programs do not pass | programs |\n| --- | --- |\n"
-    for reason in programs["reason"]:
-        text += f"| {_cell(reason['why'])} | {_cell(', '.join(reason['programs']))} |\n"
+def _sources(sources: list[dict[str, Any]]) -> str:
+    """What became of the programs of each source."""
+    kinds = sorted({kind for source in sources for kind in source["left_out"]})
+    columns = ["sources", "version", "programs", *kinds, "not built", "built", "passed"]
+    text = f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
+    for source in sources:
+        left_out = [source["left_out"].get(kind, 0) for kind in kinds]
+        built = source["built"]
+        not_built = source["programs"] - sum(left_out) - built
+        passed = _share(source["passed"], built) if built else "0"
+        numbers = [source["programs"], *left_out, not_built, built, passed]
+        text += f"| {source['name']} | {source['version']} | {' | '.join(map(str, numbers))} |\n"
     return text
 
 
@@ -262,13 +265,19 @@ def _short_names(tests: list[str]) -> list[str]:
     of_file: dict[str, list[str]] = {}
     for test in tests:
         path, *names = test.split("::")
-        of_file.setdefault(Path(path).name, []).append(names[-1] if names else "")
+        of_file.setdefault(_short_path(path), []).append(names[-1] if names else "")
     return [
         f"`{file}` ({len(names)})"
         if len(names) > MOST_NAMES
         else ", ".join(f"`{file}::{name}`" if name else f"`{file}`" for name in names)
         for file, names in of_file.items()
     ]
+
+
+def _short_path(path: str) -> str:
+    """A file's name; of a program that is not named after what it shows, with its folder."""
+    *_, folder, name = ("", *Path(path).parts)
+    return name if "." in name or name.startswith("test_") else f"{folder}/{name}"
 
 
 def _cell(text: str) -> str:
@@ -293,8 +302,7 @@ def pages() -> dict[Path, str]:
     records = sorted((ROOT / "ci" / "conformance").glob("*/results.json"))
     if records:
         found[REFERENCE / "conformance.md"] = conformance_page(
-            [json.loads(path.read_text(encoding="utf-8")) for path in records],
-            read_toml(ROOT / "ci" / "conformance" / "programs.toml"),
+            [json.loads(path.read_text(encoding="utf-8")) for path in records]
         )
     schema = json.dumps(config.model_json_schema(), indent=2) + "\n"
     found[REFERENCE / "configuration.schema.json"] = schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import wheel_cache
@@ -22,10 +23,28 @@ def tests_of(checkout: Path, folder: str, scratch: Path) -> Path:
         return scratch
     if not (checkout / "HEAD").is_file():
         raise SystemExit(f"{checkout} has no {folder} and is no git directory: pass a checkout.")
-    archive = scratch / "tests.tar"
-    command = ["git", f"--git-dir={checkout}", "archive", f"--output={archive}", "HEAD", folder]
+    _extract(checkout, [folder], scratch)
+    return scratch
+
+
+def _extract(git_directory: Path, what: Sequence[str], into: Path) -> None:
+    archive = into / "checkout.tar"
+    git = ["git", f"--git-dir={git_directory}"]
+    command = [*git, "archive", f"--output={archive}", "HEAD", "--", *what]
     subprocess.run(command, check=True, timeout=GIT_LIMIT_S)
-    subprocess.run(["tar", "-xf", archive, "-C", scratch], check=True, timeout=GIT_LIMIT_S)
+    subprocess.run(["tar", "-xf", archive, "-C", into], check=True, timeout=GIT_LIMIT_S)
+    archive.unlink()
+
+
+def files_of(checkout: Path, patterns: Sequence[str], scratch: Path) -> Path:
+    """A directory that has the files of the checkout that match: itself, or a copy in `scratch`.
+
+    patterns: of git's, as ":(glob)**/examples/*.cpp"
+    """
+    if not (checkout / "HEAD").is_file():
+        return checkout
+    scratch.mkdir(parents=True, exist_ok=True)
+    _extract(checkout, patterns, scratch)
     return scratch
 
 
