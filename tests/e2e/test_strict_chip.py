@@ -122,9 +122,24 @@ def test_the_shipped_checkpoints_have_the_perplexity_that_transformers_finds(
     assert perplexity == pytest.approx(math.exp(-expected.mean()), rel=0.01)
 
 
-# A mixture as it is, but for some numbers of its config.json.
-def with_numbers(**numbers: int) -> dict[str, Any]:
+# A model as it is, but for some entries of its config.json.
+def with_numbers(**numbers: Any) -> dict[str, Any]:
     return {**options_of(torch.bfloat16, A2), "hf_overrides": numbers}
+
+
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+COMPRESSED_INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**_INT8, "strategy": "channel"},
+            "input_activations": {**_INT8, "strategy": "token", "dynamic": True},
+        }
+    },
+}
 
 
 @pytest.mark.refused_calls
@@ -172,6 +187,15 @@ def with_numbers(**numbers: int) -> dict[str, Any]:
             with_numbers(n_group=16, topk_group=8),
             ("chooses 4 of 16 experts in 16 groups, which the operator", "Choose another model"),
             id="groups",
+        ),
+        pytest.param(
+            "llama_head64_gqa4",
+            with_numbers(intermediate_size=33024, quantization_config=COMPRESSED_INT8),
+            (
+                "gate_up_proj has an int8 weight of 256 x 66048 on each rank",
+                "Start with a larger --tensor-parallel-size",
+            ),
+            id="compressed-tensors",
         ),
     ],
 )

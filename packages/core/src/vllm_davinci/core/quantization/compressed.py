@@ -24,6 +24,7 @@ from vllm_davinci.core.quantization.description import QuantType
 from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
 from vllm_davinci.core.quantization.packed_config import PackedCompressedConfig
 from vllm_davinci.core.quantization.packed_weights import packed_format
+from vllm_davinci.core.quantization.quant_matmul import require_sizes
 from vllm_davinci.core.quantization.tensors import LINEAR_TENSORS
 
 _EXPERT_TENSORS = tuple(
@@ -49,12 +50,11 @@ class NPUCompressedTensorsConfig(CompressedTensorsConfig):
         if scheme and (reason := refusal(scheme["weights"], scheme["input_activations"])):
             raise UnsupportedFeatureError(f"{prefix}: {NAME} with {reason}. {WAY_OUT}.")
         method = super().get_quant_method(layer, prefix)
-        if (
-            prefix.rpartition(".")[2] == "kv_b_proj"
-            and type(method) is CompressedTensorsLinearMethod
-        ):
+        if type(method) is not CompressedTensorsLinearMethod:
+            return method
+        if prefix.rpartition(".")[2] == "kv_b_proj":
             return FloatsAtLoadMethod(self)
-        return method
+        return Int8LinearMethod(self, prefix)
 
     def _int8_experts(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase | None:
         """The method of int8 experts, or None for those of another kind."""
@@ -74,6 +74,40 @@ class NPUCompressedTensorsConfig(CompressedTensorsConfig):
                 layer.moe_config, prefix, *load_settings(), tensors=_EXPERT_TENSORS
             )
         raise UnsupportedFeatureError(f"{prefix}: experts of {NAME} with {reason}. {WAY_OUT}.")
+
+
+@register_weight_loader_v2_supported_method
+class Int8LinearMethod(CompressedTensorsLinearMethod):
+    """vLLM's, for weights that the product of this device takes.
+
+    prefix: name of the layer, for messages
+    """
+
+    def __init__(self, quantization_config: CompressedTensorsConfig, prefix: str) -> None:
+        super().__init__(quantization_config)
+        self.prefix = prefix
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Raises UnsupportedFeatureError for weights that it does not take."""
+        require_sizes(self.prefix, input_size_per_partition, sum(output_partition_sizes))
+        super().create_weights(
+            layer,
+            input_size_per_partition,
+            output_partition_sizes,
+            input_size,
+            output_size,
+            params_dtype,
+            **extra_weight_attrs,
+        )
 
 
 @register_weight_loader_v2_supported_method
