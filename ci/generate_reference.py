@@ -64,6 +64,8 @@ def _inherited_names(core: Any) -> Iterator[tuple[str, str]]:
     for variable in core.INHERITED:
         effect = f"a value other than {variable.default} has no effect, which is logged"
         yield variable.name, f"Asks for {variable.meaning}: {effect}."
+    buffer = core.HCCL_BUFFER
+    yield buffer.name, f"{buffer.meaning}; {buffer.default} where it is not set, at least 1."
 
 
 def configuration_page(config: Any) -> str:

@@ -165,6 +165,12 @@ def test_an_unknown_environment_variable_is_told_or_ends_the_start(
         NPUPlatform.validate_environ(hard_fail=True)
 
 
+def test_a_buffer_of_hccl_that_is_no_size_ends_configuration(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HCCL_BUFFSIZE", "abc")
+    with pytest.raises(ValueError, match="HCCL_BUFFSIZE='abc' is not valid"):
+        configured()
+
+
 def test_an_unknown_option_ends_configuration():
     with pytest.raises(ValueError, match="Did you mean 'dbo'"):
         configured(additional_config={"dboo": {}})

@@ -6,8 +6,10 @@ from vllm_davinci.core.config.environment_variables import (
     INHERITED,
     EnvironmentVariable,
     check_inherited,
+    hccl_buffer_mib,
     unknown_variables,
 )
+from vllm_davinci.core.errors import ConfigurationError
 
 
 def test_nothing_set_gives_no_notes():
@@ -40,3 +42,17 @@ def test_variables_of_earlier_plugins_and_of_vllm_are_known_and_typing_errors_ge
         "Unknown environment variable VLLM_LOGING_LEVEL. Did you mean VLLM_LOGGING_LEVEL?",
         "Unknown environment variable VLLM_Q.",
     ]
+
+
+@pytest.mark.parametrize(("set_here", "mib"), [({}, 200), ({"HCCL_BUFFSIZE": "48"}, 48)])
+def test_the_buffer_of_hccl_is_that_of_its_variable(set_here: dict[str, str], mib: int):
+    assert hccl_buffer_mib(set_here) == mib
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5", "200MB", "²"])
+def test_a_buffer_of_hccl_that_is_no_size_is_an_error(value: str):
+    with pytest.raises(ConfigurationError) as caught:
+        hccl_buffer_mib({"HCCL_BUFFSIZE": value})
+    message = str(caught.value)
+    assert f"HCCL_BUFFSIZE='{value}' is not valid" in message
+    assert "a number of MiB, at least 1, 200 where it is not set" in message

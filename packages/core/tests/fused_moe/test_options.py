@@ -184,6 +184,20 @@ def test_the_buffer_of_fused_launches_holds_the_largest_one(
     assert window_mib(limits, tokens, sizes, ExpertLayout(ranks, 1)) == pytest.approx(mib, rel=0.05)
 
 
+def test_the_buffer_of_fused_launches_is_no_smaller_than_that_of_other_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = soc_of(A3).fused_experts
+    assert limits is not None
+    sizes = RoutedSizes(2048, 64, 8)
+    found = []
+    for mib in ("1", "500"):
+        monkeypatch.setenv("HCCL_BUFFSIZE", mib)
+        found.append(window_mib(limits, 8, sizes, ExpertLayout(2, 1)))
+    assert 1 < found[0] < 200
+    assert found[1] == 500
+
+
 @pytest.mark.parametrize(
     "forced",
     [CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST, CommunicationMethod.ALL_TO_ALL],

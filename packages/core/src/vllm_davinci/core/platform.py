@@ -280,6 +280,7 @@ class NPUPlatform(Platform):
         check_streams(vllm_config)
         warnings += check_effects(vllm_config, config)
         warnings += environment_variables.check_inherited()
+        environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)

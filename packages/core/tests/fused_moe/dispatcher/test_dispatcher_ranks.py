@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_davinci.vnpu import timeline
-from vllm_davinci_testing.processes.ranks import check_ranks
+from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
 
@@ -196,6 +196,21 @@ def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Laun
     variant = {"steps": [[512, 3]], "options": options, **IN_BF16}
     (steps,) = launched(1, 2, [variant], soc="Ascend910_9391", HCCL_BUFFSIZE="1")
     assert steps == [FUSED]
+
+
+def test_a_group_of_fused_launches_that_does_not_fit_names_tokens_and_other_methods():
+    setting = {"tensor": 1, "data": 2, "variants": [{"steps": [[1, 1]], **IN_BF16}]}
+    variables = {"VNPU_SOC": "Ascend910_9391", "VNPU_MEMORY": "40MiB", "HCCL_BUFFSIZE": "1"}
+    for ended in run_ranks(RANK_PROGRAM, 2, json.dumps(setting), **variables):
+        assert ended.status != 0
+        (said,) = (line for line in ended.output.splitlines() if "DeviceError:" in line)
+        assert (
+            "of fused launches of experts, of up to 512 tokens, does not fit: it takes 52" in said
+        )
+        assert "twice its buffer of 26 MiB, and 40.00 MiB of 40.00 MiB are free" in said
+        assert "lower --max-num-seqs and --max-num-batched-tokens; or choose another way" in said
+        assert "'moe_communication' = 'all_to_all'" in said
+        assert "HCCL_BUFFSIZE" not in said  # a smaller one would change nothing
 
 
 def test_more_tokens_than_a_launch_takes_go_in_several(launched: Launched):

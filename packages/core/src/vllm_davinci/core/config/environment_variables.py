@@ -1,7 +1,8 @@
 """Environment variables that core reads, each with meaning and default. There are few on purpose.
 
 Options belong in `--additional-config`. The names below exist because people's scripts carry them
-from earlier Ascend plugins: each is served or reported, none is passed over in silence.
+from earlier Ascend plugins: each is served or reported, none is passed over in silence. One is of
+HCCL, which takes memory that core accounts for.
 """
 
 import difflib
@@ -9,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vllm_davinci.core.errors import RELEASE
+from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,25 @@ INHERITED: tuple[EnvironmentVariable, ...] = (
         "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION", "0", "a faster top-k and top-p"
     ),
 )
+
+
+# Source: HCCL's documentation, environment variables.
+HCCL_BUFFER = EnvironmentVariable(
+    "HCCL_BUFFSIZE",
+    "200",
+    "MiB of the buffer of each group of ranks, which takes twice that of device memory",
+)
+
+
+def hccl_buffer_mib(environ: Mapping[str, str] = os.environ) -> int:
+    """Of each group that has no size of its own. Raises ConfigurationError for what is no size."""
+    text = environ.get(HCCL_BUFFER.name) or HCCL_BUFFER.default
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise ConfigurationError(
+            f"Environment variable {HCCL_BUFFER.name}={text!r} is not valid. It is a number of "
+            f"MiB, at least 1, {HCCL_BUFFER.default} where it is not set: {HCCL_BUFFER.meaning}."
+        )
+    return int(text)
 
 
 def check_inherited(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -1,10 +1,12 @@
 """HCCL's communicators, made before the worker measures memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import torch_npu
 from vllm.distributed.parallel_state import (
     GroupCoordinator,
     get_dp_group,
@@ -12,6 +14,11 @@ from vllm.distributed.parallel_state import (
     get_pp_group,
     get_tp_group,
 )
+
+from vllm_davinci.core.config.environment_variables import HCCL_BUFFER, hccl_buffer_mib
+from vllm_davinci.core.device.memory import format_bytes
+from vllm_davinci.core.device.soc import MIB
+from vllm_davinci.core.errors import DeviceError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,7 +32,7 @@ def make_communicators(
     own: groups beside those of vLLM
     A group's communicator is made at its first collective, and takes twice the group's HCCL buffer
     of device memory, 400 MB unless configured otherwise. Made later it would take what the plan has
-    given to the KV cache.
+    given to the KV cache. Raises DeviceError where the device has less than that.
     """
     model = vllm_config.model_config
     is_moe = model is not None and model.is_moe
@@ -34,5 +41,32 @@ def make_communicators(
         groups += [get_dp_group(), get_ep_group()]
     for group in (*groups, *own):
         if group.world_size > 1:
-            dist.all_reduce(torch.zeros(1, device=device), group=group.device_group)
+            with needs_buffers_of(f"the group {group.unique_name}", hccl_buffer_mib()):
+                dist.all_reduce(torch.zeros(1, device=device), group=group.device_group)
     torch.accelerator.synchronize()
+
+
+@contextmanager
+def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[None]:
+    """Around what makes a communicator: raises DeviceError if it fails for want of memory.
+
+    owner:    of the communicator, for the message
+    remedies: what to change beside HCCL_BUFFSIZE, each an instruction
+    HCCL has several statuses for it, so what was free before decides.
+    """
+    free_bytes, total_bytes = torch_npu.npu.mem_get_info()
+    needed_bytes = 2 * buffer_mib * MIB
+    try:
+        yield
+    except RuntimeError as error:
+        if needed_bytes <= free_bytes:
+            raise
+        if buffer_mib == hccl_buffer_mib():
+            fewer = f"set {HCCL_BUFFER.name}, {buffer_mib} now, to fewer MiB"
+            remedies = (f"{fewer}: every group takes twice that", *remedies)
+        raise DeviceError(
+            f"The HCCL communicator of {owner} does not fit: it takes {format_bytes(needed_bytes)} "
+            f"of device memory, twice its buffer of {buffer_mib} MiB, and "
+            f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free. To make it fit: "
+            f"{'; or '.join(remedies)}."
+        ) from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm_davinci.core.config.environment_variables import hccl_buffer_mib
 from vllm_davinci.core.device.soc import MIB, FusedExperts, Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
@@ -96,17 +97,14 @@ def unfused_reason(
     return None
 
 
-DEFAULT_BUFFER_MIB = 200  # HCCL_BUFFSIZE
-
-
 def window_mib(
     limits: FusedExperts, max_tokens: int, sizes: RoutedSizes, layout: ExpertLayout
 ) -> int:
-    """HCCL buffer of the fused launches' group: what the largest takes, at least the default."""
+    """HCCL buffer of the fused launches' group: what the largest takes, at least other groups'."""
     needed = limits.window_bytes(
         max_tokens, sizes.hidden_size, sizes.num_experts, sizes.top_k, layout.ep_size
     )
-    return max(DEFAULT_BUFFER_MIB, -(-needed // MIB))
+    return max(hccl_buffer_mib(), -(-needed // MIB))
 
 
 def _described(allowed: Collection[int]) -> str:

@@ -13,6 +13,7 @@ from vllm.distributed.parallel_state import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
+from vllm_davinci.core.distributed.communicators import needs_buffers_of
 from vllm_davinci.core.fused_moe.communication import (
     CommunicationRule,
     RoutedSizes,
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 _of_layout: dict[ExpertLayout, GroupCoordinator] = {}
 _fused: dict[ExpertLayout, FusedGroup] = {}
+
+# What makes a fused launch's buffer smaller, or unnecessary.
+_FEWER_TOKENS = (
+    "lower --max-num-seqs and --max-num-batched-tokens",
+    "choose another way to the experts: additional_config key 'moe_communication' = 'all_to_all'",
+)
 
 
 def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
@@ -61,7 +68,8 @@ def init_fused_group(
     assert limits is not None
     group = _new_group(layout, backend, "fused_experts")
     options = torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options()
-    options.hccl_config = {"hccl_buffer_size": window_mib(limits, max_tokens, sizes, layout)}
+    buffer_mib = window_mib(limits, max_tokens, sizes, layout)
+    options.hccl_config = {"hccl_buffer_size": buffer_mib}
     # vLLM makes its groups without options. Every rank makes all of a world's groups, in one order.
     own = None
     for ranks in _ranks_of(layout):
@@ -69,7 +77,10 @@ def init_fused_group(
         own = made if group.rank in ranks else own
     assert own is not None
     hccl = own._get_backend(torch.device("npu"))
-    name = hccl.get_hccl_comm_name(group.rank_in_group)
+    with needs_buffers_of(
+        f"fused launches of experts, of up to {max_tokens} tokens,", buffer_mib, *_FEWER_TOKENS
+    ):
+        name = hccl.get_hccl_comm_name(group.rank_in_group)
     _fused[layout] = FusedGroup(group, name, limits, max_tokens)
 
 
