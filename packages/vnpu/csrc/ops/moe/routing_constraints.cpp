@@ -226,6 +226,9 @@ const bool finalize = constrain(
     },
     kChips);
 
+// kReRouting wants counts above 0, which its own example does not keep: it writes zeros when tokens
+// run out. Neither README of the operator nor its checks limit them, and its kernel moves nothing
+// for a count of 0 (moe_re_routing.h, Process), so there is no row. They would be on the device.
 const bool re_routing =
     constrain({"MoeReRouting"}, {.bytes = 16 * kMiB, .copies = true},
               {
