@@ -9,6 +9,24 @@ namespace {
 using Form = std::vector<uint64_t>;
 using Kind = ArgumentValue::Kind;
 
+void add_real(Form& form, double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  form.push_back(bits);
+}
+
+void add_scalar(Form& form, const Scalar& value) {
+  form.push_back(static_cast<uint64_t>(value.type()));
+  if (value.isComplex()) {
+    add_real(form, value.toComplexDouble().real());
+    add_real(form, value.toComplexDouble().imag());
+  } else if (value.isFloatingPoint()) {
+    add_real(form, value.toDouble());
+  } else {
+    form.push_back(static_cast<uint64_t>(value.toLong()));
+  }
+}
+
 void add_view(Form& form, const TensorView& view) {
   form.push_back(static_cast<uint64_t>(view.dims) | static_cast<uint64_t>(view.dtype) << 8 |
                  static_cast<uint64_t>(static_cast<uint32_t>(view.format)) << 32);
@@ -32,12 +50,15 @@ void add_value(Form& form, const ArgumentValue& value) {
       form.insert(form.end(), value.integers->begin(), value.integers->end());
       break;
     case Kind::kInteger: form.push_back(static_cast<uint64_t>(value.integer)); break;
-    case Kind::kReal: {
-      uint64_t bits = 0;
-      std::memcpy(&bits, &value.real, sizeof(bits));
-      form.push_back(bits);
+    case Kind::kReal: add_real(form, value.real); break;
+    case Kind::kScalar:
+      form.push_back(static_cast<uint64_t>(value.scalar->dtype));
+      add_scalar(form, value.scalar->value);
       break;
-    }
+    case Kind::kScalars:
+      form.push_back(value.scalars->size());
+      for (const Scalar& each : *value.scalars) add_scalar(form, each);
+      break;
     case Kind::kText: {
       const std::string& text = *value.text;
       form.push_back(text.size());
