@@ -23,6 +23,7 @@ DIRECTORY = wheel_cache.cache_directory().parent / "conformance-hub-1"
 LEARNED_WORDS = 12_000
 # Distinct enough that the most probable token is not a tie.
 SPREAD = 0.15
+IMAGE = "<image>"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Model:
     roles:        which of them is bos_token, eos_token, pad_token
     context:      tokens
     settings:     further ones of the configuration
+    vision:       those of its encoder of images, whose place in a text is the token <image>
     """
 
     architecture: str
@@ -43,6 +45,7 @@ class Model:
     context: int
     settings: dict[str, Any] = field(default_factory=dict)
     dtype: str = "bfloat16"
+    vision: dict[str, Any] = field(default_factory=dict)
 
 
 _SMALL = {
@@ -147,6 +150,23 @@ MODELS = {
         {name: value for name, value in _SMALL.items() if name != "head_dim"},
     ),
     "Qwen/Qwen3-0.6B": _qwen("Qwen3ForCausalLM", 40960, _SMALL),
+    "llava-hf/llava-1.5-7b-hf": Model(
+        "LlavaForConditionalGeneration",
+        32064,
+        {"<unk>": 0, "<s>": 1, "</s>": 2, IMAGE: 32000, "<pad>": 32001},
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+        4096,
+        {**_SMALL, "tie_word_embeddings": False},
+        "float16",
+        {
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 336,
+            "patch_size": 14,
+        },
+    ),
 }
 
 
@@ -171,12 +191,19 @@ def _write_model(directory: Path, model: Model, seed: int) -> None:
 
     architecture = getattr(transformers, model.architecture)
     ids = {f"{role}_id": model.special[token] for role, token in model.roles.items()}
-    config = architecture.config_class(
+    settings = {
         **model.settings,
         **ids,
-        vocab_size=model.vocabulary,
-        max_position_embeddings=model.context,
-    )
+        "vocab_size": model.vocabulary,
+        "max_position_embeddings": model.context,
+    }
+    if model.vision:
+        settings = {
+            "text_config": {"model_type": "llama", **settings},
+            "vision_config": {"model_type": "clip_vision_model", **model.vision},
+            "image_token_index": model.special[IMAGE],
+        }
+    config = architecture.config_class(**settings)
     config.architectures = [model.architecture]
     config.dtype = model.dtype
     torch.manual_seed(seed)
@@ -213,7 +240,7 @@ def _vocabulary(model: Model) -> Iterator[tuple[str, int]]:
 
 def _write_tokenizer(directory: Path, model: Model) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+    from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(dict(_vocabulary(model)), _learned()[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -231,4 +258,19 @@ def _write_tokenizer(directory: Path, model: Model) -> None:
     fast.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     )
-    fast.save_pretrained(directory)
+    if not model.vision:
+        fast.save_pretrained(directory)
+        return
+    side = model.vision["image_size"]
+    images = CLIPImageProcessor(
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+    )
+    LlavaProcessor(
+        images,
+        fast,
+        patch_size=model.vision["patch_size"],
+        vision_feature_select_strategy="default",
+        chat_template=fast.chat_template,
+        image_token=IMAGE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
