@@ -28,17 +28,17 @@ def environment_variables_page(core: Any) -> str:
     """Each package's `environment_variables.py`.
 
     Variables of our own are assignments with the docstring below them; core has none, and says
-    what becomes of those that people's scripts carry from earlier Ascend plugins.
+    what becomes of those that people's scripts carry from earlier Ascend plugins, and of HCCL's.
     """
     text = "# Environment variables\n\n" + GENERATED.format(
-        source="packages/*/src/vllm_davinci/*/environment_variables.py"
+        source="packages/*/src/vllm_davinci/**/environment_variables.py"
     )
-    for path in sorted(ROOT.glob("packages/*/src/vllm_davinci/*/environment_variables.py")):
-        is_core = path.parent.name == "core"
-        names = _inherited_names(core) if is_core else _documented_names(path)
+    for path in sorted(ROOT.glob("packages/*/src/vllm_davinci/**/environment_variables.py")):
+        package = path.relative_to(ROOT).parts[1]
+        names = _names_of_core(core) if package == "core" else _documented_names(path)
         rows = [f"| `{name}` | {_cell(description)} |" for name, description in names]
         assert rows, f"{path.relative_to(ROOT)} documents no variable"
-        text += f"## {path.parent.name}\n\n| variable | meaning |\n| --- | --- |\n"
+        text += f"## {package}\n\n| variable | meaning |\n| --- | --- |\n"
         text += "\n".join(rows) + "\n\n"
     return text.rstrip() + "\n"
 
@@ -55,7 +55,7 @@ def _documented_names(path: Path) -> Iterator[tuple[str, str]]:
             yield value.value, str(following.value.value)
 
 
-def _inherited_names(core: Any) -> Iterator[tuple[str, str]]:
+def _names_of_core(core: Any) -> Iterator[tuple[str, str]]:
     for variable in core.OVERLAP_REQUESTS:
         yield variable.name, f"1 asks for {variable.meaning}: served as `dbo.enabled`."
     for value, variable in core.EXCHANGE_REQUESTS.items():
