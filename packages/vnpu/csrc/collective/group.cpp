@@ -87,6 +87,7 @@ Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int de
                                                      " already. Give every process its own rank.");
   }
   block.process = ProcessIdentity::self();
+  block.device = device;
   block.state.store(static_cast<uint32_t>(RankState::kJoined), std::memory_order_release);
   ring_others();
 }

@@ -36,6 +36,8 @@ class Group {
   uint32_t ranks() const { return ranks_; }
   uint32_t rank() const { return rank_; }
   int device() const { return device_; }
+  // Of a rank that has joined.
+  int device_of(uint32_t rank) const { return segment_.rank(rank).device; }
   Segment& segment() { return segment_; }
 
   // Makes a new group of some of this group's ranks: all of them call it, with the same `members`

@@ -74,6 +74,7 @@ struct Offer {
 struct alignas(64) RankBlock {
   std::atomic<uint32_t> state;  // RankState
   ProcessIdentity process;
+  int32_t device;  // of the host's devices
   alignas(64) Bell bell;
   alignas(64) std::atomic<uint32_t> posted;  // rounds, of all collectives so far
   // Collective n uses announcements[n % 2]: a rank is at most one collective ahead of another.

@@ -3,6 +3,7 @@
 
 #include "abi/hccl/communicator.h"
 #include "collective/operations.h"
+#include "collective/servers.h"
 
 using namespace vnpu;
 using namespace vnpu::abi;
@@ -58,6 +59,7 @@ VNPU_HCCL(HcclResult, HcclAllGatherV,
            aclrtStream stream)) {
   return hccl_guarded("HcclAllGatherV", [&] {
     const GroupPtr group = group_of(communicator);
+    require_servers_for_unequal_parts(*group, "HcclAllGatherV");
     submit(stream, all_gather_v(group, send, count, receive,
                                 partition(*group, receive_counts, receive_displacements),
                                 element_type(type)));
@@ -79,6 +81,7 @@ VNPU_HCCL(HcclResult, HcclReduceScatterV,
            aclrtStream stream)) {
   return hccl_guarded("HcclReduceScatterV", [&] {
     const GroupPtr group = group_of(communicator);
+    require_servers_for_unequal_parts(*group, "HcclReduceScatterV");
     submit(stream, reduce_scatter_v(group, send, partition(*group, send_counts, send_displacements),
                                     receive, count, element_type(type), reduction(operation)));
   });

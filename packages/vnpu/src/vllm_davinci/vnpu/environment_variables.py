@@ -6,6 +6,10 @@ VNPU_ACTIVE = "VNPU_ACTIVE"
 VNPU_DEVICES = "VNPU_DEVICES"
 """Number of virtual devices, 1 to 64. Default 8."""
 
+VNPU_SERVER_DEVICES = "VNPU_SERVER_DEVICES"
+"""Devices of a server, in the order of their numbers, for what HCCL does within one server only.
+Default: as many as the chip's servers have, 16 for an Ascend910_93 and 8 for others."""
+
 VNPU_SOC = "VNPU_SOC"
 """SoC name that the runtime reports, and whose operators take what CANN documents for it. Default
 Ascend910B3. `reference` (or `reference:NAME`) reports the same, with operators that take any dtype
