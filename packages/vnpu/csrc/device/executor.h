@@ -56,7 +56,8 @@ class Executor {
   void synchronize(const StreamPtr& stream, Limit limit);
   void synchronize(const EventPtr& event, Limit limit);
   void synchronize_device(int device, Limit limit);
-  // Waits until the device has nothing to do; errors stay with their streams.
+  // Runs what the device has to do; errors stay with their streams. Observers are not told: to the
+  // program it is no wait.
   void drain_device(int device);
   // Gives pending work a chance and tells whether the stream is idle / the event complete.
   bool query(const StreamPtr& stream);

@@ -146,12 +146,9 @@ bool Executor::device_idle(int device) const {
 }
 
 void Executor::drain_device(int device) {
-  const std::string site = observers_.call_site();
   Lock lock(queues_.mutex);
-  if (!device_idle(device)) {
-    wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
-  }
-  host_has_seen(device, site);
+  if (device_idle(device)) return;
+  wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
 }
 
 void Executor::host_has_seen(int device, const std::string& call_site) {

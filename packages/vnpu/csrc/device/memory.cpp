@@ -210,6 +210,12 @@ void Memory::remember_freed(const Allocation& allocation) {
   }
 }
 
+size_t Memory::bytes_at(const void* begin) const {
+  std::shared_lock lock(mutex_);
+  const auto it = live_.find(reinterpret_cast<uintptr_t>(begin));
+  return it == live_.end() ? 0 : it->second.bytes;
+}
+
 size_t Memory::total_bytes(int) const {
   return round_up(Configuration::instance().memory_bytes, kPage);
 }

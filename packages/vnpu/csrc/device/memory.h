@@ -75,6 +75,8 @@ class Memory {
   // Throws kIllegalAddress, with the history of the address, unless [address, address + bytes)
   // lies within one live allocation. `what` names the user: "aclnnAdd argument 2 (other)".
   void check(const void* address, size_t bytes, const char* what) const;
+  // Of the live allocation that starts there; 0 if none does.
+  size_t bytes_at(const void* begin) const;
   // True if the range lies within one live allocation.
   bool is_live(const void* address, size_t bytes) const;
   // True if the range lies within one live allocation, and only through these addresses of this

@@ -52,6 +52,9 @@ class Observer {
   virtual void on_event_waited(const Event&) {}
   // After each of the three, on the thread that waited and without the executor's lock.
   virtual void on_wait_over() {}
+  // The host gives device memory back by this function, which waits for nobody.
+  virtual void on_device_free(const void* /*begin*/, const size_t& /*bytes*/,
+                              const char* /*function*/, const std::string& /*call_site*/) {}
   // The host gives pinned memory back.
   virtual void on_host_free(const void* /*begin*/, size_t /*bytes*/,
                             const std::string& /*call_site*/) {}

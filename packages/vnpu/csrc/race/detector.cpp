@@ -144,19 +144,46 @@ void Detector::on_wait(const Stream& stream, const Event& event, const std::stri
           "\n  Record the event on the producing stream before this wait.");
 }
 
+VectorClock& Detector::seen_by_this_thread() {
+  return is_program_thread() ? process_.host : library_threads_[std::this_thread::get_id()];
+}
+
 void Detector::on_stream_synchronized(const Stream& stream, const std::string& call_site) {
-  if (!is_program_thread()) return;
   Scope& scope = scope_of(stream);
+  if (!is_program_thread()) {
+    if (&scope == &process_) seen_by_this_thread().join(scope.streams[stream.id]);
+    return;
+  }
   scope.host.join(scope.streams[stream.id]);
   report(host_memory_.take_finished(process_.host), kWritten, call_site);
 }
 
 void Detector::on_event_synchronized(const Event& event, const std::string& call_site) {
-  if (!is_program_thread()) return;
   const auto recorded = process_.events.find(event.id);
   if (recorded == process_.events.end()) return;
-  process_.host.join(recorded->second);
+  seen_by_this_thread().join(recorded->second);
+  if (!is_program_thread()) return;
   report(host_memory_.take_finished(process_.host), kWritten, call_site);
+}
+
+void Detector::on_device_free(const void* begin, const size_t& bytes, const char* function,
+                              const std::string& call_site) {
+  const auto first = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t end = first + bytes;
+  VectorClock seen = process_.host;
+  seen.join(seen_by_this_thread());
+  std::vector<Use> unfinished;
+  for (auto& [bucket, uses] : process_.uses) {
+    if (bucket < first >> kBucketBits || bucket > (end - 1) >> kBucketBits) continue;
+    std::erase_if(uses, [&](const Use& use) {
+      if (use.access.begin >= end || use.access.end <= first) return false;
+      if (use.launch->number > seen.of(static_cast<size_t>(use.launch->stream))) {
+        unfinished.push_back(use);
+      }
+      return true;  // the next owner of these addresses has other memory
+    });
+  }
+  for (const Use& use : unfinished) report_freed(use, function, call_site);
 }
 
 void Detector::on_host_free(const void* begin, size_t bytes, const std::string& call_site) {
@@ -190,6 +217,18 @@ void Detector::report(const Use& earlier, const Use& later) {
   say(std::string(earlier.launch->task) + earlier.launch->call_site + later.launch->task +
           later.launch->call_site,
       text);
+}
+
+void Detector::report_freed(const Use& use, const char* function, const std::string& call_site) {
+  say(use.launch->task + use.launch->call_site + function + call_site,
+      "vnpu: race on " + std::to_string(use.access.end - use.access.begin) + " bytes at " +
+          Memory::instance().describe(reinterpret_cast<void*>(use.access.begin)) + "\n    " +
+          (use.access.write ? "write" : "read") + " by " + use.launch->describe() + "\n    " +
+          kFreed + (call_site.empty() ? "\n      (no Python frame)" : call_site) + "\n  " +
+          function +
+          " waits for nobody: a chip may give the memory to another owner while the launch still "
+          "uses it. Wait for the launch first, as by aclrtSynchronizeStream of stream " +
+          std::to_string(use.launch->stream) + ".");
 }
 
 void Detector::report(const std::vector<HostMemory::Read>& reads, const char* what,

@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -20,9 +21,10 @@ namespace vnpu::race {
 // the order in which the tasks happened to run.
 //
 // The host counts as one more stream: what it launches comes after everything it has waited for. It
-// must not change pinned memory that a copy may still read. What a library's own thread, a watchdog
-// say, waits for or asks about tells the program nothing. Inside a capture the same rules hold
-// among the captured launches; a replay is one launch that uses what they use.
+// must not change pinned memory that a copy may still read, nor free device memory that launches
+// may still use. What a library's own thread, a watchdog say, waits for or asks about tells the
+// program nothing. Inside a capture the same rules hold among the captured launches; a replay is
+// one launch that uses what they use.
 class Detector final : public Observer {
  public:
   // Null when VNPU_RACES is off.
@@ -39,6 +41,8 @@ class Detector final : public Observer {
   void on_capture_end(const Graph& graph) override;
   void on_stream_synchronized(const Stream& stream, const std::string& call_site) override;
   void on_event_synchronized(const Event& event, const std::string& call_site) override;
+  void on_device_free(const void* begin, const size_t& bytes, const char* function,
+                      const std::string& call_site) override;
   void on_host_free(const void* begin, size_t bytes, const std::string& call_site) override;
   // Printed in every mode: not every error of a wait reaches the program with its text.
   void on_deadlock(const std::string& text) override;
@@ -61,9 +65,12 @@ class Detector final : public Observer {
   };
 
   Scope& scope_of(const Stream& stream);
+  // What the calling thread knows to have finished.
+  VectorClock& seen_by_this_thread();
   void check(Scope& scope, const VectorClock& now, const Use& use);
   void use_host_memory(const Access& access, const LaunchPtr& launch);
   void report(const Use& earlier, const Use& later);
+  void report_freed(const Use& use, const char* function, const std::string& call_site);
   // `what` the host did to the memory of those reads before it knew them finished, and where.
   void report(const std::vector<HostMemory::Read>& reads, const char* what,
               const std::string& call_site);
@@ -73,6 +80,8 @@ class Detector final : public Observer {
   const bool raises_;
   Scope process_;
   std::map<const Graph*, Scope> captures_;
+  // What libraries' own threads have waited for, by which the program learns nothing.
+  std::map<std::thread::id, VectorClock> library_threads_;
   HostMemory host_memory_;  // of what runs, which captured launches do only when they are replayed
   std::set<std::string> said_;
   uint64_t found_ = 0;

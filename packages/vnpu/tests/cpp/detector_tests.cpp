@@ -52,6 +52,30 @@ TEST_F(Races, TwoStreamsThatNothingOrders) {
   EXPECT_EQ(detector.found(), 1u);
 }
 
+TEST_F(Races, MemoryIsFreedBehindAWaitForWhatUsesIt) {
+  const auto frees = [&] {
+    try {
+      executor.tell(&Observer::on_device_free, memory, kBytes, "aclrtFree", std::string());
+      return true;
+    } catch (const Failure& failure) {
+      EXPECT_EQ(failure.kind, FailureKind::kRace);
+      text = failure.what();
+      return false;
+    }
+  };
+  EXPECT_FALSE(races(a, use(byte(100), 8, false, "reader")));
+  EXPECT_FALSE(frees());
+  EXPECT_NE(text.find("race on 8 bytes at byte 100 of allocation #"), std::string::npos) << text;
+  EXPECT_NE(text.find("read by reader on stream 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("freed by the host at"), std::string::npos) << text;
+  EXPECT_FALSE(races(a, use(memory, kBytes, true)));
+  executor.drain_device(0);  // has run, but the program has not waited
+  EXPECT_FALSE(frees());
+  EXPECT_FALSE(races(b, use(memory, kBytes, true)));  // of the next owner
+  executor.synchronize(b, std::nullopt);
+  EXPECT_TRUE(frees());
+}
+
 TEST_F(Races, ReadsDoNotRace) {
   EXPECT_FALSE(races(a, use(memory, kBytes, false)));
   EXPECT_FALSE(races(b, use(memory, kBytes, false)));

@@ -31,6 +31,20 @@ void give_back(void* address, bool owned, const char* function) {
   pinned.remove(address, owned);
 }
 
+// Before memory of the current device goes. Neither aclrtFree nor aclrtUnmapMem waits for work that
+// still uses the memory: it is the program that has to, and the race detector says where it does
+// not. What is queued runs all the same, so that what a program computes does not depend on it.
+// Source: CANN's runtime, 11-01_device_memory_malloc_and_free.md, aclrtFree.
+void let_go(const void* address, const char* function) {
+  Executor& executor = System::instance().executor();
+  const Observers& observers = Observers::instance();
+  if (const size_t bytes = Memory::instance().bytes_at(address); bytes > 0 && observers.any()) {
+    const std::string site = observers.call_site();
+    executor.tell(&Observer::on_device_free, address, bytes, function, site);
+  }
+  if (System::current_device() >= 0) executor.drain_device(System::current_device());
+}
+
 // Copies when the stream reaches it: the source is read then, not when it was asked for.
 class Copy final : public Task {
  public:
@@ -188,11 +202,7 @@ VNPU_ACL(aclrtMallocAlign32, (void** address, size_t bytes, aclrtMemMallocPolicy
 VNPU_ACL(aclrtFree, (void* address)) {
   return guarded("aclrtFree", [&] {
     if (address == nullptr) return;
-    // As on a chip, work that was launched before still sees the memory.
-    System& system = System::instance();
-    if (System::current_device() >= 0) {
-      system.executor().drain_device(System::current_device());
-    }
+    let_go(address, "aclrtFree");
     Memory::instance().release(address);
   });
 }
@@ -345,9 +355,7 @@ VNPU_ACL(aclrtMapMem,
 }
 VNPU_ACL(aclrtUnmapMem, (void* address)) {
   return guarded("aclrtUnmapMem", [&] {
-    if (System::current_device() >= 0) {
-      System::instance().executor().drain_device(System::current_device());
-    }
+    let_go(address, "aclrtUnmapMem");
     Memory::instance().unmap(address);
   });
 }
