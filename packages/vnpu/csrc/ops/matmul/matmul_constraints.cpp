@@ -175,7 +175,6 @@ std::vector<Row> grouped_scale_rows() {
       {"bias", absent().when(is_mixed()), kQuantGroups},
       {"transpose1", is(false).when(is_mixed()), kQuantGroups},
       {"x1", size_between(-1, 256, 29575, 256).when(is_mixed()), kQuantGroups},
-      {"out", dtype({at::kHalf, at::kBFloat16}).when(is_mixed()), kQuantGroups},
       {"x1_scale", blocks_of("x1", 1, 128).when(has_blocks()), kQuantBlocks},
       {"x2_scale", dtype({at::kFloat}).when(has_blocks()), kQuantBlocks},
       {"x2_scale", blocks_of("x2", 128, 128).when(has_blocks()), kQuantBlocks},

@@ -1021,6 +1021,7 @@ PRODUCTS = [
             ("x1_scale", "each 128 columns of x1", {"x1_scale": f32(5, 5)}),
             ("x2_scale", "be float32", {"x2_scale": t(2, 4)}),
             ("x2_scale", "each 128 rows by 128 columns of x2", {"x2_scale": f32(4, 2)}),
+            ("x1", "be int8", {"x1": i32(5, 512)}),
             (
                 "x1",
                 "a multiple of 512 in its last dimension",
@@ -1031,6 +1032,7 @@ PRODUCTS = [
                 "a multiple of 256 in its dimension -2",
                 {"x2": i8(384, 512), "x2_scale": f32(3, 4)},
             ),
+            ("transpose1", "be false", {"transpose1": True}),
             ("transpose2", "be true", {"transpose2": False}),
             ("group_size", "be 4303356032", {"group_size": 0}),
             ("bias", "be float32", {"bias": i32(256)}),
