@@ -101,6 +101,7 @@ def _qwen(architecture: str, length: int, sizes: dict[str, Any]) -> Model:
 
 MODELS = {
     "distilbert/distilgpt2": _GPT2,
+    "gpt2": _GPT2,
     "openai-community/gpt2": _GPT2,
     "facebook/opt-125m": _OPT,
     "facebook/opt-350m": _OPT,
@@ -110,6 +111,22 @@ MODELS = {
         {"<unk>": 0, "<s>": 1, "</s>": 2},
         {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
         8192,
+        _SMALL,
+    ),
+    "JackFram/llama-160m": Model(
+        "LlamaForCausalLM",
+        32000,
+        {"<unk>": 0, "<s>": 1, "</s>": 2},
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
+        2048,
+        _SMALL,
+    ),
+    "meta-llama/Llama-3.2-1B": Model(
+        "LlamaForCausalLM",
+        128256,
+        {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001},
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
+        16384,
         _SMALL,
     ),
     "meta-llama/Llama-3.2-1B-Instruct": Model(

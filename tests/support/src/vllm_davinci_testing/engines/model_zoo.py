@@ -315,7 +315,10 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
 
 
 def write_bert(directory: Path, seed: int = 0) -> Path:
-    """An encoder-only model with bidirectional attention, embeddings from its first token."""
+    """An encoder-only model with bidirectional attention, embeddings from its first token.
+
+    Its file has a pooling layer, as released ones have, which embeddings do without.
+    """
     config = transformers.BertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -327,7 +330,7 @@ def write_bert(directory: Path, seed: int = 0) -> Path:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = transformers.BertModel(config, add_pooling_layer=False)
+        network = transformers.BertModel(config)
         fill_with_normal_weights(network)
     network.save_pretrained(directory)
     write_tokenizer(directory)

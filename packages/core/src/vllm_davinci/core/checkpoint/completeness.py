@@ -11,6 +11,7 @@ from vllm.distributed import get_pp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
 
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
 from vllm_davinci.core.errors import CheckpointError
@@ -43,7 +44,7 @@ def require_complete(
             _lacking(tracker, model)
         ),
         "has {}, for which the model has no place": list(
-            _left_over(tracker, vllm_config, description)
+            _left_over(tracker, model, vllm_config, description)
         ),
     }
     told = [text.format(shortened(names, 6)) for text, names in found.items() if names]
@@ -72,8 +73,12 @@ def _misshapen(
 
 
 def _left_over(
-    tracker: LoadTracker, vllm_config: VllmConfig, description: QuantDescription | None
+    tracker: LoadTracker,
+    model: torch.nn.Module,
+    vllm_config: VllmConfig,
+    description: QuantDescription | None,
 ) -> Iterator[str]:
+    mappers = list(_mappers(model))
     config = vllm_config.model_config.hf_text_config
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
@@ -97,7 +102,17 @@ def _left_over(
             continue  # a layer or an expert of another rank
         if _is_folded_bias(name, description):
             continue
+        if any(mapper.map_name(name.removeprefix(prefix)) is None for prefix, mapper in mappers):
+            continue  # the model says that it does without
         yield name
+
+
+def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
+    """What models say of a checkpoint's names, with their own place among them."""
+    for prefix, module in model.named_modules():
+        mapper = getattr(module, "hf_to_vllm_mapper", None)
+        if isinstance(mapper, WeightsMapper):
+            yield f"{prefix}." if prefix else "", mapper
 
 
 def _is_folded_bias(name: str, description: QuantDescription | None) -> bool:
