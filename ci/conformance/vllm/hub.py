@@ -124,7 +124,7 @@ MODELS = {
     "meta-llama/Llama-3.2-1B": Model(
         "LlamaForCausalLM",
         128256,
-        {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001},
+        {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|eot_id|>": 128009},
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"},
         16384,
         _SMALL,

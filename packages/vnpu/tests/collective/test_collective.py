@@ -548,7 +548,7 @@ assert b"not a live communicator" in acl.aclGetRecentErrMsg()
 
 # HCCL_ALGO, and hcclAlgo of a communicator, which has its form.
 for text, status in (
-    ("", 0), ("level0:NA;level1:NHR", 0),
+    ("", 0), ("level0:NA;level1:NHR", 0), ("level0:fullmesh;level1:fullmesh", 0),
     ("allreduce=level0:NA;level1:ring/allgather=level0:NA;level1:H-D_R", 0),
     ("a" * 1599, 1), ("level0:ring", 1), ("level1:NHR;level1:ring", 1), ("level1:NHR;", 1),
     ("gather=level1:NHR", 1), ("level1:NHR/allreduce=level1:ring", 1),
