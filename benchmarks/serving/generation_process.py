@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from generation import engine_arguments, prompts
+
 BEGIN = time.perf_counter()
 
 
@@ -35,36 +37,18 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # timed: the import is part of the start-up
 
     imported_s = time.perf_counter() - BEGIN
-    llm = LLM(
-        options["model"],
-        dtype="bfloat16",
-        max_model_len=options["max_model_len"],
-        max_num_seqs=options["requests"],
-        kv_cache_memory_bytes=options["kv_cache_bytes"],
-        enable_prefix_caching=False,
-        seed=options["seed"],
-        **options["engine"],
-    )
+    llm = LLM(**engine_arguments(options))
     constructed_s = time.perf_counter() - BEGIN
-    vocabulary = options["vocabulary"]
-    prompts = [
-        {
-            "prompt_token_ids": [
-                (7 * position + 13 * request) % (vocabulary - 8) + 4
-                for position in range(options["prompt_tokens"])
-            ]
-        }
-        for request in range(options["requests"])
-    ]
+    questions = prompts(options)
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    llm.generate(prompts[:1], one, use_tqdm=False)
+    llm.generate(questions[:1], one, use_tqdm=False)
     start_up_s = time.perf_counter() - BEGIN
 
     sampling = SamplingParams(temperature=0, max_tokens=options["output_tokens"], ignore_eos=True)
     rates = []
     for _ in range(options["repetitions"] + 1):
         begin = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        outputs = llm.generate(questions, sampling, use_tqdm=False)
         elapsed = time.perf_counter() - begin
         produced = sum(len(output.outputs[0].token_ids) for output in outputs)
         rates.append(produced / elapsed)

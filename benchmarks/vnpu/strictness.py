@@ -26,12 +26,12 @@ from vllm_davinci.vnpu import refusals
 
 LEAST_RATIO = 0.97
 MOST_TIME_RATIO = 1.03
-CHILD = Path(__file__).with_name("strictness_process.py")
+CHILD = Path(offline_throughput.__file__).with_name("timed_steps_process.py")
 STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
 class Batches(NamedTuple):
-    """One of each side, as `strictness_process.py` answers.
+    """One of each side, as `timed_steps_process.py` answers.
 
     calls: held against the documents meanwhile
     """

@@ -12,7 +12,7 @@ import hashlib
 import json
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,14 @@ _GPT2 = Model(
     {"n_embd": 128, "n_layer": 2, "n_head": 2, "initializer_range": SPREAD},
     "float16",
 )
+_LLAMA = Model(
+    "LlamaForCausalLM",
+    32000,
+    {"<unk>": 0, "<s>": 1, "</s>": 2},
+    {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
+    8192,
+    _SMALL,
+)
 
 _WITHOUT_HEAD_DIM = {name: value for name, value in _SMALL.items() if name != "head_dim"}
 
@@ -105,22 +113,8 @@ MODELS = {
     "openai-community/gpt2": _GPT2,
     "facebook/opt-125m": _OPT,
     "facebook/opt-350m": _OPT,
-    "hmellor/tiny-random-LlamaForCausalLM": Model(
-        "LlamaForCausalLM",
-        32000,
-        {"<unk>": 0, "<s>": 1, "</s>": 2},
-        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
-        8192,
-        _SMALL,
-    ),
-    "JackFram/llama-160m": Model(
-        "LlamaForCausalLM",
-        32000,
-        {"<unk>": 0, "<s>": 1, "</s>": 2},
-        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"},
-        2048,
-        _SMALL,
-    ),
+    "hmellor/tiny-random-LlamaForCausalLM": _LLAMA,
+    "JackFram/llama-160m": replace(_LLAMA, context=2048),
     "meta-llama/Llama-3.2-1B": Model(
         "LlamaForCausalLM",
         128256,
@@ -164,7 +158,7 @@ MODELS = {
     "Qwen/Qwen1.5-7B": _qwen(
         "Qwen2ForCausalLM",
         32768,
-        {name: value for name, value in _SMALL.items() if name != "head_dim"},
+        _WITHOUT_HEAD_DIM,
     ),
     "Qwen/Qwen3-0.6B": _qwen("Qwen3ForCausalLM", 40960, _SMALL),
     "llava-hf/llava-1.5-7b-hf": Model(

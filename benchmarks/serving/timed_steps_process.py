@@ -1,6 +1,6 @@
 """One engine whose steps are timed, batch by batch, when it is asked to.
 
-`python strictness_process.py OPTIONS_JSON FD` answers each question with the times of a batch's
+`python timed_steps_process.py OPTIONS_JSON FD` answers each question with the times of a batch's
 steps, so that two engines can take turns.
 """
 
@@ -15,21 +15,13 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
+from generation import engine_arguments, prompts
 from vllm import LLM, SamplingParams
 
 
 def answer(options: dict[str, Any], answers: int) -> None:
     """Answers the questions of standard input. answers: file descriptor for what was measured"""
-    llm = LLM(
-        options["model"],
-        dtype="bfloat16",
-        max_model_len=options["max_model_len"],
-        max_num_seqs=options["requests"],
-        kv_cache_memory_bytes=options["kv_cache_bytes"],
-        enable_prefix_caching=False,
-        seed=options["seed"],
-        **options["engine"],
-    )
+    llm = LLM(**engine_arguments(options))
     with os.fdopen(answers, "w", buffering=1) as out:
         print(json.dumps("ready"), file=out)
         for number, _ in enumerate(sys.stdin):
@@ -40,12 +32,8 @@ def _steps_of_batch(llm: LLM, number: int, options: dict[str, Any]) -> dict[str,
     """Seconds of each step: of the clock, and processor time of all threads."""
     engine = llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=options["output_tokens"], ignore_eos=True)
-    for request in range(options["requests"]):
-        tokens = [
-            (7 * position + 13 * request) % (options["vocabulary"] - 8) + 4
-            for position in range(options["prompt_tokens"])
-        ]
-        engine.add_request(f"{number}-{request}", {"prompt_token_ids": tokens}, sampling)
+    for request, prompt in enumerate(prompts(options)):
+        engine.add_request(f"{number}-{request}", prompt, sampling)
     elapsed, processor = [], []
     while engine.has_unfinished_requests():
         begin, processor_begin = time.perf_counter(), time.process_time()

@@ -1,0 +1,33 @@
+"""What engines that are compared have in common: how they are made, and what they are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def engine_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's, of one side of a comparison; options: offline_throughput.process_options"""
+    return {
+        "model": options["model"],
+        "dtype": "bfloat16",
+        "max_model_len": options["max_model_len"],
+        "max_num_seqs": options["requests"],
+        "kv_cache_memory_bytes": options["kv_cache_bytes"],
+        "enable_prefix_caching": False,
+        "seed": options["seed"],
+        **options["engine"],
+    }
+
+
+def prompts(options: dict[str, Any]) -> list[dict[str, list[int]]]:
+    """One of each request; they differ from their first token on."""
+    vocabulary = options["vocabulary"]
+    return [
+        {
+            "prompt_token_ids": [
+                (7 * position + 13 * request) % (vocabulary - 8) + 4
+                for position in range(options["prompt_tokens"])
+            ]
+        }
+        for request in range(options["requests"])
+    ]
