@@ -2,6 +2,7 @@
 // with. Sources: docs of ops-transformer v8.5.0 and v9.0.0, and the pages of op-plugin.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -14,8 +15,6 @@ constexpr char kNorm[] = "aclnnKvRmsNormRopeCache.md, parameters";
 constexpr char kInterleave[] = "aclnnInterleaveRope.md, parameters";
 constexpr char kRotary[] = "aclnnRopeWithSinCosCache.md, constraints";
 constexpr char kUpdate[] = "aclnnAttentionUpdate.md, parameters";
-
-const std::vector<ScalarType> kHalves{at::kHalf, at::kBFloat16};
 
 std::string text(int64_t number) { return std::to_string(number); }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -29,8 +30,6 @@ constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmu
 
 constexpr int32_t kFractal = 29;  // ACL_FORMAT_FRACTAL_NZ
 constexpr int64_t kMostInner = 65535;
-
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 
 std::string text(int64_t number) { return std::to_string(number); }
 

@@ -2,6 +2,7 @@
 // Sources: docs and op_host of ops-transformer (moe), and the pages of op-plugin.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -14,8 +15,6 @@ constexpr char kGatingTiling[] = "moe_gating_top_k_tiling.cpp";
 constexpr char kSoftmax[] = "op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters";
 constexpr char kFinalize[] = "op-plugin torch_npu-npu_moe_finalize_routing.md, parameters";
 constexpr char kReRouting[] = "op-plugin torch_npu-npu_moe_re_routing.md, parameters";
-
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 
 std::string text(int64_t number) { return std::to_string(number); }
 

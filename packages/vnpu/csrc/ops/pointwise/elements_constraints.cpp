@@ -3,6 +3,7 @@
 // documents repeat. They say nothing of 310P here.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -23,19 +24,8 @@ constexpr char kLog[] = "ASCEND910B_OUTPUT_DTYPE_SUPPORT_LIST in aclnn_log.cpp";
 constexpr char kGelu[] = "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp";
 constexpr char kGeluV2[] = "DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp";
 
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
                                                 at::kDouble, at::kComplexFloat, at::kComplexDouble};
-const std::vector<ScalarType> kSigned{at::kFloat, at::kHalf,         at::kBFloat16,     at::kDouble,
-                                      at::kInt,   at::kLong,         at::kShort,        at::kChar,
-                                      at::kByte,  at::kComplexFloat, at::kComplexDouble};
-
-std::vector<ScalarType> with(std::vector<ScalarType> dtypes,
-                             std::initializer_list<ScalarType> more) {
-  dtypes.insert(dtypes.end(), more);
-  return dtypes;
-}
-const std::vector<ScalarType> kNumbers = with(kSigned, {at::kBool});
 
 const bool of_two = constrain({"Add", "Sub", "Mul", "Div"}, {},
                               {{"self", dtype(kNumbers), kArithmetic, kBig},
@@ -50,7 +40,7 @@ const bool of_number =
     constrain({"Divs", "InplaceAdds", "InplaceSubs", "InplaceMuls", "InplaceDivs"}, {},
               {{"self", dtype(kNumbers), kArithmetic, kBig}}) &&
     constrain({"Rsubs"}, {},
-              {{"self", dtype(kSigned), kRsub, kBig}, {"out", same_sizes("self"), kRsub}});
+              {{"self", dtype(kRealAndComplex), kRsub, kBig}, {"out", same_sizes("self"), kRsub}});
 
 const bool less_than = constrain(
     {"LtScalar"}, {},
@@ -59,8 +49,6 @@ const bool less_than = constrain(
              at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
       kLess, kBig},
      {"out", same_sizes("self"), kLess}});
-const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
-                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
 const bool equal =
     constrain({"EqScalar", "NeScalar"}, {},
               {{"self", dtype(kNumbers), kEqual, kBig}, {"out", same_sizes("self"), kEqual}}) &&

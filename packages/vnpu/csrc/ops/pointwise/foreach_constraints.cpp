@@ -5,6 +5,7 @@
 // float32, torch_npu brings float64, and the library converts.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -31,7 +32,6 @@ constexpr char kTerm[] = "CheckDtypeValid in aclnn_foreach_addc*_scalar_v2.cpp";
 constexpr char kTermNumbers[] =
     "ops-nn foreach/foreach_addc*_scalar_list/docs/aclnnForeachAddc*ScalarList.md, parameters";
 
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 const std::vector<ScalarType> kNumbersToo{at::kFloat, at::kHalf, at::kBFloat16, at::kInt};
 
 Check of_one_dtype(const char* list) {

@@ -2,6 +2,7 @@
 // Sources: docs of ops-nn (quant) and the pages of op-plugin.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -15,8 +16,6 @@ constexpr char kSwiglu[] = "op-plugin torch_npu-npu_dequant_swiglu_quant.md, con
 constexpr char kSwigluTiling[] = "dequant_swiglu_quant_tiling.cpp";
 // op-plugin's page excludes a bias beside groups; the operator's own page and check have one.
 constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
-
-const std::vector<ScalarType> kHalves{at::kHalf, at::kBFloat16};
 
 std::string text(int64_t number) { return std::to_string(number); }
 

@@ -2,6 +2,7 @@
 // Sources: docs of ops-nn (norm, activation, index) and the pages of op-plugin.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -12,8 +13,6 @@ constexpr char kAddRmsNorm[] = "ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md
 constexpr char kLayerNorm[] = "CheckDtypeValid, CheckShape in aclnn_layer_norm.cpp of ops-nn";
 constexpr char kSwiGlu[] = "ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters";
 constexpr char kEmbedding[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
-
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 
 std::string text(int64_t number) { return std::to_string(number); }
 

@@ -3,6 +3,7 @@
 // documents repeat. They say nothing of 310P here.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -16,21 +17,14 @@ constexpr char kAny[] =
     "aclnn_any.cpp: ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST, out_dtype_support_list";
 constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
 
-const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
-                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
-const std::vector<ScalarType> kNumbers{
-    at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,          at::kLong,
-    at::kShort, at::kChar, at::kByte,     at::kBool,   at::kComplexFloat, at::kComplexDouble};
-const std::vector<ScalarType> kSums{at::kFloat, at::kHalf,         at::kBFloat16,     at::kDouble,
-                                    at::kInt,   at::kLong,         at::kShort,        at::kChar,
-                                    at::kByte,  at::kComplexFloat, at::kComplexDouble};
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16, at::kDouble};
+const std::vector<ScalarType> kFloatsAndDouble = with(kFloats, {at::kDouble});
 
 const bool sums =
     constrain({"ReduceSum"}, {},
               {{"self", dtype(kNumbers), kSum, kBig}, {"out", dtype(kNumbers), kSum, kBig}}) &&
-    constrain({"Cumsum"}, {},
-              {{"out", dtype(kSums), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}});
+    constrain(
+        {"Cumsum"}, {},
+        {{"out", dtype(kRealAndComplex), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}});
 const bool largest = constrain(
     {"ArgMax"}, {},
     {{"self", dtype(kReal), kArgMax, kBig},
@@ -50,8 +44,8 @@ const bool any = constrain({"Any"}, {},
                              kAny, kBig},
                             {"out", dtype({at::kByte, at::kBool}), kAny}});
 const bool softmax = constrain({"Softmax", "LogSoftmax"}, {},
-                               {{"self", dtype(kFloats), kSoftmax, kBig},
-                                {"out", dtype(kFloats), kSoftmax, kBig},
+                               {{"self", dtype(kFloatsAndDouble), kSoftmax, kBig},
+                                {"out", dtype(kFloatsAndDouble), kSoftmax, kBig},
                                 {"out", same_sizes("self"), kSoftmax}});
 const bool uniform = constrain({"InplaceUniform"}, {}, {{"self", dtype(kReal), kUniform, kBig}});
 

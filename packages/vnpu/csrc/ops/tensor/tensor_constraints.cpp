@@ -3,6 +3,7 @@
 // documents repeat. They say nothing of 310P here.
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
@@ -24,17 +25,6 @@ constexpr char kScatter[] = "CheckDtypeValid in aclnn_scatter.cpp";
 constexpr char kSort[] = "CheckDtypeValid, CheckShape in aclnn_sort.cpp";
 constexpr char kTopk[] = "CheckDtypeValid in aclnn_topk.cpp";
 
-const std::vector<ScalarType> kReal{at::kFloat, at::kHalf,  at::kBFloat16, at::kDouble, at::kInt,
-                                    at::kLong,  at::kShort, at::kChar,     at::kByte};
-
-std::vector<ScalarType> with(std::vector<ScalarType> dtypes,
-                             std::initializer_list<ScalarType> more) {
-  dtypes.insert(dtypes.end(), more);
-  return dtypes;
-}
-const std::vector<ScalarType> kRealAndBool = with(kReal, {at::kBool});
-const std::vector<ScalarType> kNumbers =
-    with(kRealAndBool, {at::kComplexFloat, at::kComplexDouble});
 const std::vector<ScalarType> kAnyReal =
     with(kRealAndBool, {at::kUInt16, at::kUInt32, at::kUInt64});
 const std::vector<ScalarType> kIndices{at::kInt, at::kLong};

@@ -2,13 +2,13 @@
 // Source: docs of ops-nn v8.5.0 (conv).
 
 #include "ops/constraints.h"
+#include "ops/dtype_lists.h"
 
 namespace vnpu::ops {
 namespace {
 
 constexpr char kConvolution[] =
     "ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters";
-const std::vector<ScalarType> kFloats{at::kFloat, at::kHalf, at::kBFloat16};
 constexpr Scope kBig{.chips = kA2 | kA3};
 
 Check one_for_each_dimension() {
