@@ -27,6 +27,22 @@ DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-g
 # Tests of several ranks start as many processes, and each engine takes about 1 GB.
 CORES = len(os.sched_getaffinity(0))
 TEST_PROCESSES = max(1, min(4, CORES))
+IN_PARALLEL = (
+    # A file stays in one process, whose tests share engines, and the long ones begin.
+    (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder"),
+    # Else each computes with as many threads as there are cores, which wait for each other.
+    {"OMP_NUM_THREADS": str(CORES // TEST_PROCESSES)},
+)
+# Tests that depend on the processor, on paths or on signals: what every change runs as on another
+# machine. `nightly` runs all tests so.
+ON_OTHER_MACHINES = (
+    "tests/contract/test_rounding.py",
+    "tests/contract/test_support.py",
+    "tests/contract/test_tasks.py",
+    "packages/core/tests/graph",
+    "packages/vnpu/tests/test_host_counts.py",
+)
+LONG_FOLDER = "/".join(["a_folder_whose_name_is_as_long_as_those_of_build_machines"] * 3)
 # What of the virtual NPU needs no headers but the standard library's.
 DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
@@ -65,12 +81,17 @@ def run_on_vnpu(
         str(commands / command[0]),
         *map(str, command[1:]),
         external=True,
-        env={
-            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-            "HF_HUB_OFFLINE": "1",
-            **environment,
-        },
+        env=serving_variables(commands, **environment),
     )
+
+
+def serving_variables(commands: Path, **environment: str) -> dict[str, str]:
+    """What commands of the shared environment see, beside this process's variables."""
+    return {
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        **environment,
+    }
 
 
 @nox.session
@@ -89,8 +110,12 @@ def lint(session: nox.Session) -> None:
     if sources:
         session.run("clang-format", *(["-i"] if fix else ["--dry-run", "--Werror"]), *sources)
 
+    generated = ROOT / "build" / "lint"
+    generator = DEVICE.parent / "cmake" / "generate_chips.py"
+    session.run("python", str(generator), str(generated / "device" / "chips.inc"))
+
     def tidy(source: Path) -> None:
-        flags = ("-std=gnu++20", f"-I{DEVICE}")
+        flags = ("-std=gnu++20", f"-I{DEVICE}", f"-I{generated}")
         session.run("clang-tidy", "--quiet", str(source), "--", *flags, silent=True, log=False)
 
     # One file at a time is what it can do.
@@ -122,14 +147,34 @@ def tests(session: nox.Session) -> None:
     `-- -m thorough` runs all of them and nothing else.
     """
     commands = prepare(session)
+    names_files = any(Path(argument.split("::")[0]).exists() for argument in session.posargs)
     pytest = ("python", "-m", "pytest", "--durations=25")
-    environment = {}
-    if not any(Path(argument.split("::")[0]).exists() for argument in session.posargs):
-        # A file stays in one process, whose tests share engines, and the long ones begin.
-        pytest += (f"--numprocesses={TEST_PROCESSES}", "--dist=loadfile", "--no-loadscope-reorder")
-        # Else each computes with as many threads as there are cores, which wait for each other.
-        environment["OMP_NUM_THREADS"] = str(CORES // TEST_PROCESSES)
-    run_on_vnpu(session, commands, *pytest, *session.posargs, **environment)
+    if not session.posargs:
+        pytest = ("python", "ci/within_limit.py", *pytest[1:])  # of the whole suite
+    parallel, environment = ((), {}) if names_files else IN_PARALLEL
+    run_on_vnpu(session, commands, *pytest, *parallel, *session.posargs, **environment)
+
+
+@nox.session(venv_backend="none")
+def other_machine(session: nox.Session) -> None:
+    """Run tests as on another machine: older instructions, a long path, Ctrl-C ignored.
+
+    A chosen part of the tests; `-- all` runs all of them, `-- PYTEST ARGUMENTS` others.
+    """
+    commands = prepare(session)
+    checkout = ROOT / ".nox" / "other_machine" / LONG_FOLDER / "checkout"
+    session.run(sys.executable, "ci/copy_checkout.py", str(checkout), external=True)
+    commands = checkout / commands.relative_to(ROOT)
+    chosen = () if session.posargs == ["all"] else session.posargs or ON_OTHER_MACHINES
+    parallel, environment = IN_PARALLEL
+    options = ("--processor=older", f"--basetemp={checkout.parent / 'tmp'}")
+    with session.chdir(checkout):
+        session.run(
+            *("sh", "-c", "trap '' INT; exec \"$@\"", "sh", str(commands / "vnpu"), "run", "--"),
+            *(str(commands / "python"), "-m", "pytest", *options, *parallel, *chosen),
+            external=True,
+            env=serving_variables(commands, **environment),
+        )
 
 
 @nox.session
@@ -181,9 +226,10 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def upstream(session: nox.Session) -> None:
-    """Try another vLLM without a change of ours: `-- VERSION`; a report of what moved."""
-    if not session.posargs:
-        session.error("name a version of vLLM: nox -s upstream -- 0.32.0")
+    """Try another vLLM without a change of ours; a report of what moved.
+
+    `-- VERSION` names one; the default is the newest release that installs.
+    """
     prepare(session)
     session.run(sys.executable, "ci/upstream.py", *session.posargs, external=True)
 
@@ -254,12 +300,31 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def build(session: nox.Session) -> None:
-    """Build the wheel and sdist of every package into dist/ and check what they hold."""
+def deployments(session: nox.Session) -> None:
+    """Dry-run published deployments: `-- NAME...`, or all; results/deployments/page.md."""
     commands = prepare(session)
+    session.run(str(commands / "python"), "ci/deployments.py", *session.posargs, external=True)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheel and sdist of every package into dist/ and check what they hold.
+
+    Compiled wheels get the manylinux tag of this machine's processor.
+    """
+    commands = prepare(session)
+    session.install("-q", *DEPENDENCY_GROUPS["wheels"])
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     session.run(str(commands / "python"), "ci/build_wheels.py", *session.posargs, external=True)
+    session.run("python", "ci/repair_wheels.py", "dist")
     session.run(str(commands / "python"), "ci/verify_wheels.py", "dist", external=True)
+
+
+@nox.session(venv_backend="none")
+def constraints(session: nox.Session) -> None:
+    """Write constraints.txt: the files, with hashes, that a release is tested with."""
+    commands = prepare(session)
+    session.run(str(commands / "python"), "ci/write_constraints.py", external=True)
 
 
 @nox.session(venv_backend="none")

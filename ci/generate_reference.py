@@ -1,4 +1,4 @@
-"""Writes the pages under docs/reference from the code; `--check` fails when one is stale.
+"""Writes docs/reference and the typed calls of operators; `--check` fails when one is stale.
 
 Run by `nox -s docs`, over the virtual NPU because core's configuration imports vLLM.
 """
@@ -10,12 +10,15 @@ import ast
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
+import operator_calls
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -28,7 +31,7 @@ def environment_variables_page(core: Any) -> str:
     """Each package's `environment_variables.py`.
 
     Variables of our own are assignments with the docstring below them; core has none, and says
-    what becomes of those that people's scripts carry from earlier Ascend plugins, and of HCCL's.
+    what becomes of those of other Ascend plugins, and of HCCL's.
     """
     text = "# Environment variables\n\n" + GENERATED.format(
         source="packages/*/src/vllm_davinci/**/environment_variables.py"
@@ -56,22 +59,17 @@ def _documented_names(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _names_of_core(core: Any) -> Iterator[tuple[str, str]]:
-    for variable in core.OVERLAP_REQUESTS:
-        yield variable.name, f"1 asks for {variable.meaning}: served as `dbo.enabled`."
-    for value, variable in core.EXCHANGE_REQUESTS.items():
-        served = f"served as `moe_communication` = `{value}`"
-        yield variable.name, f"1 asks for {variable.meaning}: {served}."
-    for variable in core.INHERITED:
-        effect = f"a value other than {variable.default} has no effect, which is logged"
-        yield variable.name, f"Asks for {variable.meaning}: {effect}."
-    buffer = core.HCCL_BUFFER
-    yield buffer.name, f"{buffer.meaning}; {buffer.default} where it is not set, at least 1."
+    for row in core.OTHER_VARIABLES:
+        subject = "1" if hasattr(row.fate, "value") else f"A value other than `{row.default}`"
+        yield row.key, f"{row.meaning} {subject} {row.fate.told()}."
+    for row in (core.HCCL_BUFFER, core.HCCL_LIMIT, core.ALLOCATOR, core.FAULT_REPORT):
+        yield row.key, f"{row.meaning} Default {row.default}."
 
 
-def configuration_page(config: Any) -> str:
-    """`DavinciConfig` with its nested models, one section per model."""
+def configuration_page(table: Any, other_keys: tuple[Any, ...]) -> str:
+    """The table of options, one section per section of them, and other plugins' keys."""
     text = "# Configuration\n\n" + GENERATED.format(
-        source="packages/core/src/vllm_davinci/core/config/options.py"
+        source="packages/core/src/vllm_davinci/core/config/options.py and other_keys.py"
     )
     text += (
         "vLLM's `additional_config`: JSON on the command line "
@@ -79,44 +77,40 @@ def configuration_page(config: Any) -> str:
         "error that names the nearest valid one. The same as a JSON schema: "
         "[configuration.schema.json](configuration.schema.json).\n\n"
     )
-    return text + "\n".join(_model_sections(config, "")).rstrip() + "\n"
+    rows = list(table.option_rows())
+    for section, meaning in table.sections():
+        title = f"`{section}`" if section else "Options without a section"
+        text += f"## {title}\n\n{meaning}\n\n"
+        inside = [row for row in rows if row.key.rpartition(".")[0] == section]
+        if inside:
+            text += "| key | type | default | meaning |\n| --- | --- | --- | --- |\n"
+        for row in inside:
+            name = row.key.rpartition(".")[2]
+            text += f"| `{name}` | {_option(table, row)}{_needs(row)} |\n"
+        text += "\n" if inside else ""
+    text += (
+        "## Keys of other plugins and releases\n\nNone is passed over in silence: a key without "
+        "effect is told of in the log, and a refused one ends the start unless its value is the "
+        "default. `vllm-davinci config` shows those in use.\n\n"
+        "| key | type | default | meaning | what becomes of it |\n"
+        "| --- | --- | --- | --- | --- |\n"
+    )
+    for row in sorted(other_keys, key=lambda row: row.key):
+        fate = row.fate.told()
+        text += f"| `{row.key}` | {_option(table, row)} | {_cell(fate[0].upper() + fate[1:])}. |\n"
+    return text
 
 
-def _model_sections(model: Any, prefix: str) -> Iterator[str]:
-    title = f"`{prefix}`" if prefix else "Top level"
-    described = (model.__doc__ or "").strip()
-    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-    nested: list[tuple[str, Any]] = []
-    for name, field in model.model_fields.items():
-        key = field.alias or name
-        path = f"{prefix}.{key}" if prefix else key
-        inner = _nested_model(field.annotation)
-        if inner is not None:
-            nested.append((path, inner))
-        default = "" if inner is not None else _default(field)
-        kind = f"see `{path}`" if inner is not None else _type_name(field.annotation)
-        rows.append(f"| `{key}` | {_cell(kind)} | {default} | {_cell(field.description or '')} |")
-    yield f"## {title}\n\n{described}\n\n" + "\n".join(rows) + "\n"
-    for path, inner in nested:
-        yield from _model_sections(inner, path)
+def _option(table: Any, row: Any) -> str:
+    """The cells for type, default and meaning."""
+    default = "" if row.default is ... else f"`{json.dumps(row.default)}`"
+    return f"{_cell(table.type_name(row.type))} | {default} | {_cell(row.meaning)}"
 
 
-def _nested_model(annotation: Any) -> Any:
-    for candidate in (annotation, *get_args(annotation)):
-        if hasattr(candidate, "model_fields"):
-            return candidate
-    return None
-
-
-def _default(field: Any) -> str:
-    if field.is_required():
-        return "required"
-    return f"`{json.dumps(field.get_default(call_default_factory=True), default=str)}`"
-
-
-def _type_name(annotation: Any) -> str:
-    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return name.replace("typing.", "")
+def _needs(row: Any) -> str:
+    """Sentence about the options that a value other than the default needs."""
+    needed = [f"`{need.key}` = `{json.dumps(need.value)}`" for need in row.needs]
+    return f" Needs {' and '.join(needed)}." if needed else ""
 
 
 def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], reference: Any) -> str:
@@ -142,21 +136,45 @@ def compiled_operators_page(kernels: Any, host_operators: tuple[str, ...], refer
     return text
 
 
-def operator_constraints_page(constraints: list[Any], cases: list[Any]) -> str:
+def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
+    """The operators that vnpu has: tier, arguments, and how many rules hold their calls."""
+    rules = Counter(row.operator for row in constraints)
+    text = "# Operators of the virtual NPU\n\n" + GENERATED.format(
+        source="the rows of packages/vnpu/csrc/ops"
+    )
+    text += (
+        f"{len(rows)} operators, each with GetWorkspaceSize. Tiers: T1 is plain PyTorch in model "
+        "execution, T2 fused serving operators, T3 rare ones. The rules are in "
+        "[operator_constraints.md](operator_constraints.md); how to add one: "
+        "[add_an_operator.md](../guides/add_an_operator.md).\n\n"
+        "| operator | tier | rules | arguments |\n| --- | --- | --- | --- |\n"
+    )
+    for row in rows:
+        number = rules[row.operator] or ""
+        arguments = _cell(row.arguments.removeprefix("(").removesuffix(")"))
+        text += f"| {row.operator} | {row.tier} | {number} | `{arguments}` |\n"
+    return text
+
+
+def operator_constraints_page(constraints: list[Any], cases: list[Any], made: Any) -> str:
     """The constraints of vnpu's operators; operators with the same rows share a section.
 
-    cases: the calls outside the documents that tests make
+    cases: calls outside the documents that are written by hand
+    made: how many such calls tests make of a rule
     """
     rows_of: dict[str, list[Any]] = {}
     for row in constraints:
         rows_of.setdefault(row.operator, []).append(row)
     sections: dict[tuple[Any, ...], list[str]] = {}
     for operator, own in sorted(rows_of.items()):
-        shared = tuple(replace(row, operator="") for row in own)
+        shared = tuple(replace(row, operator="", form=None) for row in own)
         sections.setdefault(shared, []).append(operator)
     body, untested = "", 0
     for rows, operators in sections.items():
-        tests = [_number_of_cases(row, operators, cases) for row in rows]
+        tests = [
+            _number_of_cases(row, operators, cases) or ("made" if made(operators, row) else 0)
+            for row in rows
+        ]
         untested += tests.count(0)
         body += f"\n## {', '.join(operators)}\n\n"
         body += "| argument | must | where | status | source | tests |\n"
@@ -171,9 +189,10 @@ def operator_constraints_page(constraints: list[Any], cases: list[Any]) -> str:
         "# Constraints of operators\n\n"
         + GENERATED.format(source="packages/vnpu/csrc/ops/**/*_constraints.cpp")
         + f"{len(constraints)} rows hold {len(rows_of)} operators to what CANN documents; "
-        f"operators that share rows share a section below: {written} rows. {len(cases)} calls "
-        "outside the documents are tested (`vllm_davinci_testing.operators.illegal_calls`), each "
-        f"refused with the status and the rule of its row; {untested} rows have no call of their "
+        f"operators that share rows share a section below: {written} rows. Calls outside the "
+        f"documents are refused with the status and the rule of their row: {len(cases)} are "
+        "written by hand (`vllm_davinci_testing.operators.illegal_calls`), those of rows marked "
+        f"`made` are made from the rule (`generated_calls`); {untested} rows have no call of their "
         "own. Why, and how to set chip and release: "
         "[decisions/0010](../decisions/0010-a-strict-virtual-npu.md).\n" + body
     )
@@ -244,7 +263,7 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
 
 
 def _sources(sources: list[dict[str, Any]]) -> str:
-    """What became of the programs of each source."""
+    """Table of the programs of each source, and how many passed."""
     kinds = sorted({kind for source in sources for kind in source["left_out"]})
     columns = ["sources", "version", "programs", *kinds, "not built", "built", "passed"]
     text = f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
@@ -290,23 +309,39 @@ def pages() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     variables = environment_variables_page(import_module(f"{CONFIG}.environment_variables"))
     found = {REFERENCE / "environment_variables.md": variables}
-    config = import_module(f"{CONFIG}.options").DavinciConfig
-    found[REFERENCE / "configuration.md"] = configuration_page(config)
+    table = import_module(f"{CONFIG}.table")
+    other_keys = import_module(f"{CONFIG}.other_keys").OTHER_KEYS
+    found[REFERENCE / "configuration.md"] = configuration_page(table, other_keys)
+    kernels, compiled = import_module("vllm_davinci.kernels"), "vllm_davinci.kernels._C"
+    reference, host = import_module("vllm_davinci.kernels.reference"), kernels.HOST_OPERATORS
     found[REFERENCE / "compiled_operators.md"] = compiled_operators_page(
-        import_module("vllm_davinci.kernels._C"),
-        import_module("vllm_davinci.kernels").HOST_OPERATORS,
-        import_module("vllm_davinci.kernels.reference"),
+        import_module(compiled), host, reference
+    )
+    names = [*import_module(compiled).operator_names(), *host]
+    found[operator_calls.CALLS] = operator_calls.calls_file(reference, names)
+    found[operator_calls.PROTOCOLS] = operator_calls.protocols_file(
+        reference, names, [kernels.ATTENTION_GROUPS]
+    )
+    rows = import_module("vllm_davinci.vnpu.operator_rows")
+    illegal = import_module("vllm_davinci_testing.operators.illegal_calls")
+    breaking = import_module("vllm_davinci_testing.operators.generated_calls").breaking
+
+    def calls_are_made(operators: list[str], row: Any) -> bool:
+        legal = (illegal.LEGAL.get(name.removeprefix("aclnn")) for name in operators)
+        return any(breaking(row, call) for call in legal if call is not None)
+
+    found[REFERENCE / "virtual_operators.md"] = virtual_operators_page(
+        rows.declared(), rows.constraints()
     )
     found[REFERENCE / "operator_constraints.md"] = operator_constraints_page(
-        import_module("vllm_davinci.vnpu.constraints").constraints(),
-        import_module("vllm_davinci_testing.operators.illegal_calls").CASES,
+        rows.constraints(), illegal.CASES, calls_are_made
     )
     records = sorted((ROOT / "ci" / "conformance").glob("*/results.json"))
     if records:
         found[REFERENCE / "conformance.md"] = conformance_page(
             [json.loads(path.read_text(encoding="utf-8")) for path in records]
         )
-    schema = json.dumps(config.model_json_schema(), indent=2) + "\n"
+    schema = json.dumps(table.json_schema(), indent=2) + "\n"
     found[REFERENCE / "configuration.schema.json"] = schema
     return found
 

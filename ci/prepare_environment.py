@@ -51,7 +51,7 @@ def third_party_requirements(groups: list[str]) -> list[str]:
 
 
 def own_requirements() -> list[str]:
-    """What the packages need of others, but for vLLM, torch and each other."""
+    """Requirements of the packages, but for vLLM, torch and each other."""
     needed: set[str] = set()
     for project in installed_projects():
         needed.update(read_toml(project / "pyproject.toml")["project"].get("dependencies", []))
@@ -186,17 +186,9 @@ def _install(
             limit_s=INSTALL_LIMIT_S,
         )
     elif editable:
-        build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
+        options = _editable_options(package, python, pip, steps)
         steps.run(
-            [
-                *pip,
-                "install",
-                "-v",
-                "--no-build-isolation",
-                f"-Cbuild-dir={build_directory}",
-                "-e",
-                package,
-            ],
+            [*pip, "install", "-v", "--no-build-isolation", *options, "-e", package],
             limit_s=INSTALL_LIMIT_S,
             environment=wheel_cache.build_environment(python),
         )
@@ -204,6 +196,26 @@ def _install(
         wheel = wheel_cache.compiled_wheel(package, python, steps)
         steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
         steps.run([*pip, "install", *alone, wheel], limit_s=INSTALL_LIMIT_S)
+
+
+def _editable_options(
+    package: Path, python: Path, pip: list[str | Path], steps: Steps
+) -> list[str]:
+    """Options of an editable build: compile, or take what a wheel of the same sources holds."""
+    build_directory = ROOT / "build" / f"editable-{package.name}-{python.parent.parent.name}"
+    wheel = wheel_cache.kept_wheel(package)
+    if wheel is None:
+        return [f"-Cbuild-dir={build_directory}"]
+    steps.note(f"compiled files from the wheel cache: {wheel.name}")
+    unpacked = build_directory.with_name(f"{build_directory.name}-unpacked")
+    shutil.rmtree(unpacked, ignore_errors=True)
+    steps.run([*pip, "install", "--no-deps", "--target", unpacked, wheel], limit_s=600)
+    compiled = unpacked / "vllm_davinci" / package.name
+    # A folder of its own: the build that compiles goes on where it was.
+    return [
+        f"-Cbuild-dir={build_directory.with_name(f'{build_directory.name}-prebuilt')}",
+        f"-Ccmake.define.PREBUILT={compiled}",
+    ]
 
 
 def _read_stamp(path: Path) -> dict[str, str]:

@@ -1,18 +1,22 @@
-"""What another vLLM would ask of this repository: an hour's report, without a change of ours.
+"""Reports in an hour what another vLLM would ask of this repository, without a change of ours.
 
-`upstream.py VERSION [--report FILE]`, run by `nox -s upstream`: makes an environment with that
+`upstream.py [VERSION] [--report FILE]`, run by `nox -s upstream`: makes an environment with that
 vLLM, compares the sources of the methods and names that ours stand on, then runs contract tests
 and a short end-to-end part there. The report names what moved by file. Exit status 1 where a test
 fails.
+
+Without a version it is the newest release after the supported one that installs beside core's
+torch; the report says which ones do not, and why.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -39,15 +43,57 @@ ENVIRONMENT_LIMIT_S, COMPARISON_LIMIT_S, TESTS_LIMIT_S = 3600.0, 300.0, 3600.0
 MOST_SHOWN = 300  # characters of a failure
 
 
+# Each that does not install may take a build. Older ones would say no more.
+MOST_TRIED = 4
+_FINAL = re.compile(r"\d+\.\d+\.\d+(?:\.post\d+)?")
+
+
 @dataclass(frozen=True)
 class Failure:
     test: str
     reason: str
 
 
-def run(version: str, report: Path) -> int:
-    directory = ROOT / ".nox" / f"upstream-{version}"
-    steps = Steps(3, directory.parent / f"{directory.name}-logs")
+def key(version: str) -> tuple[int, ...]:
+    """In the order of which releases follow each other."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def newer_releases(listed: str) -> list[str]:
+    """Final releases after the supported one, newest first.
+
+    listed: what `pip index versions vllm` prints
+    """
+    _, _, versions_of = listed.partition("Available versions:")
+    found = versions_of.split("\n")[0].replace(" ", "").split(",")
+    final = [version for version in found if _FINAL.fullmatch(version)]
+    newer = [version for version in final if key(version) > key(versions.VLLM_VERSION)]
+    return sorted(newer, key=key, reverse=True)
+
+
+def newest_that_installs(
+    releases: Sequence[str], install: Callable[[str], None]
+) -> tuple[str | None, dict[str, str]]:
+    """The first release that `install` does not raise for, and why those before it do not."""
+    refused: dict[str, str] = {}
+    for version in releases[:MOST_TRIED]:
+        try:
+            install(version)
+        except StepFailedError as error:
+            lines = [line for line in str(error).splitlines() if line.startswith("ERROR")]
+            refused[version] = " ".join((lines or str(error).splitlines()[:1])[0].split())
+        else:
+            return version, refused
+    return None, refused
+
+
+def environment_of(version: str) -> Path:
+    return ROOT / ".nox" / f"upstream-{version}"
+
+
+def install(version: str) -> None:
+    directory = environment_of(version)
+    steps = Steps(1, directory.parent / f"{directory.name}-logs")
     steps.start(f"environment with vLLM {version}")
     steps.run(
         [
@@ -59,14 +105,40 @@ def run(version: str, report: Path) -> int:
         ],
         limit_s=ENVIRONMENT_LIMIT_S,
     )
+
+
+def run_newest(report: Path | None) -> int:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", "vllm"],
+        stdout=subprocess.PIPE, text=True, timeout=COMPARISON_LIMIT_S, check=True,
+    ).stdout  # fmt: skip
+    releases = newer_releases(listed)
+    version, refused = newest_that_installs(releases, install)
+    why = "".join(f"vLLM {each} does not install: {reason}\n" for each, reason in refused.items())
+    if version is not None:
+        return run(version, report, why)
+    found = f"{len(releases)} releases of vLLM are newer than {versions.VLLM_VERSION}"
+    text = f"# {found}; none installs beside torch {versions.TORCH_VERSION}\n\n{why}"
+    return write(report or ROOT / "results" / "upstream.md", text)
+
+
+def write(report: Path, text: str) -> int:
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(text, encoding="utf-8")
+    print(f"{text}\nwritten to {report}", flush=True)
+    return 0
+
+
+def run(version: str, report: Path | None, refused: str = "") -> int:
+    """refused: which releases after this one do not install, and why"""
+    directory = environment_of(version)
+    steps = Steps(2, directory.parent / f"{directory.name}-logs")
     steps.start(f"hooks of vLLM {versions.VLLM_VERSION} in {version}")
     compared = compare(directory / "bin" / "python", version, steps)
     steps.start("tests")
     failures, num_tests = run_tests(directory, version, steps)
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(page(version, compared, failures, num_tests), encoding="utf-8")
-    print(report.read_text(encoding="utf-8"), flush=True)
-    print(f"written to {report}", flush=True)
+    text = page(version, compared, failures, num_tests) + (f"\n{refused}" if refused else "")
+    write(report or ROOT / "results" / f"upstream-{version}.md", text)
     return 1 if failures else 0
 
 
@@ -147,12 +219,14 @@ def page(version: str, compared: dict[str, Any], failures: list[Failure], num_te
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("version", help="of vLLM, for example 0.32.0")
+    parser.add_argument("version", nargs="?", help="of vLLM; default: the newest that installs")
     parser.add_argument("--report", type=Path, help="default: results/upstream-VERSION.md")
     options = parser.parse_args()
-    report = options.report or ROOT / "results" / f"upstream-{options.version}.md"
     try:
-        return run(options.version, report)
+        if options.version is None:
+            return run_newest(options.report)
+        install(options.version)
+        return run(options.version, options.report)
     except StepFailedError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

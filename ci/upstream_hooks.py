@@ -129,7 +129,7 @@ def imports(module: str, path: Path) -> Iterator[Hook]:
 
 
 def change(hook: Hook, old: Wheel, new: Wheel) -> str | None:
-    """What has become of it; None where it is what it was."""
+    """Describes what has become of a hook; None where it is unchanged."""
     before, after = old.find(hook.module, hook.name), new.find(hook.module, hook.name)
     if before is None or (hook.name.startswith("__") and hook.name.endswith("__")):
         return None  # not written there: made by a decorator, or a module itself

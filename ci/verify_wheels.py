@@ -1,4 +1,4 @@
-"""Checks what our wheels hold: the namespace stays open, and no file has two owners."""
+"""Checks what our wheels hold: an open namespace, one owner for each file, the licence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+# PEP 639: files that a wheel carries for its users' lawyers.
+LICENCE_FILES = ("LICENSE", "NOTICE")
 NAMESPACE_INIT = "vllm_davinci/__init__.py"
 
 
@@ -15,6 +17,20 @@ def wheel_files(wheel: Path) -> list[str]:
     """Names of the files a wheel installs, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return installed_files(archive.namelist())
+
+
+def wheel_problems(wheel: Path) -> list[str]:
+    """Problems of one wheel: of its tag, and of the licence files in its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    found = [
+        f"{wheel.name} does not carry {name}: see license-files in its pyproject.toml"
+        for name in LICENCE_FILES
+        if not any(each.endswith(f".dist-info/licenses/{name}") for each in names)
+    ]
+    if "-linux_" in wheel.name:
+        found.append(f"{wheel.name} is for this machine only: run ci/repair_wheels.py")
+    return found
 
 
 def installed_files(names: Iterable[str]) -> list[str]:
@@ -48,6 +64,7 @@ def main() -> int:
         print("no wheels found: run `nox -s build`", file=sys.stderr)
         return 1
     found = problems({wheel.name: wheel_files(wheel) for wheel in wheels})
+    found += [problem for wheel in wheels for problem in wheel_problems(wheel)]
     for problem in found:
         print(problem, file=sys.stderr)
     print(f"{len(wheels)} wheels, {len(found)} problems")

@@ -6,6 +6,8 @@ No other file does: tests/contract/test_versions.py compares those that name one
 from __future__ import annotations
 
 import re
+import subprocess
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -47,3 +49,21 @@ TORCH_VERSION = _oldest("torch")
 TORCH_NPU_VERSION = _oldest("torch-npu")
 VLLM_VERSION = _oldest("vllm")
 OLDEST_PYTHON, NEWEST_PYTHON = _python_range()
+
+
+def stamp(*packages: str) -> str:
+    """The line of a page of figures that says of when and of what they are.
+
+    packages: the folders under packages/ whose code is measured
+    tests/contract/test_measurements.py reads it.
+    """
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout.strip()  # fmt: skip
+    measured = ", ".join(
+        f"{name} {read_toml(ROOT / 'packages' / name / 'pyproject.toml')['project']['version']}"
+        for name in packages
+    )
+    today = time.strftime("%Y-%m-%d")
+    return f"Figures of {today} at commit {commit}, with vLLM {VLLM_VERSION}; of {measured}."

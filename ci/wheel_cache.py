@@ -102,7 +102,7 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
     """A compiled package's wheel, from the cache or built with `python`."""
     build_directory = ROOT / "build" / f"wheel-{package.name}-{sys.implementation.cache_tag}"
     return _cached(
-        f"{package.name}-{compiled_package_key(package)}",
+        _key(package),
         [
             python,
             "-m",
@@ -117,6 +117,15 @@ def compiled_wheel(package: Path, python: Path, steps: Steps) -> Path:
         build_environment(python),
         steps,
     )
+
+
+def kept_wheel(package: Path) -> Path | None:
+    """A compiled package's wheel, where the cache has one of the same sources."""
+    return next(iter(sorted((cache_directory() / _key(package)).glob("*.whl"))), None)
+
+
+def _key(package: Path) -> str:
+    return f"{package.name}-{compiled_package_key(package)}"
 
 
 def build_environment(python: Path) -> dict[str, str]:

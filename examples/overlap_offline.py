@@ -27,7 +27,6 @@ if __name__ == "__main__":
         tensor_parallel_size=options.tp,
         max_model_len=options.max_model_len,
         max_num_seqs=COPIES,
-        trust_remote_code=True,
         distributed_executor_backend="mp",
         additional_config={"dbo": {"enabled": True}},
     )

@@ -207,16 +207,16 @@ def attend_at_once(layer: Layer) -> Callable[[torch.Tensor, torch.Tensor], torch
 
     def attend(absorbed: torch.Tensor, q_rope: torch.Tensor) -> torch.Tensor:
         return mla_decode_attention(
-            absorbed,
-            q_rope,
-            layer.kv_c_cache,
-            layer.k_pe_cache,
-            layer.block_table,
-            layer.actual_seq_lengths_q,
-            layer.seq_lens,
-            None,
-            layer.W_UV,
-            layer.scale,
+            ql_nope=absorbed,
+            q_pe=q_rope,
+            kv_c_cache=layer.kv_c_cache,
+            k_pe_cache=layer.k_pe_cache,
+            block_table=layer.block_table,
+            actual_seq_lengths_q=layer.actual_seq_lengths_q,
+            seq_lens=layer.seq_lens,
+            mask=None,
+            W_UV=layer.W_UV,
+            scale=layer.scale,
         )
 
     return attend
@@ -232,44 +232,48 @@ def ours(layer: Layer) -> Stages:
 
     def preprocess(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         absorbed, q_rope, *_ = mla_preprocess(
-            x,
-            layer.a_weight,
-            layer.q_a_norm,
-            layer.q_b_weight,
-            layer.kv_a_norm,
-            layer.W_UK,
-            layer.cos,
-            layer.sin,
-            layer.slots,
-            layer.kv_c_cache,
-            layer.k_pe_cache,
-            EPSILON,
-            EPSILON,
-            x.shape[0],
+            hidden_states=x,
+            a_weight=layer.a_weight,
+            q_a_norm=layer.q_a_norm,
+            q_b_weight=layer.q_b_weight,
+            kv_a_norm=layer.kv_a_norm,
+            W_UK=layer.W_UK,
+            cos=layer.cos,
+            sin=layer.sin,
+            slot_mapping=layer.slots,
+            kv_c_cache=layer.kv_c_cache,
+            k_pe_cache=layer.k_pe_cache,
+            q_epsilon=EPSILON,
+            kv_epsilon=EPSILON,
+            num_decode_tokens=x.shape[0],
         )
         return absorbed, q_rope
 
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return routed_experts(
-            x,
-            logits,
-            layer.correction_bias,
-            layer.gate_up,
-            layer.down,
-            s.top_k,
-            s.groups,
-            s.chosen_groups,
-            True,
-            s.scaling_factor,
-            0,
-            s.experts,
+            x=x,
+            router_logits=logits,
+            correction_bias=layer.correction_bias,
+            gate_up=layer.gate_up,
+            down=layer.down,
+            top_k=s.top_k,
+            num_groups=s.groups,
+            num_chosen_groups=s.chosen_groups,
+            is_sigmoid=True,
+            scaling_factor=s.scaling_factor,
+            first_expert=0,
+            num_experts=s.experts,
         )
 
     return {
-        "norm": lambda x: add_rms_norm(x, layer.residual, layer.input_norm, EPSILON),
+        "norm": lambda x: add_rms_norm(
+            x=x, residual=layer.residual, weight=layer.input_norm, epsilon=EPSILON
+        ),
         "preprocess": preprocess,
         "attend": attend_at_once(layer),
         "project": lambda x: torch.mm(x, layer.o_weight),
-        "post_norm": lambda x: add_rms_norm(x, layer.residual, layer.post_norm, EPSILON),
+        "post_norm": lambda x: add_rms_norm(
+            x=x, residual=layer.residual, weight=layer.post_norm, epsilon=EPSILON
+        ),
         "experts": experts,
     }

@@ -127,52 +127,53 @@ def ours(layer: W8A8Layer) -> Stages:
 
     def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
         integers, scales, total = add_rms_norm_dynamic_quant(
-            x, layer.residual, layer.input_norm, EPSILON
+            x=x, residual=layer.residual, weight=layer.input_norm, epsilon=EPSILON
         )
         return (integers, scales), total
 
     def preprocess(x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
         absorbed, q_rope, *_ = mla_preprocess(
-            *x,
-            layer.a_weight,
-            layer.a_scale,
-            None,
-            layer.q_a_norm,
-            None,
-            None,
-            None,
-            layer.q_b_weight,
-            layer.q_b_scale,
-            None,
-            layer.kv_a_norm,
-            layer.W_UK,
-            layer.cos,
-            layer.sin,
-            layer.slots,
-            layer.kv_c_cache,
-            layer.k_pe_cache,
-            EPSILON,
-            EPSILON,
-            x[0].shape[0],
+            hidden_states=x[0],
+            hidden_scale=x[1],
+            a_weight=layer.a_weight,
+            a_scale=layer.a_scale,
+            a_bias=None,
+            q_a_norm=layer.q_a_norm,
+            q_a_norm_bias=None,
+            q_input_scale=None,
+            q_input_offset=None,
+            q_b_weight=layer.q_b_weight,
+            q_b_scale=layer.q_b_scale,
+            q_b_bias=None,
+            kv_a_norm=layer.kv_a_norm,
+            W_UK=layer.W_UK,
+            cos=layer.cos,
+            sin=layer.sin,
+            slot_mapping=layer.slots,
+            kv_c_cache=layer.kv_c_cache,
+            k_pe_cache=layer.k_pe_cache,
+            q_epsilon=EPSILON,
+            kv_epsilon=EPSILON,
+            num_decode_tokens=x[0].shape[0],
         )
         return absorbed, q_rope
 
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return routed_experts(
-            x,
-            logits,
-            layer.correction_bias,
-            layer.gate_up,
-            layer.gate_up_scale,
-            layer.down,
-            layer.down_scale,
-            s.top_k,
-            s.groups,
-            s.chosen_groups,
-            True,
-            s.scaling_factor,
-            0,
-            s.experts,
+            x=x,
+            router_logits=logits,
+            correction_bias=layer.correction_bias,
+            gate_up=layer.gate_up,
+            gate_up_scale=layer.gate_up_scale,
+            down=layer.down,
+            down_scale=layer.down_scale,
+            top_k=s.top_k,
+            num_groups=s.groups,
+            num_chosen_groups=s.chosen_groups,
+            is_sigmoid=True,
+            scaling_factor=s.scaling_factor,
+            first_expert=0,
+            num_experts=s.experts,
         )
 
     return {
@@ -180,6 +181,8 @@ def ours(layer: W8A8Layer) -> Stages:
         "preprocess": preprocess,
         "attend": attend_at_once(layer),
         "project": partial(_project, layer),
-        "post_norm": lambda x: add_rms_norm(x, layer.residual, layer.post_norm, EPSILON),
+        "post_norm": lambda x: add_rms_norm(
+            x=x, residual=layer.residual, weight=layer.post_norm, epsilon=EPSILON
+        ),
         "experts": experts,
     }

@@ -60,8 +60,8 @@ class StepTrace:
         return max(computing, length(common(self.communicating(), part))) + self.unsplit()
 
     def hidden_share(self) -> float:
-        """Of the first ubatch's communication under the second one's computation, as a fraction
-        of the smaller of the two.
+        """Overlap of the first ubatch's communication with the second one's computation, as a
+        fraction of the smaller of the two.
 
         Raises TraceError when one of the two is absent, as in a trace without labels.
         """

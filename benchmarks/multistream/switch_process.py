@@ -20,7 +20,7 @@ from vllm.forward_context import ForwardContext, override_forward_context
 
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext
-from vllm_davinci.multistream import Interleave, StreamPool, collective, communicate
+from vllm_davinci.multistream import Interleave, StreamPool, communicate
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def collectives_with_hand_overs(count: int) -> list[float]:
 
     def turns() -> None:
         for _ in range(count // 2):
-            collective(lambda: dist.all_reduce(total, async_op=True))
+            communicate(lambda: dist.all_reduce(total, async_op=True), on="library")
 
     def body() -> None:
         _at_depth(DEPTH, turns)
@@ -209,7 +209,7 @@ LAUNCHES_PER_LAYER = 29
 
 def _all_reduce(partial: torch.Tensor) -> torch.Tensor:
     total = partial.clone()
-    collective(lambda: dist.all_reduce(total, async_op=True))
+    communicate(lambda: dist.all_reduce(total, async_op=True), on="library")
     return total
 
 

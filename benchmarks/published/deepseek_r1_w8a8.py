@@ -324,7 +324,7 @@ def regret_rows(runs: Runs) -> list[Row]:
 
 
 def cost_rows(runs: Runs) -> list[Row]:
-    """What modelling a prefill costs this host."""
+    """Rows of the time that this host takes to model a prefill."""
     trace = runs.directory / "timeline.json"
     plain = runs.prefill(SERIAL_ORDER)
     traced = runs.prefill(SERIAL_ORDER, f"--trace={trace}")

@@ -76,7 +76,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
             dispatcher.keys_initialized = name == "graph"
             llm.generate(prompts, sampling, use_tqdm=False)
             rounds.append(timer.take())
-    assert sum(runner.graph_replays().values()) >= options["rounds"] * (options["steps"] - 2)
+    assert sum(runner.graphs.replays().values()) >= options["rounds"] * (options["steps"] - 2)
     return {
         name: {key: [each[key] for each in rounds] for key in rounds[0]}
         for name, rounds in found.items()

@@ -1,4 +1,4 @@
-"""What engines that are compared have in common: how they are made, and what they are asked."""
+"""Engines that are compared are made and asked in one way, which is here."""
 
 from __future__ import annotations
 

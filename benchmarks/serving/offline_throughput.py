@@ -156,7 +156,7 @@ def rate_rows(
 def start_up_row(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], at_most: float | None = None
 ) -> Row:
-    """Of the fastest process of each side; `at_most` is the goal of the ratio."""
+    """Row of the fastest process of each side; `at_most` is the goal of the ratio."""
     return Row(
         name="start-up: from nothing to the first token, best",
         unit="s",

@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ class StepTimingWorker:
     def split_decodes(self, is_split: bool) -> None:
         """From now on, or not any more; graphs are captured again."""
         runner = self.model_runner
-        runner._decisions._policy.decode = is_split
-        runner._graph_decisions.clear()
+        decisions = runner.splitter._decisions
+        decisions._policy = replace(decisions._policy, decode=is_split)
+        runner.splitter._graph_decisions.clear()
         runner.model.clear_graphs()
         runner.capture_model()
 

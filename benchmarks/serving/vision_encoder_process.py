@@ -27,7 +27,7 @@ PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # Linux: sleeps end 50 us late without
 
 
 def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
-    """Of Qwen3-VL-8B's shape, with so many blocks."""
+    """Makes an encoder of Qwen3-VL-8B's shape, with another number of blocks."""
     from vllm.model_executor.models.qwen3_vl import Qwen3_VisionTransformer
 
     config = Qwen3VLConfig(

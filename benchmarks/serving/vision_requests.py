@@ -120,7 +120,10 @@ def change_form(server: ServerProcess, method: str) -> None:
 def bench(
     server: ServerProcess, model: Path, args: argparse.Namespace, requests: int, seed: int
 ) -> dict[str, Any]:
-    """What `vllm bench serve` has saved. Raises RuntimeError with its last lines when it fails."""
+    """Returns what `vllm bench serve` has saved.
+
+    Raises RuntimeError with its last lines when it fails.
+    """
     directory = server.log.parent
     done = subprocess.run(
         [

@@ -147,7 +147,7 @@ def _rows(steps: str, batches: list[Batches], options: dict[str, Any]) -> list[R
 
 
 def _least(batches: list[dict[str, list[float]]], clock: str) -> list[float]:
-    """Of each step, over all batches."""
+    """Shortest time of each step over all batches."""
     return [min(times) for times in zip(*(batch[clock] for batch in batches), strict=True)]
 
 

@@ -119,7 +119,7 @@ class Suite:
                 **elsewhere,
             },
         )
-        return results.finish(record, self.directory / "results.json" if options.record else None)
+        return results.finish(record, self.directory / "results.json", options.record)
 
     def _files(self, source: Path) -> list[str]:
         lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()

@@ -128,8 +128,23 @@ def share(part: int, whole: int) -> str:
     return f"{part} of {whole}" + (f" ({100 * part / whole:.1f} %)" if whole else "")
 
 
-def finish(record: dict[str, Any], path: Path | None) -> int:
-    """Prints a record, writes it where `path` is given; 1 where a test has no reason."""
+def not_passed(record: Mapping[str, Any]) -> set[str]:
+    """The tests that do not pass, with a reason or without, and programs that are not built."""
+    lists = [*record["reasons"].values(), *record.get("not_built", {}).values()]
+    return {*record["unexplained"], *(test for tests in lists for test in tests)}
+
+
+def worse_than(earlier: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Tests that do not pass and are not among those of an earlier record that did not, either."""
+    return sorted(not_passed(record) - not_passed(earlier))
+
+
+def finish(record: dict[str, Any], recorded: Path, is_to_be_recorded: bool) -> int:
+    """Prints a record, and writes it or compares it with that of the last run that was recorded.
+
+    Returns 1 where a test does not pass that is not among those of the recorded run; without one,
+    or where this run is recorded, where a test has no reason.
+    """
     ran = record["passed"] + record["not_passed"]
     print(
         f"{share(record['passed'], ran)} tests passed whose operators are exported; "
@@ -141,7 +156,15 @@ def finish(record: dict[str, Any], path: Path | None) -> int:
         print(f"{len(tests):5}  {why}")
     for test, message in record["unexplained"].items():
         print(f"no reason is known: {test}: {message}")
-    if path is not None:
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"written to {path}")
-    return 1 if record["unexplained"] or not ran else 0
+    bad: list[str] = list(record["unexplained"])
+    if is_to_be_recorded:
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        recorded.write_text(text, encoding="utf-8")
+        print(f"written to {recorded}")
+    elif recorded.exists():
+        earlier = json.loads(recorded.read_text(encoding="utf-8"))
+        bad = worse_than(earlier, record)
+        print(f"{len(bad)} tests do not pass that are not in the record of {earlier['version']}")
+        for test in bad:
+            print(f"not in the record: {test}")
+    return 1 if bad or not ran else 0

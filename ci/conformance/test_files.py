@@ -55,7 +55,7 @@ class TestRun:
     file_limit_s: float = 400.0
 
     def outcomes(self, files: Sequence[str], log: Path, only: Sequence[str] = ()) -> list[Outcome]:
-        """Of all tests of `files`, up to one that runs past the limit; output goes to `log`.
+        """Outcomes of the tests of `files`, up to one that passes the limit; output goes to `log`.
 
         only: names of tests of these files; the others do not run
         """

@@ -223,6 +223,24 @@ def test_the_record_counts_each_source_and_gives_every_reason(
     assert "--checkout DIR... --programs BUILT --record" in page
 
 
+def test_a_run_is_compared_with_the_recorded_one(
+    runner: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    results, test_files = import_module("results"), import_module("test_files")
+    recorded = tmp_path / "results.json"
+
+    def finish(is_to_be_recorded: bool, **outcomes: str) -> int:
+        found = [test_files.Outcome(name, outcome, "x") for name, outcome in outcomes.items()]
+        record = results.report(found, [], {"version": "abc of today"})
+        return results.finish(record, recorded, is_to_be_recorded)
+
+    assert finish(True, one="passed", two="failed") == 1  # for which there is no reason
+    assert finish(False, one="passed", two="failed") == 0
+    assert finish(False, one="passed", two="passed") == 0
+    assert finish(False, one="failed", two="passed") == 1
+    assert "not in the record: one" in capsys.readouterr().out
+
+
 def test_every_reason_of_the_recorded_run_is_still_given(repository: Path):
     """Else the page would show what the suite no longer says."""
     directory = repository / "ci" / "conformance" / "cann_examples"

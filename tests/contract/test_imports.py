@@ -41,7 +41,9 @@ CORE_FOLDERS = (
     "components",
     "device",
     "config",
+    "weight_files",
     "scheduler",
+    "inputs",
     "sampling",
     "multimodal",
     "graph",
@@ -60,6 +62,7 @@ CORE_FOLDERS = (
     "registration",
     "upstream_overrides",
     "",  # core/__init__.py, the public API
+    "export",  # offline work, which serving does not import
 )
 MAX_FILES_AT_CORES_ROOT = 8
 

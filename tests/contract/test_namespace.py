@@ -44,6 +44,7 @@ def files_by_distribution(packages, verify_wheels, tmp_path_factory) -> dict[str
         assert done.returncode == 0, done.stderr
         (wheel,) = target.glob("*.whl")
         files[package.name] = verify_wheels.wheel_files(wheel)
+        assert not verify_wheels.wheel_problems(wheel)
     return files
 
 

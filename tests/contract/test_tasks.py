@@ -157,3 +157,61 @@ def test_a_directory_that_the_task_did_not_make_is_left_alone(progress, tmp_path
     with pytest.raises(progress.StepFailedError, match="was not made by this task"):
         prepare_environment.prepare(tmp_path / ".venv", groups=[], editable=True)
     assert (tmp_path / ".venv" / "precious").exists()
+
+
+def test_processor_time_of_orphans_counts_and_a_suite_that_is_too_slow_is_told():
+    within_limit = import_module("within_limit")
+    code = """
+import os, sys, time
+if os.fork() == 0 and os.fork() == 0:  # the second one's parent ends before it
+    end = time.process_time() + 1.0
+    while time.process_time() < end:
+        pass
+os._exit(3)
+"""
+    measure = f"import within_limit; print(*within_limit.run([{sys.executable!r}, '-c', {code!r}]))"
+    done = subprocess.run(
+        [sys.executable, "-c", measure],
+        cwd=Path(within_limit.__file__).parent,
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    status, _, core_seconds = done.stdout.split()
+    assert status == "3"
+    assert 1.0 < float(core_seconds) < 3.0
+    is_kept, text = within_limit.verdict(900.0, 1800.0, 75)
+    assert is_kept
+    assert "15.0 min" in text and "30.0 core-minutes (limit: 75)" in text
+    assert not within_limit.verdict(900.0, 75 * 60 + 1, 75)[0]
+
+
+def test_a_copied_checkout_has_its_files_and_leads_to_its_environments(tmp_path: Path, monkeypatch):
+    copy_checkout = import_module("copy_checkout")
+    root = tmp_path / "repository"
+    environment = root / ".nox" / "serving"
+    environment.mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    (root / ".gitignore").write_text(".nox\nbuilt\n")
+    for name in ("tracked", "untracked", "built"):
+        (root / name).touch()
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    subprocess.run(["git", "add", "tracked"], cwd=root, check=True)
+    monkeypatch.setattr(copy_checkout, "ROOT", root)
+    for _ in range(2):
+        copy_checkout.copy(tmp_path / "copy")
+    found = sorted(path.name for path in (tmp_path / "copy").iterdir())
+    assert found == [".gitignore", ".nox", "tracked", "untracked"]
+    assert (tmp_path / "copy" / ".nox" / "serving" / "pyvenv.cfg").exists()
+
+
+def test_an_editable_install_takes_a_kept_wheel_of_the_same_sources(
+    wheel_cache: ModuleType, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DAVINCI_WHEEL_CACHE", str(tmp_path / "wheels"))
+    assert wheel_cache.kept_wheel(package) is None
+    key = f"{package.name}-{wheel_cache.compiled_package_key(package)}"
+    wheel = tmp_path / "wheels" / key / "kernel_package-1-cp311-cp311-linux_x86_64.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    assert wheel_cache.kept_wheel(package) == wheel
+    (package / "csrc" / "add.cpp").write_text("changed")
+    assert wheel_cache.kept_wheel(package) is None

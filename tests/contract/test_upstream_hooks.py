@@ -76,3 +76,22 @@ def test_every_method_that_ours_override_is_compared(comparison: ModuleType):
     overridden = {hook.name for hook in hooks if hook.is_overridden}
     assert {"GPUModelRunner._prepare_input_ids", "Worker.load_model"} & overridden
     assert any(hook.name == "VllmConfig" and not hook.is_overridden for hook in hooks)
+
+
+def test_the_newest_release_that_installs_is_tried(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(repository / "ci"))
+    upstream = import_module("upstream")
+    monkeypatch.setattr(upstream.versions, "VLLM_VERSION", "0.32.0")
+    listed = "vllm (0.34.0)\nAvailable versions: 0.34.0, 0.34.0rc1, 0.33.10, 0.33.9, 0.32.0\n"
+    releases = upstream.newer_releases(listed)
+    assert releases == ["0.34.0", "0.33.10", "0.33.9"]
+
+    def install(version: str) -> None:
+        if version == "0.34.0":
+            raise upstream.StepFailedError(f"Collecting\nERROR: {version} needs torch 2.14\nx")
+
+    found = upstream.newest_that_installs(releases, install)
+    assert found == ("0.33.10", {"0.34.0": "ERROR: 0.34.0 needs torch 2.14"})
+    assert upstream.newest_that_installs([], install) == (None, {})

@@ -26,6 +26,7 @@ OF_THEIR_OWN = (
     "docs/measurements/",
     "docs/reference/conformance.md",
     "checkpoints/",
+    "tests/contract/test_upstream_hooks.py",
 )
 
 
@@ -88,6 +89,32 @@ def test_our_packages_ask_for_each_other_in_the_versions_they_have(projects: dic
         and projects[requirement.name]["project"]["version"] not in requirement.specifier
     ]
     assert not wrong
+
+
+def test_requirements_have_tested_ranges(projects: dict[str, Any]):
+    """Each third-party requirement ends somewhere, and holds the version of constraints.txt."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    tested = dict(re.findall(r"^(?:# )?([a-z\d-]+)==(\S+)", text, re.MULTILINE))
+    assert "://" not in text, "constraints.txt names a registry"
+    unpinned = re.findall(r"^[a-z][^#]*==\S+$", text, re.MULTILINE)
+    assert not unpinned, f"pip takes hashes for all files or for none: {unpinned}"
+    wrong = [
+        f"{name}: {requirement}, tested with {tested.get(canonicalize_name(requirement.name))}"
+        for name, content in projects.items()
+        for requirement in map(Requirement, content["project"]["dependencies"])
+        if requirement.name not in projects
+        and (
+            not {"<", "=="} & {each.operator for each in requirement.specifier}
+            or tested.get(canonicalize_name(requirement.name)) not in requirement.specifier
+        )
+    ]
+    assert not wrong
+
+
+def test_every_package_carries_the_licence(packages: list[Path]):
+    for package in packages:
+        for name in ("LICENSE", "NOTICE"):
+            assert (package / name).read_bytes() == (ROOT / name).read_bytes(), package.name
 
 
 def test_all_packages_run_on_the_same_pythons(projects: dict[str, Any]):

@@ -55,6 +55,7 @@ def attributes_after_an_engine(
     (line,) = (line for line in output.splitlines() if line.startswith(REPORT))
     report: dict[str, Any] = json.loads(line.removeprefix(REPORT))
     assert report["platform"] == "vllm_davinci.core.platform"
+    assert report["offline"] == []  # what only `vllm-davinci quantize` needs
     assert report["tokens"] == [4, 4, 4, 4]
     # Fewer would mean that the recorder missed vLLM's modules.
     assert report["modules"] > 300

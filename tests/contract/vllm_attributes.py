@@ -23,6 +23,8 @@ MISSING = object()
 REPORT = "vllm_attributes: "
 # How many tokens a prompt has: enough of them are split into ubatches.
 PROMPT_TOKENS = 200
+# Modules that serving must not import.
+OFFLINE = "vllm_davinci.core.export"
 
 
 class Recorder:
@@ -159,6 +161,7 @@ def main(checkpoint: str, options: str, *altered: str) -> None:
         "split_steps": decisions.get("split", 0),
         "quantization": llm.llm_engine.vllm_config.model_config.quantization,
         "modules": len(recorder.modules),
+        "offline": [name for name in sys.modules if name.startswith(OFFLINE)],
         "replaced": replaced,
         "replaced_after_altering": recorder.replaced(),
     }

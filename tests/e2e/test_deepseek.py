@@ -11,8 +11,7 @@ import torch
 import transformers
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
@@ -57,6 +56,19 @@ def test_greedy_tokens_equal_those_of_transformers(
     assert_greedy(reference(name), batch, outputs, MAX_TOKENS)
     # A model that repeats itself or its prompt would prove little.
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 30
+
+
+@pytest.mark.thorough
+def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    batch: list[list[int]],
+):
+    name, chosen = model_zoo.HEADS128.name, batch[:6]
+    with start_engine(zoo(name)) as engine:
+        outputs = engine.generate(as_inputs(chosen), GREEDY)
+    assert_greedy(reference(name), chosen, outputs, MAX_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +187,7 @@ def test_side_streams_beside_int8_projections_change_no_token_and_race_nowhere(
     batch: list[list[int]],
     tmp_path: Path,
 ):
-    Exporter(tiny_deepseek, tmp_path, QuantType.W8A8_DYNAMIC, torch.bfloat16, {}).run(
-        lambda _: None
-    )
+    Exporter(tiny_deepseek, tmp_path, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda _: None)
     found = []
     for environment, streams in (
         ({}, {}),

@@ -61,7 +61,10 @@ def assert_says(text: str, *words: str) -> None:
             ["'ascend_scheduler_confg'", "Did you mean 'ascend_scheduler_config'?"],
         ),
         ({"dbo": {"enable": True}}, ["'dbo.enable'", "Did you mean 'dbo.enabled'?"]),
-        ({"dynamic_eplb": "yes"}, ["'dynamic_eplb' is 'yes' (str)", "expected a valid boolean"]),
+        (
+            {"enable_cpu_binding": "yes"},
+            ["'enable_cpu_binding' is 'yes' (str)", "expected a valid boolean"],
+        ),
         ({"torchair_graph_config": 3}, ["'torchair_graph_config' is 3 (int)", "expected"]),
     ],
     ids=["unknown_key", "unknown_inner_key", "ill_typed", "ill_typed_section"],

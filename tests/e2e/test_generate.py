@@ -42,7 +42,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def tokens_of(outputs: list[Any]) -> list[list[int]]:
-    """Of every completion of every request."""
+    """Token ids of every completion of every request."""
     return [list(completion.token_ids) for output in outputs for completion in output.outputs]
 
 

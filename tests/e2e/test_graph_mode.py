@@ -16,9 +16,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -151,7 +150,7 @@ def checkpoint(
             source = repository / "checkpoints" / INT8[name]
             made[name] = tmp_path_factory.mktemp("int8") / name
             ranges = input_ranges(source, [torch.tensor([[*range(40, 90)]])], lambda _: None)
-            kind = QuantType("W8A8" if name == "int8_llama" else "W8A8_DYNAMIC")
+            kind = "W8A8" if name == "int8_llama" else "W8A8_DYNAMIC"
             Exporter(source, made[name], kind, torch.bfloat16, ranges).run(lambda _: None)
         return made[name]
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.plugin import EXACT_SOC
 
@@ -54,9 +53,7 @@ def test_launches_per_layer_stay_in_the_budget(
         ranges = {}
         if kind == "W8A8":
             ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
-        Exporter(source, tmp_path / kind, QuantType(kind), torch.bfloat16, ranges).run(
-            lambda _: None
-        )
+        Exporter(source, tmp_path / kind, kind, torch.bfloat16, ranges).run(lambda _: None)
         source = tmp_path / kind
     found = {}
     with start_engine(

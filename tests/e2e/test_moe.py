@@ -315,28 +315,31 @@ def test_a_rank_whose_row_counts_do_not_come_says_so_and_every_process_ends(
 ):
     engine = start_engine(
         zoo(TOP2),
-        # The engine's core in a process of its own, as in a server.
-        environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        environment={
+            # The engine's core in a process of its own, as in a server.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20",
+            "HCCL_EXEC_TIMEOUT": "60",  # the collective before the counts would be the first to end
+        },
         distributed_executor_backend="mp",
-        distributed_timeout_seconds=20,
         tensor_parallel_size=2,
         enable_expert_parallel=True,
         additional_config={"moe_communication": "all_to_all", "dbo": SPLIT_ALWAYS},
-        worker_extension_cls="vllm_davinci_testing.engines.failing_worker.FailingWorker",
     )
     _, *others = engine.processes()
     assert len(others) >= 3
-    engine.on_workers("fail_once_in", 1, 1, 1)  # rank 0 has launched its counts for rank 1 then
+    next(each for each in others if "Worker_TP1" in " ".join(each.cmdline())).suspend()
     with pytest.raises(EngineError, match="EngineDeadError"):
         engine.generate(
             [{"prompt_token_ids": prompt} for prompt in prompts[2:6]],
             SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
         )
     log = engine.log_text()
-    assert "planted in ubatch 1, layer 1" in log
-    assert (
-        "model.layers.1.mlp.experts: rank 0 of group 'ep' waited 20 s for the row counts that the "
-        "2 ranks of the group send each other."
-    ) in log
+    assert "HCCL_EXEC_TIMEOUT=60 is not below VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=20" in log
+    assert re.search(
+        r"model\.layers\.\d\.mlp\.experts: rank 0 of group 'ep' waited 14 s for the row counts "
+        "that the 2 ranks of the group send each other",
+        log,
+    ), log[-8000:]
     engine.close()
     assert becomes_true(lambda: not any(process.is_running() for process in others), 60)

@@ -20,9 +20,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -139,6 +138,15 @@ CASES = [
         for layout in ("dp2",)
         for scheme in ("all_gather", "multicast", "all_to_all")
     ),
+    # Experts that take the rows of larger steps in pieces, where rows stay and where they travel.
+    *(
+        case(layout, model, "dual+pieces", merged(of("dual"), {"expert_piece_tokens": 16}, more))
+        for layout, model, more in (
+            ("ep2", "int8_deepseek", {}),
+            ("dp2", "int8_deepseek", {"moe_communication": "all_to_all"}),
+            ("dp2", EXPERTS, {"moe_communication": "all_gather"}),
+        )
+    ),
     # Between DP ranks the fused launches are what ubatches use unless told otherwise.
     case("dp2", WIDE, "dual+fused", of("dual")),
     case("ep2", WIDE, "dual+fused", merged(of("dual"), {"moe_communication": "fused"})),
@@ -168,9 +176,9 @@ def checkpoint(
             return repository / "checkpoints" / name
         if name not in made:
             made[name] = tmp_path_factory.mktemp("int8") / name
-            source, kind, ranges = find(INT8[name]), QuantType.W8A8_DYNAMIC, {}
+            source, kind, ranges = find(INT8[name]), "W8A8_DYNAMIC", {}
             if "static" in name:
-                kind = QuantType.W8A8
+                kind = "W8A8"
                 ranges = input_ranges(source, [torch.tensor(of_lengths(8, 200))], lambda _: None)
             Exporter(source, made[name], kind, torch.bfloat16, ranges).run(lambda _: None)
         return made[name]

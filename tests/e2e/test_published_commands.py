@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.server_process import FORKED_WORKERS, VLLM_MODULE, ServerProcess
 from vllm_davinci_testing.processes.forked import run_command
 
@@ -83,7 +82,7 @@ class PublishedServer(ServerProcess):
 @pytest.fixture(scope="module")
 def int8_deepseek(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("int8") / "tiny_deepseek"
-    kind = QuantType("W8A8_DYNAMIC")
+    kind = "W8A8_DYNAMIC"
     Exporter(tiny_deepseek, directory, kind, torch.bfloat16, None).run(lambda _: None)
     return directory
 

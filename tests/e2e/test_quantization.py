@@ -17,12 +17,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.calibration import input_ranges
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
-from vllm_davinci.core.checkpoint.rounding import InputRange, dynamic_tensors, static_tensors
-from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.scheme import find_scheme
+from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
 from vllm_davinci_testing.engines.fp8_checkpoint import (
     deepseek_of_blocks,
@@ -72,7 +73,7 @@ def quantize(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> Quant
         ranges = {}
         if kind == "W8A8":
             ranges = input_ranges(source, [torch.tensor([text])], lambda count: None)
-        Exporter(source, directory, QuantType(kind), dtype, ranges).run(lambda count: None)
+        Exporter(source, directory, kind, dtype, ranges).run(lambda count: None)
         return directory
 
     return write
@@ -118,7 +119,7 @@ def rewrite(
     (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
     save_file(tensors, directory / WRITTEN, metadata={"format": "pt"})
     if description is not None:
-        (directory / FILE_NAME).write_text(json.dumps(description))
+        (directory / DESCRIPTION).write_text(json.dumps(description))
 
 
 def test_the_description_alone_selects_the_method(
@@ -197,7 +198,7 @@ def test_experts_with_input_scales_of_their_own_run(
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
     tensors = load_file(directory / WRITTEN)
-    description = json.loads((directory / FILE_NAME).read_text())
+    description = json.loads((directory / DESCRIPTION).read_text())
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
         if ".experts." in name:
             prefix = name.removesuffix(".weight")
@@ -205,7 +206,8 @@ def test_experts_with_input_scales_of_their_own_run(
                 del tensors[f"{prefix}.{part}"], description[f"{prefix}.{part}"]
             # Ranges that hold all but a few of this model's activations.
             seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
-            for part, value in static_tensors(weight, None, seen, torch.bfloat16).items():
+            static = find_scheme("W8A8", name)
+            for part, value in static.rounded(weight, torch.bfloat16, inputs=seen).items():
                 tensors[f"{prefix}.{part}"] = value
                 description[f"{prefix}.{part}"] = "W8A8"
     rewrite(directory, tensors, description)
@@ -223,7 +225,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")
     tensors = load_file(directory / WRITTEN)
-    description = json.loads((directory / FILE_NAME).read_text())
+    description = json.loads((directory / DESCRIPTION).read_text())
     without_entry = "model.layers.3.mlp.shared_experts."
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
         if name.startswith(
@@ -250,7 +252,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
 
 def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     """Rewrites an int8 checkpoint of ours in place; what is float for us may be int8 there."""
-    (directory / FILE_NAME).unlink()
+    (directory / DESCRIPTION).unlink()
     tensors = load_file(directory / WRITTEN)
     for name in [name for name in tensors if name.endswith(".deq_scale")]:
         prefix = name.removesuffix(".deq_scale")
@@ -261,7 +263,7 @@ def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     for name, weight in load_file(source / WEIGHTS).items():
         if name.endswith("kv_b_proj.weight"):
             prefix = name.removesuffix(".weight")
-            made = dynamic_tensors(weight)
+            made = find_scheme("W8A8_DYNAMIC", "p").rounded(weight, torch.bfloat16)
             tensors |= {f"{prefix}.{part}": tensor for part, tensor in made.items()}
     renamed = {
         name.replace("input_offset", "input_zero_point"): tensor
@@ -337,7 +339,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
         return float(rows.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean())
 
     tensors = load_file(directory / WRITTEN)
-    description = json.loads((directory / FILE_NAME).read_text())
+    description = json.loads((directory / DESCRIPTION).read_text())
     generator = torch.Generator().manual_seed(0)
 
     def add_to(norm: torch.nn.Module, name: str) -> None:
@@ -428,7 +430,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
         assert floats[name].isnan().all()
         floats[name] = torch.ones_like(floats[name])
     save_file(floats, source / WEIGHTS, metadata={"format": "pt"})
-    Exporter(source, model, QuantType(kind), torch.bfloat16, ranges).run(lambda count: None)
+    Exporter(source, model, kind, torch.bfloat16, ranges).run(lambda count: None)
     tensors = load_file(model / WRITTEN)
     for name in [name for name in tensors if name.endswith(f"{expert}.weight_scale")]:
         tensors[name].fill_(torch.finfo(torch.float32).max)
@@ -454,7 +456,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
     """Takes a tensor out of a checkpoint, or gives its entry another type."""
     tensors = load_file(directory / WRITTEN)
-    description = json.loads((directory / FILE_NAME).read_text())
+    description = json.loads((directory / DESCRIPTION).read_text())
     if type_name is None:
         del tensors[tensor]
     else:
@@ -476,7 +478,7 @@ EXPERT = "model.layers.2.mlp.experts.5"
         ),
         (f"{EXPERT}.up_proj.weight_scale", None, f"{EXPERT}.up_proj.weight_scale: is missing"),
         (f"{EXPERT}.up_proj.weight", "FLOAT", f"{EXPERT}.up_proj FLOAT"),
-        (f"{EXPERT}.up_proj.weight", "W4A4_DYNAMIC", "'W4A4_DYNAMIC', and FLOAT, W8A8"),
+        (f"{EXPERT}.up_proj.weight", "W4A4_DYNAMIC", "'W4A4_DYNAMIC', and FLOAT, W4A16"),
         ("model.layers.0.mlp.up_proj.weight", "W8A8", "model.layers.0.mlp.up_proj W8A8"),
         (
             "model.layers.0.self_attn.o_proj.weight",

@@ -78,7 +78,7 @@ def generate(engine: EngineProcess, feature: str) -> list[list[int]]:
 
 
 def assert_one_wait_each(steps: list[StepWaits]) -> None:
-    """Of successive steps. Those for outputs of two earlier ones may fall among them.
+    """Successive steps wait once each. Waits for outputs of two earlier ones may fall among them.
 
     A device that is a step behind makes the host wait for the inputs' copies, too.
     """

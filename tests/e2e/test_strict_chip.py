@@ -15,10 +15,9 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.quantization.description import QuantType
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.model_zoo import write_bert
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 A2, A3 = "Ascend910B3", "Ascend910_9391"
@@ -28,8 +27,8 @@ BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
 # Of a perplexity, relative: the worst shows 0.0012 and 0.0005.
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
-# Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA,
-# whose heads of 32 are; routed experts.
+# Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA
+# of 4 and of 128 heads of 32, which are too; routed experts.
 MODELS = (
     ("llama_head64_gqa4", torch.bfloat16, A3),
     ("llama_head64_gqa4", torch.float16, A2),
@@ -41,6 +40,7 @@ MODELS = (
     ("mistral_window32_head80_gqa2", torch.bfloat16, A2),
     ("deepseek_v3_dense", torch.bfloat16, A2),
     ("deepseek_v3_dense", torch.float16, A2),
+    (model_zoo.HEADS128.name, torch.bfloat16, A2),
     ("deepseek_v3_moe", torch.bfloat16, A3),
     ("deepseek_v3_moe", torch.float16, A3),
     ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),
@@ -229,7 +229,7 @@ def test_what_operators_do_not_take_ends_the_start_before_weights_load(
 def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_path: Path) -> None:
     options = {**options_of(torch.bfloat16, A2), "max_num_seqs": 4097, "runner": "pooling"}
     assert_refused_before_weights_load(
-        write_bert(tmp_path / "bert"),
+        model_zoo.write_bert(tmp_path / "bert"),
         {**options, "max_num_batched_tokens": 4097},
         ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
         tmp_path / "log.txt",
@@ -240,7 +240,7 @@ def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_pat
 def test_an_int8_layer_that_its_product_does_not_take_ends_the_start(
     zoo: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    quantized, kind = tmp_path / "int8", QuantType.W8A8_DYNAMIC
+    quantized, kind = tmp_path / "int8", "W8A8_DYNAMIC"
     Exporter(zoo("llama_head64_gqa4"), quantized, kind, torch.bfloat16, None).run(lambda _: None)
     assert_refused_before_weights_load(
         quantized,

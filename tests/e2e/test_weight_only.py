@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci_testing.engines import toy_scheme
 from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
 from vllm_davinci_testing.engines.packed_checkpoint import WEIGHTS, write_packed
+from vllm_davinci_testing.engines.toy_scheme import PowersOfTwo
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 DENSE, LATENT = "llama_head64_gqa4", "deepseek_v3_dense"
@@ -64,6 +69,36 @@ def test_tokens_are_those_of_the_floats(
     assert wrong == 0
     assert close <= sum(map(len, found)) // 10
     assert len({tuple(tokens) for tokens in found}) > len(few) // 2
+
+
+def test_a_scheme_of_one_file_is_written_checked_and_served(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    toy = PowersOfTwo.name
+    integers, floats = tmp_path / toy, tmp_path / "floats"
+    Exporter(zoo(DENSE), integers, toy, torch.bfloat16, {}).run(lambda count: None)
+    assert toy in {kind.loads for kind in check_checkpoint(integers).kinds}
+    shutil.copytree(zoo(DENSE), floats)
+    (written,) = integers.glob("*.safetensors")
+    tensors = load_file(written)
+    for name in [name for name in tensors if name.endswith(".exponent")]:
+        scale = tensors.pop(name).exp2()
+        weight = name.replace("exponent", "weight")
+        tensors[weight] = (tensors[weight].float() * scale).bfloat16()  # exact
+    save_file(tensors, floats / WEIGHTS, metadata={"format": "pt"})
+    extension = f"{toy_scheme.__name__}.{toy_scheme.Workers.__name__}"
+    with start_engine(integers, dtype="bfloat16", worker_extension_cls=extension) as engine:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts[:4]],
+            SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+        )
+    found = [list(output.outputs[0].token_ids) for output in outputs]
+    close, wrong = TransformersReference(floats).differing_tokens(prompts[:4], found)
+    assert wrong == 0
+    assert close <= sum(map(len, found)) // 10
 
 
 def without(directory: Path, ending: str) -> str:

@@ -77,8 +77,10 @@ class Suite:
     is_exported: Callable[[str], bool]
 
     def outcomes(self, examples: Iterable[Example]) -> list[Outcome]:
-        """Of all that are not left out and call nothing that is not exported; runs what is built,
-        but for what is settled in `logs`."""
+        """Outcomes of examples that are not left out and call exported symbols only.
+
+        Runs those that are built, but for what is settled in `logs`.
+        """
         able = [each for each in examples if self.why_not(each) is None]
         kept = results.settled(results.kept(self.logs), self.reasons)
         done = {each.test: each for each in kept if each.outcome != NOT_BUILT}
@@ -147,7 +149,7 @@ def _one_line(lines: list[str]) -> str:
 def record(
     suite: Suite, examples: list[Example], outcomes: list[Outcome], versions: dict[str, str]
 ) -> dict[str, Any]:
-    """Of a run, in the form of the other suites; `sources` has the numbers of each project.
+    """Writes down a run in the form of the other suites; `sources` has the numbers of each project.
 
     versions: of the projects, by name
     """
@@ -241,7 +243,7 @@ def main() -> int:
         )
     for why, programs in found["not_built"].items():
         print(f"{len(programs):5}  not built: {why}")
-    return results.finish(found, HERE / "results.json" if options.record else None)
+    return results.finish(found, HERE / "results.json", options.record)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from corpus import held_out_files, training_files  # noqa: E402
 from recipes import RECIPES, Recipe  # noqa: E402
 
 from progress import StepFailedError, Steps  # noqa: E402
+from versions import stamp  # noqa: E402
 
 HERE = Path(__file__).parent
 QUANTIZE_LIMIT_S = 900.0
@@ -189,7 +190,7 @@ class Suite:
         return is_equal and ratio <= defined * (1 + NEAR_DEFINITION), text
 
     def _defined_perplexity(self, model: Path, definition: TransformersReference) -> float:
-        """Of the same windows."""
+        """Perplexity of the same windows by the definition."""
         import torch
 
         total, count = 0.0, 0
@@ -291,6 +292,8 @@ def page(outcomes: list[Outcome]) -> str:
     """The result as a page of the documentation."""
     lines = [
         "# ModelSlim's own exports",
+        "",
+        stamp("core", "vnpu"),
         "",
         INTRODUCTION,
         "",

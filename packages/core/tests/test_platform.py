@@ -134,7 +134,10 @@ def test_a_multiple_of_the_block_size_is_kept():
             True,
             "--enable-return-routed-experts",
         ),
-        ("load_config", "load_format", "ipc_cache", "--load-format ipc_cache"),
+        *(
+            ("load_config", "load_format", name, f"--load-format {name}; auto, hf, .*dummy are")
+            for name in ("ipc_cache", "fastsafetensors", "runai_streamer", "sharded_state")
+        ),
         ("profiler_config", "profiler", "cuda", "the profiler cuda .*--profiler-config"),
         ("profiler_config", "torch_profiler_activities", ["CPU", "CUDA"], "the activity CUDA"),
         ("cache_config", "cache_dtype", "fp8", "--kv-cache-dtype fp8; --kv-cache-dtype auto"),

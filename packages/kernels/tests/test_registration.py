@@ -16,7 +16,7 @@ from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
 @pytest.mark.parametrize("name", [*operator_names(), *kernels.HOST_OPERATORS])
 def test_each_operator_has_a_definition_with_its_arguments(name: str) -> None:
-    schema = kernels.load(name)._schema
+    schema = getattr(torch.ops.vllm_davinci, name).default._schema
     defined = inspect.signature(getattr(reference, name)).parameters
     assert [argument.name for argument in schema.arguments] == list(defined)
 

@@ -40,7 +40,7 @@ class ImportHooks:
         return spec
 
 
-# What the loaders import, start-up must not pay for.
+# Start-up must not pay for what the loaders import.
 class _TorchNPULoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         from vllm_davinci.meta import device_library

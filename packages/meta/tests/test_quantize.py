@@ -37,6 +37,9 @@ def test_a_checkpoint_is_quantized_and_looked_at_without_a_device(
     }
 
     (made / "quant_model_description.json").write_text('{"lm_head.weight": "W9"}')
+    refused = run_command(MODULE, "quantize", source, tmp_path / "other", "--type", "W4A16")
+    assert refused.status == 1
+    assert "--type W4A16 is not written. Choose one of FLOAT, W8A16, W8A8" in refused.output
     refused = run_command(MODULE, "check-model", made)
     assert refused.status == 1
     assert "problem: lm_head.weight has quantization type 'W9'" in refused.stdout

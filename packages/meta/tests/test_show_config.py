@@ -24,13 +24,13 @@ def test_values_come_with_source_and_reason(run_without_device):
     of_vllm = {each["key"]: each for each in answer["vLLM"]}
     mode = of_vllm["cudagraph_mode"]
     assert (mode["value"], mode["source"]) == ("FULL_DECODE_ONLY", "release")
-    assert mode["reason"].endswith("asked for FULL: -cc.cudagraph_mode=FULL")
+    assert mode["reason"].endswith("asked for: -cc.cudagraph_mode=FULL")
     assert of_vllm["experts' tokens of decodes"]["value"] == "all_gather"
     options = {each["key"]: each for each in answer["additional_config"]}
     assert options["enable_cpu_binding"]["source"] == "additional_config"
     assert (options["dbo.enabled"]["value"], options["dbo.enabled"]["source"]) == (True, "model")
-    assert options["refresh"] == {
-        "key": "refresh",
+    assert options["enable_weight_nz_layout"] == {
+        "key": "enable_weight_nz_layout",
         "value": False,
         "source": "default",
         "reason": "",
@@ -42,12 +42,12 @@ def test_the_table_can_leave_out_defaults():
     done = run_command(MODULE, "config", str(MODEL), *options, COLUMNS="150")
     assert done.status == 0, done.stderr
     assert "--max-num-seqs 3" in done.stdout
-    assert "refresh" not in done.stdout
+    assert "enable_weight_nz_layout" not in done.stdout
 
 
 def test_an_engine_that_cannot_be_is_answered_with_the_reason():
     option = '--additional-config={"eplb_config": 1}'
     done = run_command(MODULE, "config", str(MODEL), "--", option)
     assert done.status == 1
-    assert "has no key 'eplb_config' in this release. Use dynamic_eplb" in done.stderr
+    assert "'eplb_config' = 1 is refused: experts do not move between ranks" in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,12 +13,8 @@ from vllm_davinci.multistream import (
     MultistreamError,
     Role,
     StreamPool,
-    collective,
     communicate,
     current_ubatch,
-    deferred,
-    exchange,
-    sized_exchange,
 )
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -226,7 +222,7 @@ def test_a_collective_of_a_library_is_waited_for_when_its_part_goes_on(run: Inte
 
     def part(name: str) -> None:
         for step in range(2):
-            collective(lambda step=step: Handle(seen, f"{name}{step}"))
+            communicate(lambda step=step: Handle(seen, f"{name}{step}"), on="library")
 
     run.run([lambda: part("a"), lambda: part("b")])
     assert seen == [
@@ -237,12 +233,12 @@ def test_a_collective_of_a_library_is_waited_for_when_its_part_goes_on(run: Inte
 
 def test_outside_of_a_run_and_inside_an_operator_it_is_waited_for_at_once(run: Interleave) -> None:
     seen: list[str] = []
-    collective(lambda: Handle(seen, "outside"))
+    communicate(lambda: Handle(seen, "outside"), on="library")
     library = torch.library.Library("multistream_collective_test", "FRAGMENT")
     library.define("reduced(Tensor x) -> Tensor")
 
     def reduced(x: torch.Tensor) -> torch.Tensor:
-        collective(lambda: Handle(seen, "inside"))
+        communicate(lambda: Handle(seen, "inside"), on="library")
         return x.clone()
 
     library.impl("reduced", reduced, "CompositeExplicitAutograd")
@@ -259,7 +255,7 @@ def test_a_part_that_is_unwound_waits_for_the_collective_it_is_in(run: Interleav
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        run.run([lambda: collective(lambda: Handle(seen, "a")), failing])
+        run.run([lambda: communicate(lambda: Handle(seen, "a"), on="library"), failing])
     assert seen == ["begin a", "wait a"]
 
 
@@ -280,15 +276,15 @@ def test_the_first_error_is_raised_and_all_are_unwound_when_unwinding_fails_too(
     with pytest.raises(ValueError, match="planted"):
         run.run(
             [
-                lambda: collective(lambda: BrokenHandle(seen, "a")),
-                lambda: collective(lambda: Handle(seen, "b")),
+                lambda: communicate(lambda: BrokenHandle(seen, "a"), on="library"),
+                lambda: communicate(lambda: Handle(seen, "b"), on="library"),
                 failing,
             ]
         )
     assert seen == ["begin a", "begin b", "wait a", "wait b"]
     assert "Ubatch 0 failed while it was unwound" in caplog.text
     assert "a cannot be waited for" in caplog.text
-    run.run([lambda: collective(lambda: Handle(seen, "c")) for _ in range(2)])
+    run.run([lambda: communicate(lambda: Handle(seen, "c"), on="library") for _ in range(2)])
     assert run.num_switches == 2
 
 
@@ -324,12 +320,12 @@ def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:
 
         def work() -> torch.Tensor:
             seen.append((f"{name} exchange", pool.device.current_stream()))
-            collective(lambda: Handle([], name))
+            communicate(lambda: Handle([], name), on="library")
             doubled = x * 2
             communicate(lambda: doubled.add_(1))
             return doubled
 
-        result = exchange(work)
+        result = communicate(work, on="exchange")
         seen.append((f"{name} goes on", pool.device.current_stream()))
         return result * 3
 
@@ -341,7 +337,7 @@ def test_an_exchange_is_one_switching_point_on_a_stream_of_its_own() -> None:
     share = pool.stream(Role.EXCHANGE)
     assert [stream == share for _, stream in seen] == [True, True, False, False]
     assert seen[2][1] == compute
-    assert exchange(lambda: 5) == 5
+    assert communicate(lambda: 5, on="exchange") == 5
 
 
 def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) -> None:
@@ -349,7 +345,7 @@ def test_an_error_in_an_exchange_leaves_the_next_run_as_it_was(run: Interleave) 
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        run.run([lambda: exchange(failing), lambda: communicate(lambda: None)])
+        run.run([lambda: communicate(failing, on="exchange"), lambda: communicate(lambda: None)])
     run.run([lambda: communicate(lambda: None) for _ in range(2)])
     assert run.num_switches == 2
 
@@ -376,15 +372,15 @@ def test_a_second_exchange_goes_in_front_of_the_others_next_collective() -> None
 
         def move(size: int) -> tuple[torch.Tensor, int]:
             note("move", aside)
-            collective(lambda: Handle([], "rows"))  # in line
+            communicate(lambda: Handle([], "rows"), on="library")  # in line
             return x[:size] * 3, size
 
         note("attention")
-        rows, size = sized_exchange(count, move)
+        rows, size = communicate(count, then=move)
         note("experts")
         assert size == 4
         total = rows + 1
-        collective(lambda: Handle([], "combine"))
+        communicate(lambda: Handle([], "combine"), on="library")
         note("end")
         return total
 
@@ -403,11 +399,11 @@ def test_a_second_exchange_is_not_left_out_when_nobody_else_communicates(run: In
     seen: list[str] = []
 
     def first() -> int:
-        return sized_exchange(lambda: seen.append("count"), lambda _: seen.append("move") or 5)
+        return communicate(lambda: seen.append("count"), then=lambda _: seen.append("move") or 5)
 
     assert run.run([first, lambda: seen.append("other")]) == [5, None]
     assert seen == ["count", "other", "move"]
-    assert sized_exchange(lambda: 2, lambda size: size + 1) == 3
+    assert communicate(lambda: 2, then=lambda size: size + 1) == 3
 
 
 @pytest.mark.parametrize("failing", ["count", "move", "other"])
@@ -424,7 +420,7 @@ def test_an_error_around_a_second_exchange_leaves_nothing(run: Interleave, faili
         communicate(lambda: None)
 
     with pytest.raises(ValueError, match=f"planted in {failing}"):
-        run.run([lambda: sized_exchange(lambda: step("count"), lambda _: step("move")), other])
+        run.run([lambda: communicate(lambda: step("count"), then=lambda _: step("move")), other])
     assert moved == {"count": [], "move": ["count", "other"], "other": ["count"]}[failing]
     assert run.run([lambda: communicate(lambda: 1) for _ in range(2)]) == [1, 1]
     assert moved[-1:] != ["move"]
@@ -441,9 +437,9 @@ def test_a_deferred_collective_gives_nobody_else_a_turn(run: Interleave) -> None
             handles.append(Handle(seen, f"{name} first"))
             return handles[0]
 
-        deferred(lambda: collective(begin))
+        communicate(begin, on="library", waits=False)
         seen.append(f"compute {name}")
-        collective(lambda: Handle(seen, f"{name} second"))
+        communicate(lambda: Handle(seen, f"{name} second"), on="library")
         handles[0].wait()
 
     run.run([forward, forward])
@@ -456,5 +452,5 @@ def test_a_deferred_collective_gives_nobody_else_a_turn(run: Interleave) -> None
 
 def test_outside_of_ubatches_a_deferred_collective_is_waited_for_at_once() -> None:
     seen: list[str] = []
-    deferred(lambda: collective(lambda: Handle(seen, "first")))
+    communicate(lambda: Handle(seen, "first"), on="library", waits=False)
     assert seen == ["begin first", "wait first"]

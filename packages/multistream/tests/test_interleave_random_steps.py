@@ -20,11 +20,7 @@ from vllm_davinci.multistream import (
     Interleave,
     Role,
     StreamPool,
-    collective,
     communicate,
-    deferred,
-    exchange,
-    sized_exchange,
 )
 from vllm_davinci.multistream.device import Event, Stream
 
@@ -39,7 +35,7 @@ Operation = Callable[["Model", torch.Tensor], torch.Tensor]
 
 
 class Work:
-    """What torch.distributed returns: a handle of work on a stream of the library's own."""
+    """Stands for torch.distributed's handle of work on a stream of the library's own."""
 
     def __init__(self, model: Model, launch: Callable[[], None]) -> None:
         device, current = model.streams.device, model.streams.device.current_stream()
@@ -105,7 +101,7 @@ def reduce_by_a_library(model: Model, x: torch.Tensor) -> torch.Tensor:
         model.delay()
         torch.mul(x, 2.0, out=out)
 
-    collective(lambda: Work(model, launch))
+    communicate(lambda: Work(model, launch), on="library")
     return torch.remainder(out, 5.0)
 
 
@@ -117,7 +113,7 @@ def reduce_later(model: Model, x: torch.Tensor) -> torch.Tensor:
         begun.append(Work(model, lambda: (model.delay(), torch.add(x, 2.0, out=out))[0]))
         return begun[0]
 
-    deferred(lambda: collective(begin))
+    communicate(begin, on="library", waits=False)
     other = compute(model, reduce_by_a_library(model, x))
     begun[0].wait()
     return torch.remainder(other + out, 7.0)
@@ -136,7 +132,7 @@ def send_and_fetch(model: Model, x: torch.Tensor) -> torch.Tensor:
         model.delay()
         return [between + 1.0, between]
 
-    first, second = exchange(work)
+    first, second = communicate(work, on="exchange")
     return first + second
 
 
@@ -158,7 +154,7 @@ def send_counted_rows(model: Model, x: torch.Tensor, is_used_late: bool = False)
             model.delay()
         return x[order[: int(on_host)]].sum(dim=0, keepdim=True)
 
-    rows = sized_exchange(count, move)
+    rows = communicate(count, then=move)
     if is_used_late:
         model.delay()
     return torch.remainder(x + rows, 7.0)

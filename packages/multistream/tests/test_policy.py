@@ -32,7 +32,6 @@ CASES = [
     (SplitPolicy(decode=True), StepFacts([3] * 400, decode_query_len=3), Reason.SPLIT),
     (SplitPolicy(), StepFacts([1] * 150 + [63] + [1] * 150), Reason.FEW_PREFILL_TOKENS),
     (SplitPolicy(), StepFacts([512]), Reason.NO_CUT),
-    (SplitPolicy(is_ordered=lambda split: False), PREFILL, Reason.PREFIX_DEPENDENCY),
     (SplitPolicy(mode="token", alignment=256), StepFacts([512]), Reason.SPLIT),
     (SplitPolicy(mode="token", alignment=384), StepFacts([300]), Reason.NO_CUT),
     (SplitPolicy(costs=COSTS), PREFILL, Reason.NO_GAIN),
@@ -43,26 +42,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("policy", "step", "reason"), CASES)
-def test_each_rule_gives_its_reason_and_counts_it(
-    policy: SplitPolicy, step: StepFacts, reason: Reason
-) -> None:
-    policy.counters.clear()
-    assert policy.answer(step).reason is reason
-    assert not policy.counters
+def test_each_rule_gives_its_reason(policy: SplitPolicy, step: StepFacts, reason: Reason) -> None:
     decision = policy.decide(step)
     assert decision.reason is reason
     assert (decision.split is not None) == (reason is Reason.SPLIT)
-    assert policy.counters == {reason: 1}
 
 
-def test_a_veto_takes_the_split_back_and_recounts_it() -> None:
-    policy = SplitPolicy()
-    decision = policy.veto(policy.decide(PREFILL))
+def test_a_split_is_withdrawn_for_a_reason_that_the_caller_found() -> None:
+    decision = SplitPolicy().decide(PREFILL).withdrawn("VETOED")
     assert decision.split is None
     assert decision.reason is Reason.VETOED
-    assert +policy.counters == {Reason.VETOED: 1}
-    whole = policy.decide(StepFacts([4]))
-    assert policy.veto(whole) is whole
+    whole = SplitPolicy().decide(StepFacts([4]))
+    assert whole.withdrawn("VETOED") is whole
 
 
 @pytest.mark.parametrize(

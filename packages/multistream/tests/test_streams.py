@@ -1,6 +1,6 @@
 """Waits between streams, on a device that writes them down."""
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,8 +11,6 @@ from vllm_davinci.multistream import (
     Role,
     StreamPool,
     communicate,
-    exchange,
-    sized_exchange,
 )
 
 
@@ -37,20 +35,18 @@ def test_a_collective_waits_for_its_ubatch_which_waits_for_it_as_late_as_possibl
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("launch", [communicate, exchange])
-def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(
-    device, launch: Callable[[Callable[[], object]], object]
-):
+@pytest.mark.parametrize("on", ["communication", "exchange"])
+def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(device, on: Any):
     def begins_and_fails() -> None:
         device.work("half a sum")
         fails()
 
     run = Interleave(StreamPool(device))
     with pytest.raises(ValueError, match="planted"):
-        run.run([lambda: launch(begins_and_fails), lambda: None])
+        run.run([lambda: communicate(begins_and_fails, on), lambda: None])
     assert device.log[-3:] == [
-        "half a sum on side2" if launch is exchange else "half a sum on side1",
-        "event2 marks side2" if launch is exchange else "event2 marks side1",
+        "half a sum on side2" if on == "exchange" else "half a sum on side1",
+        "event2 marks side2" if on == "exchange" else "event2 marks side1",
         "main waits for event2",
     ]
     assert device.current_stream() is device.main
@@ -59,7 +55,9 @@ def test_after_a_launch_that_fails_the_main_stream_is_behind_what_it_began(
 def test_rows_of_known_number_wait_for_their_own_ubatch_alone(device):
     def part(name: str) -> None:
         device.work(f"choice {name}")
-        sized_exchange(lambda: device.work(f"counts {name}"), lambda _: device.work(f"rows {name}"))
+        communicate(
+            lambda: device.work(f"counts {name}"), then=lambda _: device.work(f"rows {name}")
+        )
         device.work(f"experts {name}")
 
     Interleave(StreamPool(device)).run([lambda: part("a"), lambda: part("b")])
@@ -87,7 +85,7 @@ def test_a_failed_exchange_of_rows_leaves_the_main_stream_behind_what_it_began(d
 
     run = Interleave(StreamPool(device))
     with pytest.raises(ValueError, match="planted"):
-        run.run([lambda: sized_exchange(counts, rows), lambda: communicate(lambda: None)])
+        run.run([lambda: communicate(counts, then=rows), lambda: communicate(lambda: None)])
     last = "event3" if fails_in == "counts" else "event1"
     assert device.log[-1] == f"main waits for {last}"
     assert f"{last} marks side1" in device.log

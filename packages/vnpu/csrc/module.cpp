@@ -3,13 +3,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "abi/status.h"
 #include "device/configuration.h"
 #include "device/graph.h"
 #include "device/host_counts.h"
 #include "device/memory.h"
 #include "device/memory_watch.h"
 #include "device/system.h"
+#include "interface/status.h"
 #include "module_timing.h"
 #include "race/detector.h"
 #include "timing/model.h"

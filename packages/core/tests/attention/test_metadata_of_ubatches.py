@@ -20,7 +20,7 @@ from vllm.v1.worker.ubatch_utils import split_attn_metadata
 
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata, NPUAttentionMetadataBuilder
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
-from vllm_davinci.core.ubatch.step import SplitStep
+from vllm_davinci.core.ubatch.planned_step import SplitStep
 from vllm_davinci.multistream import split_at
 
 CPU = torch.device("cpu")

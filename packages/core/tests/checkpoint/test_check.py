@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.files import INDEX_NAME
-from vllm_davinci.core.checkpoint.issues import CheckReport
-from vllm_davinci.core.quantization.description import FILE_NAME
+from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.weight_files.files import INDEX_NAME
+from vllm_davinci.core.weight_files.issues import CheckReport
 
 HIDDEN, INTER, VOCABULARY = 8, 12, 16
 ATTENTION = "model.layers.{}.self_attn.{}_proj"
@@ -50,7 +50,7 @@ class Checkpoint:
 
     def write(self, directory: Path) -> Path:
         save_file(self.tensors, directory / "model.safetensors")
-        (directory / FILE_NAME).write_text(json.dumps(self.types))
+        (directory / DESCRIPTION).write_text(json.dumps(self.types))
         (directory / "config.json").write_text(json.dumps(self.config))
         return directory
 
@@ -102,7 +102,7 @@ def test_a_float_checkpoint_needs_no_description(checkpoint: Checkpoint, tmp_pat
         if name.endswith(".weight")
     }
     checkpoint.write(tmp_path)
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / DESCRIPTION).unlink()
     found = check_checkpoint(tmp_path)
     assert found.can_load
     assert {kind.loads for kind in found.kinds} == {"FLOAT"}
@@ -214,7 +214,7 @@ def test_a_directory_without_a_checkpoint_is_told_what_it_lacks(tmp_path: Path):
 def test_another_quantization_is_named(checkpoint: Checkpoint, tmp_path: Path):
     checkpoint.config["quantization_config"] = {"quant_method": "quark"}
     checkpoint.write(tmp_path)
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / DESCRIPTION).unlink()
     found = check_checkpoint(tmp_path)
     assert not found.can_load
     assert "quantization method 'quark' is not available" in problems(found)
@@ -223,7 +223,7 @@ def test_another_quantization_is_named(checkpoint: Checkpoint, tmp_path: Path):
 def test_settings_that_lack_the_number_of_bits_are_named(checkpoint: Checkpoint, tmp_path: Path):
     checkpoint.config["quantization_config"] = {"quant_method": "gptq"}
     checkpoint.write(tmp_path)
-    (tmp_path / FILE_NAME).unlink()
+    (tmp_path / DESCRIPTION).unlink()
     assert "config.json says gptq and has no bits" in problems(check_checkpoint(tmp_path))
 
 

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vllm.config import VllmConfig
 
-from vllm_davinci.core.checkpoint.calibration import input_ranges
-from vllm_davinci.core.checkpoint.export import Exporter
-from vllm_davinci.core.checkpoint.files import QUANTIZED_INDEX_NAME
 from vllm_davinci.core.errors import CoreError
-from vllm_davinci.core.quantization.description import FILE_NAME, QuantType
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.registration import register
+from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.model_zoo import small_deepseek
 from vllm_davinci_testing.engines.packed_checkpoint import write_packed
@@ -66,7 +66,7 @@ class Stored:
         self.file = next(path for path in files if path.is_file())
         (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
         self.tensors = load_file(self.file)
-        description = directory / FILE_NAME
+        description = directory / DESCRIPTION
         self.types = json.loads(description.read_text()) if description.is_file() else None
         self.model = LoadedModel(directory, dtype)
 
@@ -77,7 +77,7 @@ class Stored:
             shutil.copytree(self.directory, directory)
         save_file(tensors, directory / self.file.name, metadata={"format": "pt"})
         if types is not None:
-            (directory / FILE_NAME).write_text(json.dumps(types))
+            (directory / DESCRIPTION).write_text(json.dumps(types))
         self.model.load(directory)
 
 
@@ -101,7 +101,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
             return write_packed(directory, made, kind, is_symmetric=False)[0]
         ranges = input_ranges(directory, WINDOWS, lambda count: None) if kind == "W8A8" else {}
         made = directory.with_name(f"{directory.name}-{kind}")
-        Exporter(directory, made, QuantType(kind), torch.bfloat16, ranges).run(lambda count: None)
+        Exporter(directory, made, kind, torch.bfloat16, ranges).run(lambda count: None)
         return made
 
     return checkpoint

@@ -3,27 +3,30 @@
 import pytest
 
 from vllm_davinci.core.config.environment_variables import (
-    INHERITED,
-    EnvironmentVariable,
-    check_inherited,
+    OTHER_VARIABLES,
     hccl_buffer_mib,
     unknown_variables,
+    variables_without_effect,
 )
+from vllm_davinci.core.config.row import NoEffect, Row
 from vllm_davinci.core.errors import ConfigurationError
+
+WITHOUT_EFFECT = [row for row in OTHER_VARIABLES if isinstance(row.fate, NoEffect)]
 
 
 def test_nothing_set_gives_no_notes():
-    assert check_inherited({}) == []
+    assert list(variables_without_effect({})) == []
 
 
 def test_defaults_written_out_give_no_notes():
-    assert check_inherited({variable.name: variable.default for variable in INHERITED}) == []
+    assert list(variables_without_effect({row.key: row.default for row in OTHER_VARIABLES})) == []
 
 
-@pytest.mark.parametrize("variable", INHERITED, ids=lambda variable: variable.name)
-def test_a_variable_without_effect_is_reported(variable: EnvironmentVariable):
-    (note,) = check_inherited({variable.name: "1"})
-    assert f"{variable.name}=1 has no effect" in note
+@pytest.mark.parametrize("row", WITHOUT_EFFECT, ids=lambda row: row.key)
+def test_a_variable_without_effect_is_reported(row: Row):
+    (setting,) = variables_without_effect({row.key: "7"})
+    assert setting.key == row.key
+    assert setting.reason.startswith("has no effect: ")
 
 
 def test_variables_of_earlier_plugins_and_of_vllm_are_known_and_typing_errors_get_the_nearest():
@@ -55,4 +58,4 @@ def test_a_buffer_of_hccl_that_is_no_size_is_an_error(value: str):
         hccl_buffer_mib({"HCCL_BUFFSIZE": value})
     message = str(caught.value)
     assert f"HCCL_BUFFSIZE='{value}' is not valid" in message
-    assert "a number of MiB, at least 1, 200 where it is not set" in message
+    assert "a number of MiB, at least 1. Its default is 200" in message

@@ -118,7 +118,7 @@ def test_a_mode_that_cannot_be_had_is_answered_with_the_reason(
     else:
         (change,) = told
         line = change.told()
-        assert line.startswith(f"cudagraph_mode: {asked.name} -> {becomes.name}")
+        assert line.startswith(f"cudagraph_mode = {becomes.name} (instead of {asked.name}: ")
         assert reason in line
     assert not settle_graph_mode(config, {})
 

@@ -4,24 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_davinci.core.config.aliases import ALIASES, REPLACED, RETIRED, older_keys
-from vllm_davinci.core.config.options import DavinciConfig, DualBatchConfig, GraphConfig
-from vllm_davinci.core.config.parsing import (
-    KEYS_OF_VLLM,
-    NOT_AVAILABLE,
-    non_default_options,
-    parse_config,
-)
+from vllm_davinci.core.config.given import given_options
+from vllm_davinci.core.config.options import DavinciConfig
+from vllm_davinci.core.config.other_keys import OTHER_KEYS
+from vllm_davinci.core.config.parsing import KEYS_OF_VLLM, non_default_options, parse_config
+from vllm_davinci.core.config.row import Refused, Row
+from vllm_davinci.core.config.table import json_schema, table
 from vllm_davinci.core.errors import ConfigurationError
 
-ALL_KEYS = [
-    *DavinciConfig.model_fields,
-    *ALIASES,
-    *RETIRED,
-    *(f"torchair_graph_config.{name}" for name in GraphConfig.model_fields),
-    *(f"dbo.{name}" for name in DualBatchConfig.model_fields),
-    "ascend_scheduler_config.enabled",
-]
+REFUSED = [row for row in OTHER_KEYS if isinstance(row.fate, Refused)]
+ALL_KEYS = [row.key for row in table() if row not in REFUSED]
 
 
 def nested(dotted: str, value: object) -> dict[str, object]:
@@ -59,13 +51,13 @@ def test_tuning_a_feature_that_is_off_is_accepted():
 
 @pytest.mark.parametrize("key", ALL_KEYS)
 def test_a_misspelt_key_is_an_error_that_names_the_right_one(key: str):
-    misspelt = key[:-1] + "qq"
+    misspelt = f"{key}q"
     with pytest.raises(ConfigurationError, match=f"Did you mean '{key}'") as caught:
         parse_config(nested(misspelt, 1))
     assert repr(misspelt) in str(caught.value)
 
 
-@given(st.text(min_size=1, max_size=30).filter(lambda key: key not in ALL_KEYS))
+@given(st.text(min_size=1, max_size=30).filter(lambda key: all(key != row.key for row in table())))
 def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
     if key in KEYS_OF_VLLM:
         return
@@ -86,7 +78,6 @@ def test_any_unknown_key_is_an_error_that_names_a_known_one(key: str):
         ("torchair_graph_config", [], "dictionary"),
         ("expert_tensor_parallel_size", "four", "integer"),
         ("expert_map_path", 3, "string"),
-        ("kv_cache_dtype", "fp8", "'int8'"),
         ("lmhead_tp_size", None, "integer"),
         ("lmhead_tp_size", -2, "greater than or equal to -1"),
         ("torchair_graph_config.graph_batch_sizes", 24, "expected a list of integers"),
@@ -116,43 +107,49 @@ def test_options_that_are_no_object_are_an_error(whole: object):
         parse_config(whole)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dynamic_eplb", True),
-        ("num_iterations_eplb_update", 10),
-        ("num_wait_worker_iterations", 10),
-        ("gate_eplb", True),
-        ("kv_cache_dtype", "int8"),
-    ],
-)
-def test_a_feature_this_release_lacks_is_refused_by_name(key: str, value: object):
-    with pytest.raises(ConfigurationError, match=r"not available in vllm-davinci-core 0\.1: "):
-        parse_config(nested(key, value))
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.key)
+def test_a_refused_key_says_why_and_what_to_do(row: Row):
+    assert isinstance(row.fate, Refused)
+    with pytest.raises(
+        ConfigurationError, match=r"not available in vllm-davinci-core 0\.1: "
+    ) as got:
+        parse_config(nested(row.key, 7))
+    told = f"{row.key!r} = 7 is refused: {row.fate.because}. {row.fate.instead}."
+    assert told in str(got.value)
+    if row.default is not ...:
+        assert parse_config(nested(row.key, row.default)) == DavinciConfig()
 
 
-def test_every_top_level_option_either_works_or_is_refused():
-    """A new option must be put into one of the tables, so that none is ignored in silence."""
-    works = {
-        "dbo",
-        "torchair_graph_config",
-        "ascend_scheduler_config",
-        "refresh",
-        "chunked_prefill_for_mla",
-        "enable_weight_nz_layout",
-        "expert_tensor_parallel_size",
-        "expert_map_path",
-        "sequence_parallel",
-        "weight_prefetch_config",
-        "moe_communication",
-        "overlap",
-        "enable_compiled_operators",
-        "enable_prefill_optimizations",
-        "enable_cpu_binding",
-        "lmhead_tp_size",
-    }
-    refused = {key for key in NOT_AVAILABLE if "." not in key}
-    assert set(DavinciConfig.model_fields) == works | refused
+def test_advice_names_keys_that_are_not_refused():
+    refused = {row.key for row in REFUSED}
+    for row in OTHER_KEYS:
+        words = {word.strip(",;.") for word in row.fate.told().split()}
+        assert not words & refused, row
+
+
+def test_every_row_reads_as_a_sentence():
+    keys = [row.key for row in table()]
+    assert len(set(keys)) == len(keys)
+    for row in table():
+        assert row.meaning[0].isupper(), row
+        assert row.meaning.endswith("."), row
+
+
+def test_the_schema_has_every_key_with_its_fate():
+    schema = json_schema()
+    for row in table():
+        section = schema
+        *path, name = row.key.split(".")
+        for each in path:
+            reference = section["properties"][each]["$ref"]
+            section = schema["$defs"][reference.rpartition("/")[2]]
+        described = section["properties"][name]
+        if row in REFUSED:
+            assert described.get("const", ...) == row.default
+        if row in OTHER_KEYS:
+            assert row.fate.told() in described["description"]
+        else:
+            assert " ".join(described["description"].split()) == " ".join(row.meaning.split())
 
 
 @pytest.mark.parametrize("digits", [16, "16"])
@@ -173,7 +170,7 @@ def test_expert_tensor_parallel_size_may_be_a_string_of_digits(digits: object):
         ),
         (
             {"torchair_graph_config": {"enabled": True, "enable_super_kernel": True}},
-            "enable_super_kernel needs enable_multistream_moe",
+            "enable_super_kernel = true needs enable_multistream_moe",
         ),
         (
             {"torchair_graph_config": {"enabled": True, "use_cached_kv_cache_bytes": True}},
@@ -211,21 +208,10 @@ def test_graph_sizes_that_are_no_integers_are_an_error(sizes: list[object]):
         parse_config({"torchair_graph_config": {"enabled": True, "graph_batch_sizes": sizes}})
 
 
-@pytest.mark.parametrize("key", REPLACED)
-def test_a_key_of_another_release_is_answered_with_today_s(key: str):
-    options = nested(key, 1)
-    if key.startswith("ascend_scheduler_config."):
-        options["ascend_scheduler_config"]["enabled"] = True  # type: ignore[index]
-    with pytest.raises(ConfigurationError) as caught:
-        parse_config(options)
-    assert f"has no key {key!r} in this release. Use {REPLACED[key]}" in str(caught.value)
-
-
-def test_replacements_name_keys_that_exist():
-    for key, today in REPLACED.items():
-        assert key not in ALL_KEYS
-        first = today.split()[0].rstrip(",:")
-        assert first in ALL_KEYS or first.startswith(("-", "nothing", "ascend_scheduler")), today
+def notes_of(options: dict[str, object]) -> dict[str, str]:
+    """Key in use -> the rest of the sentence about it."""
+    told = (note.rstrip(".").split("'") for note in given_options(options).notes())
+    return {key: rest.strip() for _, key, rest in told}
 
 
 def test_sizes_of_graphs_without_graph_mode_are_a_note_under_the_older_name():
@@ -238,12 +224,12 @@ def test_sizes_of_graphs_without_graph_mode_are_a_note_under_the_older_name():
         "enable_graph_mode": False,
     }
     assert parse_config(published) == DavinciConfig(expert_tensor_parallel_size=1)
-    assert older_keys(published)["init_torchair_graph_batch_sizes"] == (
+    assert notes_of(published)["init_torchair_graph_batch_sizes"] == (
         "has no effect: torchair_graph_config.enabled is false"
     )
     published["enable_graph_mode"] = True
     assert parse_config(published).torchair_graph_config.graph_batch_sizes_init
-    with pytest.raises(ConfigurationError, match="expected a bool"):
+    with pytest.raises(ConfigurationError, match="expected a valid bool"):
         parse_config({"init_torchair_graph_batch_sizes": 1})
 
 
@@ -255,7 +241,7 @@ def test_older_spellings_are_accepted_and_reported_with_their_replacement():
         "dbo": {"num_micro_batches": 2},
     }
     assert parse_config(options) == DavinciConfig()
-    notes = older_keys(options)
+    notes = notes_of(options)
     assert "torchair_graph_config.enabled" in notes["enable_graph_mode"]
     assert "dbo.num_ubatches" in notes["dbo.num_micro_batches"]
     assert "has no effect" in notes["trace_recompiles"]
@@ -271,4 +257,4 @@ def test_an_older_spelling_beside_its_replacement_may_say_the_same():
 def test_options_cannot_be_changed_after_parsing():
     config = parse_config({})
     with pytest.raises(ValueError, match="frozen"):
-        config.refresh = True  # type: ignore[misc]
+        config.overlap = "off"  # type: ignore[misc]

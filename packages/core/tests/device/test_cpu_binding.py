@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from vllm_davinci.core.device.cpu_binding import share_of_cores
+from vllm_davinci.core.device import cpu_binding
+from vllm_davinci.core.device.cpu_binding import CPU_AFFINITY, bind_threads, share_of_cores
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,17 @@ def test_all_threads_of_a_process_are_bound():
         "end.set()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_torch_npu_s_own_binding_wins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv(CPU_AFFINITY, "1")
+    before = os.sched_getaffinity(0)
+    cpu_binding.logger.addHandler(caplog.handler)
+    try:
+        bind_threads(0, max(2, len(before)))
+    finally:
+        cpu_binding.logger.removeHandler(caplog.handler)
+    assert "CPU_AFFINITY_CONF=1 lets torch_npu bind threads" in caplog.text
+    assert os.sched_getaffinity(0) == before

@@ -17,6 +17,7 @@ from vllm_davinci.core.device.memory import (
     format_bytes,
 )
 from vllm_davinci.core.errors import DeviceError
+from vllm_davinci_testing.processes.programs import output_of
 
 SPEC = FullAttentionSpec(block_size=128, num_kv_heads=32, head_size=64, dtype=torch.bfloat16)
 MAX_MODEL_LEN = 1024
@@ -55,6 +56,28 @@ def test_rests_of_split_blocks_are_not_there_for_the_cache(
         "inactive_split_bytes.all.peak": split,
     }
     assert bytes_in_pieces(statistics) == pieces
+
+
+def test_segments_are_expandable_unless_the_user_says_otherwise():
+    """In a process of its own: the setting is that of a whole process."""
+    told = output_of(
+        """
+        import torch
+        from vllm_davinci.core.device.memory import bytes_in_pieces, use_expandable_segments
+        use_expandable_segments("expandable_segments:False")
+        before = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+        print([each["is_expandable"] for each in torch.npu.memory_snapshot()])
+        del before
+        torch.npu.empty_cache()
+        use_expandable_segments("max_split_size_mb:64")
+        parts = [torch.empty(64 << 20, dtype=torch.uint8, device="npu") for _ in range(4)]
+        print([each["is_expandable"] for each in torch.npu.memory_snapshot()])
+        del parts[::2]
+        print(bytes_in_pieces(torch.npu.memory_stats()))
+        """
+    )
+    assert told[:2] == ["[False]", "[True]"]
+    assert int(told[2]) <= memory.SMALL_SEGMENT_BYTES, "two gaps of 64 MiB are no pieces"
 
 
 def test_enough_memory_passes(worker: SimpleNamespace):

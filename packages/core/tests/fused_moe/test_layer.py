@@ -20,7 +20,8 @@ from vllm_davinci.core.errors import (
     UnsupportedFeatureError,
 )
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
-from vllm_davinci.core.quantization.experts_method import W8A8DynamicFusedMoEMethod
+from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
+from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8DynamicFusedMoEMethod
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 
@@ -120,6 +121,34 @@ def test_weights_loaded_again_are_the_ones_used(vllm_config: VllmConfig):
     torch.testing.assert_close(
         run(layer, x, vllm_config).cpu(), defined(layer, x), atol=2e-5, rtol=1e-5
     )
+
+
+def test_pieces_are_as_large_as_memory_has_room_for_and_change_no_bit(vllm_config: VllmConfig):
+    layer = deepseek_layer(vllm_config)
+    x = torch.randn(30000, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
+    forward = layer.experts.routed_experts.quant_method.moe_forward
+    whole = run(layer, x, vllm_config)
+
+    def peak_bytes() -> int:
+        torch.npu.synchronize()
+        before = torch.accelerator.memory_allocated()
+        torch.npu.reset_peak_memory_stats()
+        assert torch.equal(run(layer, x, vllm_config), whole)
+        return torch.accelerator.max_memory_allocated() - before
+
+    of_whole = peak_bytes()
+    with torch.inference_mode():
+        for gib, asked, max_tokens in [(0, None, 1024), (-1, None, 1024), (4, 7000, 7000)]:
+            plan_pieces(layer, gib << 30, asked, len(x))
+            assert forward.pieces.max_tokens == max_tokens
+            # What grows with the pieces is the experts' rows, gate and up among them.
+            rows = TOP_K * 4 * (2 * HIDDEN_SIZE + 3 * INTERMEDIATE_SIZE)
+            saved = of_whole - peak_bytes()
+            assert saved > 0.5 * (len(x) - max_tokens) * rows
+        plan_pieces(layer, 4 << 30, None, len(x))
+    assert forward.pieces.count(len(x)) == 1
+    # A third of the memory, of which one token's rows take as much as they do in a step.
+    assert (4 << 30) / 3 / forward.pieces.max_tokens == pytest.approx(rows, rel=0.5)
 
 
 # The router, three for the shared experts, six from choosing experts, whose weights have the factor

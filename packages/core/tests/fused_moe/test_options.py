@@ -2,13 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from vllm.config import DeviceConfig, ModelConfig, VllmConfig
 
-from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe import dispatcher_selector as selector
@@ -21,10 +19,7 @@ from vllm_davinci.core.fused_moe.communication import (
 )
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
-from vllm_davinci.core.fused_moe.options import gather_exchange_requests
 
-ALL_GATHER_VARIABLE = "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"
-ALL_TO_ALL_VARIABLE = "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ"
 FUSED_VARIABLE = "VLLM_ENABLE_MC2"
 
 
@@ -232,30 +227,6 @@ def test_a_method_that_the_ranks_cannot_follow_is_an_error(asked: CommunicationR
         asked.check()
 
 
-def config(additional_config: Any) -> VllmConfig:
-    made = VllmConfig(device_config=DeviceConfig(device="npu"))
-    made.additional_config = additional_config
-    return made
-
-
-@pytest.mark.parametrize(
-    ("variable", "method"),
-    [
-        (ALL_GATHER_VARIABLE, "all_gather"),
-        (ALL_TO_ALL_VARIABLE, "all_to_all"),
-        (FUSED_VARIABLE, "fused"),
-    ],
-)
-def test_variables_of_earlier_plugins_become_the_option(
-    variable: str, method: str, vllm_config: VllmConfig
-):
-    asked = config({})
-    (note,) = gather_exchange_requests(asked, {variable: "1"}).notes
-    assert f"{variable}=1 is served as moe_communication = {method!r}" in note
-    assert get_config(asked).moe_communication == method
-    assert gather_exchange_requests(asked, {variable: "1"}).notes == []
-
-
 def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(FUSED_VARIABLE, "1")
     checkpoint = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
@@ -263,27 +234,6 @@ def test_a_variable_that_asks_for_the_impossible_is_named(monkeypatch: pytest.Mo
         VllmConfig(
             model_config=ModelConfig(str(checkpoint)), device_config=DeviceConfig(device="npu")
         )
-
-
-def test_an_option_wins_over_a_variable(vllm_config: VllmConfig):
-    asked = config({"moe_communication": "multicast"})
-    (note,) = gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: "1"}).notes
-    assert "has no effect: additional_config sets moe_communication = 'multicast'" in note
-    assert get_config(asked).moe_communication == "multicast"
-
-
-@pytest.mark.parametrize("value", ["", "0"])
-def test_a_variable_that_asks_for_nothing_changes_nothing(value: str, vllm_config: VllmConfig):
-    asked = config({})
-    assert gather_exchange_requests(asked, {ALL_TO_ALL_VARIABLE: value}).notes == []
-    assert get_config(asked).moe_communication == "auto"
-
-
-def test_variables_that_contradict_each_other_or_do_not_parse_are_errors(vllm_config: VllmConfig):
-    with pytest.raises(ConfigurationError, match="ask for different ways"):
-        gather_exchange_requests(config({}), {ALL_GATHER_VARIABLE: "1", ALL_TO_ALL_VARIABLE: "1"})
-    with pytest.raises(ConfigurationError, match=f"{ALL_TO_ALL_VARIABLE}='yes' is not valid"):
-        gather_exchange_requests(config({}), {ALL_TO_ALL_VARIABLE: "yes"})
 
 
 @pytest.mark.parametrize("forced", [CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST])

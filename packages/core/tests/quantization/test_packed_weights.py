@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.packed_weights import packed_format
+from vllm_davinci.core.quantization.format import Checkpoint, find_format
+from vllm_davinci.core.quantization.formats.awq_gptq import AWQWeights, GPTQWeights
+from vllm_davinci.core.quantization.formats.packed_compressed_tensors import PackedCompressedTensors
+from vllm_davinci.core.quantization.packed_weights import PackedWeights
 from vllm_davinci.core.quantization.weight_only import floats_of
 from vllm_davinci_testing.engines.packed_checkpoint import Integers, settings_of, tensors_of
 
@@ -27,22 +32,28 @@ CASES = [
 ]
 
 
+def packed_format(config: Mapping[str, Any]) -> PackedWeights | None:
+    kinds = (AWQWeights, GPTQWeights, PackedCompressedTensors)
+    return next((found for kind in kinds if (found := kind.of(config)) is not None), None)
+
+
 @pytest.mark.parametrize(("method", "bits", "group_size", "is_symmetric"), CASES)
 def test_integers_keep_what_they_stand_for(
-    method: str, bits: int, group_size: int, is_symmetric: bool
+    method: str, bits: int, group_size: int, is_symmetric: bool, tmp_path: Path
 ):
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
     made = Integers.of(weight, bits, group_size, is_symmetric)
-    packing = packed_format(settings_of(method, bits, group_size, is_symmetric))
-    assert packing is not None
     stored = tensors_of(method, made, "a.p") | {"a.norm.weight": torch.ones(3)}
-    description = packing.described(stored, "here")
-    assert description.types == {"a.p.weight": f"W{bits}A16", "a.norm.weight": "FLOAT"}
-    assert description.group_size == group_size
-    found = dict(packing.converted(stored.items()))
+    save_file(stored, tmp_path / "model.safetensors")
+    settings = settings_of(method, bits, group_size, is_symmetric)
+    packing = find_format(Checkpoint(str(tmp_path), None, settings), method)
+    assert isinstance(packing, PackedWeights)
+    assert packing.types == {"a.p.weight": f"W{bits}A16", "a.norm.weight": "FLOAT"}
+    assert packing.layout.group_size == group_size
+    found = dict(packing.converted(stored.items(), torch.float16))
     parts = ("weight", "weight_scale", "weight_offset")
     assert found.keys() == {*(f"a.p.{part}" for part in parts), "a.norm.weight"}
-    values = floats_of(*(found[f"a.p.{part}"] for part in parts), QuantType(f"W{bits}A16"))
+    values = floats_of(*(found[f"a.p.{part}"] for part in parts), bits)
     assert torch.equal(values.to(torch.float16), made.floats(torch.float16))
     shapes = {f"a.p.{part}": shape for part, shape in packing.tensors(48, 96).items()}
     assert all(stored[name].shape == shape for name, shape in shapes.items())
@@ -83,7 +94,7 @@ def test_groups_of_inputs_that_are_no_neighbours_are_refused():
     stored["a.p.g_idx"] = stored["a.p.g_idx"].flip(0)
     assert packing is not None
     with pytest.raises(UnsupportedFeatureError, match=r"a\.p\.g_idx puts inputs"):
-        dict(packing.converted(stored.items()))
+        dict(packing.converted(stored.items(), torch.float16))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +118,4 @@ def test_quantized_activations_are_another_configuration():
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
     assert packed_format(config) is None
     assert packed_format({"quant_method": "fp8"}) is None
-    assert packed_format(None) is None
+    assert packed_format({}) is None

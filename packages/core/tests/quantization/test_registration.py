@@ -21,8 +21,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.quantization.compressed_schemes import refusal
-from vllm_davinci.core.quantization.config import NAME, AscendQuantizationConfig
-from vllm_davinci.core.quantization.description import FILE_NAME
+from vllm_davinci.core.quantization.config import DESCRIPTION, NAME, AscendQuantizationConfig
 from vllm_davinci.core.quantization.registration import choose_quantization
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 from vllm_davinci.core.registration import register
@@ -54,7 +53,7 @@ def engine(model: Path, quantization: str | None = None) -> Any:
 
 
 def describe(directory: Path, **types: str) -> None:
-    (directory / FILE_NAME).write_text(json.dumps(types))
+    (directory / DESCRIPTION).write_text(json.dumps(types))
 
 
 def test_vllm_knows_the_method_by_name():

@@ -22,7 +22,7 @@ from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, map_rows
-from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
+from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
@@ -50,7 +50,7 @@ def ready(one_rank: None) -> None:
 
 def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:
     """The model runner's work after loading, with `run` as the dummy run."""
-    resolve_outputs(torch.nn.ModuleList(modules), run)
+    OutputPlan(torch.nn.ModuleList(modules)).resolve([run])
 
 
 def in_order(layers: list[torch.nn.Module], x: Tensor) -> Tensor:
@@ -167,6 +167,44 @@ def test_a_dummy_run_that_fails_leaves_floats():
     with pytest.raises(RuntimeError, match="no memory"):
         resolve(run, gate_up)
     assert type(gate_up(inputs(torch.bfloat16).npu())) is torch.Tensor
+
+
+def test_an_output_that_some_steps_read_otherwise_is_floats_in_all(
+    caplog: pytest.LogCaptureFixture,
+):
+    gate_up, down_proj, _ = mlp("W8A8_DYNAMIC", "W8A8_DYNAMIC", torch.bfloat16)
+    x = inputs(torch.bfloat16).npu()
+    layers = [gate_up, SiluAndMul(), down_proj]
+    plan = OutputPlan(torch.nn.ModuleList(layers))
+    assert not plan.resolve([lambda: in_order(layers, x)] * 2)
+    plan.check([lambda: in_order(layers, x)])
+    assert isinstance(gate_up(x), QuantizedActivation) and not caplog.records
+    with caplog.at_level("WARNING"):
+        plan.check([lambda: gate_up(x).new_empty(3), lambda: in_order(layers, x)])
+    assert "read as floats what other steps read as integers: 0." in caplog.text
+    assert type(gate_up(x)) is torch.Tensor
+    plan.check([lambda: in_order(layers, x)])
+    assert type(gate_up(x)) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("tensor", "data", "most", "sizes"),
+    [
+        (1, 1, 8192, [1, 2]),
+        (2, 1, 8192, [1, 3, 256, 257]),  # sequence parallel
+        (2, 2, 8192, [1, 3, 17, 256, 257]),
+        (2, 2, 64, [1, 3, 17, 64]),
+    ],
+)
+def test_dummy_runs_have_the_sizes_of_all_kinds_of_steps(
+    vllm_config: VllmConfig, tensor: int, data: int, most: int, sizes: list[int]
+):
+    vllm_config.parallel_config.tensor_parallel_size = tensor
+    vllm_config.parallel_config.data_parallel_size = data
+    vllm_config.scheduler_config.max_num_batched_tokens = most
+    vllm_config.scheduler_config.max_num_seqs = 16
+    vllm_config.additional_config = {"sequence_parallel": {"enabled": True}}
+    assert step_sizes(vllm_config) == sizes
 
 
 class DynamicNorm:

@@ -21,7 +21,7 @@ ROWS, VOCABULARY = 3, 700
 
 
 def metadata(**changes: Any) -> SamplingMetadata:
-    """Of greedy requests that ask for nothing else."""
+    """Metadata of greedy requests that ask for nothing else."""
     return greedy_metadata([[] for _ in range(ROWS)], torch.device("npu"), **changes)
 
 

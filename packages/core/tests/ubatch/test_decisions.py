@@ -1,21 +1,25 @@
 """Why a step was split or not: counted, published, and written to the log."""
 
+import numpy as np
 import pytest
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DualBatchConfig
 from vllm_davinci.core.ubatch import decisions
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions
+from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
 
 
-def made(publish: list[Counts] | None = None, **options: object) -> Decisions:
+def made(
+    publish: list[Counts] | None = None, interval_s: float | None = None, **options: object
+) -> Decisions:
     scheduler = components.stream_scheduler()
     assert scheduler is not None
     return Decisions(
         scheduler,
         DualBatchConfig.model_validate({"enabled": True, **options}),
         has_communication=True,
-        interval_s=0.0,
+        interval_s=interval_s,
         publish=None if publish is None else publish.append,
     )
 
@@ -41,7 +45,10 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_the_options_decide(query_lens: list[int], reason: str):
     chosen = made()
-    decision = chosen.decide(query_lens, lambda split: True)
+    step = chosen.facts(query_lens)
+    decision = chosen.decide(step)
+    assert chosen.counts() == {}
+    chosen.count(step, decision)
     assert chosen.counts() == {reason: 1}
     assert (decision.split is not None) == (reason == "split")
 
@@ -56,38 +63,59 @@ def test_the_options_decide(query_lens: list[int], reason: str):
     ],
 )
 def test_the_cut_is_at_a_request_near_the_middle(query_lens: list[int], cuts: list[int]):
-    decision = made().decide(query_lens, lambda split: True)
+    chosen = made()
+    decision = chosen.decide(chosen.facts(query_lens))
     assert decision.split is not None
     assert list(decision.split.cuts) == cuts
 
 
 def test_a_first_ubatch_may_be_larger():
-    decision = made(split="token", first_share=0.625).decide([300, 100], lambda split: True)
+    chosen = made(split="token", first_share=0.625)
+    decision = chosen.decide(chosen.facts([300, 100]))
     assert decision.split is not None
     assert list(decision.split.cuts) == [250]
 
 
 def test_a_cut_that_breaks_a_prefix_is_not_made():
     chosen = made()
-    assert chosen.decide([128, 128], lambda split: list(split.cuts) != [128]).split is None
-    assert chosen.counts() == {"prefix_dependency": 1}
+    step = chosen.facts([128, 128])
+    # The first request has read block 1, which the second one fills, or one of its own.
+    for block, reason in ((1, "prefix_dependency"), (3, "split")):
+        table = np.array([[block, 2], [1, 1]])
+        prefixes = CachedPrefixes([BlockIds(table, 128)], np.array([128, 0]))
+        chosen.count(step, chosen.decide(step, prefixes))
+        assert chosen.counts()[reason] == 1
 
 
 def test_a_veto_of_another_rank_counts_instead():
     chosen = made()
-    assert chosen.veto(chosen.decide([128, 128], lambda split: True)).split is None
-    assert {reason: n for reason, n in chosen.counts().items() if n} == {"vetoed": 1}
+    step = chosen.facts([128, 128])
+    vetoed = chosen.decide(step).withdrawn("VETOED")
+    assert vetoed.split is None
+    chosen.count(step, vetoed)
+    assert chosen.counts() == {"vetoed": 1}
 
 
 def test_the_log_says_how_often_and_gives_the_newest_example(lines: list[str]):
     published: list[Counts] = []
     chosen = made(published)
     for query_lens in ([100], [128, 128], [100, 20]):
-        chosen.decide(query_lens, lambda split: True)
-    chosen.tell()
+        step = chosen.facts(query_lens)
+        chosen.count(step, chosen.decide(step))
+    assert published[-1] == {"few_tokens": 2, "split": 1}
+    assert len(published) == 3
+    assert lines == []
+    chosen.log()
     (line,) = lines
     assert "2 x fewer tokens than min_total_tokens_to_split (the newest: 2 requests, 120" in line
     assert "1 x split (the newest: 2 requests, 256 tokens, 256 of them prefill, cut at 128)" in line
-    assert published == [{"few_tokens": 2, "split": 1}]
-    chosen.tell()
+    chosen.log()
     assert len(lines) == 1, "nothing new was decided"
+
+
+def test_the_log_is_written_when_it_is_due(lines: list[str]):
+    chosen = made(interval_s=0.0)
+    step = chosen.facts([100])
+    for _ in range(2):
+        chosen.count(step, chosen.decide(step))
+    assert [line.split(": ")[1][:4] for line in lines] == ["1 x ", "1 x "]

@@ -1,163 +1,115 @@
 """Overlap decisions reach the metrics endpoint of the front end."""
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import CollectorRegistry, generate_latest
 from vllm.config import DeviceConfig, VllmConfig
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
+from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.ubatch import metrics
-from vllm_davinci.core.ubatch.decisions import Counts
-from vllm_davinci.core.ubatch.metrics import CountReceiver, CountSender, OverlapStatLogger
-
-LIMIT_S = 20
+from vllm_davinci.core.ubatch.metrics import SHARED_DIRECTORY, CountWriter, OverlapStatLogger
 
 
 @pytest.fixture
-def config(vllm_config: VllmConfig) -> VllmConfig:
-    made = VllmConfig(device_config=DeviceConfig(device="npu"))
+def config(
+    vllm_config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[VllmConfig]:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    monkeypatch.delenv(SHARED_DIRECTORY, raising=False)
+    made = VllmConfig(device_config=DeviceConfig(device="npu"), instance_id="abcde")
     made.additional_config = {"dbo": {"enabled": True}}
     resolve(made)
-    return made
+    yield made
+    assert not list(tmp_path.glob("vllm-davinci-*")), "a server removes what it made"
 
 
 @pytest.fixture
 def stat_logger(config: VllmConfig) -> Iterator[OverlapStatLogger]:
-    metrics._counter.cache_clear()
     made = OverlapStatLogger(config, [0, 1])
     yield made
-    close(made)
-    REGISTRY.unregister(metrics._counter())
+    made.close()
 
 
-@pytest.fixture
-def new_sender(config: VllmConfig) -> Iterator[Callable[[], CountSender]]:
-    """One with the configuration as it is then."""
-    with ExitStack() as senders:
-        yield lambda: senders.enter_context(closing(CountSender(config)))
+def counted(registry: CollectorRegistry | None = None) -> dict[str, float]:
+    """Labels -> value, as the endpoint answers."""
+    text = generate_latest(registry or get_prometheus_registry()).decode()
+    lines = [line for line in text.splitlines() if line.startswith("davinci:overlap_decisions_t")]
+    return {line[line.index("{") : line.index("}") + 1]: float(line.split()[-1]) for line in lines}
 
 
-def close(stat_logger: OverlapStatLogger) -> None:
-    assert stat_logger._receiver is not None
-    stat_logger._receiver.close()
+def test_totals_of_a_worker_become_a_counter(config: VllmConfig, stat_logger: OverlapStatLogger):
+    write = CountWriter(config)
+    assert counted() == {}
+    write({"split": 2, "few_tokens": 1})
+    write({"split": 3, "few_tokens": 1})
+    assert counted() == {
+        '{engine="0",reason="split"}': 3,
+        '{engine="0",reason="few_tokens"}': 1,
+    }
 
 
-def assert_counted(expected: float, reason: str, engine: str = "0") -> None:
-    labels = {"engine": engine, "reason": reason}
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        value = REGISTRY.get_sample_value("davinci:overlap_decisions_total", labels)
-        if value == expected:
-            return
-        assert time.monotonic() < deadline, f"{reason} is {value} after {LIMIT_S} s"
-        time.sleep(0.01)
-
-
-def test_totals_of_a_worker_become_a_counter(
-    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
-):
-    send = new_sender()
-    send({"split": 2, "few_tokens": 1})
-    send({"split": 3, "few_tokens": 1})
-    assert_counted(3, "split")
-    assert_counted(1, "few_tokens")
-    send({"split": 3, "few_tokens": 5})
-    assert_counted(5, "few_tokens")
-    assert_counted(3, "split")
-
-
-def test_dp_ranks_are_counted_apart(
-    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
-):
-    new_sender()({"split": 2})
+def test_dp_ranks_are_counted_apart(config: VllmConfig, stat_logger: OverlapStatLogger):
+    CountWriter(config)({"split": 2})
     config.parallel_config.data_parallel_index = 1
-    new_sender()({"split": 7})
-    assert_counted(2, "split", "0")
-    assert_counted(7, "split", "1")
+    CountWriter(config)({"split": 7})
+    assert counted() == {'{engine="0",reason="split"}': 2, '{engine="1",reason="split"}': 7}
 
 
-@pytest.mark.parametrize("message", [b"{", b"\xff", b"[]", b"{}", b'{"engine": 0, "counts": 1}'])
-def test_a_message_that_cannot_be_read_leaves_the_counting_as_it_was(
-    message: bytes,
-    new_sender: Callable[[], CountSender],
-    config: VllmConfig,
-    stat_logger: OverlapStatLogger,
+def test_a_worker_does_not_mind_that_no_server_reads(config: VllmConfig):
+    write = CountWriter(config)
+    write({"split": 1})
+    stat_logger = OverlapStatLogger(config, [0])
+    write({"split": 2})
+    assert counted() == {'{engine="0",reason="split"}': 2}
+    stat_logger.close()
+    write({"split": 3})
+    assert counted() == {}
+
+
+def test_the_directory_is_the_servers_users_alone(
+    config: VllmConfig, stat_logger: OverlapStatLogger, tmp_path: Path
 ):
-    with closing(metrics._new_socket()) as stranger:
-        stranger.connect(metrics._address(config))
-        stranger.send(message)
-    new_sender()({"split": 6})
-    assert_counted(6, "split")
+    (directory,) = tmp_path.glob("vllm-davinci-*")
+    assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_worker_does_not_mind_that_nobody_listens(
-    new_sender: Callable[[], CountSender], config: VllmConfig
+def test_what_another_user_may_write_into_is_not_used(
+    config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    metrics._counter.cache_clear()
-    send = new_sender()
-    for count in range(100):
-        send({"split": count})
-    received = []
-    receiver = CountReceiver(config, lambda engine, counts: received.append(counts["split"]))
-    begin, num_sent = time.monotonic(), 100
-    while not received and time.monotonic() < begin + LIMIT_S:
-        send({"split": num_sent})
-        num_sent += 1
-    receiver.close()
-    for count in range(num_sent, num_sent + 100):
-        send({"split": count})
-    assert received
-    assert received == sorted(received)
-    assert set(received) <= set(range(100, num_sent))
+    told: list[str] = []
+    monkeypatch.setattr(metrics.logger, "warning", lambda text, *_: told.append(text))
+    monkeypatch.setattr(metrics.logger, "warning_once", lambda text, *_: told.append(text))
+    planted = metrics._own_directory(config)
+    planted.mkdir()
+    planted.chmod(0o777)
+    OverlapStatLogger(config, [0])
+    CountWriter(config)({"split": 1})
+    assert not list(planted.iterdir())
+    assert counted() == {}
+    assert len(told) == 2, told
+    planted.rmdir()
 
 
-def test_a_worker_finds_a_front_end_that_starts_again(
-    new_sender: Callable[[], CountSender], config: VllmConfig
+def test_several_api_servers_share_vllms_directory(
+    config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    send = new_sender()
-    for newest in (1, 2):
-        received = threading.Event()
-        receiver = CountReceiver(config, lambda engine, counts: received.set())  # noqa: B023
-        send({"split": newest})
-        send({"split": newest})  # the first one finds that the front end before has gone
-        assert received.wait(LIMIT_S)
-        receiver.close()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv(SHARED_DIRECTORY, str(shared))
+    OverlapStatLogger(config, [0])
+    CountWriter(config)({"split": 4})
+    assert counted() == {'{engine="0",reason="split"}': 4}
 
 
-def test_a_second_front_end_leaves_the_counting_to_the_first(
-    new_sender: Callable[[], CountSender], config: VllmConfig, stat_logger: OverlapStatLogger
-):
-    second = OverlapStatLogger(config, [0, 1])
-    assert second._receiver is None
-    new_sender()({"split": 4})
-    # Only the second one has requests, so that only it is told of steps.
-    second.record(None, None)
-    assert_counted(4, "split")
-
-
-def test_a_front_end_with_a_configuration_of_its_own_hears_the_workers(
-    new_sender: Callable[[], CountSender], config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/tmp/chosen-by-vllm" + "-long" * 30)
-    received: queue.Queue[tuple[int, Counts]] = queue.Queue()
-    receiver = CountReceiver(config, lambda *message: received.put(message))
-    config.instance_id = "another"
-    new_sender()({"split": 1})
-    assert received.get(timeout=LIMIT_S) == (0, {"split": 1})
-    receiver.close()
-
-
-def test_nothing_is_counted_when_overlap_is_off(config: VllmConfig):
+def test_nothing_is_made_when_overlap_is_off(config: VllmConfig, tmp_path: Path):
     config.additional_config = {}
     resolve(config)
     OverlapStatLogger(config, [0]).record(None, None)
-    CountReceiver(config, lambda engine, counts: None).close()  # its address is free
+    assert not list(tmp_path.iterdir())
 
 
 def test_vllm_finds_the_plugin():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_davinci.core.ubatch.prefix_order import BlockIds, is_in_order
+from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes, is_in_order
 
 BLOCK = 4
 
@@ -13,8 +13,8 @@ def in_order(
 ) -> bool:
     width = max(map(len, tables))
     table = np.array([[*row, *[0] * (width - len(row))] for row in tables], np.int32)
-    groups = [BlockIds(table, BLOCK)]
-    return is_in_order(groups, np.array(num_computed), np.array(query_lens), cuts)
+    prefixes = CachedPrefixes([BlockIds(table, BLOCK)], np.array(num_computed))
+    return is_in_order(prefixes, np.array(query_lens), cuts)
 
 
 def test_prompts_without_a_common_prefix_may_be_cut_anywhere():
@@ -59,5 +59,5 @@ def test_every_cache_group_is_looked_at():
     apart = BlockIds(np.array([[1, 2], [3, 4]]), BLOCK)
     shared = BlockIds(np.array([[4, 2], [4, 5]]), BLOCK)
     computed, lens = np.array([4, 0]), np.array([4, 8])
-    assert is_in_order([apart], computed, lens, [4])
-    assert not is_in_order([apart, shared], computed, lens, [4])
+    assert is_in_order(CachedPrefixes([apart], computed), lens, [4])
+    assert not is_in_order(CachedPrefixes([apart, shared], computed), lens, [4])

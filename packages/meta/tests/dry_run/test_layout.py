@@ -1,9 +1,11 @@
 """Layouts of dry-runs: how rows are spread over the ranks of experts."""
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
+from vllm.config import ParallelConfig
 
 from vllm_davinci.meta.dry_run.layout import Layout, busiest_rank
 from vllm_davinci.meta.errors import DryRunError
@@ -49,10 +51,25 @@ def test_a_rank_has_its_share_of_all_rows() -> None:
     assert Layout(busiest=1.5).routed_share(16) == (1_500_000, 16_000_000)
 
 
-def test_data_parallel_ranks_do_not_run_sequence_parallel() -> None:
-    given = {"overlap": "published"}
-    assert Layout().options(given) == given
-    assert Layout(data_parallel_size=2).options(given) == {
-        **given,
-        "sequence_parallel": {"enabled": False},
-    }
+@pytest.mark.parametrize("is_moe", [False, True])
+def test_an_engine_starts_one_rank_and_its_worker_knows_the_others(is_moe: bool) -> None:
+    whole = ParallelConfig(
+        tensor_parallel_size=2,
+        data_parallel_size=4,
+        data_parallel_size_local=4,
+        pipeline_parallel_size=2,
+        distributed_executor_backend="mp",
+        is_moe_model=is_moe,
+    )
+    engine, layout = copy.copy(whole), Layout(4, 2)
+    layout.leave_one_rank(engine)
+    assert (engine.data_parallel_size, engine.pipeline_parallel_size, engine.world_size) == (
+        1,
+        1,
+        2,
+    )
+    assert not engine.local_engines_only
+    layout.restore(engine, is_moe)
+    assert (engine.pipeline_parallel_size, engine.world_size) == (2, whole.world_size)
+    # Dense data-parallel ranks compute apart.
+    assert engine.data_parallel_size == (4 if is_moe else 1)

@@ -50,7 +50,7 @@ const char* name_of(Operation operation) {
 }
 
 Collective::Collective(GroupPtr group, const Announcement& announcement)
-    : Task(name_of(static_cast<Operation>(announcement.operation))),
+    : GroupTask(name_of(static_cast<Operation>(announcement.operation))),
       group_(std::move(group)),
       call_site_(Observers::instance().call_site()),
       announcement_(announcement),

@@ -6,7 +6,6 @@
 #include "collective/deadlock.h"
 #include "collective/element.h"
 #include "collective/group.h"
-#include "device/task.h"
 
 namespace vnpu {
 
@@ -32,7 +31,7 @@ const char* name_of(Operation operation);
 // see it, says so, and when all have, gets what it needs from theirs. A rank that puts round n + 1
 // has seen all put round n, so all have got round n - 1: two buffers per rank are enough, and one
 // wait per round.
-class Collective : public Task {
+class Collective : public GroupTask {
  public:
   ~Collective() override;
   Progress advance() final;
@@ -41,13 +40,12 @@ class Collective : public Task {
   std::string waiting_for() const final;
   void rewind() final;
 
-  const GroupPtr& member() const { return group_; }
-  uint64_t sequence() const { return sequence_; }
+  const GroupPtr& member() const final { return group_; }
+  uint64_t sequence() const final { return sequence_; }
   const Announcement& announcement() const { return announcement_; }
-  const std::string& call_site() const { return call_site_; }
-  bool waits_for(uint32_t rank) const { return !posted(rank); }
-  // "all_reduce #12"
-  std::string title() const;
+  const std::string& call_site() const final { return call_site_; }
+  bool waits_for(uint32_t rank) const final { return !posted(rank); }
+  std::string title() const final;
 
  protected:
   // `count`, `reduction`, `root` and `signature` must be the same on all ranks.

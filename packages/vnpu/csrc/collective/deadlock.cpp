@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "collective/collective.h"
+#include "collective/group.h"
 #include "device/system.h"
 
 namespace vnpu {
@@ -28,7 +28,7 @@ std::string launched(const std::string& what, const Group& group, const std::str
 
 // The next collective of each other group that cannot begin before `waiting` ends: one that is
 // queued behind it, or one that a host thread would launch, did it not wait for `waiting` itself.
-std::vector<Held> held_by(const Collective& waiting) {
+std::vector<Held> held_by(const GroupTask& waiting) {
   const auto [tasks, hosts] = System::instance().executor().held_by(waiting);
   std::vector<Held> held;
   const auto add = [&](const GroupPtr& group, const std::string& what) {
@@ -37,7 +37,7 @@ std::vector<Held> held_by(const Collective& waiting) {
     held.push_back({group, what});
   };
   for (const TaskPtr& task : tasks) {
-    if (const auto* next = dynamic_cast<const Collective*>(task.get())) {
+    if (const auto* next = dynamic_cast<const GroupTask*>(task.get())) {
       add(next->member(), "holds up " + launched(next->name, *next->member(), next->call_site()));
     }
   }
@@ -53,7 +53,7 @@ std::vector<Held> held_by(const Collective& waiting) {
   return held;
 }
 
-void tell(Obstacle& obstacle, const Collective& waiting, const std::string& what) {
+void tell(Obstacle& obstacle, const GroupTask& waiting, const std::string& what) {
   if (obstacle.state.load(std::memory_order_relaxed) == 2 &&
       obstacle.sequence == waiting.sequence() && waiting.member()->identity() == obstacle.group) {
     return;
@@ -69,7 +69,7 @@ void tell(Obstacle& obstacle, const Collective& waiting, const std::string& what
 
 }  // namespace
 
-void DeadlockWatch::look(const Collective& waiting, std::chrono::steady_clock::time_point begin) {
+void DeadlockWatch::look(const GroupTask& waiting, std::chrono::steady_clock::time_point begin) {
   const auto now = std::chrono::steady_clock::now();
   if (now - begin < kPatience || now - looked_ < kInterval) return;
   looked_ = now;

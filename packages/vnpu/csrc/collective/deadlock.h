@@ -2,12 +2,27 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
+
+#include "device/task.h"
 
 namespace vnpu {
 
-class Collective;
 class Group;
+
+// A task of a group, as its fellows see it while it waits.
+class GroupTask : public Task {
+ public:
+  using Task::Task;
+  virtual const std::shared_ptr<Group>& member() const = 0;
+  virtual uint64_t sequence() const = 0;
+  // Empty unless an observer needs it.
+  virtual const std::string& call_site() const = 0;
+  virtual bool waits_for(uint32_t rank) const = 0;
+  // "all_reduce #12"
+  virtual std::string title() const = 0;
+};
 
 // While a collective waits for other ranks: tells them what of other groups is held up behind it on
 // this rank, and finds the rank that waits for just that, while what it owes here is held up behind
@@ -18,7 +33,7 @@ class DeadlockWatch {
   ~DeadlockWatch() { end(); }
 
   // `waiting` has waited since `begin`. Fails both groups in a deadlock, and throws.
-  void look(const Collective& waiting, std::chrono::steady_clock::time_point begin);
+  void look(const GroupTask& waiting, std::chrono::steady_clock::time_point begin);
   // It waits no longer.
   void end();
 

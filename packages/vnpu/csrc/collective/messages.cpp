@@ -6,8 +6,6 @@
 namespace vnpu {
 namespace {
 
-constexpr size_t kCacheLine = 64;
-
 uint32_t rounds_of(const std::vector<std::vector<std::byte>>& messages, size_t step) {
   size_t largest = 0;
   for (const auto& message : messages) largest = std::max(largest, message.size());
@@ -17,7 +15,7 @@ uint32_t rounds_of(const std::vector<std::vector<std::byte>>& messages, size_t s
 }  // namespace
 
 size_t MessageExchange::step() const {
-  return Segment::kSlot / group().ranks() / kCacheLine * kCacheLine;
+  return Segment::kSlot / group().ranks() / Segment::kCacheLine * Segment::kCacheLine;
 }
 
 void MessageExchange::prepare() { sent_ = compose(); }

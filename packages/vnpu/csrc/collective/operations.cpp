@@ -12,7 +12,6 @@ namespace vnpu {
 namespace {
 
 constexpr size_t kSlot = Segment::kSlot;
-constexpr size_t kCacheLine = 64;
 // From this size on (bytes, and three ranks) every rank reduces only its share and gathers the
 // others': it reads about 2 buffers instead of one per rank, for one more wait.
 constexpr size_t kSharedReduction = size_t{64} << 10;
@@ -182,7 +181,8 @@ class SharedReduction final : public Exchange {
   uint32_t rounds() const override { return 2 * rounds_of(bytes_, kSlot); }
   Piece share(const Piece& piece, uint32_t rank) const {
     const size_t ranks = group().ranks();
-    const size_t step = (piece.bytes / ranks + kCacheLine) / kCacheLine * kCacheLine;
+    const size_t step =
+        (piece.bytes / ranks + Segment::kCacheLine) / Segment::kCacheLine * Segment::kCacheLine;
     return Piece(rank, step, piece.bytes);
   }
   void put(uint32_t round, std::byte* slot) override {
@@ -242,7 +242,7 @@ class AllGather final : public Exchange {
 };
 
 // Bytes of a slot for each rank when every rank gets a part of its own.
-size_t part_of_slot(uint32_t ranks) { return round_down(kSlot / ranks, kCacheLine); }
+size_t part_of_slot(uint32_t ranks) { return round_down(kSlot / ranks, Segment::kCacheLine); }
 
 class ReduceScatter final : public Exchange {
  public:

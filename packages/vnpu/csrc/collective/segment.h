@@ -111,6 +111,7 @@ class Segment {
  public:
   static constexpr uint32_t kMaxRanks = 128;
   static constexpr size_t kSlot = size_t{1} << 20;  // bytes of one round of one rank
+  static constexpr size_t kCacheLine = 64;  // bytes: pieces of a slot begin at its multiples
 
   // Makes a new segment. It lives in this process until it is opened or the process ends.
   static Invitation create();

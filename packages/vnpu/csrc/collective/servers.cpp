@@ -14,18 +14,15 @@
 namespace vnpu {
 namespace {
 
-bool is_chip(const char* prefix) {
-  return Configuration::instance().soc_name.rfind(prefix, 0) == 0;
-}
-bool is_a3() { return is_chip("Ascend910_93"); }
-bool is_a2() { return is_chip("Ascend910B"); }
+bool is_a3() { return Configuration::instance().chip->generation == Generation::kA3; }
+bool is_a2() { return Configuration::instance().chip->generation == Generation::kA2; }
 
 }  // namespace
 
 int devices_per_server() {
   static const int devices = [] {
     const char* const value = std::getenv("VNPU_SERVER_DEVICES");
-    if (value == nullptr || *value == '\0') return is_a3() ? 16 : 8;
+    if (value == nullptr || *value == '\0') return Configuration::instance().chip->server_devices;
     const std::string_view text = value;
     int number = 0;
     const auto [end, error] = std::from_chars(text.begin(), text.end(), number);

@@ -72,6 +72,9 @@ Configuration Configuration::of_environment() {
     if (name.rfind("Ascend", 0) != 0) refuse("VNPU_SOC", *v, kExpected);
     c.soc_name = name;
   }
+  c.chip = &chip_of(c.soc_name);
+  c.cann = c.chip->cann;
+  c.memory_bytes = c.chip->memory_bytes;
   if (const auto v = environment("VNPU_CANN")) {
     if (*v == "8.3") {
       c.cann = CannRelease::k8_3;

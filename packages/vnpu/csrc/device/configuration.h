@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include "device/chip.h"
+
 namespace vnpu {
 
 enum class SchedulePolicy { kEager, kThreads, kFuzz };
 enum class RaceMode { kOff, kReport, kRaise };
-// Releases of CANN whose documents the operators follow, in their order.
-enum class CannRelease : uint8_t { k8_3, k8_5, k9_0 };
 
 // Settings of this process's virtual NPUs. Read from the environment (names in brackets), once;
 // a value that does not parse is an error, never a silent default.
@@ -18,9 +18,10 @@ struct Configuration {
   std::string soc_name = "Ascend910B3";  // [VNPU_SOC], as the runtime reports it
   // [VNPU_SOC] reference | reference:NAME: a chip that takes operands of any dtype and size
   bool is_reference = false;
-  CannRelease cann = CannRelease::k8_5;  // [VNPU_CANN] 8.3 | 8.5 | 9.0
-  bool strict = true;  // [VNPU_STRICT] 1 | 0: 0 does not check the documents' constraints
-  size_t memory_bytes = size_t{64} << 30;  // [VNPU_MEMORY], per device: "64GiB", "512MiB", bytes
+  const Chip* chip = nullptr;            // of the SoC name
+  CannRelease cann = CannRelease::k8_5;  // [VNPU_CANN] 8.3 | 8.5 | 9.0; else the chip's
+  bool strict = true;       // [VNPU_STRICT] 1 | 0: 0 does not check the documents' constraints
+  size_t memory_bytes = 0;  // [VNPU_MEMORY], per device: "64GiB", "512MiB", bytes; else the chip's
   SchedulePolicy schedule = SchedulePolicy::kEager;  // [VNPU_SCHEDULE] eager | threads | fuzz:SEED
   uint64_t seed = 0;                                 // of fuzz
   double wait_limit_seconds = 600;  // [VNPU_WAIT_LIMIT] longest wait of the host for the device

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "device/capability.h"
 #include "device/failure.h"
 #include "device/stream.h"
 #include "device/system.h"
@@ -13,39 +12,9 @@
 namespace vnpu {
 namespace {
 
-// So that launches look no further where nobody has set one.
-std::atomic<bool> is_any_set{false};
-
 thread_local std::shared_ptr<Stream> used;
 
-uint32_t cores_of_chip(CoreKind kind) {
-  const Capability& chip = capability();
-  return kind == CoreKind::kCube ? chip.cube_cores : chip.vector_cores;
-}
-
-const char* name_of(CoreKind kind) { return kind == CoreKind::kCube ? "cube" : "vector"; }
-
 }  // namespace
-
-void CoreLimit::set(CoreKind kind, uint32_t cores) {
-  const uint32_t most = cores_of_chip(kind);
-  if (cores > most) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: a limit of " + std::to_string(cores) + " " + name_of(kind) +
-                      " cores: this chip has " + std::to_string(most) + ". Choose at most those.");
-  }
-  cores_[static_cast<size_t>(kind)] = cores;
-  is_any_set = true;
-}
-
-void CoreLimit::reset() {
-  for (auto& cores : cores_) cores = kNone;
-}
-
-std::optional<uint32_t> CoreLimit::of(CoreKind kind) const {
-  const int64_t cores = cores_[static_cast<size_t>(kind)];
-  return cores == kNone ? std::nullopt : std::optional(static_cast<uint32_t>(cores));
-}
 
 namespace core_limits {
 
@@ -77,7 +46,7 @@ uint32_t of_thread(int device, CoreKind kind) {
 }
 
 std::optional<Cores> of_launch() {
-  if (!is_any_set) return std::nullopt;
+  if (!CoreLimit::is_any_set()) return std::nullopt;
   const int device = System::instance().require_current_device();
   Cores cores;
   for (const CoreKind kind : {CoreKind::kCube, CoreKind::kVector}) {

@@ -10,12 +10,9 @@ namespace {
 
 using Kind = DeviceLimits::Kind;
 
-// Source: hicann/runtime docs/zh/api_ref: 06, aclrtCreateStream, and 07, aclrtCreateEvent.
 int most(Kind kind) {
-  constexpr int kStreams = 1984, kStreams310P = 1024, kEvents = 65536, kEvents310P = 1023;
-  const bool is_310p = Configuration::instance().soc_name.rfind("Ascend310P", 0) == 0;
-  if (kind == Kind::kStreams) return is_310p ? kStreams310P : kStreams;
-  return is_310p ? kEvents310P : kEvents;
+  const Chip& chip = *Configuration::instance().chip;
+  return kind == Kind::kStreams ? chip.streams : chip.events;
 }
 
 [[noreturn]] void refuse(Kind kind, int device, int count, int taken) {

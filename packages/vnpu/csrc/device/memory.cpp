@@ -90,6 +90,7 @@ Memory::Memory() {
   const size_t total = per_device * configuration.device_count + kReservable;
   begin_ = reinterpret_cast<uintptr_t>(reserve_range(total, PROT_NONE));
   end_ = begin_ + total;
+  MemoryWatch::instance().cover({begin_, end_});
   const auto backing = reinterpret_cast<uintptr_t>(reserve_range(total, PROT_READ | PROT_WRITE));
   distance_ = backing - begin_;
   devices_.resize(configuration.device_count);
@@ -436,13 +437,16 @@ void Memory::zero(void* address, size_t bytes) {
   const uintptr_t first = round_up(begin, kOsPage);
   const uintptr_t last = (begin + bytes) / kOsPage * kOsPage;
   const auto device_begin = reinterpret_cast<uintptr_t>(address);
-  const bool is_private = is_device_address(address) && device_begin < reservable_begin_;
-  if (bytes < kDropThreshold || !is_private) {
+  if (bytes < kDropThreshold || !is_device_address(address)) {
     std::memset(target, 0, bytes);
     return;
   }
   std::memset(target, 0, first - begin);
-  ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+  // Pages of mapped memory are a file's, which whoever shares them reads as zeros, too.
+  const int advice = device_begin < reservable_begin_ ? MADV_DONTNEED : MADV_REMOVE;
+  if (::madvise(reinterpret_cast<void*>(first), last - first, advice) != 0) {
+    std::memset(reinterpret_cast<void*>(first), 0, last - first);
+  }
   std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
 }
 

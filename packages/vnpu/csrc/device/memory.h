@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "device/task.h"
+#include "device/touched.h"
 
 namespace vnpu {
 
@@ -58,8 +58,6 @@ class Memory {
     const auto a = reinterpret_cast<uintptr_t>(address);
     return a >= begin_ && a < end_;
   }
-  // All device addresses that there can be.
-  MemoryRange addresses() const { return {begin_, end_}; }
   // The device address whose backing this is; null for any other memory.
   const void* device_address(const void* backing) const {
     const uintptr_t address = reinterpret_cast<uintptr_t>(backing) - distance_;

@@ -6,8 +6,6 @@
 #include <new>
 #include <vector>
 
-#include "device/memory.h"
-
 namespace vnpu {
 namespace {
 
@@ -45,8 +43,7 @@ MemoryWatch& MemoryWatch::instance() {
   return *watch;
 }
 
-MemoryWatch::MemoryWatch() {
-  const MemoryRange all = Memory::instance().addresses();
+void MemoryWatch::cover(MemoryRange all) {
   begin_ = all.begin;
   end_ = all.end;
   pages_ = sparse_array<Count>(((end_ - begin_) >> kPageBits) + 1);

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "device/task.h"
+#include "device/touched.h"
 
 namespace vnpu {
 
@@ -35,6 +35,9 @@ class MemoryWatch {
 
   static MemoryWatch& instance();
 
+  // All addresses of device memory, once, before anything is watched.
+  void cover(MemoryRange all);
+
   // Watches device memory that only this process writes. `on_change` runs once at most, in the
   // thread that changed the memory, after the change. What the caller reads after watch() returned
   // is either what the memory holds for as long as is_unchanged() says so, or being changed by work
@@ -55,7 +58,7 @@ class MemoryWatch {
  private:
   using Count = std::atomic<uint16_t>;
 
-  MemoryWatch();
+  MemoryWatch() = default;
   bool any_counted(MemoryRange range) const;
   std::vector<WatchedPtr> overlapping(MemoryRange range) const;
   void forget(MemoryRange range);

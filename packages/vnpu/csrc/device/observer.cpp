@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "device/task.h"
+
 namespace vnpu {
 
 Observers& Observers::instance() {

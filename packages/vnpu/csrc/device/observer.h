@@ -7,12 +7,13 @@
 #include <utility>
 
 #include "device/call_site.h"
-#include "device/event.h"
-#include "device/graph.h"
-#include "device/stream.h"
-#include "device/task.h"
 
 namespace vnpu {
+
+class Event;
+class Graph;
+class Stream;
+class Task;
 
 // Follows what happens on the devices of this process: the race detector and the trace are such.
 // The device knows none of them by name.

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "device/core_limits.h"
+#include "device/cores.h"
 #include "device/event.h"
 #include "device/failure.h"
 #include "device/graph.h"

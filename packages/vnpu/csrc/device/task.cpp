@@ -19,7 +19,6 @@ void require_workspace(const Task& task) {
 
 }  // namespace
 
-bool Touched::keeps_accesses = false;
 bool Task::keeps_work = false;
 
 Progress Task::step() {

@@ -1,32 +1,12 @@
 #include "ops/costs.h"
 
-#include <map>
-#include <mutex>
+#include <algorithm>
 
 #include "device/failure.h"
 #include "ops/parameters.h"
 #include "timing/model.h"
 
 namespace vnpu::ops {
-namespace {
-
-std::map<std::string, Cost, std::less<>>& all_costs() {
-  static auto* const costs = new std::map<std::string, Cost, std::less<>>();
-  return *costs;
-}
-
-// Of the elements that an operand has: what a broadcast repeats is read once.
-int64_t bytes_of(const Access& access) {
-  if (access.layout.dims == 0) return static_cast<int64_t>(access.end - access.begin);
-  int64_t bytes = access.layout.item;
-  for (int i = 0; i < access.layout.dims; ++i) {
-    if (access.layout.strides[i] != 0) bytes *= access.layout.sizes[i];
-  }
-  return bytes;
-}
-
-}  // namespace
-
 const ArgumentValue* Call::find(std::string_view name) const {
   for (size_t i = 0; i < names_.size(); ++i) {
     if (names_[i] == name) return &values_[i];
@@ -90,47 +70,6 @@ int64_t Call::largest() const {
     }
   }
   return most;
-}
-
-bool price(const char* names, Cost cost) {
-  std::string_view rest = names;
-  rest.remove_prefix(std::string_view("cost:").size());
-  while (!rest.empty()) {
-    const size_t begin = std::min(rest.find_first_not_of(' '), rest.size());
-    rest.remove_prefix(begin);
-    const size_t end = std::min(rest.find(' '), rest.size());
-    if (end > 0) all_costs()["aclnn" + std::string(rest.substr(0, end))] = cost;
-    rest.remove_prefix(end);
-  }
-  return true;
-}
-
-std::shared_ptr<const timing::Work> work_of(const char* name, const char* parameters,
-                                            const ArgumentValue* values, const Touched& touched) {
-  struct Row {
-    Cost cost;
-    std::vector<std::string> names;
-  };
-  static auto* const rows = new std::map<const char*, Row>();  // by the literal
-  static auto* const mutex = new std::mutex();
-  const Row* row = nullptr;
-  {
-    const std::lock_guard lock(*mutex);
-    const auto [place, is_new] = rows->try_emplace(name);
-    if (is_new) {
-      const auto found = all_costs().find(std::string_view(name));
-      place->second = {found == all_costs().end() ? nullptr : found->second,
-                       parameter_names(parameters)};
-    }
-    row = &place->second;
-  }
-  if (row->cost == nullptr) return nullptr;
-  auto work = std::make_shared<timing::Work>();
-  for (const Access& access : touched.accesses()) {
-    (access.write ? work->written_bytes : work->read_bytes) += bytes_of(access);
-  }
-  row->cost(Call(values, row->names), *work);
-  return work;
 }
 
 int64_t size_at(const TensorView& view, int dimension) {

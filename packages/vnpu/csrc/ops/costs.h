@@ -1,22 +1,21 @@
 #pragma once
 
-// What an operator has to do, for the timing model: rows beside the families, each for all
-// operators that cost alike.
+// What an operator has to do, for the timing model. Its row names a function,
 //
-//   static const bool priced = price("cost: Mm Matmul", [](const Call& call, timing::Work& work) {
+//   void cost_of_mm(const Call& call, timing::Work& work) {
 //     multiply(work, call.tensor("self"), call.tensor("mat2"));
-//   });
+//   }
 //
-// The names of arguments are those of the operators' rows, without regard to `_` and capitals.
+// The names of arguments are those of the operator's row, without regard to `_` and capitals.
 // Before the function is called, `work` has the bytes of all operands, and nothing else. An
-// operator without a row cannot be launched where time is modelled; `vnpu coverage` lists those.
+// operator without a cost cannot be launched where time is modelled; `vnpu coverage` lists those.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "ops/operator.h"
+#include "ops/argument_value.h"
 #include "timing/work.h"
 
 namespace vnpu::ops {
@@ -47,16 +46,23 @@ class Call {
 
 using Cost = void (*)(const Call&, timing::Work&);
 
-// names: "cost: " and operators without "aclnn", which `vnpu coverage` finds in the library.
-// Always true.
-bool price(const char* names, Cost cost);
-
 // For costs: -1 is the last dimension.
 int64_t size_at(const TensorView& view, int dimension);
 int64_t bytes_of(const TensorView& view);
 timing::Arithmetic arithmetic_of(const TensorView& view);
 // Adds `operations` on each element of the largest operand.
 void for_each_element(const Call& call, timing::Work& work, int64_t operations);
+// The cost of an operator that does nothing else.
+template <int64_t kOperations>
+void elements(const Call& call, timing::Work& work) {
+  for_each_element(call, work, kOperations);
+}
+// The same on AI CPUs, not on vector cores.
+template <int64_t kOperations>
+void elements_on_ai_cpu(const Call& call, timing::Work& work) {
+  for_each_element(call, work, kOperations);
+  work.kind = timing::Work::Class::kAiCpu;
+}
 // Adds the product of [.., m, k] and [.., k, n].
 void multiply(timing::Work& work, const TensorView& left, const TensorView& right);
 // Of rows that routing makes room for, those that this rank's experts have.

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "ops/constraints.h"
+#include "ops/rules.h"
 
 namespace vnpu::ops {
 

@@ -3,7 +3,8 @@
 // How an operator that communicates is written. Its row states name and arguments as any other's;
 // its body runs when the operator is prepared, and makes the task that a stream runs later:
 //
-//   VNPU_GROUP_OPERATOR(Name, (const TensorIn& x, const Text& group, TensorOut out)) {
+//   VNPU_GROUP_OPERATOR(Name, (const TensorIn& x, const Text& group, TensorOut out),
+//                       {.tier = kT2, .cost = cost_of_name}) {
 //     return std::make_shared<SomeCollective>(..., launch.touched);
 //   }
 //
@@ -61,40 +62,31 @@ struct Argument<OptionalTensorOut> : OptionalView<OptionalTensorOut, true> {};
 // The group of that name in which the current device takes part.
 GroupPtr group_named(const Launch& launch, const std::string& name);
 
-template <auto kBody, Literal kName, auto kParameters>
+template <auto kBody, const Operator* kOperator>
 struct GroupFirstPhase;
-template <class... P, TaskPtr (*kBody)(const Launch&, P...), Literal kName, auto kParameters>
-struct GroupFirstPhase<kBody, kName, kParameters> {
+template <class... P, TaskPtr (*kBody)(const Launch&, P...), const Operator* kOperator>
+struct GroupFirstPhase<kBody, kOperator> {
   template <class T>
   using A = Argument<std::remove_cvref_t<T>>;
 
   static int prepare(typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
     try {
-      Launch launch{kName.text};
+      Launch launch{kOperator->name};
       // Braces fix the order of evaluation: arguments are read, and numbered, from left to right.
       std::tuple<typename A<P>::Kept...> kept{A<P>::keep(c, launch.next())...};
-      static const Constraints* const constraints = constraints_of(kName.text, kParameters());
+      static const Constraints* const constraints = constraints_of(*kOperator);
       uint64_t needed = 0;
       const auto body = [&](const auto&... values) {
-        if (constraints != nullptr) {
-          const ArgumentValue seen[] = {value_of(values)..., {}};
-          needed = check(*constraints, seen);
-        }
-        return kBody(launch, values...);
+        const ArgumentValue seen[] = {value_of(values)..., {}};
+        if (constraints != nullptr) needed = check(*constraints, seen);
+        TaskPtr task = kBody(launch, values...);
+        if (Task::keeps_work) task->work = work_of(*kOperator, seen, task->touched);
+        return task;
       };
-      TaskPtr task = std::apply(body, kept);
-      if (Task::keeps_work) {
-        std::apply(
-            [&](const auto&... values) {
-              const ArgumentValue seen[] = {value_of(values)..., {}};
-              task->work = work_of(kName.text, kParameters(), seen, task->touched);
-            },
-            kept);
-      }
-      finish_prepare(std::move(task), needed, workspace_bytes, executor);
+      finish_prepare(std::apply(body, kept), needed, workspace_bytes, executor);
       return 0;
     } catch (...) {
-      return report_exception(kName.text);
+      return report_exception(kOperator->name);
     }
   }
 };
@@ -102,12 +94,9 @@ struct GroupFirstPhase<kBody, kName, kParameters> {
 }  // namespace vnpu::ops
 
 #define VNPU_UNWRAP(...) __VA_ARGS__
-#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS)                                                  \
-  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);               \
-  static const char* vnpu_parameters_##NAME() { return VNPU_SPELLED(PARAMETERS); }             \
-  Address prepare_##NAME();                                                                    \
-  Address prepare_##NAME() {                                                                   \
-    return reinterpret_cast<Address>(                                                          \
-        &GroupFirstPhase<&vnpu_body_##NAME, "aclnn" #NAME, &vnpu_parameters_##NAME>::prepare); \
-  }                                                                                            \
+#define VNPU_GROUP_OPERATOR(NAME, PARAMETERS, ...)                                    \
+  static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS);      \
+  static const Operator vnpu_operator_##NAME("aclnn" #NAME, VNPU_SPELLED(PARAMETERS), \
+                                             Declaration __VA_ARGS__);                \
+  VNPU_PHASES(GroupFirstPhase, NAME)                                                  \
   static TaskPtr vnpu_body_##NAME(const Launch& launch, VNPU_UNWRAP PARAMETERS)

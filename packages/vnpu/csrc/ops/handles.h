@@ -5,7 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "ops/operator.h"
+#include "device/task.h"
+#include "ops/values.h"
 
 struct aclTensor {
   vnpu::ops::TensorView view;

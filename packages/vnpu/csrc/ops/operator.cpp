@@ -3,16 +3,47 @@
 #include <ATen/ScalarOps.h>
 #include <c10/core/InferenceMode.h>
 
-#include "abi/status.h"
 #include "device/configuration.h"
+#include "device/core_limits.h"
 #include "device/memory.h"
+#include "device/system.h"
+#include "interface/status.h"
 #include "ops/handles.h"
 #include "ops/refusal_log.h"
+#include "timing/work.h"
 
 namespace vnpu::ops {
 namespace {
 
 thread_local const char* running_operator = "aclnn";
+
+// Of the elements that an operand has: what a broadcast repeats is read once.
+int64_t bytes_of(const Access& access) {
+  if (access.layout.dims == 0) return static_cast<int64_t>(access.end - access.begin);
+  int64_t bytes = access.layout.item;
+  for (int i = 0; i < access.layout.dims; ++i) {
+    if (access.layout.strides[i] != 0) bytes *= access.layout.sizes[i];
+  }
+  return bytes;
+}
+
+// A workspace is memory like any other: it has to be there, and nobody else may use it meanwhile.
+void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t needed) {
+  if (needed == 0) return;
+  if (workspace == nullptr || given < needed) {
+    throw Failure(FailureKind::kOperatorInvalid,
+                  std::string(task.name) + ": a workspace of " + std::to_string(given) +
+                      " bytes at " + (workspace == nullptr ? "null" : "an address") + ", but " +
+                      std::to_string(needed) + " were asked for by " + task.name +
+                      "GetWorkspaceSize. Pass what it asked for.");
+  }
+  Memory& memory = Memory::instance();
+  if (!memory.is_live(workspace, needed)) {
+    memory.check(workspace, needed, (std::string(task.name) + " workspace").c_str());
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(workspace);
+  task.touched.set_workspace({begin, begin + needed});
+}
 
 }  // namespace
 
@@ -166,6 +197,37 @@ void finish_prepare(TaskPtr task, uint64_t needed, uint64_t* workspace_bytes,
   task->cores = core_limits::of_launch();
   *workspace_bytes = needed;
   *executor = new aclOpExecutor{std::move(task), needed};
+}
+
+int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, void* stream) {
+  if (executor == nullptr) {
+    return abi::report(FailureKind::kOperatorInvalid,
+                       "vnpu: an operator was launched without an executor.");
+  }
+  // One-shot executors end here; a repeatable one belongs to the caller.
+  const TaskPtr task = executor->task;
+  const uint64_t needed = executor->workspace_bytes;
+  if (!executor->repeatable) delete executor;
+  try {
+    add_workspace(*task, workspace, workspace_bytes, needed);
+  } catch (...) {
+    return report_exception(task->name);
+  }
+  return abi::guarded(task->name, [&] {
+    System& system = System::instance();
+    system.executor().submit(abi::stream_of(stream), task);
+  });
+}
+
+std::shared_ptr<const timing::Work> work_of(const Operator& op, const ArgumentValue* values,
+                                            const Touched& touched) {
+  if (op.declared.cost == nullptr) return nullptr;
+  auto work = std::make_shared<timing::Work>();
+  for (const Access& access : touched.accesses()) {
+    (access.write ? work->written_bytes : work->read_bytes) += bytes_of(access);
+  }
+  op.declared.cost(Call(values, op.names()), *work);
+  return work;
 }
 
 int report_exception(const char* name) {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "ops/operator.h"
+#include "ops/argument_value.h"
 
 namespace vnpu::ops {
 

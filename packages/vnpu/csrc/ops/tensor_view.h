@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "device/task.h"
+#include "device/touched.h"
 
 namespace vnpu::ops {
 

@@ -9,6 +9,7 @@
 #include "device/failure.h"
 #include "device/memory.h"
 #include "device/pinned_memory.h"
+#include "device/stream.h"
 #include "device/system.h"
 #include "race/overlap.h"
 

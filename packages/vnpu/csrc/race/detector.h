@@ -9,7 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "device/event.h"
 #include "device/observer.h"
+#include "device/touched.h"
 #include "race/host_memory.h"
 #include "race/launch.h"
 #include "race/vector_clock.h"

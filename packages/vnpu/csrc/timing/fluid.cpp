@@ -5,7 +5,7 @@ namespace {
 
 using Wide = unsigned __int128;
 
-uint64_t divide_up(Wide value, Wide divisor) {
+uint64_t divide_wide_up(Wide value, Wide divisor) {
   return static_cast<uint64_t>((value + divisor - 1) / divisor);
 }
 
@@ -32,7 +32,8 @@ Shares shares_of(const Phase& phase) {
   const Time longest = phase.work();
   if (longest <= 0) return shares;
   for (size_t r = 0; r < kResources; ++r) {
-    shares[r] = divide_up(static_cast<Wide>(phase.busy[r]) * kWhole, static_cast<Wide>(longest));
+    shares[r] =
+        divide_wide_up(static_cast<Wide>(phase.busy[r]) * kWhole, static_cast<Wide>(longest));
   }
   return shares;
 }
@@ -61,7 +62,7 @@ void speeds_of(const std::vector<const Shares*>& tasks, std::vector<uint64_t>& s
     }
     level += rise;
     for (size_t r = 0; r < kResources; ++r) {
-      const uint64_t taken = divide_up(static_cast<Wide>(rise) * wanted[r], kWhole);
+      const uint64_t taken = divide_wide_up(static_cast<Wide>(rise) * wanted[r], kWhole);
       left[r] -= std::min(left[r], taken);
     }
     for (const size_t i : rising) speeds[i] = level;

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "device/core_limits.h"
+#include "device/cores.h"
 #include "timing/resources.h"
 #include "timing/work.h"
 

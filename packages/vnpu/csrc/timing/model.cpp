@@ -15,6 +15,7 @@
 #include "device/failure.h"
 #include "device/graph.h"
 #include "device/memory.h"
+#include "device/stream.h"
 #include "device/traffic.h"
 
 namespace vnpu::timing {
@@ -279,9 +280,9 @@ PlanPtr Model::plan_of(const Task& task, int device) {
   } else if (name.starts_with("aclnn")) {
     throw Failure(FailureKind::kNotSupported,
                   std::string(name) +
-                      " has no cost, so that the timing model cannot tell how long it takes. Add a "
-                      "row to the *_costs.cpp file beside the operator (`vnpu coverage` lists what "
-                      "lacks one), or run without --chip.");
+                      " has no cost, so that the timing model cannot tell how long it takes. State "
+                      "one in its row (`.cost`; `vnpu coverage` lists what lacks one), or run "
+                      "without --chip.");
   } else {
     plan->kind = Kind::kEvent;  // host functions, waits for values in memory
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "collective/collective.h"
+#include "device/stream.h"
 #include "trace/recorder.h"
 
 namespace vnpu::trace {

@@ -11,12 +11,13 @@
 #include "collective/transfers.h"
 #include "device/event.h"
 #include "device/failure.h"
+#include "device/stream.h"
 #include "device/traffic.h"
 
 namespace vnpu::trace {
 namespace {
 
-int64_t now_ns() {
+int64_t steady_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
@@ -73,12 +74,12 @@ void Recorder::on_launch(const Stream& stream, const Task& task, const std::stri
   if (stream.capture != nullptr) return;  // kept, not run
   std::lock_guard lock(mutex_);
   Course& course = courses_[&task] = Course();
-  course.launched = now_ns();
+  course.launched = steady_now_ns();
   course.label = label_;
 }
 
 void Recorder::on_advance(const Stream&, const Task& task) {
-  const Time now = now_ns();
+  const Time now = steady_now_ns();
   std::lock_guard lock(mutex_);
   Course& course = courses_[&task];
   if (course.begun == 0) course.begun = now;
@@ -87,7 +88,7 @@ void Recorder::on_advance(const Stream&, const Task& task) {
 }
 
 void Recorder::on_blocked(const Stream&, const Task& task) {
-  const Time now = now_ns();
+  const Time now = steady_now_ns();
   std::lock_guard lock(mutex_);
   courses_[&task].blocked = now;
 }
@@ -97,7 +98,7 @@ void Recorder::on_end(const Stream& stream, const Task& task, bool failed) {
   span.task = task.name;
   span.category = category_of(task);
   span.stream = stream.id;
-  span.end = now_ns();
+  span.end = steady_now_ns();
   const Traffic traffic = traffic_of(task);
   span.read_bytes = traffic.read;
   span.written_bytes = traffic.written;

@@ -26,7 +26,7 @@ const char* name_of(Category category) {
   return "other";
 }
 
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string json = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -141,7 +141,7 @@ void Timeline::put_metadata(const char* what, int stream, const char* key,
                             const std::string& value) {
   begin_line();
   std::fprintf(file_, R"({"ph":"M","pid":%d,"tid":%d,"name":"%s","args":{"%s":%s}})", process_,
-               stream, what, key, quoted(value).c_str());
+               stream, what, key, json_string(value).c_str());
 }
 
 void Timeline::put(const Span& span) {
@@ -151,7 +151,7 @@ void Timeline::put(const Span& span) {
                R"("launched":%s,"waited":%s)",
                process_, span.stream, microseconds(span.begin).c_str(),
                microseconds(span.end - span.begin).c_str(), name_of(span.category),
-               quoted(span.task).c_str(), microseconds(span.launched).c_str(),
+               json_string(span.task).c_str(), microseconds(span.launched).c_str(),
                microseconds(span.waited).c_str());
   const bool is_event = span.category == Category::kRecord || span.category == Category::kWait;
   if (is_event) {
@@ -163,7 +163,7 @@ void Timeline::put(const Span& span) {
                  static_cast<unsigned long long>(span.read_bytes),
                  static_cast<unsigned long long>(span.written_bytes));
   }
-  if (!span.label.empty()) std::fprintf(file_, R"(,"label":%s)", quoted(span.label).c_str());
+  if (!span.label.empty()) std::fprintf(file_, R"(,"label":%s)", json_string(span.label).c_str());
   if (span.failed) std::fputs(R"(,"failed":true)", file_);
   std::fputs("}}", file_);
   if (!is_event) return;

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vllm_davinci.vnpu.operator_rows import Constraint, constraints
 from vllm_davinci_testing.operators import first_phase
+from vllm_davinci_testing.operators.generated_calls import breaking, key_of, names, place_of
 from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, LEGAL, Case
 from vllm_davinci_testing.processes.forked import run_together
 
@@ -18,11 +21,11 @@ MIB = 1 << 20
 
 
 @cache
-def answers(soc: str, cann: str) -> dict[str, str]:
+def answers(soc: str, cann: str) -> dict[str, Any]:
     variables = {"VNPU_SOC": soc, "VNPU_CANN": cann}
     [ended] = run_together([Path(first_phase.__file__)], [variables])
     assert ended.status == 0, ended.output[-4000:]
-    found: dict[str, str] = json.loads(ended.stdout)
+    found: dict[str, Any] = json.loads(ended.stdout)
     return found
 
 
@@ -43,6 +46,33 @@ def test_a_call_outside_the_documents_is_refused(number: int, case: Case) -> Non
         assert f"aclnn{case.operator}: {case.argument} (argument " in said, said
         assert "Source: " in said and f"on {case.soc} with CANN {case.cann}" in said
     assert case.rule in said, said
+
+
+@cache
+def rules_of(operator: str) -> list[Constraint]:
+    return [row for row in constraints() if row.operator == f"aclnn{operator}"]
+
+
+def has_case(row: Constraint) -> bool:
+    """Whether a call that is written by hand breaks the rule."""
+    return any(
+        f"aclnn{case.operator}" == row.operator
+        and case.argument.replace("_", "").lower() == row.argument.replace("_", "").lower()
+        and case.rule in row.rule
+        and case.code == row.status
+        for case in CASES
+    )
+
+
+@pytest.mark.parametrize("operator", LEGAL)
+def test_calls_that_break_a_rule_are_refused_by_it(operator: str) -> None:
+    """Calls are made from the rule; one is written by hand where another rule comes first."""
+    for row in rules_of(operator):
+        if not breaking(row, LEGAL[operator]):
+            continue
+        said = answers(*place_of(row))[key_of(row)]
+        assert not any(answer.isdigit() for answer in said), (row, said)
+        assert names(row, said[-1]) or has_case(row), (row, said)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 import dataclasses
-import pathlib
 
 import pytest
 
 from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.errors import MachineError
-from vllm_davinci.vnpu.timing import chip_names, load_machine, topology_names
+from vllm_davinci.vnpu.timing import chip_files, chip_names, load_machine, topology_names
 
-CHIP = pathlib.Path(load_machine.__code__.co_filename).parent / "chips" / "ascend910b2.toml"
+CHIP = chip_files.FOLDER / "ascend910b2.toml"
 
 
 def test_every_chip_goes_with_every_topology():

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from vllm_davinci_testing import processors
 from vllm_davinci_testing.sample import sampled
 
 # Tests compare float32 results to the last bit, which chips have no operators for: unless the
@@ -29,6 +30,7 @@ EXACT_SOC = "reference"
 THOROUGH = "thorough"
 REFUSED = "refused_calls"
 CALLS = "calls"  # user properties of reports, which travel from xdist's workers
+SLOWEST_FILES = 15  # that the summary names
 SAMPLED = "sampled"  # a user property of reports, which travels from xdist's workers
 # Tests that start whole engines come first: what is left at the end is short, and no process is
 # idle while another one still has a long file.
@@ -42,10 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="YYYY-MM-DD",
         help="run the sample of thorough cases of this day (default: today)",
     )
+    parser.addoption(
+        "--processor",
+        choices=processors.CHOICES,
+        help="use the instruction sets of an older processor; `older`: than this machine's",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     let_children_be_interrupted()
+    processor = config.getoption("processor")
+    if processor:
+        processors.use(processor)
     use_virtual_npus_without_a_chip()
     repeat_property_tests()
     if worker := getattr(config, "workerinput", None):
@@ -53,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         today = datetime.datetime.now(datetime.UTC).date()
         date = (config.getoption("sample_date") or today).isoformat()
-        config.pluginmanager.register(Summary(date), "davinci-summary")
+        config.pluginmanager.register(Summary(date, processor), "davinci-summary")
     config.pluginmanager.register(Selection(date), "davinci-selection")
     if find_spec("vllm_davinci") and find_spec("vllm_davinci.vnpu"):
         config.pluginmanager.register(RefusedCalls(config), "davinci-refused-calls")
@@ -192,22 +202,28 @@ class Times:
 
 
 class Summary:
-    """The last lines of a run: today's sample, and the time of each group."""
+    """The last lines of a run: today's sample, the slowest files, and the time of each group."""
 
-    def __init__(self, date: str) -> None:
+    def __init__(self, date: str, processor: str | None) -> None:
         self._date = date
+        self._processor = processor
+        self._seconds_of_files: Counter[str] = Counter()
         self._times: dict[str, Times] = defaultdict(Times)
         self._sampled: set[str] = set()
         self._calls: Counter[str] = Counter()
         self._num_refused = 0
 
-    def pytest_report_header(self) -> str:
-        return f"thorough cases: the sample of --sample-date={self._date}, all with -m thorough"
+    def pytest_report_header(self) -> list[str]:
+        return [
+            processors.description(self._processor),
+            f"thorough cases: the sample of --sample-date={self._date}, all with -m thorough",
+        ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         times = self._times[group_of(report.nodeid)]
         times.tests.add(report.nodeid)
         times.seconds += report.duration
+        self._seconds_of_files[report.nodeid.split("::")[0]] += report.duration
         if report.when == "teardown":
             properties = dict(report.user_properties)
             self._calls.update(properties.get(CALLS, {}))
@@ -228,6 +244,10 @@ class Summary:
                 f"{self._num_refused} of them refused; a test that is not marked {REFUSED} fails "
                 "where one of its calls is"
             )
+        if len(self._seconds_of_files) > SLOWEST_FILES:
+            terminalreporter.section(f"the {SLOWEST_FILES} slowest files")
+            for file, seconds in self._seconds_of_files.most_common(SLOWEST_FILES):
+                terminalreporter.write_line(f"{seconds:8.1f} s  {file}")
         if len(self._times) > 1:
             terminalreporter.section("time per group, summed over processes")
             for group, times in sorted(self._times.items(), key=lambda item: -item[1].seconds):

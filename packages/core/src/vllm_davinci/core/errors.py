@@ -27,5 +27,9 @@ class DeviceError(CoreError, RuntimeError):
     """The device is absent, too small, or was asked for more than it has."""
 
 
+class RankFaultError(CoreError, RuntimeError):
+    """One rank's error ended a step that other ranks went on with, or one rank has gone."""
+
+
 class ComponentError(CoreError, RuntimeError):
     """An optional component is installed but cannot be used."""

@@ -1,130 +1,325 @@
-"""A thin subclass of vLLM's V1 runner: loading, slot mapping and synchronization."""
+"""A thin subclass of vLLM's V1 runner, which calls the parts of a step in their order."""
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch_npu
-from safetensors import SafetensorError
-from vllm.config import VllmConfig
-from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput
+import vllm.envs as envs
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.kv_transfer import has_kv_transfer_group
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
-from vllm_davinci.core.attention.block_table import HostBatch, NPUMultiGroupBlockTable
+from vllm_davinci.core import components
+from vllm_davinci.core.attention.block_table import map_slots_on_host
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
-from vllm_davinci.core.checkpoint.load_errors import (
-    describe_damage,
-    describe_failure,
-    require_norm_biases,
-)
+from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device import torch_cuda_names
-from vllm_davinci.core.errors import CheckpointError, CoreError
-from vllm_davinci.core.fused_moe.communication import CommunicationMethod
-from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
-from vllm_davinci.core.graph.plan import LayerCounts
-from vllm_davinci.core.graph.runner import GraphRunner
-from vllm_davinci.core.kv_cache.runner import KVCacheRunner
-from vllm_davinci.core.multimodal.runner import MultimodalRunner
-from vllm_davinci.core.quantization.config import (
-    LOAD_FORMATS_WITHOUT_LOADERS,
-    AscendQuantizationConfig,
-)
-from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
-from vllm_davinci.core.sampling.runner import SamplingRunner
-from vllm_davinci.core.ubatch.runner import UBatchRunner
+from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.fused_moe.layer_counts import layer_counts
+from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.inputs.steady_decode import SteadyDecode
+from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
+from vllm_davinci.core.sampling.bookkeeping import record
+from vllm_davinci.core.sampling.newest_tokens import TokenHistory
+from vllm_davinci.core.sampling.sampler import NPUSampler
+from vllm_davinci.core.ubatch.planned_step import WHOLE
+from vllm_davinci.core.ubatch.split_forward import SplitForward
+from vllm_davinci.core.ubatch.splitter import BatchFacts, Execution, ScheduledStep, StepSplitter
 
 
-class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner, SamplingRunner):
-    """Runs one step: vLLM prepares the batch and samples, this class places it on the NPU."""
+class NPUModelRunner(GPUModelRunner):
+    """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
+
+    vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which
+    they stand here. A part knows no other part; what one needs of another passes through here.
+    """
+
+    # Created anew by vLLM under these names.
+    model: Any
+    input_batch: Any
+    sampler: Any
+    prepare_inputs_event: torch.Event | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(vllm_config, device)
+        dbo = get_config(vllm_config).dbo
+        scheduler = components.stream_scheduler() if dbo.enabled else None
+        self._steady_decode = SteadyDecode(
+            self, self._make_buffer(self.max_num_reqs, dtype=torch.int64), self.use_async_scheduling
+        )
+        self.splitter = StepSplitter(
+            vllm_config,
+            scheduler,
+            self.cudagraph_dispatcher,
+            self.uniform_decode_query_len,
+            self.supports_mm_inputs,
+        )
+        self._split_forward = (
+            None
+            if scheduler is None
+            else SplitForward(scheduler, vllm_config, dbo.norm_vector_cores)
+        )
+        self._kv_cache_memory = KVCacheMemory(
+            device, self.compilation_config.static_forward_context, self.kv_caches
+        )
+        self.graphs = GraphCapture(
+            self,
+            vllm_config,
+            self.cudagraph_dispatcher,
+            self.uniform_decode_query_len,
+            soc_of(current_platform.get_device_name()).graphs,
+        )
+        self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
+        self._token_history = TokenHistory()
+
+        self._has_plain_inputs = not (
+            self.uses_mrope
+            or self.enable_prompt_embeds
+            or self.lora_config
+            or self.speculative_config is not None
+            or self.cache_config.kv_sharing_fast_prefill  # wants indices of the sampled rows
+        )
         if self.parallel_config.pipeline_parallel_size > 1 and not self.use_async_scheduling:
             # A stage that hands its output on waits for no device. Without this, the host fills
             # the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = torch_npu.npu.Event()
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
+
+        self._is_real_step = False
+        self._planned = WHOLE  # how the step is run that is being prepared
         self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
         self._has_failed = False  # the newest step, and there is nothing to sample
+        self._output_plan: OutputPlan | None = None  # of a quantized model
         self._is_settled = True  # nothing is left on the device of a step that raised
-        self._take_over_block_tables()
+
+    # --- the start: weights, KV cache, graphs ------------------------------------------------
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
         quantization = self.vllm_config.quant_config
-        try:
+        with explained(self.model_config.model, quantization):
             super().load_model(load_dummy_weights, **options)
-        except SafetensorError as error:
-            raise CheckpointError(describe_damage(self.model_config.model, error)) from error
-        except (KeyError, ValueError) as error:
-            if isinstance(error, CoreError) or not isinstance(
-                quantization, AscendQuantizationConfig
-            ):
-                raise
-            told = describe_failure(self.model_config.model, quantization.description, error)
-            if told is None:
-                raise
-            raise CheckpointError(told) from error
-        if isinstance(quantization, AscendQuantizationConfig):
-            quantization.log_missing()
-            if self.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS:
-                require_norm_biases(self.get_model(), quantization.description)
+        model = self.get_model()
+        check_loaded(model, quantization, self.load_config.load_format)
         plan_prefetches(self.vllm_config)
+        self._encoder_places = EncoderPlaces(model, self.device)
+        if self._split_forward is not None:
+            self._split_forward.prepare(model)
+        if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
+            self.model = self.graphs.wrap(model, self._forward_as_planned)
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""
-        if isinstance(self.vllm_config.quant_config, AscendQuantizationConfig):
-            resolve_outputs(
-                self.get_model(),
-                lambda: self._dummy_run(1, skip_eplb=True, is_profile=True),
+        quantization = self.vllm_config.quant_config
+        if (
+            isinstance(quantization, AscendQuantizationConfig)
+            and quantization.description.quantizes_inputs
+        ):
+            self._output_plan = OutputPlan(self.get_model())
+            self._output_plan.resolve(
+                partial(self._dummy_run, size, skip_eplb=True, is_profile=True)
+                for size in step_sizes(self.vllm_config)
             )
         super().profile_run(*args, **kwargs)
+        self.graphs.measure_workspaces()
 
-    def shutdown(self) -> None:
-        """vLLM's, without its search for garbage: the engine core does one, or the process ends."""
-        # The worker has just unfrozen all that was imported, which takes half a second to walk
-        # through; a forked worker would copy it, too.
-        gc.freeze()
-        super().shutdown()
+    def initialize_metadata_builders(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+    ) -> None:
+        """A builder keeps state of the batch it built for, so each ubatch has its own."""
+        self.splitter.look_at_cache(kv_cache_config)
+        with self.splitter.builder_per_ubatch():
+            super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
 
-    def _forward_of_graph(self, **inputs: Any) -> Any:
-        return self.forward_as_ubatches(self.get_model(), **inputs)
+    def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
+        super().may_reinitialize_input_batch(*args, **kwargs)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
 
-    def _layer_counts(self) -> LayerCounts:
-        methods = (getattr(module, "quant_method", None) for module in self.get_model().modules())
-        forwards = [
-            method.moe_forward
-            for method in methods
-            if isinstance(method, NPUFusedMoEMethodBase) and method.moe_forward is not None
-        ]
-        are_fused = [
-            forward.dispatchers.rule.choose(1).method is CommunicationMethod.FUSED
-            for forward in forwards
-            if forward.dispatchers is not None
-        ]
-        return replace(
-            super()._layer_counts(),
-            experts=len(forwards),
-            exchanging=are_fused.count(False),
-            fused=are_fused.count(True),
-            apart=sum(
-                forward.shared is not None and forward.shared.reduces_apart for forward in forwards
-            ),
+    def initialize_kv_cache_tensors(
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        kv_cache_allocation_context: AbstractContextManager[None] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Allocates the cache in our layout. Returns its first part per layer."""
+        caches = self._kv_cache_memory.allocate(
+            kv_cache_config,
+            kernel_block_sizes,
+            self.shared_kv_cache_layers,
+            kv_cache_allocation_context,
+        )
+        return {name: cache[0] for name, cache in caches.items()}
+
+    def _init_kv_zero_meta(self) -> None:
+        """Nothing to prepare: `_zero_block_ids` indexes the caches directly."""
+
+    def capture_model(self) -> int:
+        if self._output_plan is not None:
+            self._check_steps_with_attention(self._output_plan)
+        layers = layer_counts(self.get_model(), self.kv_cache_config, get_pp_group().is_first_rank)
+        return self.graphs.capture(layers, self.splitter.ubatches_of_graph)
+
+    def _check_steps_with_attention(self, plan: OutputPlan) -> None:
+        """Holds against steps with attention what steps without it have told of the outputs."""
+        longest = self.max_model_len - 1  # a dummy prefill has one token of context
+        sizes = {min(size, longest) for size in step_sizes(self.vllm_config)[1:]}
+        batches: list[tuple[int, dict[str, bool]]] = [(1, {"uniform_decode": True})]
+        batches += [(size, {"create_mixed_batch": True}) for size in sorted(sizes)]
+        eager = {"cudagraph_runtime_mode": CUDAGraphMode.NONE, "force_attention": True}
+        plan.check(
+            partial(self._dummy_run, size, skip_eplb=True, **kind, **eager)
+            for size, kind in batches
         )
 
-    def _ubatches(self, sizes: Iterable[int]) -> dict[int, int]:
-        return {size: count for size in sizes if (count := self.ubatches_of_graph(size)) > 1}
+    # --- a step: its batch and inputs --------------------------------------------------------
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_settled:
             # A whole step ends with a wait for its tokens. One that raised has not come to it, and
             # its copies may still read the memory that this step's inputs are written into.
             torch_npu.npu.synchronize(self.device)
-        self._has_failed, self._is_settled = True, False
-        output = super().execute_model(*args, **kwargs)
+        self._has_failed, self._is_settled, self._is_real_step = True, False, True
+        try:
+            output = super().execute_model(*args, **kwargs)
+        finally:
+            self._is_real_step, self._planned = False, WHOLE
         self._has_failed, self._is_settled = False, True
         return output
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Callable[..., Any] | None:
+        """Brings the batch up to date: blocks of the cache first, which requests get copies of."""
+        copies = scheduler_output.kv_cache_block_copies
+        zeroed = scheduler_output.new_block_ids_to_zero or []
+        if copies and self._kv_cache_memory.copy(copies, zeroed):
+            scheduler_output = replace(
+                scheduler_output, new_block_ids_to_zero=None, kv_cache_block_copies=None
+            )
+        if not (
+            self._has_plain_inputs
+            and self._steady_decode.only_moves_on(self.input_batch, scheduler_output)
+            and get_pp_group().is_last_rank
+            and not has_kv_transfer_group()
+        ):
+            return super()._update_states(scheduler_output)
+        self._process_encoder_cache_scheduler_output(scheduler_output)
+        self._steady_decode.move_on(self.input_batch, self.requests, scheduler_output)
+        self._may_reorder_batch(scheduler_output)
+        self.input_batch.refresh_metadata()
+        return None
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        self._kv_cache_memory.zero(block_ids)
+
+    def _prepare_inputs(
+        self,
+        scheduler_output: SchedulerOutput,
+        num_scheduled_tokens: np.ndarray,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The rows that are sampled, metadata of speculation, and most tokens of a request."""
+        if (
+            self._has_plain_inputs
+            and self._pp_recv_work is None
+            and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
+        ):
+            return self._steady_decode.prepare(self.input_batch), None, 1
+        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
+
+    # --- its split, and the metadata of each part --------------------------------------------
+
+    def _determine_batch_execution_and_padding(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        num_scheduled_tokens_np: np.ndarray,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Execution:
+        """Plans the step. vLLM is always answered that it is not split."""
+        determine = super()._determine_batch_execution_and_padding
+        if not self.splitter.is_needed:
+            return determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
+        with self.splitter.one_dp_rank():
+            alone = determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
+        is_real = self._is_real_step
+        step = ScheduledStep(
+            num_scheduled_tokens_np,
+            is_real,
+            precedes_graph=not is_real and bool(kwargs.get("force_uniform_decode")),
+        )
+        facts = None
+        if is_real:
+            facts = BatchFacts.of(
+                self.input_batch, self.requests, self.get_model(), self._init_model_kwargs()
+            )
+        execution, self._planned = self.splitter.plan(step, alone, facts)
+        return execution
+
+    def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
+        by_group, by_layer = super()._get_slot_mappings(num_tokens_padded, *args, **kwargs)
+        return by_group, self._planned.slots(by_layer, num_tokens_padded)
+
+    def _build_attention_metadata(
+        self, num_tokens: int, num_reqs: int, max_query_len: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        decodes = max_query_len <= self.uniform_decode_query_len
+        kwargs |= self._planned.metadata_options(decodes)
+        built, *others = super()._build_attention_metadata(
+            num_tokens, num_reqs, max_query_len, *args, **kwargs
+        )
+        return self._planned.metadata(built, decodes), *others
+
+    # --- its forward -------------------------------------------------------------------------
+
+    def _gather_mm_embeddings(
+        self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The encoder's outputs [tokens, hidden_size] of the step, and which of its tokens they
+        are: int64 numbers on the device, or vLLM's mask [tokens]."""
+        embeddings, mask = super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
+        return embeddings, self._encoder_places.of_step(embeddings, mask)
+
+    def _prepare_padding_mask(
+        self, num_tokens_unpadded: int, num_tokens_padded: int
+    ) -> torch.Tensor:
+        """vLLM's, without its two launches where the step before had as many rows."""
+        if self._steady_decode.has_mask(num_tokens_unpadded, num_tokens_padded):
+            return self.is_padding[:num_tokens_padded]
+        return super()._prepare_padding_mask(num_tokens_unpadded, num_tokens_padded)
+
+    def _model_forward(self, *args: Any, **inputs: Any) -> Any:
+        if isinstance(self.model, CUDAGraphWrapper):
+            return self.model(*args, **inputs)  # replays, captures, or calls `_forward_as_planned`
+        return self._forward_as_planned(*args, **inputs)
+
+    def _forward_as_planned(self, *args: Any, **inputs: Any) -> Any:
+        """The model's output for the step: of all of it at once, or of its ubatches in turn."""
+        model = self.get_model()
+        if self._planned.split is None or self._split_forward is None:
+            return model(*args, **inputs)
+        return self._split_forward.run(self._planned.split, model, *args, **inputs)
+
+    # --- its tokens --------------------------------------------------------------------------
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Samples, and keeps an asynchronous output until the next step.
@@ -144,21 +339,51 @@ class NPUModelRunner(GraphRunner, UBatchRunner, KVCacheRunner, MultimodalRunner,
         self._output_being_copied = output if is_asynchronous else None
         return output
 
-    # --- slot mapping ----------------------------------------------------------------------
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        """Samples; penalties and bad words take the newest tokens from the device.
 
-    def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
-        super().may_reinitialize_input_batch(*args, **kwargs)
-        self._take_over_block_tables()
+        vLLM waits here until those of the step before are on the host.
+        """
+        batch = self.input_batch
+        if spec_decode_metadata is not None or not TokenHistory.is_needed_by(batch):
+            self._token_history.forget()
+            return super()._sample(logits, spec_decode_metadata)
+        with self.sampler.knowing(self._token_history.settle(batch)):
+            return self.sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
 
-    def _take_over_block_tables(self) -> None:
-        """Makes our input batch map tokens to cache slots on the host."""
-        self.input_batch.block_table = NPUMultiGroupBlockTable.taking_over(
-            self.input_batch.block_table, self._host_batch
+    def _bookkeeping_sync(
+        self,
+        scheduler_output: SchedulerOutput,
+        sampler_output: SamplerOutput,
+        logits: torch.Tensor | None,
+        hidden_states: torch.Tensor,
+        num_scheduled_tokens: int,
+    ) -> Any:
+        """vLLM's. Where every request gets one token, those of all are written at once."""
+        batch, sampled = self.input_batch, sampler_output.sampled_token_ids
+        num_reqs = batch.num_reqs
+        if (
+            self.speculative_config is not None
+            or envs.VLLM_COMPUTE_NANS_IN_LOGITS
+            or sampled.shape != (num_reqs, 1)
+            or np.count_nonzero(self.discard_request_mask.np[:num_reqs])
+        ):
+            return super()._bookkeeping_sync(
+                scheduler_output, sampler_output, logits, hidden_states, num_scheduled_tokens
+            )
+        to_host = None if self.use_async_scheduling else self._to_list
+        tokens, logprobs = record(batch, self.requests, sampler_output, to_host)
+        prompt_logprobs = self._get_prompt_logprobs_dict(
+            hidden_states[:num_scheduled_tokens], scheduler_output.num_scheduled_tokens
         )
+        requests, row_of_request = batch.req_ids.copy(), batch.req_id_to_index.copy()
+        return {}, None, logprobs, tokens, prompt_logprobs, requests, row_of_request, []
 
-    def _host_batch(self, num_tokens: int) -> HostBatch:
-        """The step's request index and position per token, as vLLM computed them on the host."""
-        req_indices = self.req_indices.np[:num_tokens]
-        computed = self.input_batch.num_computed_tokens_cpu
-        positions: np.ndarray = computed[req_indices] + self.query_pos.np[:num_tokens]
-        return HostBatch(req_indices, positions)
+    def shutdown(self) -> None:
+        """vLLM's, without its search for garbage: the engine core does one, or the process ends."""
+        # The worker has just unfrozen all that was imported, which takes half a second to walk
+        # through; a forked worker would copy it, too.
+        gc.freeze()
+        self.graphs.destroy()
+        self.splitter.log()
+        super().shutdown()

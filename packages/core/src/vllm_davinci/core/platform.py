@@ -17,14 +17,14 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
-from vllm_davinci.core.config.parsing import get_changes, is_resolved, non_default_options
+from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
+from vllm_davinci.core.config.time_limits import limit_device_waits
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
-from vllm_davinci.core.config.without_effect import check_effects
-from vllm_davinci.core.device.placement import VISIBLE_DEVICES, check_device_count
+from vllm_davinci.core.device.local_devices import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import (
     RELEASE,
@@ -32,8 +32,9 @@ from vllm_davinci.core.errors import (
     DeviceError,
     UnsupportedFeatureError,
 )
-from vllm_davinci.core.fused_moe.options import check_experts, gather_exchange_requests
+from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.process.fault_report import add_to_server
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 
@@ -225,7 +226,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def validate_environ(cls, hard_fail: bool) -> None:
-        """Like vLLM's, which does not know the variables of earlier Ascend plugins.
+        """Does as vLLM's does, which does not know the variables of other Ascend plugins.
 
         hard_fail: raise ConfigurationError instead of a warning for each (vLLM's
                    --fail-on-environ-validation)
@@ -241,6 +242,8 @@ class NPUPlatform(Platform):
         from vllm_davinci.core.quantization.registration import register  # imports vLLM's layers
 
         register()
+        if parser is not None:
+            add_to_server(parser)
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
@@ -273,13 +276,11 @@ class NPUPlatform(Platform):
         let_interrupts_end_the_start()
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
-        resolution = resolve(vllm_config, earlier=gather_exchange_requests(vllm_config))
+        resolution = resolve(vllm_config)
         config = resolution.config
         warnings = resolution.warnings
         warnings += check_overlap(vllm_config, config.dbo)
         check_streams(vllm_config)
-        warnings += check_effects(vllm_config, config)
-        warnings += environment_variables.check_inherited()
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         refuse_unavailable(vllm_config)
         if vllm_config.model_config is not None:
@@ -288,15 +289,17 @@ class NPUPlatform(Platform):
             warnings += graph_mode_notes(vllm_config)
         if not _is_described.get():
             check_device_count(vllm_config.parallel_config, cls.device_count())
+            if vllm_config.parallel_config.world_size_across_dp > 1:
+                warnings += limit_device_waits(os.environ)
         changes = set_for_npu(vllm_config)
         changes += settle_scheduler(vllm_config)
         if not is_new:
             return
-        get_changes(vllm_config).extend(changes)
+        get_settings(vllm_config).extend(changes)
         for warning in warnings:
             logger.warning_once("%s", warning)
-        for told in [*resolution.choices, *(change.told() for change in changes)]:
-            logger.info_once("%s", told)
+        for setting in [*resolution.choices, *changes]:
+            logger.info_once("%s", setting.told())
         logger.info_once(
             "Effective vllm-davinci configuration: %s",
             # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.

@@ -35,7 +35,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="the model of full graphs is wrapped, and its sizes captured, by our own",
-        where=("core.graph.runner:GraphRunner", "core.graph.wrapper:NPUGraphWrapper"),
+        where=("core.graph.capture:GraphCapture", "core.graph.wrapper:NPUGraphWrapper"),
         why="the V1 runner names CUDAGraphWrapper, which captures torch.cuda's graphs",
         upstream={
             RUNNER: ("CUDAGraphWrapper(", "_warmup_and_capture", "_freeze_gc", "capture_model"),
@@ -54,10 +54,10 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
         where=(
-            "core.kv_cache.runner:KVCacheRunner.initialize_kv_cache_tensors",
-            "core.kv_cache.runner:KVCacheRunner._init_kv_zero_meta",
-            "core.kv_cache.runner:KVCacheRunner._zero_block_ids",
-            "core.kv_cache.runner:KVCacheRunner._update_states",
+            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
+            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
+            "core.model_runner:NPUModelRunner._zero_block_ids",
+            "core.model_runner:NPUModelRunner._update_states",
         ),
         why="the fused attention operator takes two contiguous tensors",
         upstream={
@@ -72,7 +72,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
-        where=("core.multimodal.runner:MultimodalRunner._gather_mm_embeddings",),
+        where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",
         upstream={RUNNER: ("_gather_mm_embeddings",)},
         goes_when="vLLM makes the numbers on the host",
@@ -118,11 +118,12 @@ OVERRIDES: tuple[Override, ...] = (
         what="with overlap on, our runner shows vLLM ubatch_size or one DP rank during one call, "
         "and prepares a step per ubatch",
         where=(
-            "core.ubatch.deciding_runner:DecidingRunner._parallel_setting",
-            "core.ubatch.deciding_runner:DecidingRunner._determine_batch_execution_and_padding",
-            "core.ubatch.runner:UBatchRunner._get_slot_mappings",
-            "core.ubatch.runner:UBatchRunner._build_attention_metadata",
-            "core.ubatch.runner:UBatchRunner._model_forward",
+            "core.ubatch.splitter:StepSplitter.one_dp_rank",
+            "core.ubatch.splitter:StepSplitter.builder_per_ubatch",
+            "core.model_runner:NPUModelRunner._determine_batch_execution_and_padding",
+            "core.model_runner:NPUModelRunner._get_slot_mappings",
+            "core.model_runner:NPUModelRunner._build_attention_metadata",
+            "core.model_runner:NPUModelRunner._model_forward",
         ),
         why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
         upstream={
@@ -188,15 +189,8 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the division can be refused by platform",
     ),
     Override(
-        what="the tokens of a step that decodes the requests of the step before are one copy",
-        where=("core.sampling.runner:SamplingRunner._prepare_input_ids",),
-        why="vLLM loops over the requests in Python before it makes the same copy",
-        upstream={RUNNER: ("def _prepare_input_ids", "common_indices_match", "prev_positions")},
-        goes_when="vLLM compares positions as a whole",
-    ),
-    Override(
         what="the inputs of a step that decodes the requests of the step before are five copies",
-        where=("core.sampling.steady_decode:SteadyDecodeRunner._prepare_inputs",),
+        where=("core.model_runner:NPUModelRunner._prepare_inputs",),
         why="vLLM prepares each step for all cases: a dozen launches that write what is there",
         upstream={
             RUNNER: (
@@ -212,14 +206,14 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="the mask of padding rows is written where their number has changed",
-        where=("core.sampling.steady_decode:SteadyDecodeRunner._prepare_padding_mask",),
+        where=("core.model_runner:NPUModelRunner._prepare_padding_mask",),
         why="vLLM fills it in two launches in every step",
         upstream={RUNNER: ("def _prepare_padding_mask", "self.is_padding[:num_tokens_padded]")},
         goes_when="vLLM writes again only what has changed",
     ),
     Override(
         what="the batch of a step that decodes on is updated by what has moved",
-        where=("core.sampling.steady_decode:SteadyDecodeRunner._update_states",),
+        where=("core.model_runner:NPUModelRunner._update_states",),
         why="vLLM goes through every case of a request for each of them, in every step",
         upstream={
             RUNNER: (
@@ -234,7 +228,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="a step's tokens, or placeholders of them, are written for all requests at once",
-        where=("core.sampling.runner:SamplingRunner._bookkeeping_sync",),
+        where=("core.model_runner:NPUModelRunner._bookkeeping_sync",),
         why="vLLM writes numpy arrays request by request, the longest part of its sampling",
         upstream={
             RUNNER: (
@@ -247,17 +241,15 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM writes them as a whole",
     ),
     Override(
-        what="penalties and bad words take the newest tokens from the device, and a step's inputs "
-        "are waited for only where they are still being copied",
+        what="penalties and bad words take the newest tokens from the device",
         where=(
-            "core.sampling.runner:SamplingRunner._sample",
-            "core.sampling.runner:SamplingRunner.synchronize_input_prep",
+            "core.model_runner:NPUModelRunner._sample",
             "core.sampling.sampler:NPUSampler",
             "core.sampling.newest_tokens:TokenHistory",
         ),
         why="with asynchronous scheduling vLLM waits for them in every step",
         upstream={
-            RUNNER: ("def _sample", "update_async_output_token_ids", "def synchronize_input_prep"),
+            RUNNER: ("def _sample", "update_async_output_token_ids"),
             "v1/worker/gpu_input_batch.py": (
                 "async_copy_ready_event.synchronize()",
                 "sampled_token_ids_cpu",

@@ -2,15 +2,17 @@
 
 import gc
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch_npu
 import vllm.envs as envs
 from vllm.config import ProfilerConfig, VllmConfig, set_current_vllm_config
-from vllm.distributed.parallel_state import get_pp_group
+from vllm.distributed.parallel_state import get_pp_group, get_world_group
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.profiler.wrapper import TorchProfilerWrapper
@@ -26,24 +28,26 @@ from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_davinci.core import components
 from vllm_davinci.core.components.fused_ops import choose_fused_ops, names_in_use
+from vllm_davinci.core.config.environment_variables import ALLOCATOR
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.without_effect import CPU_AFFINITY
 from vllm_davinci.core.device.cpu_binding import bind_threads
+from vllm_davinci.core.device.local_devices import logical_device, place_among_workers
 from vllm_davinci.core.device.memory import (
     bytes_in_pieces,
     check_kv_cache_budget,
     discard_damaged_plans,
+    use_expandable_segments,
 )
-from vllm_davinci.core.device.placement import logical_device, place_among_workers
 from vllm_davinci.core.device.profiling import profiler_activities
-from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import name_streams
-from vllm_davinci.core.distributed.communicators import make_communicators
+from vllm_davinci.core.distributed.communicators import limit_host_waits, make_communicators
+from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.process.engine_exit import finish_teardown
+from vllm_davinci.core.process.step_guard import StepGuard
 
 logger = init_logger(__name__)
 
@@ -56,6 +60,7 @@ class NPUWorker(Worker):
     _measured_kv_cache_bytes: int | None = None
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
     graph_bytes = piece_bytes = 0
+    _guard: StepGuard | None = None
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         asked = vllm_config.profiler_config
@@ -70,6 +75,7 @@ class NPUWorker(Worker):
         """Selects the device, joins the process groups, measures memory, builds the runner."""
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
+        use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))
         # Without it torch_npu computes every GELU in its tanh form, whatever the model asks for.
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
@@ -82,6 +88,7 @@ class NPUWorker(Worker):
             NPUPlatform.dist_backend,
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
+        self._guard = self._step_guard()
         make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
@@ -94,15 +101,20 @@ class NPUWorker(Worker):
             loader.get_external_weight_memory(self.vllm_config),
         )
         config = get_config(self.vllm_config)
-        if config.enable_cpu_binding and os.environ.get(CPU_AFFINITY, "0") in ("", "0"):
+        if config.enable_cpu_binding:
             bind_threads(*place_among_workers(self.local_rank, self.parallel_config))
         init_workspace_manager(self.device, 1, num_lanes=config.dbo.num_ubatches)
         choose_fused_ops(config.enable_compiled_operators)
         name_streams()
         self.model_runner = NPUModelRunner(self.vllm_config, self.device)
-        self.model_runner.graph_limits = soc_of(NPUPlatform.get_device_name()).graphs
         if self.rank == 0:
             report_usage_stats(self.vllm_config)
+
+    def _step_guard(self) -> StepGuard | None:
+        """Ends a step on all ranks when one of them fails; None where there is one rank."""
+        if dist.get_world_size() == 1:
+            return None
+        return StepGuard(self.parallel_config.data_parallel_index)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         num_threads = torch.get_num_threads()
@@ -112,6 +124,8 @@ class NPUWorker(Worker):
             # compute with these.
             torch.set_num_threads(num_threads)
             logger.info("Threads that compute for virtual devices: %d", num_threads)
+        # On the host, so that a rank which loads longer than the others is not late for a device.
+        get_world_group().barrier()
 
     def _visible_device_index(self) -> int:
         """Index of this worker's device among those the process can see."""
@@ -130,9 +144,16 @@ class NPUWorker(Worker):
     def determine_available_memory(self) -> int:
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
+        if self.model_config.is_moe:
+            plan_pieces(
+                self.model_runner.get_model(),
+                self._bytes_beside_weights(),
+                get_config(self.vllm_config).expert_piece_tokens,
+                self.scheduler_config.max_num_batched_tokens,
+            )
         available_bytes: int = super().determine_available_memory()
         self.piece_bytes = bytes_in_pieces(torch.accelerator.memory_stats(self.device))
-        graphs = self.model_runner.profile_graph_memory()
+        graphs = self.model_runner.graphs.profile_memory()
         if self.cache_config.kv_cache_memory_bytes is None:
             sizes = self.compilation_config.cudagraph_capture_sizes or ()
             self.graph_bytes = graphs.of_graphs(len(sizes)) + graphs.workspaces
@@ -141,6 +162,16 @@ class NPUWorker(Worker):
         self.available_kv_cache_memory_bytes = available_bytes
         check_kv_cache_budget(available_bytes, self)
         return available_bytes
+
+    def _bytes_beside_weights(self) -> int:
+        """Device memory that the engine may use beside what it has taken, the KV cache included."""
+        torch.accelerator.empty_cache()
+        free_bytes, _ = torch.accelerator.get_memory_info()
+        fixed_bytes = self.cache_config.kv_cache_memory_bytes
+        if fixed_bytes is not None:  # what it leaves may be used up
+            return int(free_bytes - fixed_bytes)
+        taken_bytes = self.init_snapshot.free_memory - free_bytes
+        return int(self.requested_memory - taken_bytes)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
@@ -162,6 +193,7 @@ class NPUWorker(Worker):
             maybe_save_startup_plan(self, self._measured_kv_cache_bytes)  # where it is asked for
         # Profiling and warm-up must not change what a seed gives.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
+        limit_host_waits()
         freeze_gc_heap()
         maybe_attach_gc_debug_callback()
         return CompilationTimes(
@@ -169,7 +201,25 @@ class NPUWorker(Worker):
             encoder=self.compilation_config.encoder_compilation_time,
         )
 
+    # --- steps: one rank's error is every rank's -------------------------------------------
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(super().execute_model, *args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        return self._guarded(super().sample_tokens, *args, **kwargs)
+
+    def execute_dummy_batch(self) -> None:
+        self._guarded(super().execute_dummy_batch)
+
+    def _guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._guard is None:
+            return call(*args, **kwargs)
+        return self._guard.output(self._guard.call(call, *args, **kwargs))
+
     def shutdown(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
         finish_teardown()
         super().shutdown()
 
@@ -179,11 +229,11 @@ class NPUWorker(Worker):
 
     def overlap_decisions(self) -> dict[str, int]:
         """Why steps were split or not: reason -> number of steps of this worker."""
-        return self.model_runner.overlap_decisions()
+        return self.model_runner.splitter.counts()
 
     def graph_replays(self) -> dict[int, int]:
         """Tokens of a captured graph -> steps of this worker that replayed it."""
-        return self.model_runner.graph_replays()
+        return self.model_runner.graphs.replays()
 
     def num_kv_cache_blocks(self) -> int:
         """Blocks of the KV cache, the one that vLLM keeps empty included."""

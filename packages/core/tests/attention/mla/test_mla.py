@@ -17,7 +17,7 @@ from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadataBuilder
 from vllm_davinci.core.attention.mla.projections import fusible_projections
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
-from vllm_davinci.core.quantization.description import QuantDescription
+from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.mla_layer import (

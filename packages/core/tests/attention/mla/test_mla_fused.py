@@ -15,8 +15,8 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
-from vllm_davinci.core.quantization.description import QuantDescription
-from vllm_davinci.core.quantization.resolve_outputs import resolve_outputs
+from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
+from vllm_davinci.core.quantization.resolve_outputs import OutputPlan
 from vllm_davinci.core.quantization.tensors import bits_from_float
 from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.mla_layer import BIAS_SIZES, DECODES, HIDDEN, MIXED, Block
@@ -94,9 +94,8 @@ class QuantizedBlock(Block):
     def after_a_norm(self) -> None:
         """From now on the block's input is a norm that may quantize it."""
         rows = torch.ones(1, HIDDEN, dtype=self.dtype, device=self.device)
-        resolve_outputs(
-            torch.nn.ModuleList([self.norm, self.module]),
-            lambda: self.wrapper.mla_attn.preprocess.project(self.norm(rows, rows)[0]),
+        OutputPlan(torch.nn.ModuleList([self.norm, self.module])).resolve(
+            [lambda: self.wrapper.mla_attn.preprocess.project(self.norm(rows, rows)[0])]
         )
 
         def normalize(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -120,10 +119,10 @@ def check_equal(make: Make) -> tuple[Counter[str], QuantizedBlock]:
     calls: Counter[str] = Counter()
 
     def counting(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            is_beside = any(isinstance(argument, torch.Stream) for argument in arguments)
+        def call(**arguments: Any) -> Any:
+            is_beside = any(isinstance(argument, torch.Stream) for argument in arguments.values())
             calls[name + " beside" * is_beside] += 1
-            return operator(*arguments)
+            return operator(**arguments)
 
         return call
 

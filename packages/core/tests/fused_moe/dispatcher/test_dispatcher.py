@@ -11,11 +11,12 @@ from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens, TokenDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedDispatcher, FusedGroup
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import TPSlice
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
 from vllm_davinci.core.fused_moe.experts import FloatExperts
-from vllm_davinci.core.fused_moe.forward import FusedMoEForward
+from vllm_davinci.core.fused_moe.forward import FusedMoEForward, SumsOfParts
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import OverlapHooks
 
@@ -33,7 +34,7 @@ def test_slices_of_a_dp_rank_hold_each_token_once(num_tokens: int, count: int):
     x = tokens(num_tokens).x
     parts = []
     for index in range(count):
-        dispatcher = AllToAllDispatcher(TPSlice(index, count), NO_GROUP, CountsWait("layer"))
+        dispatcher = AllToAllDispatcher(TPSlice(index, count), NO_GROUP, CountsWait("layer"), 8)
         own, logits = dispatcher.prepare(x, x[:, :2])
         assert torch.equal(own[:, :2], logits)
         parts.append(dispatcher.finalize(own, num_tokens))
@@ -50,11 +51,34 @@ def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(
     assert limits is not None
     group = FusedGroup(NO_GROUP, "name", limits, 512)
     dispatcher = FusedDispatcher(TPSlice(0, 1), group, most_tokens)
-    parts = dispatcher.split(tokens(most_tokens))
+    parts = dispatcher.split(tokens(most_tokens), ExpertPieces())
     assert [len(part.x) for part in parts] == sizes
     assert [len(part.topk_ids) for part in parts] == sizes
-    fewer = dispatcher.split(tokens(3))
+    fewer = dispatcher.split(tokens(3), ExpertPieces())
     assert [len(part.x) for part in fewer] == [3] + [0] * (len(sizes) - 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "most", "pieces", "sizes"),
+    [
+        (8, 8, None, [8]),
+        (8, 8, 8, [8]),
+        (8, 8, 7, [4, 4]),
+        (8, 8, 3, [3, 3, 2]),
+        (3, 8, 3, [3, 1, 1]),  # the last token again
+        (1, 8, 4, [1, 1]),
+    ],
+)
+def test_every_rank_sends_as_many_pieces_as_the_one_with_most_tokens(
+    own: int, most: int, pieces: int | None, sizes: list[int]
+):
+    dispatcher = AllToAllDispatcher(TPSlice(0, 1), NO_GROUP, CountsWait("layer"), most)
+    parts = dispatcher.split(tokens(own), ExpertPieces(pieces))
+    assert [len(part.x) for part in parts] == sizes
+    sums = SumsOfParts(tokens(own).x)
+    for part in parts:
+        sums.add(part.x)
+    assert torch.equal(sums.whole, tokens(own).x)
 
 
 class Noted(LocalDispatcher):
@@ -68,7 +92,7 @@ class Noted(LocalDispatcher):
         self.called.append("prepare")
         return super().prepare(*arguments)
 
-    def split(self, tokens: SelectedTokens) -> list[SelectedTokens]:
+    def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> list[SelectedTokens]:
         self.called.append("split")
         halves = zip(*(part.tensor_split(2) for part in tokens), strict=True)
         return [SelectedTokens(*half) for half in halves]
@@ -102,7 +126,7 @@ def test_hooks_of_overlap_stand_between_the_lines_once_each(gathers: bool):
 
     class Selector(DispatcherSelector):
         def __init__(self) -> None:
-            """Of nothing."""
+            """Selects among no dispatchers."""
 
         def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
             return Noted(gathers, called)

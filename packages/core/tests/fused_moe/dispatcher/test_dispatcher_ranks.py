@@ -256,14 +256,16 @@ def test_rows_of_int8_experts_give_the_integer_definition(
 def test_a_wait_for_row_counts_ends_at_its_limit_and_names_what_it_waited_for():
     options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
     variant = {"last_is_absent": True, "options": options}
-    setting = {"tensor": 2, "data": 1, "limit_s": 2, "variants": [variant]}
-    waiting, _ = check_ranks(RANK_PROGRAM, 2, json.dumps(setting))
+    setting = {"tensor": 2, "data": 1, "variants": [variant]}
+    # The collective itself would be given up first.
+    limits = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3", "HCCL_EXEC_TIMEOUT": "60"}
+    waiting, _ = check_ranks(RANK_PROGRAM, 2, json.dumps(setting), **limits)
     (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
     assert 2 <= float(said.split()[1]) < 30
     assert said.partition(": ")[2] == (
-        "model.layers.0.mlp.experts: rank 0 of group 'ep' waited 2 s for the row counts that the 2 "
-        "ranks of the group send each other. One of them has failed or is late: look for its error "
-        "in the log above. A longer wait: --distributed-timeout-seconds."
+        "model.layers.0.mlp.experts: rank 0 of group 'ep' waited 2.1 s for the row counts that the "
+        "2 ranks of the group send each other. One of them has failed or is late: look for its "
+        "error in the log above. A longer wait: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=SECONDS."
     )
 
 

@@ -25,6 +25,4 @@ def test_counts_are_the_devices_or_equal_parts(
 
 
 def test_a_device_that_computes_has_counts_to_wait_for() -> None:
-    parallel = SimpleNamespace(distributed_timeout_seconds=None)
-    config: Any = SimpleNamespace(parallel_config=parallel)
-    assert CountsWait.of_layer("layer", config).is_computed
+    assert CountsWait("layer").is_computed

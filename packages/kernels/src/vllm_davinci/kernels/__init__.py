@@ -14,12 +14,13 @@ import torch
 # Before the operators: its library is one that theirs is linked to.
 import torch_npu
 
+from vllm_davinci.kernels import calls
 from vllm_davinci.kernels._C import find_symbol, launches, operator_names
 
 # A class and no operator: the attention launches of a captured graph, and their updates.
 ATTENTION_GROUPS = "attention_groups"
 
-# Of tensors in host memory, while a checkpoint is loaded: they launch nothing.
+# These work on tensors in host memory, while a checkpoint is loaded, and launch nothing.
 HOST_OPERATORS = ("block_fp8_floats", "block_fp8_integers")
 
 # Version of core's protocol for operator providers that this package fills.
@@ -51,7 +52,7 @@ def _exists(launch: str) -> bool:
 
 
 def load(name: str) -> Any:
-    """The function of one operator; for `attention_groups`, the class.
+    """The typed function of one operator, from `calls`; for `attention_groups`, the class.
 
     Raises KeyError with the names there are when `name` is none of them.
     """
@@ -62,7 +63,7 @@ def load(name: str) -> Any:
         )
     if name == ATTENTION_GROUPS:
         return torch.classes.vllm_davinci.AttentionGroups
-    return getattr(torch.ops.vllm_davinci, name).default
+    return getattr(calls, name)
 
 
 __all__ = ["api_version", "load", "supported_ops"]

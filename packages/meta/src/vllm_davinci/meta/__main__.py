@@ -1,5 +1,5 @@
 """`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score,
-dry-run."""
+dry-run, list deployments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from rich.console import Console
 
 from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize, show_config
+from vllm_davinci.meta.deployments import command as deployments
 from vllm_davinci.meta.dry_run import command as dry_run
 from vllm_davinci.meta.report_table import print_report
 
@@ -41,6 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
         "dry-run", help="would a model fit, and how long would its steps take? No NPU needed"
     )
     dry_run.add_arguments(dry_run_parser)
+    deployments_parser = commands.add_parser(
+        "deployments", help="how are released models deployed, and would each start?"
+    )
+    deployments.add_arguments(deployments_parser)
     given = list(sys.argv[1:] if arguments is None else arguments)
     engine_arguments: list[str] = []
     if (
@@ -54,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.command == "config":
         return show_config.run(options, engine_arguments)
+    if options.command == "deployments":
+        return deployments.run(options)
     if options.command == "check-model":
         return check_model.run(options)
     if options.command == "quantize":

@@ -1,4 +1,4 @@
-"""`vllm-davinci check-model DIRECTORY [--json]`: what a checkpoint would be loaded as."""
+"""`vllm-davinci check-model DIRECTORY [--json]`: says how a checkpoint would be loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from vllm_davinci.meta import core_access
 
 if TYPE_CHECKING:
-    from vllm_davinci.core.checkpoint.issues import CheckReport
+    from vllm_davinci.core.weight_files.issues import CheckReport
 
 _STYLES = {"problem": "bold red", "note": "yellow"}
 

@@ -10,7 +10,7 @@ from vllm_davinci.meta.errors import DeviceLibraryError
 
 
 def prepare() -> None:
-    """Call this before the first import of core. Raises DeviceLibraryError.
+    """Lets core be imported; comes before its first import. Raises DeviceLibraryError.
 
     torch_npu, which vLLM imports with its platform, needs libraries to load; nothing here starts a
     device. vLLM's start-up messages go, because a command's output may be read by a program.

@@ -1,4 +1,4 @@
-"""Whether the dynamic loader finds CANN, and what to tell someone for whom it does not."""
+"""Checks that the dynamic loader finds CANN, and explains what to do where it does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNTIME_LIBRARY = "libascendcl.so"
 
 
 def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
-    """Load a shared library by name; the loader's message when it cannot, else None.
+    """Loads a shared library by name. Returns the loader's message when it cannot, else None.
 
     torch_npu loads the same library a moment later, so this starts nothing that would not start.
     """
@@ -28,7 +28,7 @@ def loader_error(library: str = RUNTIME_LIBRARY) -> str | None:
 
 
 def require() -> None:
-    """Raise, or leave the process, with an explanation when torch_npu cannot be imported here.
+    """Raises, or leaves the process, with an explanation when torch_npu cannot be imported here.
 
     A script or a server ends with the explanation as its last words: torch turns every exception
     into one that advises to switch the device off. An interactive session gets the exception.
@@ -70,7 +70,7 @@ def _is_interactive() -> bool:
 
 
 def _command() -> str:
-    """The command that is running, as the user would type it."""
+    """The running command, as the user would type it."""
     arguments = sys.orig_argv
     script = Path(arguments[1]) if len(arguments) > 1 else None
     if script and script.parent == Path(sys.executable).parent and os.access(script, os.X_OK):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vllm_davinci.meta.device_library import loader_error
 
-# What torch_npu 2.13.0 asks the dynamic loader for, by when it does.
+# Libraries that torch_npu 2.13.0 asks the dynamic loader for, by when it does.
 LIBRARIES_AT_IMPORT = (
     "libascendcl.so",
     "libhccl.so",
@@ -29,7 +29,7 @@ REQUIRED_LIBRARIES = LIBRARIES_AT_IMPORT + LIBRARIES_AT_FIRST_OPERATOR + LIBRARI
 
 
 def probe_libraries() -> dict[str, dict[str, str]]:
-    """For each library where the loader found it (`path`) or why not (`error`).
+    """Tells for each library where the loader found it (`path`), or why it did not (`error`).
 
     Torch's own library is loaded first, as it is when torch_npu asks for CANN's operators: those
     of the virtual NPU call into it.
@@ -66,7 +66,7 @@ def probe_device() -> dict[str, object]:
 
 
 def probe_platform() -> dict[str, object]:
-    """Which platform class vLLM chose, and the device it stands for."""
+    """The platform class that vLLM chose, and the device that it stands for."""
     from vllm.platforms import current_platform  # the stage is about whether this works
 
     chosen = type(current_platform)

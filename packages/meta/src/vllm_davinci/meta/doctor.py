@@ -1,4 +1,4 @@
-"""Can a model run here, and if not, what to do: packages, libraries, device, entry points.
+"""Reports whether a model can run here, and else what to do.
 
 Nothing here imports torch: with no CANN on the loader path that import does not return. What has
 to be tried is tried by `device_probe` in a process of its own.
@@ -57,7 +57,7 @@ PLUGIN_GROUPS = {
 
 
 def run_checks() -> Report:
-    """Look at everything, in the order in which one thing needs the other."""
+    """Checks packages, libraries, device and entry points, each after those that it needs."""
     checks = [*machine_checks(), *_packages(), *_components(), *_entry_points(), *_installations()]
     libraries = _probe("libraries")
     checks += _libraries(libraries)
@@ -78,7 +78,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _components() -> Iterator[Check]:
-    """Our other packages: installed, of the pinned version, and found by core."""
+    """Checks that our other packages are installed, of the pinned version, and found by core."""
     area = "components"
     required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     pins = {pin.name: pin for pin in required if pin.name.startswith(DISTRIBUTION)}
@@ -140,7 +140,7 @@ def _entry_points() -> Iterator[Check]:
 
 
 def _installations() -> Iterator[Check]:
-    """Which CANN installations and which virtual NPU this machine has, active or not."""
+    """Lists the CANN installations and the virtual NPU of this machine, active or not."""
     area = "device"
     cann = _cann_directories()
     chips = sorted(Path("/dev").glob("davinci[0-9]*"))
@@ -278,7 +278,7 @@ def _cann_directories() -> list[Path]:
 
 
 def _vnpu_library_directory() -> Path | None:
-    """Where the virtual NPU's libraries are, or None when it is not installed."""
+    """Directory of the virtual NPU's libraries; None when it is not installed."""
     if supported_versions.installed_version(f"{DISTRIBUTION}-vnpu") is None:
         return None
     return Path(import_module("vllm_davinci.vnpu").library_directory()).resolve()

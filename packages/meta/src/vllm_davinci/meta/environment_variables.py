@@ -1,5 +1,5 @@
 """Every environment variable that meta's commands set for the processes they start."""
 
 DAVINCI_DRY_RUN = "DAVINCI_DRY_RUN"
-"""What the worker of a dry-run is told, as JSON: the parallel sizes that its engine does not know
-of, and how rows are spread over the ranks of experts. `vllm-davinci dry-run` sets it."""
+"""Facts for the worker of a dry-run, as JSON: the parallel sizes that its engine does not know of,
+and how rows are spread over the ranks of experts. `vllm-davinci dry-run` sets it."""

@@ -16,12 +16,16 @@ class DeviceLibraryError(MetaError, ImportError):
 
 
 class ExplanationError(MetaError):
-    """The engine or the step that was described cannot be."""
+    """The engine or the step that was described is impossible."""
 
 
 class ServerError(MetaError):
-    """A server does not answer, or not with what was asked for."""
+    """A server does not answer, or its answer is not the one asked for."""
 
 
 class DryRunError(MetaError):
-    """A dry-run cannot be made as it was asked for."""
+    """A dry-run is impossible as it was asked for."""
+
+
+class DeploymentError(MetaError):
+    """The table of deployments has no such row, or a row that is not as it should be."""

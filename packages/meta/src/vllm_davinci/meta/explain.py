@@ -1,4 +1,4 @@
-"""`vllm-davinci explain`: why was this step not split into ubatches?
+"""`vllm-davinci explain`: says why a step was not split into ubatches.
 
 vllm-davinci explain http://localhost:8000
     the reasons that a running server has counted, and what would change each

@@ -1,4 +1,4 @@
-"""The machine and its settings, for a report that somebody else reads: no problem, just facts."""
+"""Facts about the machine and its settings, for a report that somebody else reads."""
 
 from __future__ import annotations
 

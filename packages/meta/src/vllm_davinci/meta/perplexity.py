@@ -1,4 +1,4 @@
-"""`vllm-davinci perplexity MODEL TEXT ...`: how well a checkpoint predicts text, as it is served.
+"""`vllm-davinci perplexity MODEL TEXT ...`: measures how well a checkpoint predicts text.
 
 The engine scores the text itself (vLLM's prompt logprobs), with the options of `vllm serve` that
 follow `--`: what is measured is what users get, with the checkpoint's types, on several ranks or
@@ -119,7 +119,7 @@ def windows_of(
 
 
 class Generates(Protocol):
-    """Of vLLM's LLM, what scoring needs."""
+    """The part of vLLM's LLM that scoring needs."""
 
     def generate(self, *args: Any, **kwargs: Any) -> list[Any]: ...
 

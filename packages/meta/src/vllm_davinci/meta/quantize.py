@@ -1,4 +1,4 @@
-"""`vllm-davinci quantize SOURCE DESTINATION`: an int8 checkpoint from a float one."""
+"""`vllm-davinci quantize SOURCE DESTINATION`: makes an int8 checkpoint of a float one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.progress import (
 
 from vllm_davinci.meta import core_access
 
-TYPES = ("W8A8_DYNAMIC", "W8A8", "W8A16", "FLOAT")
+DEFAULT_TYPE = "W8A8_DYNAMIC"
 DTYPES = ("bfloat16", "float16")
 
 
@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", type=Path, help="directory to write")
     parser.add_argument(
         "--type",
-        choices=TYPES,
-        default=TYPES[0],
+        default=DEFAULT_TYPE,
         help="W8A8_DYNAMIC scales every token when it comes; W8A8 takes the input's scale from "
         "--calibrate; W8A16 leaves inputs in 16 bits; FLOAT turns fp8 into floats (default: "
         "%(default)s)",
@@ -58,19 +57,18 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"vllm-davinci quantize: {problem}", markup=False, soft_wrap=True)
         return 2
     core_access.prepare()
-    from vllm_davinci.core.checkpoint import calibration, export, export_source
-    from vllm_davinci.core.checkpoint import files as checkpoint_files
     from vllm_davinci.core.errors import CoreError  # imports torch and vLLM
-    from vllm_davinci.core.quantization.description import QuantType
+    from vllm_davinci.core.export import calibration, exporter, source
+    from vllm_davinci.core.weight_files import files
 
-    kind = QuantType(options.type)
     try:
-        config = checkpoint_files.read_config(options.source)
-        size = sum(path.stat().st_size for path in checkpoint_files.tensor_files(options.source))
+        scheme = exporter.written_scheme(options.type)
+        config = files.read_config(options.source)
+        size = sum(path.stat().st_size for path in files.tensor_files(options.source))
         with _progress(console) as progress:
             ranges = {}
-            if kind is QuantType.W8A8:
-                export_source.require_calibratable(options.source, config)
+            if scheme.needs_input_range:
+                source.require_calibratable(options.source, config)
                 windows = calibration.text_windows(
                     options.source, options.calibrate, options.calibration_tokens
                 )
@@ -80,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
                     options.source, windows, lambda count: progress.advance(task, count)
                 )
             work = progress.add_task("rounding (bytes)", total=size)
-            written = export.Exporter(
+            written = exporter.Exporter(
                 options.source,
                 options.destination,
-                kind,
-                export.model_dtype(config, options.dtype),
+                scheme.name,
+                exporter.model_dtype(config, options.dtype),
                 ranges,
             ).run(lambda count: progress.advance(work, count))
             progress.update(work, completed=size)

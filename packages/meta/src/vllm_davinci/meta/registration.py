@@ -1,4 +1,4 @@
-"""The functions vLLM calls. They are cheap, may be called any number of times, touch no device."""
+"""The functions that vLLM calls: cheap, repeatable, and without a touch of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm-davinci config MODEL`: what an engine would run with, who decided it, and why.
+"""`vllm-davinci config MODEL`: shows every value of an engine, who decided it, and why.
 
 vllm-davinci config MODEL -- --tensor-parallel-size 2 --additional-config '{"overlap": "auto"}'
     the options that follow `--` are those of `vllm serve`
@@ -20,7 +20,7 @@ from vllm_davinci.meta.engine_configuration import engine_configuration, given_f
 from vllm_davinci.meta.errors import MetaError
 
 if TYPE_CHECKING:
-    from vllm_davinci.core.config.effective import Setting
+    from vllm_davinci.core.config.setting import Setting
 
 COMMAND = "vllm-davinci config"
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
 def _sections(model: str, engine_arguments: list[str]) -> dict[str, list[Setting]]:
     core_access.prepare()
-    from vllm_davinci.core.config.effective import option_settings, vllm_settings
+    from vllm_davinci.core.config.engine_settings import option_settings, vllm_settings
     from vllm_davinci.core.config.parsing import get_config
     from vllm_davinci.core.device.soc import soc_of
     from vllm_davinci.core.fused_moe.options import communication_settings

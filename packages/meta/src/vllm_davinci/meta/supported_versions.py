@@ -96,7 +96,7 @@ def problem_with_python() -> str | None:
 
 
 def check_supported_versions() -> None:
-    """Raise UnsupportedVersionError that names every package of an unsupported version."""
+    """Raises UnsupportedVersionError that names every package of an unsupported version."""
     problems = [problem_with_python(), *map(problem_with, REQUIREMENTS)]
     found = [problem for problem in problems if problem is not None]
     if found:

@@ -21,7 +21,7 @@ _declared: torch.library.Library | None = None  # declarations end with it
 
 
 def declare_missing(torchvision: str) -> bool:
-    """Declares them if this torchvision cannot; whether it did.
+    """Declares them where this torchvision cannot. Returns whether it did.
 
     torchvision: the file of the package that is about to be imported
     """

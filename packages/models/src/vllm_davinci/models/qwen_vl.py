@@ -65,7 +65,7 @@ def _give_metadata(encoder: nn.Module, metadata_of: Callable[[Grid], Metadata]) 
 
 
 class _Size(NamedTuple):
-    """Of images of one size, with merged patches in the order of their windows.
+    """Tables for images of one size, with merged patches in the order of their windows.
 
     cos, sin: [patches, rotary entries], on the device
     order:    [merged patches], which merged patch comes at each place

@@ -1,4 +1,4 @@
-"""What steps cost whole and split, by their tokens: where it is known, no threshold is needed."""
+"""Costs of steps, whole and split, by their tokens: with them no threshold is needed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepCosts:
 
     @staticmethod
     def read(file: Path) -> StepCosts:
-        """Of a JSON file {"steps": [{"tokens": ..., "whole": ..., "split": ...}, ...]}, as
+        """Reads a JSON file {"steps": [{"tokens": ..., "whole": ..., "split": ...}, ...]}, as
         `vllm-davinci dry-run --split-costs` writes it. Raises CostsError."""
         try:
             steps = json.loads(file.read_text(encoding="utf-8"))["steps"]

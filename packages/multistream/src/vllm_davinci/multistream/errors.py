@@ -6,7 +6,7 @@ class MultistreamError(RuntimeError):
 
 
 class CostsError(MultistreamError):
-    """What is said to be the costs of steps cannot be."""
+    """The costs that are given for steps are impossible."""
 
 
 class SplitError(MultistreamError):

@@ -10,20 +10,17 @@ collective is the only place where it yields:
 
 So one stream computes, the other communicates, and the order of launches is the same on every rank.
 
-A collective whose sizes another one brings to the host goes in two steps (`sized_exchange`): the
-host learns them while the next ubatch's work runs, and launches it in front of that one's own.
+A collective whose sizes another one brings to the host goes in two steps: the host learns them
+while the next ubatch's work runs, and launches it in front of that one's own.
 """
 
 import contextvars
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import greenlet
-import torch._ops
 
 from vllm_davinci.multistream.device import Event, Stream
 from vllm_davinci.multistream.errors import MultistreamError
@@ -32,20 +29,8 @@ from vllm_davinci.multistream.lifetime import KeepAlive
 from vllm_davinci.multistream.streams import Role, StreamPool
 
 T = TypeVar("T")
-C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
-
-# A greenlet must not be left while a C++ frame of a torch operator is on its stack: pybind11 would
-# end the process. Operators implemented in Python are called by functions of this module.
-_OPERATOR_MODULE = torch._ops.__dict__
-
-
-class Work(Protocol):
-    """A collective under way, as torch.distributed gives it."""
-
-    def wait(self) -> object:
-        """Makes the current stream wait for it."""
 
 
 class _Abort(greenlet.GreenletExit):
@@ -54,7 +39,7 @@ class _Abort(greenlet.GreenletExit):
 
 @dataclass
 class _Postponed:
-    """The second half of a `sized_exchange`.
+    """A second collective, whose sizes a first one brings to the host.
 
     index: the ubatch that it belongs to; after: marks its end on the communication stream
     """
@@ -66,13 +51,13 @@ class _Postponed:
     is_launched: bool = False
 
 
-class _UBatchGreenlet(greenlet.greenlet):
+class UBatchGreenlet(greenlet.greenlet):
     """A greenlet that knows its run: no module-level state is needed to find it.
 
     following: whose turn is next; itself when no other has work left
     """
 
-    following: "_UBatchGreenlet"
+    following: "UBatchGreenlet"
 
     def __init__(self, body: Callable[[], None], run: "Interleave", index: int) -> None:
         super().__init__(body, greenlet.getcurrent())
@@ -105,7 +90,7 @@ class Interleave:
         self.streams = streams
         self._device = streams.device
         self.events = EventPool(streams.device)
-        self._live: list[_UBatchGreenlet] = []
+        self._live: list[UBatchGreenlet] = []
         self.postponed: list[_Postponed] = []
         self.compute: Stream = streams.device.current_stream()
         self.communication = self.compute
@@ -113,7 +98,6 @@ class Interleave:
         self.num_unswitched = 0  # collectives of the newest run that could not yield
         self.on_switch: Callable[[int], None] | None = None
         self.in_exchange = False
-        self.is_deferring = False
         self.is_aborting = False
 
     def run(
@@ -158,7 +142,7 @@ class Interleave:
 
     def _ubatch(
         self, index: int, forward: Callable[[], object], results: list[Any]
-    ) -> _UBatchGreenlet:
+    ) -> UBatchGreenlet:
         def body() -> None:
             try:
                 if self.on_switch is not None:
@@ -167,11 +151,11 @@ class Interleave:
             finally:
                 self._leave_turns(self._live[index])
 
-        part = _UBatchGreenlet(body, self, index)
+        part = UBatchGreenlet(body, self, index)
         part.gr_context = contextvars.copy_context()  # a greenlet's own context starts empty
         return part
 
-    def _leave_turns(self, part: _UBatchGreenlet) -> None:
+    def _leave_turns(self, part: UBatchGreenlet) -> None:
         for other in self._live:
             if other.following is part:
                 other.following = part.following
@@ -218,8 +202,36 @@ class Interleave:
         finally:
             self.in_exchange = False
 
+    def exchange_beside(self, work: Callable[[], T], part: UBatchGreenlet) -> T:
+        """Launches several collectives of `part` on a side stream, then lets the next one run."""
+        side = self.streams.stream(Role.EXCHANGE)
+        result = self.launch_beside(side, lambda: self.in_line(work), part)
+        KeepAlive().cross(result, self.compute)
+        return result
+
+    def launch_in_two_steps(
+        self, launch: Callable[[], Any], then: Callable[[Any], Any], part: UBatchGreenlet
+    ) -> Any:
+        """Launches the first collective of `part`, and the second one in the next one's turn."""
+        second = _Postponed(part.index, self.events.take())
+
+        def launch_first() -> None:
+            counted = self.in_line(launch)
+            second.work = lambda: then(counted)
+            self.postponed.append(second)
+
+        try:
+            self.launch_beside(self.communication, launch_first, part)
+            if not second.is_launched:  # nobody else has communicated since: it is the only one
+                self.launch_postponed(part.index)
+        finally:
+            if second.is_launched:
+                self.compute.wait_event(second.after)  # as in `launch_beside`
+        KeepAlive().cross(second.result, self.compute)
+        return second.result
+
     def launch_beside(
-        self, communication: Stream, launch: Callable[[], T], part: _UBatchGreenlet
+        self, communication: Stream, launch: Callable[[], T], part: UBatchGreenlet
     ) -> T:
         """Launches what `part` communicates on that stream, then lets the next ubatch run."""
         if self.postponed:
@@ -242,137 +254,3 @@ class Interleave:
             # past the collective.
             compute.wait_event(after)
         return result
-
-
-def current_ubatch() -> int | None:
-    """The index of the ubatch that is running, None outside of Interleave.run."""
-    part = greenlet.getcurrent()
-    return part.index if isinstance(part, _UBatchGreenlet) else None
-
-
-def communicate(launch: Callable[[], T]) -> T:
-    """Runs a collective; inside a ubatch, the others compute meanwhile.
-
-    launch: issues the collective on the stream that is current when it is called. Tensors that it
-    writes must have been allocated before, on the compute stream, and its tensors must be held by
-    the caller until this returns: then no memory changes hands between streams.
-    Outside of Interleave.run it just calls `launch`. Inside of a torch operator that is implemented
-    in Python the ubatch cannot yield: the collective runs in line and is counted.
-    """
-    part = greenlet.getcurrent()
-    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
-        return launch()
-    if _inside_operator():
-        part.interleave.num_unswitched += 1
-        return launch()
-    run = part.interleave
-    return run.launch_beside(run.communication, launch, part)
-
-
-def collective(begin: Callable[[], Work]) -> None:
-    """Runs a collective of torch.distributed; inside a ubatch, the others compute meanwhile.
-
-    begin: begins it after the current stream's work, with async_op=True, and returns its handle.
-    The library's stream does the communication: half the events of `communicate` are enough.
-    The same holds about tensors, and about torch operators that are implemented in Python.
-    """
-    part = greenlet.getcurrent()
-    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
-        begin().wait()
-    elif _inside_operator():
-        part.interleave.num_unswitched += 1
-        begin().wait()
-    else:
-        if part.interleave.postponed:
-            part.interleave.launch_postponed(part.index)
-        work = begin()
-        if part.interleave.is_deferring:
-            return  # whoever defers it waits
-        try:
-            part.let_others_run()
-        finally:
-            work.wait()  # also while it is unwound: see Interleave
-
-
-def deferred(launch: Callable[[], T]) -> T:
-    """Begins collectives whose results are wanted later: this ubatch goes on beside them.
-
-    launch: calls `collective`, whose handles the caller keeps. It waits for them before their
-            results are used, and also while it is unwound; best after a later collective of this
-            ubatch, by when they are done. Outside of Interleave.run they are waited for at once.
-    """
-    part = greenlet.getcurrent()
-    if not isinstance(part, _UBatchGreenlet):
-        return launch()
-    run = part.interleave
-    run.is_deferring = True
-    try:
-        return launch()
-    finally:
-        run.is_deferring = False
-
-
-def exchange(work: Callable[[], T]) -> T:
-    """Runs collectives and what lies between them; inside a ubatch, the others compute
-    meanwhile, beside all of it.
-
-    work: calls `collective` or `communicate` once or several times. It runs on a side stream, which
-    is not the compute stream. What it reads must be held by the caller until this returns; it
-    returns tensors, or tuples or lists of them. Torch operators that are implemented in Python: as
-    with `communicate`.
-    """
-    part = greenlet.getcurrent()
-    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
-        return work()
-    if _inside_operator():
-        return work()  # whose collectives are counted
-    run = part.interleave
-    result = run.launch_beside(run.streams.stream(Role.EXCHANGE), lambda: run.in_line(work), part)
-    KeepAlive().cross(result, run.compute)
-    return result
-
-
-def sized_exchange(count: Callable[[], C], move: Callable[[C], T]) -> T:
-    """Runs two collectives, of which the second has sizes that the first one tells the host.
-
-    count: issues the first, on the communication stream, and what brings the sizes to the host
-    move:  is given what `count` returned, makes the host wait for it, and issues the second there;
-           returns what `exchange` may return
-    Inside a ubatch the others run after `count`. `move` is called in front of their next
-    collective: the host waits while the device has their work to do, but not for it, and the second
-    collective does not queue up after it either. What both read must be held by the caller until
-    this returns. Torch operators that are implemented in Python: as with `communicate`.
-    """
-    part = greenlet.getcurrent()
-    if not isinstance(part, _UBatchGreenlet) or part.interleave.in_exchange:
-        return move(count())
-    if _inside_operator():
-        return move(count())  # whose collectives are counted
-    run = part.interleave
-    second = _Postponed(part.index, run.events.take())
-
-    def launch() -> None:
-        counted = run.in_line(count)
-        second.work = lambda: move(counted)
-        run.postponed.append(second)
-
-    try:
-        run.launch_beside(run.communication, launch, part)
-        if not second.is_launched:  # nobody else has communicated since: it is the only one
-            run.launch_postponed(part.index)
-    finally:
-        if second.is_launched:
-            run.compute.wait_event(second.after)  # as in launch_beside
-    KeepAlive().cross(second.result, run.compute)
-    result: T = second.result
-    return result
-
-
-def _inside_operator() -> bool:
-    # Globals tell a module at less cost than the file's name; most of a hand-over is this walk.
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_globals is _OPERATOR_MODULE:
-            return True
-        frame = frame.f_back
-    return False

@@ -1,9 +1,8 @@
-"""Does a step gain from being split? The decision, its reason, and how often each was given."""
+"""Does a step gain from being split? The decision and its reason."""
 
 import enum
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vllm_davinci.multistream.costs import StepCosts
 from vllm_davinci.multistream.split import CutMode, Split, choose_cuts, split_at
@@ -60,10 +59,17 @@ class Decision:
     reason: Reason
     split: Split | None = None
 
+    def withdrawn(self, reason: str) -> "Decision":
+        """The decision to keep the step whole, for a reason that the caller has found.
 
-@dataclass
+        reason: a name of Reason. A step that stays whole keeps the reason it has.
+        """
+        return self if self.split is None else Decision(Reason[reason])
+
+
+@dataclass(frozen=True)
 class SplitPolicy:
-    """Decides for each step and counts the reasons.
+    """Decides for each step. The decision follows from the step's facts alone.
 
     has_communication: whether there is a rank to communicate with
     min_total_tokens, min_prefill_tokens: smaller steps stay whole
@@ -72,7 +78,6 @@ class SplitPolicy:
     alignment: cuts inside requests are at multiples of so many tokens
     first_share: of a step's tokens, those of its first part; None: all parts are equal
     costs:    decide instead of the thresholds of steps with a prefill, where they are known
-    is_ordered:  whether no part reads cache blocks that a later part fills; None: always
     """
 
     enabled: bool = True
@@ -87,25 +92,9 @@ class SplitPolicy:
     decode: bool = False
     min_decode_tokens: int = 32
     costs: StepCosts | None = None
-    is_ordered: Callable[[Split], bool] | None = None
-    counters: Counter[Reason] = field(default_factory=Counter)
 
     def decide(self, step: StepFacts) -> Decision:
-        """The decision for one step; counts its reason."""
-        decision = self.answer(step)
-        self.counters[decision.reason] += 1
-        return decision
-
-    def veto(self, decision: Decision) -> Decision:
-        """Takes back a split because another DP rank does not split; recounts it."""
-        if decision.split is None:
-            return decision
-        self.counters[decision.reason] -= 1
-        self.counters[Reason.VETOED] += 1
-        return Decision(Reason.VETOED)
-
-    def answer(self, step: StepFacts) -> Decision:
-        """The decision for a step that does not run now; counts nothing."""
+        """The decision for one step."""
         if not self.enabled:
             return Decision(Reason.DISABLED)
         if not step.is_real:
@@ -139,7 +128,4 @@ class SplitPolicy:
         )
         if not cuts:
             return Decision(Reason.NO_CUT)
-        split = split_at(step.query_lens, cuts)
-        if self.is_ordered is not None and not self.is_ordered(split):
-            return Decision(Reason.PREFIX_DEPENDENCY)
-        return Decision(Reason.SPLIT, split)
+        return Decision(Reason.SPLIT, split_at(step.query_lens, cuts))

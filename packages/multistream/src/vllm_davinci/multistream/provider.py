@@ -8,17 +8,10 @@ from vllm_davinci.multistream.costs import StepCosts
 from vllm_davinci.multistream.device import Event, Stream
 from vllm_davinci.multistream.events import EventPool, hand_over
 from vllm_davinci.multistream.fork import Fork
-from vllm_davinci.multistream.interleave import (
-    Interleave,
-    collective,
-    communicate,
-    current_ubatch,
-    deferred,
-    exchange,
-    sized_exchange,
-)
+from vllm_davinci.multistream.interleave import Interleave
 from vllm_davinci.multistream.policy import SplitPolicy, StepFacts
 from vllm_davinci.multistream.streams import Role, StreamPool
+from vllm_davinci.multistream.turns import communicate, current_ubatch
 
 
 class StreamScheduler:
@@ -28,10 +21,6 @@ class StreamScheduler:
 
     step_facts = StepFacts
     communicate = staticmethod(communicate)
-    collective = staticmethod(collective)
-    deferred = staticmethod(deferred)
-    exchange = staticmethod(exchange)
-    sized_exchange = staticmethod(sized_exchange)
     current_ubatch = staticmethod(current_ubatch)
 
     def __init__(self) -> None:

@@ -9,9 +9,9 @@
 
 #include "abi/ascendcl/declarations.h"
 #include "abi/ascendcl/legacy.h"
-#include "abi/opapi/legacy_operator.h"
 #include "acl/acl_op_compiler.h"
-#include "operator_tiers.h"
+#include "interface/legacy_call.h"
+#include "operators_absent.h"
 
 using vnpu::FailureKind;
 
@@ -20,14 +20,25 @@ namespace {
 constexpr size_t kOptionBytes = 64;
 std::atomic<int64_t> parameters[8];
 
+// A function of libopapi, which was loaded when the device was opened; null where it was not.
+template <class Function>
+Function* in_opapi(const char* name) {
+  void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
+  return operators == nullptr ? nullptr : reinterpret_cast<Function*>(::dlsym(operators, name));
+}
+
 const char* option(aclCompileOpt opt) {
   // "disable" sends every operator through aclnn; anything else would compile it just in time.
   return opt == ACL_OP_JIT_COMPILE ? "disable" : "";
 }
 
-// The tier under whose key the table `{"T1": ["Name", ...], ...}` lists an operator.
+// `vnpuTierOf` of libopapi, or the key under which the table `{"T1": ["Name", ...], ...}` of absent
+// operators lists one.
 std::string tier_of(const char* type) {
-  constexpr std::string_view table = vnpu::abi::kOperatorTiers;
+  if (auto* const tier = in_opapi<const char*(const char*)>("vnpuTierOf")) {
+    if (const char* const declared = tier(type)) return std::string("tier ") + declared;
+  }
+  constexpr std::string_view table = vnpu::abi::kAbsentOperators;
   const size_t listed = table.find('"' + std::string(type) + '"');
   if (listed == std::string_view::npos) return "in no tier: no model is known to need it";
   const size_t key_end = table.rfind("\": [", listed);
@@ -54,12 +65,7 @@ aclError run(const char* type, int inputs, const aclTensorDesc* const* input_des
              const aclDataBuffer* const* input_buffers, int outputs,
              const aclTensorDesc* const* output_descs, aclDataBuffer* const* output_buffers,
              const aclopAttr* attributes, aclrtStream stream) {
-  // Loaded when the device was opened.
-  void* const operators = ::dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
-  auto* const run_legacy =
-      operators == nullptr
-          ? nullptr
-          : reinterpret_cast<vnpu::abi::RunLegacy*>(::dlsym(operators, "vnpuRunLegacy"));
+  auto* const run_legacy = in_opapi<vnpu::abi::RunLegacy>("vnpuRunLegacy");
   if (run_legacy == nullptr) return no_such_operator(type);
   vnpu::abi::LegacyCall call{type, {}, {}, {}};
   for (int i = 0; i < inputs; ++i) {

@@ -5,7 +5,7 @@
 #define FUNC_VISIBILITY
 #include "acl/acl.h"
 
-#include "abi/status.h"
+#include "interface/status.h"
 
 namespace vnpu::abi {
 

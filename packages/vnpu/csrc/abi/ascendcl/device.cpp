@@ -11,7 +11,6 @@
 #include <string>
 
 #include "abi/ascendcl/declarations.h"
-#include "device/capability.h"
 #include "device/configuration.h"
 #include "device/system.h"
 
@@ -180,9 +179,11 @@ VNPU_ACL(aclGetDeviceCapability, (uint32_t device, aclDeviceInfo info, int64_t* 
   return guarded("aclGetDeviceCapability", [&] {
     System::instance().physical(static_cast<int>(device));
     switch (info) {
-      case ACL_DEVICE_INFO_AI_CORE_NUM: *value = capability().cube_cores; return;
-      case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = capability().vector_cores; return;
-      case ACL_DEVICE_INFO_L2_SIZE: *value = capability().l2_bytes; return;
+      case ACL_DEVICE_INFO_AI_CORE_NUM: *value = Configuration::instance().chip->cube_cores; return;
+      case ACL_DEVICE_INFO_VECTOR_CORE_NUM:
+        *value = Configuration::instance().chip->vector_cores;
+        return;
+      case ACL_DEVICE_INFO_L2_SIZE: *value = Configuration::instance().chip->l2_bytes; return;
       default: break;
     }
     throw Failure(FailureKind::kInvalidArgument,

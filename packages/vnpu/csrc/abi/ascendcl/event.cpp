@@ -1,8 +1,8 @@
 // Events: records, waits, timing.
 
 #include "abi/ascendcl/declarations.h"
-#include "abi/handles.h"
 #include "device/system.h"
+#include "interface/handles.h"
 #include "timing/model.h"
 
 using namespace vnpu;

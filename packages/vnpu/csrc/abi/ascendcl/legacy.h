@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "abi/opapi/legacy_operator.h"
 #include "acl/acl_base.h"
+#include "interface/legacy_call.h"
 
 struct aclDataBuffer {
   void* data;

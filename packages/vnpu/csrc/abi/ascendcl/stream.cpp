@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "abi/ascendcl/declarations.h"
-#include "abi/handles.h"
 #include "device/system.h"
+#include "interface/handles.h"
 
 using namespace vnpu;
 using abi::guarded;

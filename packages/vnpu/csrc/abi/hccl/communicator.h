@@ -4,9 +4,9 @@
 #define FUNC_VISIBILITY
 #include "third_party/hccl/inc/hccl/hccl.h"
 
-#include "abi/status.h"
 #include "collective/element.h"
 #include "collective/group.h"
+#include "interface/status.h"
 
 // Every C function of this library.
 #define VNPU_HCCL(TYPE, NAME, PARAMETERS) \

@@ -1,8 +1,8 @@
 // libopapi: operators of the older interface (aclop), for libacl_op_compiler.
 
-#include "abi/opapi/legacy_operator.h"
-#include "abi/status.h"
 #include "device/system.h"
+#include "interface/legacy_call.h"
+#include "interface/status.h"
 #include "ops/legacy/legacy_operator.h"
 
 using namespace vnpu;

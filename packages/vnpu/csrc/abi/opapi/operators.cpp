@@ -1,78 +1,15 @@
-// libopapi: the operators, each in two phases, and what torch_npu asks for beside them.
-//
-// The symbols are indirect functions: the loader asks a resolver for the address, which lets the C
-// signature of a first phase follow from its row in ops/ instead of being written a second time.
+// libopapi: what torch_npu, tests and documents ask for beside the operators. Those export
+// themselves (ops/operator.h).
 
 #include <algorithm>
 
-#include "abi/status.h"
-#include "device/memory.h"
-#include "device/system.h"
+#include "interface/status.h"
 #include "ops/constraints.h"
 #include "ops/handles.h"
 #include "ops/matmul/fractal_layout.h"
 #include "ops/operator.h"
 
 using namespace vnpu;
-
-namespace {
-
-// A workspace is memory like any other: it has to be there, and nobody else may use it meanwhile.
-void add_workspace(Task& task, const void* workspace, uint64_t given, uint64_t needed) {
-  if (needed == 0) return;
-  if (workspace == nullptr || given < needed) {
-    throw Failure(FailureKind::kOperatorInvalid,
-                  std::string(task.name) + ": a workspace of " + std::to_string(given) +
-                      " bytes at " + (workspace == nullptr ? "null" : "an address") + ", but " +
-                      std::to_string(needed) + " were asked for by " + task.name +
-                      "GetWorkspaceSize. Pass what it asked for.");
-  }
-  Memory& memory = Memory::instance();
-  if (!memory.is_live(workspace, needed)) {
-    memory.check(workspace, needed, (std::string(task.name) + " workspace").c_str());
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(workspace);
-  task.touched.set_workspace({begin, begin + needed});
-}
-
-// Phase two of every operator.
-int launch(void* workspace, uint64_t workspace_bytes, aclOpExecutor* executor, void* stream) {
-  if (executor == nullptr) {
-    return abi::report(FailureKind::kOperatorInvalid,
-                       "vnpu: an operator was launched without an executor.");
-  }
-  // One-shot executors end here; a repeatable one belongs to the caller.
-  const TaskPtr task = executor->task;
-  const uint64_t needed = executor->workspace_bytes;
-  if (!executor->repeatable) delete executor;
-  try {
-    add_workspace(*task, workspace, workspace_bytes, needed);
-  } catch (...) {
-    return ops::report_exception(task->name);
-  }
-  return abi::guarded(task->name, [&] {
-    System& system = System::instance();
-    system.executor().submit(abi::stream_of(stream), task);
-  });
-}
-
-}  // namespace
-
-#define VNPU_INDIRECT(SYMBOL, ADDRESS)                                             \
-  extern "C" {                                                                     \
-  __attribute__((used)) static ops::Address resolve_##SYMBOL() { return ADDRESS; } \
-  __attribute__((visibility("default"), ifunc("resolve_" #SYMBOL))) void SYMBOL(); \
-  }
-#define VNPU_EXPORT(NAME)                                             \
-  namespace vnpu::ops {                                               \
-  Address prepare_##NAME();                                           \
-  }                                                                   \
-  VNPU_INDIRECT(aclnn##NAME##GetWorkspaceSize, ops::prepare_##NAME()) \
-  VNPU_INDIRECT(aclnn##NAME, reinterpret_cast<ops::Address>(&launch))
-#define VNPU_MAX_WORKSPACE(NAME) \
-  VNPU_INDIRECT(aclnn##NAME##GetMaxWorkspaceSize, ops::prepare_##NAME())
-
-#include "abi/opapi/operators.inc"
 
 // Not in two phases: says what the caller has to allocate. The caller frees the sizes with
 // delete[].
@@ -132,4 +69,16 @@ extern "C" __attribute__((visibility("default"))) int aclnnCalculateMatmulWeight
 extern "C" __attribute__((visibility("default"))) const char* vnpuListConstraints() {
   static const std::string all = ops::listed_constraints();
   return all.c_str();
+}
+
+// Likewise: the operators of ops/declaration.h.
+extern "C" __attribute__((visibility("default"))) const char* vnpuListOperators() {
+  static const std::string all = ops::listed_operators();
+  return all.c_str();
+}
+
+// Likewise: the tier of an operator, by its name without "aclnn"; null where there is none.
+extern "C" __attribute__((visibility("default"))) const char* vnpuTierOf(const char* type) {
+  const ops::Operator* const found = ops::operator_named(std::string("aclnn") + type);
+  return found == nullptr ? nullptr : ops::text_of(found->declared.tier);
 }

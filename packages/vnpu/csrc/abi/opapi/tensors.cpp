@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "abi/status.h"
+#include "interface/status.h"
 #include "ops/handles.h"
 
 using namespace vnpu;

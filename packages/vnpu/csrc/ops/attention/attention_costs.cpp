@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/costs.h"
+#include "ops/attention/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -123,39 +123,28 @@ void attend(const Call& call, Work& work, const std::vector<int64_t>* query_leng
   work.written_bytes = bytes_of(out);
 }
 
+}  // namespace
+
 void attend_with_lengths(const Call& call, Work& work) {
   attend(call, work, call.integers("query_lengths"), call.integers("key_lengths"));
 }
+
 void attend_with_ends(const Call& call, Work& work) {
   attend(call, work, call.integers("query_ends"), call.integers("key_ends"));
 }
 
-const bool attention = price(
-    "cost: FusedInferAttentionScoreV2 FusedInferAttentionScoreV3 FusedInferAttentionScoreV4 "
-    "FusedInferAttentionScoreV5 PromptFlashAttentionV3 IncreFlashAttentionV4",
-    attend_with_lengths);
-const bool training_attention = price(
-    "cost: FlashAttentionScore FlashAttentionScoreV2 FlashAttentionVarLenScore "
-    "FlashAttentionVarLenScoreV2 FlashAttentionVarLenScoreV3 FlashAttentionVarLenScoreV4 "
-    "FlashAttentionVarLenScoreV5",
-    attend_with_ends);
-
-const bool pieces = price(
-    "cost: ApplyRotaryPosEmb ApplyRotaryPosEmbV2 AttentionUpdate InterleaveRope "
-    "RotaryPositionEmbedding RotaryPositionEmbeddingV2 ScaledMaskedSoftmax",
-    [](const Call& call, Work& work) { for_each_element(call, work, 6); });
-
 // Of the table of sines and cosines, the rows of the tokens.
-const bool rotary_with_table =
-    price("cost: RopeWithSinCosCache RopeWithSinCosCacheV2", [](const Call& call, Work& work) {
-      const int64_t query = bytes_of(call.tensor("query"));
-      const int64_t key = bytes_of(call.tensor("key"));
-      work.read_bytes = query + key +
-                        call.tensor("positions").numel() * size_at(call.tensor("table"), -1) *
-                            static_cast<int64_t>(c10::elementSize(call.tensor("table").dtype));
-      work.written_bytes = query + key;
-      work.vector_operations = 6 * (call.tensor("query").numel() + call.tensor("key").numel());
-    });
+void cost_of_rope_with_sin_cos_cache(const Call& call, Work& work) {
+  const int64_t query = bytes_of(call.tensor("query"));
+  const int64_t key = bytes_of(call.tensor("key"));
+  work.read_bytes = query + key +
+                    call.tensor("positions").numel() * size_at(call.tensor("table"), -1) *
+                        static_cast<int64_t>(c10::elementSize(call.tensor("table").dtype));
+  work.written_bytes = query + key;
+  work.vector_operations = 6 * (call.tensor("query").numel() + call.tensor("key").numel());
+}
+
+namespace {
 
 // Of a cache, the rows that are written.
 void write_rows(Work& work, int64_t bytes, int64_t elements, int64_t operations) {
@@ -163,25 +152,27 @@ void write_rows(Work& work, int64_t bytes, int64_t elements, int64_t operations)
   work.written_bytes = bytes;
   work.vector_operations = operations * elements;
 }
-const bool scatter_keys =
-    price("cost: ScatterPaKvCache ScatterPaCache", [](const Call& call, Work& work) {
-      int64_t bytes = bytes_of(call.tensor("key"));
-      if (call.has("value")) bytes += bytes_of(call.tensor("value"));
-      write_rows(work, bytes, 0, 0);
-    });
-const bool scatter_updates =
-    price("cost: InplaceQuantScatter InplaceQuantScatterV2 ScatterList ScatterNdUpdate",
-          [](const Call& call, Work& work) {
-            const TensorView& updates = call.tensor("updates");
-            write_rows(work, bytes_of(updates), updates.numel(), 2);
-          });
-const bool gather_keys = price("cost: GatherPaKvCache", [](const Call& call, Work& work) {
+}  // namespace
+
+void cost_of_scatter_pa_kv_cache(const Call& call, Work& work) {
+  int64_t bytes = bytes_of(call.tensor("key"));
+  if (call.has("value")) bytes += bytes_of(call.tensor("value"));
+  write_rows(work, bytes, 0, 0);
+}
+
+void cost_of_inplace_quant_scatter(const Call& call, Work& work) {
+  const TensorView& updates = call.tensor("updates");
+  write_rows(work, bytes_of(updates), updates.numel(), 2);
+}
+
+void cost_of_gather_pa_kv_cache(const Call& call, Work& work) {
   write_rows(work, bytes_of(call.tensor("key")) + bytes_of(call.tensor("value")), 0, 0);
-});
-const bool norm_rope_cache = price("cost: KvRmsNormRopeCache", [](const Call& call, Work& work) {
+}
+
+void cost_of_kv_rms_norm_rope_cache(const Call& call, Work& work) {
   const TensorView& kv = call.tensor("kv");
   write_rows(work, bytes_of(kv), kv.numel(), 10);
-});
+}
 
 // Projections of the hidden states, norms, rotary embedding, absorption of the key's projection,
 // and the tokens' rows of the cache.
@@ -211,7 +202,5 @@ void prolog(const Call& call, Work& work) {
   work.vector_operations =
       10 * (rows + call.tensor("query").numel() + call.tensor("query_rope").numel());
 }
-const bool prologs = price("cost: MlaPrologV2WeightNz MlaPrologV3WeightNz", prolog);
 
-}  // namespace
 }  // namespace vnpu::ops

@@ -14,6 +14,8 @@
 #include <immintrin.h>
 #endif
 
+#include "ops/vector_width.h"
+
 namespace vnpu::ops {
 
 int64_t element_bytes(Element element) {
@@ -82,13 +84,8 @@ namespace avx512 {
 void attend_piece(const AttentionProblem& problem, const AttentionPiece& piece) {
 #ifdef VNPU_WIDE_VECTORS
   static const auto best = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      return &avx512::attend;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2::attend;
-    return &baseline::attend;
+    const int floats = vector_floats();
+    return floats == 16 ? &avx512::attend : floats == 8 ? &avx2::attend : &baseline::attend;
   }();
   best(problem, piece);
 #else

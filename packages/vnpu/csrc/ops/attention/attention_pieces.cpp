@@ -2,7 +2,9 @@
 
 #include <limits>
 
+#include "ops/attention/declarations.h"
 #include "ops/matmul/blocked_matmul.h"
+#include "ops/matmul/declarations.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
@@ -10,8 +12,10 @@
 namespace vnpu::ops {
 
 // Merges attention over parts of the keys: each part's result counts with e^(its lse).
-VNPU_OPERATOR(AttentionUpdate, (const TensorList& lse, const TensorList& parts, int64_t wants_lse,
-                                Out out, OptionalOut lse_out)) {
+VNPU_OPERATOR(AttentionUpdate,
+              (const TensorList& lse, const TensorList& parts, int64_t wants_lse, Out out,
+               OptionalOut lse_out),
+              {.tier = kT2, .cost = elements<6>, .allowed = allowed_attention_update}) {
   require(!lse.empty() && lse.size() == parts.size(),
           "lse and localOut must have one tensor per part each.");
   if (out.tensor.numel() == 0) return;
@@ -33,7 +37,8 @@ VNPU_OPERATOR(AttentionUpdate, (const TensorList& lse, const TensorList& parts, 
 }
 
 VNPU_OPERATOR(ScaledMaskedSoftmax,
-              (const Tensor& x, const Tensor& mask, double scale, bool triangle, Out out)) {
+              (const Tensor& x, const Tensor& mask, double scale, bool triangle, Out out),
+              {.tier = kT2, .cost = elements<6>}) {
   require(!triangle, "fixedTriuMask is not supported by the device either; pass the mask.");
   constexpr double kHidden = -10000.0;  // what the device puts in place of a masked score
   store(out, at::softmax((x.to(at::kFloat) * scale).masked_fill(mask.to(at::kBool), kHidden), -1));
@@ -43,7 +48,10 @@ VNPU_OPERATOR(ScaledMaskedSoftmax,
 VNPU_OPERATOR(TransposeBatchMatMul,
               (const Tensor& x1, const Tensor& x2, const OptionalTensor& bias,
                const OptionalTensor& scale, const IntArray& permute_x1, const IntArray& permute_x2,
-               const IntArray& permute_y, int8_t, int32_t split, Out out)) {
+               const IntArray& permute_y, int8_t, int32_t split, Out out),
+              {.tier = kT2,
+               .cost = cost_of_transpose_batch_mat_mul,
+               .allowed = allowed_transpose_batch_mat_mul}) {
   if (out.tensor.numel() == 0) return;
   const auto permuted = [](const Tensor& x, const IntArray& order) {
     return order.empty() ? x : x.permute(order);
@@ -62,8 +70,8 @@ VNPU_OPERATOR(TransposeBatchMatMul,
     if (!blocked_batch_matmul(left, right, y)) at::bmm_out(y, left, right);
     return;
   }
-  Tensor y =
-      at::matmul(permuted(x1, permute_x1).to(at::kFloat), permuted(x2, permute_x2).to(at::kFloat));
+  Tensor y = multiply_rows(permuted(x1, permute_x1).to(at::kFloat),
+                           permuted(x2, permute_x2).to(at::kFloat));
   if (bias) y = y + bias->to(at::kFloat);
   y = permuted(y, permute_y);  // [rows, batch, columns]
   if (scale) {

@@ -3,6 +3,7 @@
 
 #include <cctype>
 
+#include "ops/attention/declarations.h"
 #include "ops/attention/fused_attention.h"
 
 namespace vnpu::ops {
@@ -75,26 +76,30 @@ void flash(const Flash& flash) {
 
 VNPU_OPERATOR(FlashAttentionScore,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
-               const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS)) {
+               const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH({}, {}, 1));
 }
 VNPU_OPERATOR(FlashAttentionScoreV2,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray&, const OptionalIntArray&,
-               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS)) {
+               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH({}, {}, bias_type));
 }
 VNPU_OPERATOR(FlashAttentionVarLenScore,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray& query_ends,
-               const OptionalIntArray& key_ends, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS)) {
+               const OptionalIntArray& key_ends, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH(query_ends, key_ends, 1));
 }
 VNPU_OPERATOR(FlashAttentionVarLenScoreV2,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray& query_ends,
                const OptionalIntArray& key_ends, const OptionalIntArray&, const OptionalIntArray&,
-               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS)) {
+               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH(query_ends, key_ends, bias_type));
 }
 VNPU_OPERATOR(FlashAttentionVarLenScoreV3,
@@ -102,7 +107,8 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV3,
                const OptionalTensor& key_rope, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray& query_ends,
                const OptionalIntArray& key_ends, const OptionalIntArray&, const OptionalIntArray&,
-               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS)) {
+               VNPU_FLASH_ATTRIBUTES, int64_t bias_type, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   Flash call = VNPU_FLASH(query_ends, key_ends, bias_type);
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -114,7 +120,8 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV4,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, const OptionalIntArray& query_ends,
                const OptionalIntArray& key_ends, VNPU_FLASH_ATTRIBUTES, const Text&,
-               VNPU_FLASH_OUTPUTS)) {
+               VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   flash(VNPU_FLASH(query_ends, key_ends, 1));
 }
 VNPU_OPERATOR(FlashAttentionVarLenScoreV5,
@@ -123,7 +130,8 @@ VNPU_OPERATOR(FlashAttentionVarLenScoreV5,
                const OptionalTensor& sink, const OptionalIntArray&,
                const OptionalIntArray& query_ends, const OptionalIntArray& key_ends,
                const OptionalIntArray&, const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES,
-               int64_t bias_type, const Text&, VNPU_FLASH_OUTPUTS)) {
+               int64_t bias_type, const Text&, VNPU_FLASH_OUTPUTS),
+              {.tier = kT2, .cost = attend_with_ends}) {
   Flash call = VNPU_FLASH(query_ends, key_ends, bias_type);
   call.query_rope = query_rope;
   call.key_rope = key_rope;

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "ops/attention/declarations.h"
 #include "ops/attention/fused_attention.h"
 
 namespace vnpu::ops {
@@ -68,39 +69,32 @@ FusedAttention prepared(FusedAttention call, const OptionalTensor& scale_of_both
            wants_lse ? lse.tensor : OptionalTensor())
 
 VNPU_OPERATOR(FusedInferAttentionScoreV2,
-              (VNPU_FUSED_INFER_INPUTS, VNPU_FUSED_INFER_ATTRIBUTES, Out out, OptionalOut lse)) {
+              (VNPU_FUSED_INFER_INPUTS, VNPU_FUSED_INFER_ATTRIBUTES, Out out, OptionalOut lse),
+              {.tier = kT2,
+               .cost = attend_with_lengths,
+               .allowed = allowed_fused_infer_attention_score_v2}) {
   run(VNPU_FUSED_INFER_CALL);
 }
+VNPU_MAX_WORKSPACE(FusedInferAttentionScoreV2)
 
-VNPU_OPERATOR(FusedInferAttentionScoreV3,
-              (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
-               const OptionalTensor& key_rope, const OptionalTensor&, VNPU_FUSED_INFER_ATTRIBUTES,
-               Out out, OptionalOut lse)) {
+VNPU_OPERATOR(
+    FusedInferAttentionScoreV3,
+    (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope, const OptionalTensor& key_rope,
+     const OptionalTensor&, VNPU_FUSED_INFER_ATTRIBUTES, Out out, OptionalOut lse),
+    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v3}) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
   run(std::move(call));
 }
+VNPU_MAX_WORKSPACE(FusedInferAttentionScoreV3)
 
-VNPU_OPERATOR(FusedInferAttentionScoreV4,
-              (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
-               const OptionalTensor& key_rope, const OptionalTensor&,
-               const OptionalTensor& query_scale, const OptionalTensor& sink,
-               VNPU_FUSED_INFER_ATTRIBUTES, int64_t, Out out, OptionalOut lse)) {
-  FusedAttention call = VNPU_FUSED_INFER_CALL;
-  call.query_rope = query_rope;
-  call.key_rope = key_rope;
-  call.query_scale = query_scale;
-  call.sink = sink;
-  run(std::move(call));
-}
-
-VNPU_OPERATOR(FusedInferAttentionScoreV5,
-              (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope,
-               const OptionalTensor& key_rope, const OptionalTensor&,
-               const OptionalTensor& query_scale, const OptionalTensor& sink,
-               const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES,
-               int64_t, int64_t, Out out, OptionalOut lse)) {
+VNPU_OPERATOR(
+    FusedInferAttentionScoreV4,
+    (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope, const OptionalTensor& key_rope,
+     const OptionalTensor&, const OptionalTensor& query_scale, const OptionalTensor& sink,
+     VNPU_FUSED_INFER_ATTRIBUTES, int64_t, Out out, OptionalOut lse),
+    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v3}) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -108,6 +102,23 @@ VNPU_OPERATOR(FusedInferAttentionScoreV5,
   call.sink = sink;
   run(std::move(call));
 }
+VNPU_MAX_WORKSPACE(FusedInferAttentionScoreV4)
+
+VNPU_OPERATOR(
+    FusedInferAttentionScoreV5,
+    (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope, const OptionalTensor& key_rope,
+     const OptionalTensor&, const OptionalTensor& query_scale, const OptionalTensor& sink,
+     const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES, int64_t,
+     int64_t, Out out, OptionalOut lse),
+    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v3}) {
+  FusedAttention call = VNPU_FUSED_INFER_CALL;
+  call.query_rope = query_rope;
+  call.key_rope = key_rope;
+  call.query_scale = query_scale;
+  call.sink = sink;
+  run(std::move(call));
+}
+VNPU_MAX_WORKSPACE(FusedInferAttentionScoreV5)
 
 VNPU_OPERATOR(PromptFlashAttentionV3,
               (const Tensor& query, const Tensor& key, const Tensor& value,
@@ -117,7 +128,8 @@ VNPU_OPERATOR(PromptFlashAttentionV3,
                const OptionalTensor& dequant_values, const OptionalTensor& out_scale,
                const OptionalTensor& out_offset, int64_t query_heads, double scale,
                int64_t pre_tokens, int64_t next_tokens, const Text& layout, int64_t key_heads,
-               int64_t sparse_mode, int64_t, Out out)) {
+               int64_t sparse_mode, int64_t, Out out),
+              {.tier = kT2, .cost = attend_with_lengths}) {
   const TensorList keys{key};
   const TensorList values{value};
   run(prepared({query,
@@ -147,7 +159,8 @@ VNPU_OPERATOR(IncreFlashAttentionV4,
                const OptionalTensor& scale_of_both, const OptionalTensor& offset_of_both,
                const OptionalTensor& block_table, const OptionalTensor& key_padding,
                int64_t query_heads, double scale, const Text& layout, int64_t key_heads,
-               int64_t block_size, int64_t, Out out)) {
+               int64_t block_size, int64_t, Out out),
+              {.tier = kT2, .cost = attend_with_lengths}) {
   constexpr int64_t kAll = std::numeric_limits<int32_t>::max();
   FusedAttention call{query,       key,       value,           query_heads, key_heads,
                       scale,       layout,    {0, kAll, kAll}, out.tensor,  bias,

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/constraints.h"
+#include "ops/attention/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -142,13 +142,16 @@ std::vector<Row> rows(bool with_rope) {
             }),
        kDocument},
       {"key_heads",
-       that("have at most 64 query heads for each of its own", {"query_heads"},
-            [](const RuleArguments& own) -> Found {
-              const int64_t heads = own.integer();
-              if (heads <= 0 || own.integer(1) <= 64 * heads) return std::nullopt;
-              return "value " + text(heads) + " beside " + text(own.integer(1)) + " query heads";
-            }),
-       "op-plugin torch_npu-npu_fused_infer_attention_score.md, num_key_value_heads",
+       alone(that("have at most 64 query heads for each of its own", {"query_heads"},
+                  [](const RuleArguments& own) -> Found {
+                    const int64_t heads = own.integer();
+                    if (heads <= 0 || own.integer(1) <= 64 * heads) return std::nullopt;
+                    return "value " + text(heads) + " beside " + text(own.integer(1)) +
+                           " query heads";
+                  })),
+       "op-plugin torch_npu-npu_fused_infer_attention_score.md, num_key_value_heads; MLA has up to "
+       "128: CheckFeatureMlaNoQuantShape in fused_infer_attention_score_tiling_check_feature.cpp, "
+       "and the limit in incre_flash_attention_tiling_check.cpp holds without queryRope",
        {.until = CannRelease::k8_5}},
       {"query",
        that("have heads of at most 512 entries, a multiple of 16", {"layout", "query_heads"},
@@ -466,11 +469,10 @@ std::vector<Row> rows(bool with_rope) {
 // The system's share and the partial results of a divided key axis.
 constexpr Workspace kWorkspace{.bytes = 32 * kMiB, .copies = true};
 
-const bool constrained =
-    constrain({"FusedInferAttentionScoreV2"}, kWorkspace, rows(false), kA2 | kA3) &&
-    constrain(
-        {"FusedInferAttentionScoreV3", "FusedInferAttentionScoreV4", "FusedInferAttentionScoreV5"},
-        kWorkspace, rows(true), kA2 | kA3);
-
 }  // namespace
+
+Allowed allowed_fused_infer_attention_score_v2() { return {kWorkspace, rows(false), kA2 | kA3}; }
+
+Allowed allowed_fused_infer_attention_score_v3() { return {kWorkspace, rows(true), kA2 | kA3}; }
+
 }  // namespace vnpu::ops

@@ -6,6 +6,7 @@
 // head_size / piece, block_size, piece] (or with heads as a dimension of its own).
 
 #include "ops/attention/kv_cache.h"
+#include "ops/attention/declarations.h"
 
 #include <cstring>
 
@@ -205,11 +206,14 @@ void quantize_into(const InOut& self, const Tensor& indices, const Tensor& updat
 
 }  // namespace
 
-VNPU_OPERATOR(ScatterPaKvCache, (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
-                                 const OptionalTensor& value, OptionalInOut value_cache,
-                                 const OptionalTensor& compress_lens, const OptionalTensor&,
-                                 const OptionalTensor&, const Text& cache_mode,
-                                 const Text& scatter_mode, const IntArray&, const IntArray&)) {
+VNPU_OPERATOR(ScatterPaKvCache,
+              (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
+               const OptionalTensor& value, OptionalInOut value_cache,
+               const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
+               const Text& cache_mode, const Text& scatter_mode, const IntArray&, const IntArray&),
+              {.tier = kT2,
+               .cost = cost_of_scatter_pa_kv_cache,
+               .allowed = allowed_scatter_pa_kv_cache}) {
   // Compressed forms (a slot per head) exist on the device for a few chips only.
   if (compress_lens || slot_mapping.dim() != 1 || key.dim() == 4) {
     refuse(
@@ -226,9 +230,11 @@ VNPU_OPERATOR(ScatterPaKvCache, (const Tensor& key, InOut key_cache, const Tenso
   }
 }
 
-VNPU_OPERATOR(ScatterPaCache, (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
-                               const OptionalTensor& compress_lens, const OptionalTensor&,
-                               const OptionalTensor&, const Text& cache_mode)) {
+VNPU_OPERATOR(ScatterPaCache,
+              (const Tensor& key, InOut key_cache, const Tensor& slot_mapping,
+               const OptionalTensor& compress_lens, const OptionalTensor&, const OptionalTensor&,
+               const Text& cache_mode),
+              {.cost = cost_of_scatter_pa_kv_cache}) {
   if (compress_lens)
     refuse("compressLens is not supported; pass [tokens, heads, size] without it.");
   write_slots(key, key_cache.tensor, slot_mapping, cache_mode_of(cache_mode), false);
@@ -237,7 +243,10 @@ VNPU_OPERATOR(ScatterPaCache, (const Tensor& key, InOut key_cache, const Tensor&
 VNPU_OPERATOR(GatherPaKvCache,
               (const Tensor& key_cache, const Tensor& value_cache, const Tensor& block_tables,
                const Tensor& seq_lens, InOut key, InOut value, const OptionalTensor& seq_offset,
-               const Text& cache_mode, bool cumulative)) {
+               const Text& cache_mode, bool cumulative),
+              {.tier = kT2,
+               .cost = cost_of_gather_pa_kv_cache,
+               .allowed = allowed_gather_pa_kv_cache}) {
   const CacheMode mode = cache_mode_of(cache_mode);
   std::vector<int64_t> lengths = host_values(seq_lens);
   if (cumulative) {  // [0, end of request 0, end of request 1, ...]
@@ -264,7 +273,8 @@ VNPU_OPERATOR(GatherPaKvCache,
   gather_blocks(value_cache, block_tables, lengths, first, mode, value.tensor);
 }
 
-VNPU_OPERATOR(ScatterNdUpdate, (InOut self, const Tensor& indices, const Tensor& updates)) {
+VNPU_OPERATOR(ScatterNdUpdate, (InOut self, const Tensor& indices, const Tensor& updates),
+              {.tier = kT2, .cost = cost_of_inplace_quant_scatter}) {
   const int64_t depth = indices.size(-1);
   if (depth > self.tensor.dim()) {
     refuse("indices address " + std::to_string(depth) + " dimensions of a tensor with " +
@@ -276,8 +286,10 @@ VNPU_OPERATOR(ScatterNdUpdate, (InOut self, const Tensor& indices, const Tensor&
   self.tensor.index_put_(index, updates.to(self.tensor.scalar_type()));
 }
 
-VNPU_OPERATOR(ScatterList, (const InOutList& self, const Tensor& indices, const Tensor& updates,
-                            const OptionalTensor& mask, const Text& reduce, int64_t axis)) {
+VNPU_OPERATOR(ScatterList,
+              (const InOutList& self, const Tensor& indices, const Tensor& updates,
+               const OptionalTensor& mask, const Text& reduce, int64_t axis),
+              {.tier = kT2, .cost = cost_of_inplace_quant_scatter}) {
   if (!reduce.empty() && reduce != "update") {
     refuse("reduce '" + reduce + "' is not known; the device only has 'update'.");
   }
@@ -295,14 +307,16 @@ VNPU_OPERATOR(ScatterList, (const InOutList& self, const Tensor& indices, const 
 
 VNPU_OPERATOR(InplaceQuantScatter,
               (InOut self, const Tensor& indices, const Tensor& updates, const Tensor& scales,
-               const OptionalTensor& zero_points, int64_t axis, int64_t quant_axis, int64_t)) {
+               const OptionalTensor& zero_points, int64_t axis, int64_t quant_axis, int64_t),
+              {.tier = kT2, .cost = cost_of_inplace_quant_scatter}) {
   quantize_into(self, indices, updates, scales, zero_points, axis, quant_axis);
 }
 
 VNPU_OPERATOR(InplaceQuantScatterV2,
               (InOut self, const Tensor& indices, const Tensor& updates, const Tensor& scales,
                const OptionalTensor& zero_points, int64_t axis, int64_t quant_axis, int64_t,
-               const Text& round_mode)) {
+               const Text& round_mode),
+              {.tier = kT2, .cost = cost_of_inplace_quant_scatter}) {
   if (!round_mode.empty() && round_mode != "rint") {
     refuse("roundMode '" + round_mode + "' is not supported; use rint.");
   }

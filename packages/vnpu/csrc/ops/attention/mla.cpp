@@ -1,8 +1,10 @@
 // What stands before multi-head latent attention: projections, norms, rotary embedding and the
 // write to the caches of the latent and the rotary part.
 
+#include "ops/attention/declarations.h"
 #include "ops/attention/kv_cache.h"
 #include "ops/attention/rotary.h"
+#include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/quantization/int8_quantization.h"
 #include "ops/reduction/norm.h"
@@ -122,7 +124,8 @@ struct LatentProlog {
 Tensor project(const Tensor& x, const LaidOut& weight, const OptionalTensor& row_scale,
                const OptionalTensor& scale) {
   const Tensor matrix = dense_weight(weight);
-  if (matrix.scalar_type() != at::kChar) return at::matmul(x.to(at::kFloat), matrix.to(at::kFloat));
+  if (matrix.scalar_type() != at::kChar)
+    return multiply_rows(x.to(at::kFloat), matrix.to(at::kFloat));
   require(x.scalar_type() == at::kChar && row_scale && scale,
           "an int8 weight needs int8 rows and both scales.");
   return multiply_integers(x, matrix).to(at::kFloat) * scale->to(at::kFloat).reshape({-1}) *
@@ -158,8 +161,8 @@ void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rop
   const Tensor query = project(normed, call.up_query, normed_scale, call.up_query_scale)
                            .to(type)
                            .view({rows, heads, size + rope});
-  const Tensor absorbed = at::matmul(query.narrow(-1, 0, size).transpose(0, 1).to(at::kFloat),
-                                     call.absorbed_key.to(at::kFloat))
+  const Tensor absorbed = multiply_rows(query.narrow(-1, 0, size).transpose(0, 1).to(at::kFloat),
+                                        call.absorbed_key.to(at::kFloat))
                               .transpose(0, 1);
   if (call.query_scale_out && query_out.tensor.scalar_type() == at::kChar) {
     const auto [values, scales] = quantize_rows(absorbed.contiguous());
@@ -214,7 +217,10 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
                const OptionalTensor& rope_scale, const OptionalTensor& latent_scale,
                const OptionalTensor& rope_offset, const OptionalTensor& latent_offset,
                double epsilon, const Text& cache_mode, bool wants_rows, OptionalOut rope_out,
-               OptionalOut latent_out)) {
+               OptionalOut latent_out),
+              {.tier = kT2,
+               .cost = cost_of_kv_rms_norm_rope_cache,
+               .allowed = allowed_kv_rms_norm_rope_cache}) {
   if (kv.numel() == 0) return;
   const int64_t latent = gamma.size(0);
   const int64_t rope = kv.size(-1) - latent;
@@ -249,7 +255,8 @@ VNPU_OPERATOR(MlaPrologV2WeightNz,
                const OptionalTensor& up_query_scale, const OptionalTensor& down_key_scale,
                const OptionalTensor& latent_scale, const OptionalTensor& rope_scale,
                const OptionalTensor& smooth, double query_epsilon, double key_epsilon,
-               const Text& cache_mode, Out query, Out query_rope, OptionalOut query_scale)) {
+               const Text& cache_mode, Out query, Out query_rope, OptionalOut query_scale),
+              {.tier = kT2, .cost = prolog}) {
   prolog({x,
           down_query,
           up_query,
@@ -293,7 +300,8 @@ VNPU_OPERATOR(MlaPrologV3WeightNz,
                double key_epsilon, const Text& cache_mode, int64_t weight_mode,
                int64_t cache_quant_mode, int64_t, int64_t joint_caches, int64_t joint_scales,
                int64_t, double query_factor, double key_factor, Out query, Out query_rope,
-               OptionalOut query_scale, OptionalOut normed_query, OptionalOut normed_query_scale)) {
+               OptionalOut query_scale, OptionalOut normed_query, OptionalOut normed_query_scale),
+              {.tier = kT2, .cost = prolog}) {
   if (weight_mode > 2 || cache_quant_mode > 2 || joint_caches != 0 || joint_scales != 0) {
     refuse("weightQuantMode " + std::to_string(weight_mode) + ", kvCacheQuantMode " +
            std::to_string(cache_quant_mode) + ", ckvkrRepoMode " + std::to_string(joint_caches) +

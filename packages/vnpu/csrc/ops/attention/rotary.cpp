@@ -7,6 +7,7 @@
 // end.
 
 #include "ops/attention/rotary.h"
+#include "ops/attention/declarations.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -178,12 +179,15 @@ void rotate_from_table(const Tensor& positions, const Tensor& query, const Tenso
 }  // namespace
 
 VNPU_OPERATOR(RotaryPositionEmbedding,
-              (const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t mode, Out out)) {
+              (const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t mode, Out out),
+              {.tier = kT2, .cost = elements<6>}) {
   rotate(x, {cos, sin, false}, pairing_of(mode), out.tensor);
 }
 
-VNPU_OPERATOR(RotaryPositionEmbeddingV2, (const Tensor& x, const Tensor& cos, const Tensor& sin,
-                                          int64_t mode, const OptionalTensor& rotation, Out out)) {
+VNPU_OPERATOR(RotaryPositionEmbeddingV2,
+              (const Tensor& x, const Tensor& cos, const Tensor& sin, int64_t mode,
+               const OptionalTensor& rotation, Out out),
+              {.tier = kT2, .cost = elements<6>}) {
   if (!rotation) {
     rotate(x, {cos, sin, false}, pairing_of(mode), out.tensor);
     return;
@@ -194,18 +198,25 @@ VNPU_OPERATOR(RotaryPositionEmbeddingV2, (const Tensor& x, const Tensor& cos, co
 }
 
 VNPU_OPERATOR(ApplyRotaryPosEmb,
-              (InOut query, InOut key, const Tensor& cos, const Tensor& sin, int64_t layout)) {
+              (InOut query, InOut key, const Tensor& cos, const Tensor& sin, int64_t layout),
+              {.tier = kT2, .cost = elements<6>}) {
   rotate_both(query, key, cos, sin, layout, Pairing::kHalf);
 }
 
-VNPU_OPERATOR(ApplyRotaryPosEmbV2, (InOut query, InOut key, const Tensor& cos, const Tensor& sin,
-                                    int64_t layout, const Text& rotary_mode)) {
+VNPU_OPERATOR(ApplyRotaryPosEmbV2,
+              (InOut query, InOut key, const Tensor& cos, const Tensor& sin, int64_t layout,
+               const Text& rotary_mode),
+              {.tier = kT2, .cost = elements<6>}) {
   rotate_both(query, key, cos, sin, layout, pairing_of(rotary_mode));
 }
 
-VNPU_OPERATOR(RopeWithSinCosCache, (const Tensor& positions, const Tensor& query, const Tensor& key,
-                                    const Tensor& table, const IntArray& section, int64_t head_size,
-                                    bool half_style, Out query_out, Out key_out)) {
+VNPU_OPERATOR(RopeWithSinCosCache,
+              (const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& table,
+               const IntArray& section, int64_t head_size, bool half_style, Out query_out,
+               Out key_out),
+              {.tier = kT2,
+               .cost = cost_of_rope_with_sin_cos_cache,
+               .allowed = allowed_rope_with_sin_cos_cache}) {
   rotate_from_table(positions, query, key, table, section, head_size, half_style, false, query_out,
                     key_out);
 }
@@ -213,12 +224,16 @@ VNPU_OPERATOR(RopeWithSinCosCache, (const Tensor& positions, const Tensor& query
 VNPU_OPERATOR(RopeWithSinCosCacheV2,
               (const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& table,
                const IntArray& section, int64_t head_size, bool half_style, int64_t cache_mode,
-               Out query_out, Out key_out)) {
+               Out query_out, Out key_out),
+              {.tier = kT2,
+               .cost = cost_of_rope_with_sin_cos_cache,
+               .allowed = allowed_rope_with_sin_cos_cache}) {
   rotate_from_table(positions, query, key, table, section, head_size, half_style, cache_mode == 1,
                     query_out, key_out);
 }
 
-VNPU_OPERATOR(InterleaveRope, (const Tensor& x, const Tensor& cos, const Tensor& sin, Out out)) {
+VNPU_OPERATOR(InterleaveRope, (const Tensor& x, const Tensor& cos, const Tensor& sin, Out out),
+              {.tier = kT2, .cost = elements<6>, .allowed = allowed_interleave_rope}) {
   rotate(x, {cos, sin, false}, Pairing::kInterleaveHalf, out.tensor);
 }
 

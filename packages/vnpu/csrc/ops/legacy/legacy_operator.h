@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "abi/opapi/legacy_operator.h"
+#include "interface/legacy_call.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {

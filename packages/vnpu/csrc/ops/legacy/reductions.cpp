@@ -36,7 +36,7 @@ const bool any = legacy("ReduceAny", [](const LegacyArguments& a) -> Results {
 const bool all = legacy("ReduceAll", [](const LegacyArguments& a) -> Results {
   return {at::all(a[0], dimensions(a), keeps(a))};
 });
-const bool product = legacy("ReduceProd", [](const LegacyArguments& a) -> Results {
+const bool reduced_product = legacy("ReduceProd", [](const LegacyArguments& a) -> Results {
   Tensor result = widen(a[0]);
   for (const int64_t dim : dimensions(a)) result = at::prod(result, dim, true);
   return {result.reshape(a.output_sizes())};

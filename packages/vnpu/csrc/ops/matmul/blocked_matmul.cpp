@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops/float_rows.h"
+#include "ops/matmul/block_kernel.h"
 
 namespace vnpu::ops {
 namespace {
@@ -22,8 +23,8 @@ constexpr int64_t kGrainBFloat16 = 1 << 24;
 constexpr int64_t kGrainFloat = 1 << 22;
 
 // oneDNN makes these kernels for x86-64 with AVX-512; ONEDNN_MAX_CPU_ISA may forbid them.
-bool is_supported() {
-  static const bool supported = [] {
+bool has_onednn_kernels() {
+  static const bool found = [] {
     alignas(64) at::BFloat16 ones[2 * Blocking::kLanes];
     alignas(64) float sums[Blocking::kLanes] = {};
     std::fill(std::begin(ones), std::end(ones), 1.0F);
@@ -36,7 +37,7 @@ bool is_supported() {
     }
     return sums[0] == 2.0F;
   }();
-  return supported;
+  return found;
 }
 
 // Aligned memory of the calling thread; `use` tells apart what is needed at the same time.
@@ -101,10 +102,16 @@ void run_block(const Prepared& prepared, int64_t block) {
   auto* const sums = scratch<float>(Use::kSums, kBlockRows * kMostColumns);
   for (int64_t m0 = 0; m0 < o.m; m0 += kBlockRows) {
     const int64_t m = std::min(kBlockRows, o.m - m0);
-    at::native::cpublas::brgemm(m, step, blocking.depth, o.row_stride, step, step, false,
-                                static_cast<const Element*>(o.rows) + m0 * o.row_stride,
-                                reinterpret_cast<const Element*>(weight), sums,
-                                std::is_same_v<Element, at::BFloat16>);
+    const auto* const rows = static_cast<const Element*>(o.rows) + m0 * o.row_stride;
+    const auto* const block_of_weight = reinterpret_cast<const Element*>(weight);
+    if (has_onednn_kernels()) {
+      at::native::cpublas::brgemm(m, step, blocking.depth, o.row_stride, step, step, false, rows,
+                                  block_of_weight, sums, std::is_same_v<Element, at::BFloat16>);
+    } else {
+      multiply_block(
+          {.rows = m, .columns = step, .depth = blocking.depth, .row_stride = o.row_stride}, rows,
+          block_of_weight, sums);
+    }
     for (int64_t i = 0; i < m; ++i) {
       float* const row = sums + i * step;
       if (o.bias != nullptr) float_rows::add(row, bias, row, width);
@@ -137,8 +144,8 @@ bool is_blocked_product(const BlockedProduct& product) {
   const Weight& weight = product.weight;
   const bool is_known =
       weight.dtype == at::kBFloat16 || weight.dtype == at::kHalf || weight.dtype == at::kFloat;
-  return is_known && is_supported() && (weight.depth_stride == 1 || weight.column_stride == 1) &&
-         product.m > 0 && weight.columns > 0 && weight.depth > 0;
+  return is_known && (weight.depth_stride == 1 || weight.column_stride == 1) && product.m > 0 &&
+         weight.columns > 0 && weight.depth > 0;
 }
 
 bool blocked_products(c10::ArrayRef<BlockedProduct> products) {
@@ -164,7 +171,8 @@ bool blocked_products(c10::ArrayRef<BlockedProduct> products) {
       while (block >= first[i + 1]) ++i;
       run_block(prepared[i], block - first[i]);
     }
-    at::native::cpublas::brgemm_release();  // tiles stay configured until then
+    // Tiles stay configured until then.
+    if (has_onednn_kernels()) at::native::cpublas::brgemm_release();
   };
   try {
     at::parallel_for(0, count, grain, run);
@@ -223,6 +231,20 @@ bool blocked_batch_matmul(const at::Tensor& rows, const at::Tensor& weight, cons
     product.out = matrix(first.out, out, b);
   }
   return blocked_products(products);
+}
+
+at::Tensor multiply_rows(const at::Tensor& rows, const at::Tensor& weight) {
+  if (rows.dim() == weight.dim() && (rows.dim() == 2 || rows.dim() == 3) &&
+      rows.size(-1) == weight.size(-2)) {
+    std::vector<int64_t> sizes = rows.sizes().vec();
+    sizes.back() = weight.size(-1);
+    const at::Tensor out = at::empty(sizes, rows.options());
+    if (rows.dim() == 2 ? blocked_matmul(rows, weight, /*bias=*/at::Tensor(), out)
+                        : blocked_batch_matmul(rows, weight, out)) {
+      return out;
+    }
+  }
+  return at::matmul(rows, weight);
 }
 
 }  // namespace vnpu::ops

@@ -2,7 +2,7 @@
 
 // Products of rows with a weight, through oneDNN's block kernels, the ones that libtorch_cpu
 // exports (at::native::cpublas::brgemm): with AMX tiles where the processor has them, else with
-// AVX-512.
+// AVX-512. On other processors through our own (block_kernel.h).
 //
 // ATen's own products go through oneDNN too, but rearrange the weight on every call and prepare
 // each product anew, which for the few rows of a decode step costs more than the product. Here the
@@ -29,19 +29,23 @@ struct BlockedProduct {
   int64_t m;
 };
 
-// Whether the processor and these operands are made for it.
+// Whether these operands are made for it.
 bool is_blocked_product(const BlockedProduct& product);
 // All of them, divided among ATen's threads together. Every one is a blocked product of one dtype.
 // Returns false where oneDNN has no kernel for one of them: the caller then multiplies with ATen.
 bool blocked_products(c10::ArrayRef<BlockedProduct> products);
 
 // rows [m, depth] @ weight [depth, n] (+ bias [n], undefined for none) -> out [m, n]. Returns
-// false, having done nothing, when the processor or the operands are not made for it: the caller
-// then multiplies with ATen.
+// false, having done nothing, when the operands are not made for it: the caller then multiplies
+// with ATen.
 bool blocked_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
                     const at::Tensor& out);
 
 // The same for a batch of each: [b, m, depth] @ [b, depth, n] -> [b, m, n].
 bool blocked_batch_matmul(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& out);
+
+// The product of operands of one dtype, [m, depth] @ [depth, n] or a batch of each, as a new
+// tensor; of any others what at::matmul makes of them.
+at::Tensor multiply_rows(const at::Tensor& rows, const at::Tensor& weight);
 
 }  // namespace vnpu::ops

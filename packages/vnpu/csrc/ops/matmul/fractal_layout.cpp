@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
-#include "abi/status.h"
+#include "interface/status.h"
 #include "ops/handles.h"
+#include "ops/matmul/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -12,7 +13,7 @@ constexpr int64_t kTileRows = 16;
 
 int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
-std::vector<int64_t> sizes_of(const TensorView& view) {
+std::vector<int64_t> sizes_listed(const TensorView& view) {
   return {view.sizes, view.sizes + view.dims};
 }
 
@@ -88,7 +89,7 @@ Tensor LaidOut::matrix() const {
   if (!is_fractal()) return memory;
   require(view.dims >= 2, "a tensor in FRACTAL_NZ must have at least 2 dimensions");
   // Described by its tiles, as CANN's examples of grouped products do: whole tiles are the matrix.
-  if (view.dims >= 4 && view.dims == memory.dim() && memory.sizes() == sizes_of(view)) {
+  if (view.dims >= 4 && view.dims == memory.dim() && memory.sizes() == sizes_listed(view)) {
     return untile(memory);
   }
   const int64_t rows = view.sizes[view.dims - 2];
@@ -112,7 +113,7 @@ Tensor LaidOut::matrix() const {
   }
   all = all.narrow(0, first, count);
   if (transposed) all = all.transpose(-2, -1);
-  return all.reshape(sizes_of(view));
+  return all.reshape(sizes_listed(view));
 }
 
 template <class T, bool kWrite>
@@ -124,7 +125,8 @@ typename LaidOutArgument<T, kWrite>::Kept LaidOutArgument<T, kWrite>::keep(C c, 
 template struct LaidOutArgument<LaidOut, false>;
 template struct LaidOutArgument<LaidOutOut, true>;
 
-VNPU_OPERATOR(NpuFormatCast, (const LaidOut& source, const LaidOutOut& target)) {
+VNPU_OPERATOR(NpuFormatCast, (const LaidOut& source, const LaidOutOut& target),
+              {.tier = kT2, .cost = cost_of_npu_format_cast}) {
   const Tensor matrix = source.matrix();
   if (target.is_fractal()) {
     tiles_of_matrix(matrix, target.memory);

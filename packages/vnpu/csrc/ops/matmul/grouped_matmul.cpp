@@ -5,6 +5,7 @@
 
 #include "ops/handles.h"
 #include "ops/matmul/blocked_matmul.h"
+#include "ops/matmul/declarations.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/quantization/int8_quantization.h"
 
@@ -137,8 +138,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
   // In the operands' own dtype, with sums in fp32, when nothing follows that has to see them
   // unrounded.
   if (x.scalar_type() == dense.scalar_type() && !bias.defined() && call.activation == 0)
-    return at::matmul(x, dense);
-  Tensor values = at::matmul(x.to(at::kFloat), dense.to(at::kFloat));
+    return multiply_rows(x, dense);
+  Tensor values = multiply_rows(x.to(at::kFloat), dense.to(at::kFloat));
   if (bias.defined()) values = values + bias.to(at::kFloat);
   return activated(values, call.activation);
 }
@@ -347,46 +348,61 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
                   present(weight_offset), present(row_scale), group_list, group_type, \
                   group_list_form, activation, out})
 
-VNPU_OPERATOR(GroupedMatmulV4, (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out,
-                                const OptionalOutList&, const OptionalOutList&)) {
+VNPU_OPERATOR(GroupedMatmulV4,
+              (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out, const OptionalOutList&,
+               const OptionalOutList&),
+              {.tier = kT2,
+               .cost = cost_of_grouped_matmul_v4,
+               .allowed = allowed_grouped_matmul_v4}) {
   VNPU_GROUPED_MATMUL_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulV5,
               (VNPU_GROUPED_MATMUL_INPUTS, const OptionalIntArray&, const OutList& out,
-               const OptionalOutList&, const OptionalOutList&)) {
+               const OptionalOutList&, const OptionalOutList&),
+              {.tier = kT2,
+               .cost = cost_of_grouped_matmul_v4,
+               .allowed = allowed_grouped_matmul_v4}) {
   VNPU_GROUPED_MATMUL_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulWeightNz,
               (VNPU_GROUPED_MATMUL_INPUTS, const OptionalIntArray&, int64_t, const OutList& out,
-               const OptionalOutList&, const OptionalOutList&)) {
+               const OptionalOutList&, const OptionalOutList&),
+              {.tier = kT2,
+               .cost = cost_of_grouped_matmul_v4,
+               .allowed = allowed_grouped_matmul_weight_nz}) {
   VNPU_GROUPED_MATMUL_CALL;
 }
 
 VNPU_OPERATOR(GroupedMatmulSwigluQuantWeightNZ,
               (const Tensor& x, const LaidOut& weight, const OptionalTensor& bias,
                const OptionalTensor&, const Tensor& weight_scale, const Tensor& x_scale,
-               const Tensor& group_list, Out out, Out scale_out, OptionalOut)) {
+               const Tensor& group_list, Out out, Out scale_out, OptionalOut),
+              {.tier = kT2, .cost = cost_of_grouped_matmul_swiglu_quant_v2}) {
   const std::vector<Group> groups = row_groups(group_list, GroupListForm::kEnds, x.size(0));
   const Tensor products =
       scaled_products(x, {dense_weight(weight)}, {weight_scale}, bias, x_scale, groups);
   swiglu_quantized(products, {}, groups, out, scale_out);
 }
 
-#define VNPU_GROUPED_SWIGLU_QUANT(NAME)                                                         \
-  VNPU_OPERATOR(                                                                                \
-      NAME, (const Tensor& x, const LaidOutList& weight, const TensorList& weight_scale,        \
-             const OptionalTensorList&, const OptionalTensor& bias, const Tensor& x_scale,      \
-             const OptionalTensor& smooth, const Tensor& group_list, int64_t, int64_t, int64_t, \
-             int64_t group_list_form, const OptionalIntArray&, Out out, Out scale_out)) {       \
-    std::vector<Tensor> weights;                                                                \
-    for (const LaidOut& one : weight) weights.push_back(dense_weight(one));                     \
-    const std::vector<Group> groups =                                                           \
-        row_groups(group_list, static_cast<GroupListForm>(group_list_form), x.size(0));         \
-    swiglu_quantized(scaled_products(x, weights, weight_scale, bias, x_scale, groups), smooth,  \
-                     groups, out, scale_out);                                                   \
+#define VNPU_GROUPED_SWIGLU_QUANT(NAME, ...)                                                   \
+  VNPU_OPERATOR(                                                                               \
+      NAME,                                                                                    \
+      (const Tensor& x, const LaidOutList& weight, const TensorList& weight_scale,             \
+       const OptionalTensorList&, const OptionalTensor& bias, const Tensor& x_scale,           \
+       const OptionalTensor& smooth, const Tensor& group_list, int64_t, int64_t, int64_t,      \
+       int64_t group_list_form, const OptionalIntArray&, Out out, Out scale_out),              \
+      __VA_ARGS__) {                                                                           \
+    std::vector<Tensor> weights;                                                               \
+    for (const LaidOut& one : weight) weights.push_back(dense_weight(one));                    \
+    const std::vector<Group> groups =                                                          \
+        row_groups(group_list, static_cast<GroupListForm>(group_list_form), x.size(0));        \
+    swiglu_quantized(scaled_products(x, weights, weight_scale, bias, x_scale, groups), smooth, \
+                     groups, out, scale_out);                                                  \
   }
-VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantV2)
-VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantWeightNzV2)
+VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantV2,
+                          {.tier = kT2, .cost = cost_of_grouped_matmul_swiglu_quant_v2})
+VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantWeightNzV2,
+                          {.tier = kT2, .cost = cost_of_grouped_matmul_swiglu_quant_v2})
 
 #define VNPU_FINALIZE_INPUTS                                                                       \
   const Tensor &x, const LaidOut &weight, const OptionalTensor &scale, const OptionalTensor &bias, \
@@ -401,15 +417,18 @@ VNPU_GROUPED_SWIGLU_QUANT(GroupedMatmulSwigluQuantWeightNzV2)
        shared_weight, shared_offset, transpose1, transpose2, group_list_form},                  \
       out)
 
-VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV2, (VNPU_FINALIZE_INPUTS, Out out)) {
+VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV2, (VNPU_FINALIZE_INPUTS, Out out),
+              {.tier = kT2, .cost = cost_of_grouped_matmul_finalize_routing_v2}) {
   VNPU_FINALIZE_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulFinalizeRoutingV3,
-              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out)) {
+              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out),
+              {.tier = kT2, .cost = cost_of_grouped_matmul_finalize_routing_v2}) {
   VNPU_FINALIZE_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulFinalizeRoutingWeightNzV2,
-              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out)) {
+              (VNPU_FINALIZE_INPUTS, const OptionalIntArray&, Out out),
+              {.tier = kT2, .cost = cost_of_grouped_matmul_finalize_routing_v2}) {
   VNPU_FINALIZE_CALL;
 }
 VNPU_OPERATOR(GroupedMatmulFinalizeRoutingWeightNz,
@@ -418,7 +437,8 @@ VNPU_OPERATOR(GroupedMatmulFinalizeRoutingWeightNz,
                const OptionalTensor& group_list, const OptionalTensor& shared_input,
                const OptionalTensor& weights_of_rows, const OptionalTensor& row_index, int64_t,
                float shared_weight, int64_t shared_offset, bool transpose1, bool transpose2,
-               int64_t group_list_form, Out out)) {
+               int64_t group_list_form, Out out),
+              {.tier = kT2, .cost = cost_of_grouped_matmul_finalize_routing_v2}) {
   VNPU_FINALIZE_CALL;
 }
 

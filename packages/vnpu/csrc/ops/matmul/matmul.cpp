@@ -2,6 +2,7 @@
 // are. cubeMathType allows the device to lower the precision of float32; here it never does.
 
 #include "ops/matmul/blocked_matmul.h"
+#include "ops/matmul/declarations.h"
 #include "ops/matmul/fractal_layout.h"
 #include "ops/operator.h"
 
@@ -35,7 +36,7 @@ void multiply(const Tensor& self, const Tensor& mat2, const Tensor& out) {
   if (blocked_matmul(self, mat2, /*bias=*/Tensor(), out)) return;
   if (blocked_batch_matmul(self, mat2, out)) return;
   if (!is_direct(out, self, mat2)) {
-    store(out, at::matmul(widen(self), widen(mat2)));
+    store(out, multiply_rows(widen(self), widen(mat2)));
   } else if (self.dim() == 2 && mat2.dim() == 2) {
     at::mm_out(const_cast<Tensor&>(out), self, mat2);
   } else if (self.dim() == 3 && mat2.dim() == 3 && self.size(0) == mat2.size(0)) {
@@ -63,40 +64,53 @@ void multiply_add(const Tensor& self, const Tensor& mat1, const Tensor& mat2, co
 
 }  // namespace
 
-VNPU_OPERATOR(Mm, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+VNPU_OPERATOR(Mm, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_mm}) {
   require(self.dim() == 2 && mat2.dim() == 2, "both operands must be matrices");
   multiply(self, mat2, out.tensor);
 }
-VNPU_OPERATOR(Matmul, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+VNPU_OPERATOR(Matmul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_matmul}) {
   multiply(self, mat2, out.tensor);
 }
-VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int8_t)) {
+VNPU_OPERATOR(BatchMatMul, (const Tensor& self, const Tensor& mat2, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_mm, .allowed = allowed_batch_mat_mul}) {
   require(self.dim() == 3 && mat2.dim() == 3, "both operands must have 3 dimensions");
   multiply(self, mat2, out.tensor);
 }
 
-VNPU_OPERATOR(Addmm, (const Tensor& self, const Tensor& mat1, const Tensor& mat2,
-                      const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+VNPU_OPERATOR(Addmm,
+              (const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+               const Scalar& alpha, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_addmm, .allowed = allowed_addmm}) {
   multiply_add(self, mat1, mat2, beta, alpha, out.tensor);
 }
-VNPU_OPERATOR(InplaceAddmm, (InOut self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-                             const Scalar& alpha, int8_t)) {
+VNPU_OPERATOR(InplaceAddmm,
+              (InOut self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
+               const Scalar& alpha, int8_t),
+              {.tier = kT1, .cost = cost_of_addmm}) {
   multiply_add(self.tensor, mat1, mat2, beta, alpha, self.tensor);
 }
-VNPU_OPERATOR(Addmv, (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& alpha,
-                      const Scalar& beta, Out out, int8_t)) {
+VNPU_OPERATOR(Addmv,
+              (const Tensor& self, const Tensor& mat, const Tensor& vec, const Scalar& alpha,
+               const Scalar& beta, Out out, int8_t),
+              {.tier = kT1, .cost = elements<2>}) {
   require_floating({mat, vec});
   store(out, at::addmv(widen(self), widen(mat), widen(vec), beta, alpha));
 }
-VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t)) {
+VNPU_OPERATOR(Mv, (const Tensor& self, const Tensor& vec, Out out, int8_t),
+              {.tier = kT1, .cost = elements<2>}) {
   require_floating({self, vec});
   store(out, at::mv(widen(self), widen(vec)));
 }
-VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out)) {
+VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out),
+              {.tier = kT1, .cost = elements<2>}) {
   store(out, at::dot(widen(self), widen(tensor)));
 }
-VNPU_OPERATOR(Baddbmm, (const Tensor& self, const Tensor& batch1, const Tensor& batch2,
-                        const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+VNPU_OPERATOR(Baddbmm,
+              (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+               const Scalar& alpha, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_baddbmm}) {
   require_floating({batch1, batch2});
   if (is_direct(out.tensor, self, batch1, batch2)) {
     at::baddbmm_out(out.tensor, self, batch1, batch2, beta, alpha);
@@ -104,26 +118,34 @@ VNPU_OPERATOR(Baddbmm, (const Tensor& self, const Tensor& batch1, const Tensor& 
     store(out, at::baddbmm(widen(self), widen(batch1), widen(batch2), beta, alpha));
   }
 }
-VNPU_OPERATOR(Addbmm, (const Tensor& self, const Tensor& batch1, const Tensor& batch2,
-                       const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+VNPU_OPERATOR(Addbmm,
+              (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
+               const Scalar& alpha, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_baddbmm}) {
   require_floating({batch1, batch2});
   store(out, at::addbmm(widen(self), widen(batch1), widen(batch2), beta, alpha));
 }
-VNPU_OPERATOR(Addr, (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
-                     const OptionalScalar& beta, const OptionalScalar& alpha, Out out)) {
+VNPU_OPERATOR(Addr,
+              (const Tensor& self, const Tensor& vec1, const Tensor& vec2,
+               const OptionalScalar& beta, const OptionalScalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<2>}) {
   store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
 }
 
 // --- weights in FRACTAL_NZ
 // -------------------------------------------------------------------------
-VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+VNPU_OPERATOR(MatmulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_mm}) {
   multiply(self, mat2.matrix(), out.tensor);
 }
-VNPU_OPERATOR(BatchMatMulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t)) {
+VNPU_OPERATOR(BatchMatMulWeightNz, (const Tensor& self, const LaidOut& mat2, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_mm}) {
   multiply(self, mat2.matrix(), out.tensor);
 }
-VNPU_OPERATOR(AddmmWeightNz, (const Tensor& self, const Tensor& mat1, const LaidOut& mat2,
-                              const Scalar& beta, const Scalar& alpha, Out out, int8_t)) {
+VNPU_OPERATOR(AddmmWeightNz,
+              (const Tensor& self, const Tensor& mat1, const LaidOut& mat2, const Scalar& beta,
+               const Scalar& alpha, Out out, int8_t),
+              {.tier = kT1, .cost = cost_of_addmm}) {
   multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
 }
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/matmul/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -60,16 +60,29 @@ std::vector<Row> product_rows(const char* a, const char* b, int64_t dimensions) 
       {b, inner_sizes_agree(a), kMm},
   };
 }
-const bool mm =
-    constrain({"Mm"}, {.bytes = 20 * kMiB, .copies = true}, product_rows("self", "mat2", 2)) &&
-    constrain({"BatchMatMul"}, {.bytes = 20 * kMiB, .copies = true},
-              product_rows("self", "mat2", 3)) &&
-    constrain({"Matmul"}, {.bytes = 20 * kMiB, .copies = true},
-              {
-                  {"self", dtype(kFloats), kMm},
-                  {"mat2", dtype(kFloats), kPromotion},
-              }) &&
-    constrain({"Addmm"}, {.bytes = 20 * kMiB, .copies = true}, product_rows("mat1", "mat2", 2));
+}  // namespace
+
+Allowed allowed_mm() {
+  return {{.bytes = 20 * kMiB, .copies = true}, product_rows("self", "mat2", 2)};
+}
+
+Allowed allowed_batch_mat_mul() {
+  return {{.bytes = 20 * kMiB, .copies = true}, product_rows("self", "mat2", 3)};
+}
+
+Allowed allowed_matmul() {
+  return {{.bytes = 20 * kMiB, .copies = true},
+          {
+              {"self", dtype(kFloats), kMm},
+              {"mat2", dtype(kFloats), kPromotion},
+          }};
+}
+
+Allowed allowed_addmm() {
+  return {{.bytes = 20 * kMiB, .copies = true}, product_rows("mat1", "mat2", 2)};
+}
+
+namespace {
 
 using Order = std::vector<int64_t>;
 
@@ -86,41 +99,47 @@ Check order(std::vector<Order> allowed, std::string rule) {
               });
 }
 
-const bool transposed = constrain(
-    {"TransposeBatchMatMul"}, {.bytes = 24 * kMiB, .copies = true},
-    {
-        {"x1", dtype(kFloats), kTransposed},
-        {"x2", no_mix_with("x1"), kTransposed},
-        {"x1", dims(3, 3), kTransposed},
-        {"x2", dims(3, 3), kTransposed},
-        {"permute_x1", order({{0, 1, 2}, {1, 0, 2}}, "be 0 1 2 or 1 0 2"), kTransposed},
-        {"permute_x2", order({{0, 1, 2}}, "be 0 1 2"), kTransposed, {.until = CannRelease::k8_5}},
-        {"permute_x2",
-         order({{0, 1, 2}, {0, 2, 1}}, "be 0 1 2 or 0 2 1"),
-         kTransposed,
-         {.since = CannRelease::k9_0}},
-        {"permute_y", order({{1, 0, 2}}, "be 1 0 2"), kTransposed},
-        {"x2", size_between(0, 1, 65535), kTransposed, {.tiling = true}},
-        {"x2", size_between(1, 16, 65535, 16), kTransposed, {.tiling = true}},
-        {"x2", size_between(2, 16, 65535, 16), kTransposed, {.tiling = true}},
-        {"x1",
-         that("have rows of fewer than 65536 entries, over all heads where tokens come first",
-              {"permute_x1"},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& x = own.tensor();
-                const Order& permute = own.integers(1);
-                const bool tokens_first = !permute.empty() && permute[0] == 1;
-                const int64_t row = size_of(x, 2) * (tokens_first ? size_of(x, 1) : 1);
-                if (row < 65536) return std::nullopt;
-                return "sizes " + sizes_of(x);
-              }),
-         kTransposed,
-         {.until = CannRelease::k8_5, .tiling = true}},
-        {"bias", absent(), kTransposed},
-        {"scale", dtype({at::kLong, at::kUInt64}), kTransposed},
-        {"out", same_dtype("x1").when(is_missing("scale")), kTransposed},
-    },
-    kChips);
+}  // namespace
+
+Allowed allowed_transpose_batch_mat_mul() {
+  return {
+      {.bytes = 24 * kMiB, .copies = true},
+      {
+          {"x1", dtype(kFloats), kTransposed},
+          {"x2", no_mix_with("x1"), kTransposed},
+          {"x1", dims(3, 3), kTransposed},
+          {"x2", dims(3, 3), kTransposed},
+          {"permute_x1", order({{0, 1, 2}, {1, 0, 2}}, "be 0 1 2 or 1 0 2"), kTransposed},
+          {"permute_x2", order({{0, 1, 2}}, "be 0 1 2"), kTransposed, {.until = CannRelease::k8_5}},
+          {"permute_x2",
+           order({{0, 1, 2}, {0, 2, 1}}, "be 0 1 2 or 0 2 1"),
+           kTransposed,
+           {.since = CannRelease::k9_0}},
+          {"permute_y", order({{1, 0, 2}}, "be 1 0 2"), kTransposed},
+          {"x2", size_between(0, 1, 65535), kTransposed, {.tiling = true}},
+          {"x2", size_between(1, 16, 65535, 16), kTransposed, {.tiling = true}},
+          {"x2", size_between(2, 16, 65535, 16), kTransposed, {.tiling = true}},
+          {"x1",
+           that("have rows of fewer than 65536 entries, over all heads where tokens come first",
+                {"permute_x1"},
+                [](const RuleArguments& own) -> Found {
+                  const TensorView& x = own.tensor();
+                  const Order& permute = own.integers(1);
+                  const bool tokens_first = !permute.empty() && permute[0] == 1;
+                  const int64_t row = size_of(x, 2) * (tokens_first ? size_of(x, 1) : 1);
+                  if (row < 65536) return std::nullopt;
+                  return "sizes " + sizes_of(x);
+                }),
+           kTransposed,
+           {.until = CannRelease::k8_5, .tiling = true}},
+          {"bias", absent(), kTransposed},
+          {"scale", dtype({at::kLong, at::kUInt64}), kTransposed},
+          {"out", same_dtype("x1").when(is_missing("scale")), kTransposed},
+      },
+      kChips};
+}
+
+namespace {
 
 // --- quantized products ------------------------------------------------------------------------
 
@@ -265,10 +284,17 @@ std::vector<Row> tiled_quantized_rows() {
                   {.tiling = true}});
   return rows;
 }
-const bool quantized =
-    constrain({"QuantMatmulV5"}, {.bytes = 16 * kMiB, .copies = true}, plain_quantized_rows(),
-              kChips) &&
-    constrain({"QuantMatmulWeightNz"}, {.bytes = 16 * kMiB}, tiled_quantized_rows(), kChips);
+}  // namespace
+
+Allowed allowed_quant_matmul_v5() {
+  return {{.bytes = 16 * kMiB, .copies = true}, plain_quantized_rows(), kChips};
+}
+
+Allowed allowed_quant_matmul_weight_nz() {
+  return {{.bytes = 16 * kMiB}, tiled_quantized_rows(), kChips};
+}
+
+namespace {
 
 // --- products by groups --------------------------------------------------------------------------
 
@@ -419,10 +445,14 @@ std::vector<Row> tiled_grouped_rows() {
   rows.push_back({"group_type", one_of(std::vector<int64_t>{-1, 0}), kGroupedNz});
   return rows;
 }
-const bool grouped =
-    constrain({"GroupedMatmulV4", "GroupedMatmulV5"}, {.bytes = 16 * kMiB, .copies = true},
-              grouped_rows(), kChips) &&
-    constrain({"GroupedMatmulWeightNz"}, {.bytes = 16 * kMiB}, tiled_grouped_rows(), kChips);
-
 }  // namespace
+
+Allowed allowed_grouped_matmul_v4() {
+  return {{.bytes = 16 * kMiB, .copies = true}, grouped_rows(), kChips};
+}
+
+Allowed allowed_grouped_matmul_weight_nz() {
+  return {{.bytes = 16 * kMiB}, tiled_grouped_rows(), kChips};
+}
+
 }  // namespace vnpu::ops

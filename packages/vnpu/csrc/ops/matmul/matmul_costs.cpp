@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/costs.h"
+#include "ops/matmul/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -11,21 +11,21 @@ namespace {
 using timing::MatrixProduct;
 using timing::Work;
 
-const bool products = price(
-    "cost: Mm Matmul BatchMatMul MatmulWeightNz BatchMatMulWeightNz",
-    [](const Call& call, Work& work) { multiply(work, call.tensor("self"), call.tensor("mat2")); });
-const bool sums = price("cost: Addmm InplaceAddmm AddmmWeightNz", [](const Call& call, Work& work) {
+}  // namespace
+
+void cost_of_mm(const Call& call, Work& work) {
+  multiply(work, call.tensor("self"), call.tensor("mat2"));
+}
+
+void cost_of_addmm(const Call& call, Work& work) {
   multiply(work, call.tensor("mat1"), call.tensor("mat2"));
-});
-const bool batches = price("cost: Baddbmm Addbmm", [](const Call& call, Work& work) {
+}
+
+void cost_of_baddbmm(const Call& call, Work& work) {
   multiply(work, call.tensor("batch1"), call.tensor("batch2"));
-});
-const bool vectors = price("cost: Addmv Mv Dot Addr LinalgCross",
-                           [](const Call& call, Work& work) { for_each_element(call, work, 2); });
-const bool small = price("cost: Cdist Inverse", [](const Call& call, Work& work) {
-  for_each_element(call, work, 64);
-  work.kind = Work::Class::kAiCpu;
-});
+}
+
+namespace {
 
 // Rows, columns and depth from what is written and from the left operand.
 void multiply_into(Work& work, const TensorView& left, bool is_transposed, const TensorView& out) {
@@ -38,21 +38,21 @@ void multiply_into(Work& work, const TensorView& left, bool is_transposed, const
   work.products.push_back(product);
 }
 
-const bool quantized = price("cost: QuantMatmulV5 QuantMatmulWeightNz", [](const Call& call,
-                                                                           Work& work) {
+}  // namespace
+
+void cost_of_quant_matmul_v5(const Call& call, Work& work) {
   multiply_into(work, call.tensor("x1"), call.integer("transpose1", 0) != 0, call.tensor("out"));
   work.vector_operations = 2 * call.tensor("out").numel();
   work.wide = true;
-});
-const bool quantized_weights =
-    price("cost: WeightQuantBatchMatmulV2 WeightQuantBatchMatmulV3 WeightQuantBatchMatmulNz",
-          [](const Call& call, Work& work) {
-            multiply_into(work, call.tensor("x"), false, call.tensor("out"));
-            work.vector_operations = 2 * call.tensor("weight").numel();
-          });
+}
+
+void cost_of_weight_quant_batch_matmul_v2(const Call& call, Work& work) {
+  multiply_into(work, call.tensor("x"), false, call.tensor("out"));
+  work.vector_operations = 2 * call.tensor("weight").numel();
+}
 
 // By batch, with operands in any order of dimensions; the right one's first is the batch.
-const bool transposed = price("cost: TransposeBatchMatMul", [](const Call& call, Work& work) {
+void cost_of_transpose_batch_mat_mul(const Call& call, Work& work) {
   work.kind = Work::Class::kMatmul;
   const TensorView& left = call.tensor("x1");
   const TensorView& right = call.tensor("x2");
@@ -70,7 +70,9 @@ const bool transposed = price("cost: TransposeBatchMatMul", [](const Call& call,
   product.n = right.numel() / batch / product.k;
   product.arithmetic = arithmetic_of(left);
   work.products.push_back(product);
-});
+}
+
+namespace {
 
 // A group of rows for each expert. Routing makes room for more rows than there are.
 void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t columns_per_out) {
@@ -102,19 +104,20 @@ void multiply_groups(const Call& call, Work& work, const char* out_name, int64_t
   work.wide = true;
 }
 
-const bool grouped =
-    price("cost: GroupedMatmulV4 GroupedMatmulV5 GroupedMatmulWeightNz",
-          [](const Call& call, Work& work) { multiply_groups(call, work, "out", 1); });
-const bool grouped_swiglu = price(
-    "cost: GroupedMatmulSwigluQuantV2 GroupedMatmulSwigluQuantWeightNZ "
-    "GroupedMatmulSwigluQuantWeightNzV2",
-    [](const Call& call, Work& work) { multiply_groups(call, work, "out", 2); });
-const bool grouped_finalize = price(
-    "cost: GroupedMatmulFinalizeRoutingV2 GroupedMatmulFinalizeRoutingV3 "
-    "GroupedMatmulFinalizeRoutingWeightNz GroupedMatmulFinalizeRoutingWeightNzV2",
-    [](const Call& call, Work& work) { multiply_groups(call, work, "out", 1); });
-
-const bool layout = price("cost: NpuFormatCast", [](const Call&, Work&) {});
-
 }  // namespace
+
+void cost_of_grouped_matmul_v4(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 1);
+}
+
+void cost_of_grouped_matmul_swiglu_quant_v2(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 2);
+}
+
+void cost_of_grouped_matmul_finalize_routing_v2(const Call& call, Work& work) {
+  multiply_groups(call, work, "out", 1);
+}
+
+void cost_of_npu_format_cast(const Call&, Work&) {}
+
 }  // namespace vnpu::ops

@@ -1,5 +1,7 @@
 // Matrix products with quantized operands: both as integers, or only the weight.
 
+#include "ops/matmul/blocked_matmul.h"
+#include "ops/matmul/declarations.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
@@ -126,7 +128,7 @@ void weight_quant_matmul(const WeightQuantMatmul& call, int64_t group_size, cons
   weight = weight * over_rows(float_scales(call.scale), rows, group_size);
   // The matrix unit multiplies numbers of one dtype: the vector unit rounds the weight to x's.
   weight = weight.to(call.x.scalar_type()).to(at::kFloat);
-  Tensor values = at::matmul(call.x.to(at::kFloat), weight);
+  Tensor values = multiply_rows(call.x.to(at::kFloat), weight);
   if (call.bias) values = values + call.bias->to(at::kFloat);
   if (call.out_scale) values = values * float_scales(*call.out_scale);
   store(out, out.tensor.scalar_type() == at::kChar ? to_int8(values) : values);
@@ -139,7 +141,8 @@ VNPU_OPERATOR(QuantMatmulV5,
                const OptionalTensor& x2_scale, const OptionalTensor&, const OptionalTensor&,
                const OptionalTensor& x2_offset, const OptionalTensor& y_offset,
                const OptionalTensor& bias, bool transpose1, bool transpose2,
-               [[maybe_unused]] int64_t group_size, Out out)) {
+               [[maybe_unused]] int64_t group_size, Out out),
+              {.tier = kT2, .cost = cost_of_quant_matmul_v5, .allowed = allowed_quant_matmul_v5}) {
   quant_matmul({x1, x2, x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, y_offset},
                out);
 }
@@ -147,7 +150,10 @@ VNPU_OPERATOR(QuantMatmulWeightNz,
               (const Tensor& x1, const LaidOut& x2, const OptionalTensor& x1_scale,
                const OptionalTensor& x2_scale, const OptionalTensor&, const OptionalTensor&,
                const OptionalTensor& x2_offset, const OptionalTensor&, const OptionalTensor& bias,
-               bool transpose1, bool transpose2, int64_t, Out out)) {
+               bool transpose1, bool transpose2, int64_t, Out out),
+              {.tier = kT2,
+               .cost = cost_of_quant_matmul_v5,
+               .allowed = allowed_quant_matmul_weight_nz}) {
   quant_matmul({x1, x2.matrix(), x1_scale, x2_scale, x2_offset, bias, transpose1, transpose2, {}},
                out);
 }
@@ -155,19 +161,26 @@ VNPU_OPERATOR(QuantMatmulWeightNz,
 VNPU_OPERATOR(WeightQuantBatchMatmulV2,
               (const Tensor& x, const LaidOut& weight, const Tensor& scale,
                const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
-               const OptionalTensor& bias, int32_t group_size, Out out)) {
+               const OptionalTensor& bias, int32_t group_size, Out out),
+              {.tier = kT2,
+               .cost = cost_of_weight_quant_batch_matmul_v2,
+               .allowed = allowed_weight_quant_batch_matmul_v2}) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 VNPU_OPERATOR(WeightQuantBatchMatmulV3,
               (const Tensor& x, const LaidOut& weight, const Tensor& scale,
                const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
-               const OptionalTensor& bias, int32_t group_size, int32_t, Out out)) {
+               const OptionalTensor& bias, int32_t group_size, int32_t, Out out),
+              {.tier = kT2,
+               .cost = cost_of_weight_quant_batch_matmul_v2,
+               .allowed = allowed_weight_quant_batch_matmul_v2}) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 VNPU_OPERATOR(WeightQuantBatchMatmulNz,
               (const Tensor& x, const LaidOut& weight, const Tensor& scale,
                const OptionalTensor& offset, const OptionalTensor& out_scale, const OptionalTensor&,
-               const OptionalTensor& bias, int32_t group_size, Out out)) {
+               const OptionalTensor& bias, int32_t group_size, Out out),
+              {.tier = kT2, .cost = cost_of_weight_quant_batch_matmul_v2}) {
   weight_quant_matmul({x, weight.matrix(), scale, offset, out_scale, bias}, group_size, out);
 }
 

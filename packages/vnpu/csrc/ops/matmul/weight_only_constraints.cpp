@@ -1,7 +1,7 @@
 // What products with weights of integers beside rows of floats can be called with.
 // Source: docs of ops-nn (matmul/weight_quant_batch_matmul_v2).
 
-#include "ops/constraints.h"
+#include "ops/matmul/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -99,8 +99,10 @@ std::vector<Row> rows() {
       {"out", dtype({at::kHalf, at::kBFloat16}).when(has_tiles()), kPage},
   };
 }
-const bool weight_only = constrain({"WeightQuantBatchMatmulV2", "WeightQuantBatchMatmulV3"},
-                                   {.bytes = 16 * kMiB, .copies = true}, rows(), kA2 | kA3);
-
 }  // namespace
+
+Allowed allowed_weight_quant_batch_matmul_v2() {
+  return {{.bytes = 16 * kMiB, .copies = true}, rows(), kA2 | kA3};
+}
+
 }  // namespace vnpu::ops

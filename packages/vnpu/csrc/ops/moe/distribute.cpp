@@ -10,35 +10,21 @@
 
 #include "device/configuration.h"
 #include "ops/group_operator.h"
+#include "ops/moe/declarations.h"
 #include "ops/moe/expert_exchange.h"
 
 namespace vnpu::ops {
 namespace {
 
-// What the operators take on one family of chips.
-struct ChipLimits {
-  const char* soc_prefix;
-  std::vector<int64_t> ranks;  // all that are allowed, or the first and last of a range
-  bool ranks_are_a_range;
-  int64_t least_hidden, most_hidden, hidden_step;
-  int64_t most_tokens;
-  bool shared_ranks;
-  // Of releases up to 8.5; later ones have kMostExperts everywhere and no limit of a rank's.
-  int64_t most_experts, most_local;
-};
+// Of releases after 8.5, on every chip.
 constexpr int64_t kMostExperts = 1024;
 constexpr int64_t kMostPlaces = 2048;  // a rank's experts times ranks
 
-const ChipLimits& chip_limits(const Launch& launch) {
-  static const ChipLimits all[] = {
-      {"Ascend910_93", {2, 768}, true, 1024, 8192, 1, 512, true, kMostExperts, kMostExperts},
-      {"Ascend910B", {16, 32, 64, 128, 256}, false, 32, 7168, 32, 256, false, 512, 24},
-  };
-  const std::string& name = Configuration::instance().soc_name;
-  for (const ChipLimits& limits : all) {
-    if (name.rfind(limits.soc_prefix, 0) == 0) return limits;
-  }
-  reject(launch, name + " has no such operator; Ascend910B and Ascend910_93 have.");
+const FusedExperts& chip_limits(const Launch& launch) {
+  const Configuration& configuration = Configuration::instance();
+  if (configuration.chip->fused_experts.has_value()) return *configuration.chip->fused_experts;
+  reject(launch,
+         configuration.soc_name + " has no such operator; Ascend910B and Ascend910_93 have.");
 }
 
 std::string text(int64_t number) { return std::to_string(number); }
@@ -64,7 +50,7 @@ void check_window(const Launch& launch, const Arguments& a, Group& group, int64_
   const int64_t local =
       std::max<int64_t>(1, a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks));
   int64_t needed = 0;
-  if (configuration.soc_name.rfind("Ascend910_93", 0) == 0) {
+  if (!chip_limits(launch).weights_at_dispatch) {
     const int64_t row = aligned(2 * hidden, 512);
     const int64_t row_there = aligned(aligned(2 * hidden, 32) + 64, 512);
     needed = 2 * (local * tokens * a.ranks * row_there + (top_k + a.shared) * tokens * row);
@@ -93,7 +79,7 @@ void check_window(const Launch& launch, const Arguments& a, Group& group, int64_
   }
 }
 
-void check_experts(const Launch& launch, const ChipLimits& chip, const Arguments& a) {
+void check_experts(const Launch& launch, const FusedExperts& chip, const Arguments& a) {
   const bool is_older = Configuration::instance().cann <= CannRelease::k8_5;
   const int64_t local = a.experts / std::max<int64_t>(1, a.ranks - a.shared_ranks);
   const auto at_most = [&](const char* what, int64_t value, int64_t most) {
@@ -102,34 +88,28 @@ void check_experts(const Launch& launch, const ChipLimits& chip, const Arguments
                        ": at most " + text(most) + " on " + Configuration::instance().soc_name +
                        ". Source: aclnnMoeDistributeDispatchV2.md, moeExpertNum.");
   };
-  at_most("experts", a.experts, is_older ? chip.most_experts : kMostExperts);
-  at_most("experts of a rank", local, is_older ? chip.most_local : kMostExperts);
+  at_most("experts", a.experts, is_older ? chip.max_experts : kMostExperts);
+  at_most("experts of a rank", local, is_older ? chip.max_local_experts : kMostExperts);
   at_most("experts of a rank times ranks", local * a.ranks, kMostPlaces);
 }
 
 ExpertExchange checked(const Launch& launch, const Arguments& a) {
-  const ChipLimits& chip = chip_limits(launch);
+  const FusedExperts& chip = chip_limits(launch);
   const TensorView& ids = a.expert_ids.view;
   if (ids.dims != 2 || ids.dtype != at::kInt) reject(launch, "expertIds must be int32 [Bs, K].");
   const int64_t tokens = ids.sizes[0];
   const int64_t top_k = ids.sizes[1];
   const int64_t hidden = a.rows_of_tokens.sizes[1];
-  const bool ranks_fit =
-      chip.ranks_are_a_range
-          ? a.ranks >= chip.ranks.front() && a.ranks <= chip.ranks.back()
-          : std::find(chip.ranks.begin(), chip.ranks.end(), a.ranks) != chip.ranks.end();
-  if (!ranks_fit) {
+  if (!chip.ranks.has(a.ranks)) {
     reject(launch, "epWorldSize " + text(a.ranks) + " is not among those of " +
-                       Configuration::instance().soc_name + ": " +
-                       (chip.ranks_are_a_range ? "2 to 768." : "16, 32, 64, 128, 256."));
+                       Configuration::instance().soc_name + ": " + chip.ranks.text() + ".");
   }
-  if (hidden < chip.least_hidden || hidden > chip.most_hidden || hidden % chip.hidden_step != 0) {
+  if (!chip.hidden_sizes.has(hidden)) {
     reject(launch, "a hidden size of " + text(hidden) + ": " + Configuration::instance().soc_name +
-                       " takes " + text(chip.least_hidden) + " to " + text(chip.most_hidden) +
-                       ", multiples of " + text(chip.hidden_step) + ".");
+                       " takes " + chip.hidden_sizes.text() + ".");
   }
-  if (tokens < 1 || tokens > chip.most_tokens) {
-    reject(launch, text(tokens) + " tokens: at most " + text(chip.most_tokens) +
+  if (tokens < 1 || tokens > chip.max_tokens) {
+    reject(launch, text(tokens) + " tokens: at most " + text(chip.max_tokens) +
                        " and at least one are possible. Pad, or call it for parts.");
   }
   if (top_k < 1 || top_k > 16 || top_k > a.experts) {
@@ -147,7 +127,7 @@ ExpertExchange checked(const Launch& launch, const Arguments& a) {
   }
   if (a.shard_type != 0) reject(launch, "expertShardType must be 0: shared experts come first.");
   const bool none = a.shared_ranks == 0 && (a.shared == 0 || a.shared == 1);
-  const bool some = chip.shared_ranks && a.shared_ranks > 0 && a.shared_ranks < a.ranks &&
+  const bool some = chip.shared_expert_ranks && a.shared_ranks > 0 && a.shared_ranks < a.ranks &&
                     a.shared > 0 && a.shared_ranks % a.shared == 0;
   if (!none && !some) {
     reject(launch, "sharedExpertNum " + text(a.shared) + " on sharedExpertRankNum " +
@@ -287,7 +267,8 @@ VNPU_GROUP_OPERATOR(MoeDistributeDispatch,
                      int64_t shared_ranks, int64_t quant_mode, int64_t global_tokens,
                      int64_t counts_type, TensorOut rows, OptionalTensorOut row_scales,
                      TensorOut numbers, TensorOut tokens_per_expert, TensorOut ends,
-                     OptionalTensorOut total, OptionalTensorOut row_weights)) {
+                     OptionalTensorOut total, OptionalTensorOut row_weights),
+                    {.tier = kT2, .cost = cost_of_moe_distribute_dispatch}) {
   return dispatch(launch,
                   {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                    shared, shared_ranks, global_tokens},
@@ -303,7 +284,8 @@ VNPU_GROUP_OPERATOR(MoeDistributeDispatchV2,
                      int64_t shared_ranks, int64_t quant_mode, int64_t global_tokens,
                      int64_t counts_type, const Text&, TensorOut rows, OptionalTensorOut row_scales,
                      TensorOut triples, TensorOut tokens_per_expert, TensorOut ends,
-                     OptionalTensorOut total, OptionalTensorOut row_weights)) {
+                     OptionalTensorOut total, OptionalTensorOut row_weights),
+                    {.tier = kT2, .cost = cost_of_moe_distribute_dispatch}) {
   return dispatch(launch,
                   {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                    shared, shared_ranks, global_tokens},
@@ -319,7 +301,8 @@ VNPU_GROUP_OPERATOR(MoeDistributeCombine,
                      const Text& group, int64_t ranks, int64_t rank, int64_t experts, const Text&,
                      int64_t tp_ranks, int64_t, int64_t shard_type, int64_t shared,
                      int64_t shared_ranks, int64_t global_tokens, int64_t, int64_t quant_mode,
-                     int64_t, TensorOut sums)) {
+                     int64_t, TensorOut sums),
+                    {.tier = kT2, .cost = cost_of_moe_distribute_combine}) {
   return combine(launch,
                  {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                   shared, shared_ranks, global_tokens},
@@ -335,7 +318,8 @@ VNPU_GROUP_OPERATOR(MoeDistributeCombineV2,
                      int64_t rank, int64_t experts, const Text&, int64_t tp_ranks, int64_t,
                      int64_t shard_type, int64_t shared, int64_t shared_ranks,
                      int64_t global_tokens, int64_t, int64_t quant_mode, int64_t, const Text&,
-                     TensorOut sums)) {
+                     TensorOut sums),
+                    {.tier = kT2, .cost = cost_of_moe_distribute_combine}) {
   return combine(launch,
                  {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                   shared, shared_ranks, global_tokens},

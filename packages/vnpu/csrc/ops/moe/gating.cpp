@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/float_rows.h"
+#include "ops/moe/declarations.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
@@ -141,11 +142,12 @@ Tensor with_finished(const Tensor& chosen, const OptionalTensor& finished, int64
 
 }  // namespace
 
-VNPU_OPERATOR(MoeGatingTopK,
-              (const Tensor& x, const OptionalTensor& bias, int64_t k, int64_t chosen_groups,
-               int64_t groups, int64_t group_score, int64_t renormalize, int64_t activation,
-               bool wants_scores, double scaling_factor, double epsilon, Out y, Out expert_index,
-               OptionalOut scores)) {
+VNPU_OPERATOR(
+    MoeGatingTopK,
+    (const Tensor& x, const OptionalTensor& bias, int64_t k, int64_t chosen_groups, int64_t groups,
+     int64_t group_score, int64_t renormalize, int64_t activation, bool wants_scores,
+     double scaling_factor, double epsilon, Out y, Out expert_index, OptionalOut scores),
+    {.tier = kT2, .cost = cost_of_moe_gating_top_k, .allowed = allowed_moe_gating_top_k}) {
   gate(x, bias, {},
        {k, chosen_groups, groups, group_score, renormalize, activation, scaling_factor, epsilon},
        wants_scores, y, expert_index, scores);
@@ -156,7 +158,8 @@ VNPU_OPERATOR(MoeGatingTopKV2,
                const OptionalTensor& experts_of_ids, int64_t k, int64_t chosen_groups,
                int64_t groups, int64_t group_score, int64_t renormalize, int64_t activation,
                bool wants_scores, double scaling_factor, double epsilon, Out y, Out expert_index,
-               OptionalOut scores)) {
+               OptionalOut scores),
+              {.tier = kT2, .cost = cost_of_moe_gating_top_k}) {
   OptionalTensor chosen;
   if (input_ids && experts_of_ids) {  // the experts depend on the token's id only
     chosen = experts_of_ids->index_select(0, input_ids->to(at::kLong)).to(at::kLong);
@@ -166,8 +169,10 @@ VNPU_OPERATOR(MoeGatingTopKV2,
        wants_scores, y, expert_index, scores);
 }
 
-VNPU_OPERATOR(MoeGatingTopKSoftmax, (const Tensor& x, const OptionalTensor& finished, int64_t k,
-                                     Out y, Out expert_index, Out row_index)) {
+VNPU_OPERATOR(MoeGatingTopKSoftmax,
+              (const Tensor& x, const OptionalTensor& finished, int64_t k, Out y, Out expert_index,
+               Out row_index),
+              {.tier = kT2, .cost = cost_of_moe_gating_top_k}) {
   if (x.numel() == 0) return;
   const auto [weights, chosen] = largest(at::softmax(x.to(at::kFloat), -1), k);
   store(y, weights);
@@ -180,7 +185,10 @@ VNPU_OPERATOR(MoeGatingTopKSoftmax, (const Tensor& x, const OptionalTensor& fini
 
 VNPU_OPERATOR(MoeGatingTopKSoftmaxV2,
               (const Tensor& x, const OptionalTensor& finished, int64_t k, int64_t renormalize,
-               bool wants_softmax, Out y, Out expert_index, OptionalOut softmax_out)) {
+               bool wants_softmax, Out y, Out expert_index, OptionalOut softmax_out),
+              {.tier = kT2,
+               .cost = cost_of_moe_gating_top_k,
+               .allowed = allowed_moe_gating_top_k_softmax_v2}) {
   if (x.numel() == 0) return;
   const Tensor wide = x.to(at::kFloat);
   if (renormalize == 1) {  // the softmax is over the chosen ones only

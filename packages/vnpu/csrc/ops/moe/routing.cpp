@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "ops/float_rows.h"
+#include "ops/moe/declarations.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
 
@@ -322,8 +323,10 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
 
 }  // namespace
 
-VNPU_OPERATOR(MoeInitRouting, (const Tensor& x, const Tensor& row_index, const Tensor& expert_index,
-                               int64_t, Out x_out, Out row_index_out, Out expert_index_out)) {
+VNPU_OPERATOR(MoeInitRouting,
+              (const Tensor& x, const Tensor& row_index, const Tensor& expert_index, int64_t,
+               Out x_out, Out row_index_out, Out expert_index_out),
+              {.tier = kT2, .cost = cost_of_moe_init_routing}) {
   // The oldest form: rows carry numbers, and a number modulo the tokens is the token.
   if (x.numel() == 0) return;
   const SortedAssignments all = sort_assignments(expert_index);
@@ -337,7 +340,8 @@ VNPU_OPERATOR(MoeInitRouting, (const Tensor& x, const Tensor& row_index, const T
 VNPU_OPERATOR(MoeInitRoutingV2,
               (const Tensor& x, const Tensor& expert_index, int64_t active_rows, int64_t capacity,
                int64_t experts, int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop,
-               Out x_out, Out row_index_out, OptionalOut counts_out, OptionalOut before_drop_out)) {
+               Out x_out, Out row_index_out, OptionalOut counts_out, OptionalOut before_drop_out),
+              {.tier = kT2, .cost = cost_of_moe_init_routing}) {
   const Tensor sorted = init_routing({x,
                                       expert_index,
                                       {},
@@ -360,7 +364,10 @@ VNPU_OPERATOR(MoeInitRoutingV3,
                const OptionalTensor& offset, int64_t active_rows, int64_t capacity, int64_t experts,
                int64_t drop_pad_mode, int64_t count_form, bool wants_counts, int64_t quant_mode,
                const IntArray& active_range, int64_t row_index_type, Out x_out, Out row_index_out,
-               OptionalOut counts_out, OptionalOut scale_out)) {
+               OptionalOut counts_out, OptionalOut scale_out),
+              {.tier = kT2,
+               .cost = cost_of_moe_init_routing,
+               .allowed = allowed_moe_init_routing_v3}) {
   const int64_t first = active_range.size() == 2 ? active_range[0] : 0;
   const int64_t last = active_range.size() == 2 ? active_range[1] : experts;
   if (first < 0 || last > experts || first > last) {
@@ -400,7 +407,8 @@ VNPU_OPERATOR(MoeInitRoutingQuantV2,
                const OptionalTensor& offset, int64_t active_rows, int64_t capacity, int64_t experts,
                int64_t drop_pad_mode, int64_t count_form, bool counts_before_drop,
                int64_t quant_mode, Out x_out, Out row_index_out, OptionalOut counts_out,
-               OptionalOut before_drop_out, OptionalOut scale_out)) {
+               OptionalOut before_drop_out, OptionalOut scale_out),
+              {.tier = kT2, .cost = cost_of_moe_init_routing}) {
   const Tensor sorted =
       init_routing({x, expert_index, scale, offset, active_rows, capacity, experts,
                     drop_pad_mode == 1, quant_mode, 0, last_expert(experts), false},
@@ -412,7 +420,8 @@ VNPU_OPERATOR(MoeInitRoutingQuantV2,
 VNPU_OPERATOR(MoeFinalizeRouting,
               (const Tensor& rows, const Tensor& skip1, const OptionalTensor& skip2,
                const OptionalTensor& bias, const OptionalTensor& scales, const Tensor& row_index,
-               const OptionalTensor& expert_index, Out out)) {
+               const OptionalTensor& expert_index, Out out),
+              {.tier = kT2, .cost = cost_of_moe_finalize_routing}) {
   finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, true}, out);
 }
 
@@ -420,7 +429,10 @@ VNPU_OPERATOR(MoeFinalizeRoutingV2,
               (const Tensor& rows, const Tensor& row_index, const OptionalTensor& skip1,
                const OptionalTensor& skip2, const OptionalTensor& bias,
                const OptionalTensor& scales, const OptionalTensor& expert_index,
-               int64_t drop_pad_mode, Out out)) {
+               int64_t drop_pad_mode, Out out),
+              {.tier = kT2,
+               .cost = cost_of_moe_finalize_routing,
+               .allowed = allowed_moe_finalize_routing_v2}) {
   // 0 and 2 dropless, 1 and 3 drop-and-pad; 0 and 1 number the assignments choice by choice.
   if (drop_pad_mode < 0 || drop_pad_mode > 3) {
     refuse("dropPadMode " + std::to_string(drop_pad_mode) + " is not known; use 0 to 3.");
@@ -429,8 +441,10 @@ VNPU_OPERATOR(MoeFinalizeRoutingV2,
                    out);
 }
 
-VNPU_OPERATOR(MoeTokenPermute, (const Tensor& tokens, const Tensor& indices, int64_t out_tokens,
-                                bool padded_mode, Out permuted, Out sorted_indices)) {
+VNPU_OPERATOR(MoeTokenPermute,
+              (const Tensor& tokens, const Tensor& indices, int64_t out_tokens, bool padded_mode,
+               Out permuted, Out sorted_indices),
+              {.tier = kT2, .cost = cost_of_moe_token_permute}) {
   require(!padded_mode, "paddedMode is not supported by the device either.");
   if (indices.numel() == 0) return;
   const int64_t k = indices.dim() == 1 ? 1 : indices.size(1);
@@ -444,7 +458,8 @@ VNPU_OPERATOR(MoeTokenPermute, (const Tensor& tokens, const Tensor& indices, int
 
 VNPU_OPERATOR(MoeTokenUnpermute,
               (const Tensor& permuted, const Tensor& sorted_indices, const OptionalTensor& weights,
-               bool padded_mode, const OptionalIntArray&, Out out)) {
+               bool padded_mode, const OptionalIntArray&, Out out),
+              {.tier = kT2, .cost = cost_of_moe_token_unpermute}) {
   require(!padded_mode, "paddedMode is not supported by the device either.");
   if (out.tensor.numel() == 0) return;
   const int64_t k = weights ? weights->size(1) : 1;
@@ -465,7 +480,8 @@ VNPU_OPERATOR(MoeTokenUnpermute,
 VNPU_OPERATOR(MoeTokenPermuteWithRoutingMap,
               (const Tensor& tokens, const Tensor& routing_map, const OptionalTensor& weights,
                int64_t out_tokens, bool drop_and_pad, Out permuted, OptionalOut weights_out,
-               Out sorted_indices)) {
+               Out sorted_indices),
+              {.tier = kT2, .cost = cost_of_moe_token_permute}) {
   if (permuted.tensor.numel() == 0) return;
   const int64_t count = routing_map.size(0);
   const int64_t experts = routing_map.size(1);
@@ -494,7 +510,8 @@ VNPU_OPERATOR(MoeTokenPermuteWithRoutingMap,
 VNPU_OPERATOR(MoeReRouting,
               (const Tensor& tokens, const Tensor& counts, const OptionalTensor& scales,
                int64_t count_form, int64_t index_type, Out tokens_out, OptionalOut scales_out,
-               Out index_out, Out counts_out)) {
+               Out index_out, Out counts_out),
+              {.tier = kT2, .cost = elements<1>, .allowed = allowed_moe_re_routing}) {
   // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall
   // lie expert by expert, within an expert rank by rank.
   const Tensor sizes = counts.to(at::kLong).contiguous();

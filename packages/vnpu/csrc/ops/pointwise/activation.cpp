@@ -4,7 +4,10 @@
 
 #include "ops/float_rows.h"
 #include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
+#include "ops/quantization/declarations.h"
 #include "ops/quantization/int8_quantization.h"
+#include "ops/reduction/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -149,7 +152,8 @@ void dequant_swiglu_quant(const DequantSwigluQuant& a, const Tensor& y, const Te
 }  // namespace
 
 // silu(first half) * second half
-VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out)) {
+VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out),
+              {.tier = kT2, .cost = elements<10>, .allowed = allowed_swi_glu}) {
   const auto [gate, value] = halves(x, dim);
   if (out.tensor.numel() == 0) return;
   const ScalarType type = x.scalar_type();
@@ -165,8 +169,10 @@ VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out)) {
   }
 }
 
-VNPU_OPERATOR(ClippedSwiglu, (const Tensor& x, const OptionalTensor& group_index, int64_t dim,
-                              double alpha, double limit, double bias, bool interleaved, Out out)) {
+VNPU_OPERATOR(ClippedSwiglu,
+              (const Tensor& x, const OptionalTensor& group_index, int64_t dim, double alpha,
+               double limit, double bias, bool interleaved, Out out),
+              {.tier = kT2, .cost = elements<10>}) {
   // The dimensions before `dim` are the rows that groups count; those after it are part of a row.
   const int64_t axis = dim < 0 ? dim + x.dim() : dim;
   require(axis >= 0 && axis < x.dim(), "dim is out of range");
@@ -180,8 +186,10 @@ VNPU_OPERATOR(ClippedSwiglu, (const Tensor& x, const OptionalTensor& group_index
   store(out.tensor.view({rows, -1}).narrow(0, 0, used), y);
 }
 // gelu(one half) * the other; approximate: 0 = erf, 1 = tanh.
-VNPU_OPERATOR(GeGluV3, (const Tensor& self, int64_t dim, int64_t approximate, bool activate_left,
-                        Out out, Out gelu_out)) {
+VNPU_OPERATOR(GeGluV3,
+              (const Tensor& self, int64_t dim, int64_t approximate, bool activate_left, Out out,
+               Out gelu_out),
+              {.tier = kT2, .cost = elements<10>}) {
   auto [gate, value] = halves(self, dim);
   if (!activate_left) std::swap(gate, value);
   const Tensor gelu = at::gelu(widen(gate), approximate == 1 ? "tanh" : "none");
@@ -189,7 +197,7 @@ VNPU_OPERATOR(GeGluV3, (const Tensor& self, int64_t dim, int64_t approximate, bo
   store(out, gelu * widen(value));
 }
 // x * sigmoid(1.702 x), in the form that cannot overflow.
-VNPU_OPERATOR(FastGelu, (const Tensor& self, Out out)) {
+VNPU_OPERATOR(FastGelu, (const Tensor& self, Out out), {.tier = kT2, .cost = elements<10>}) {
   const Tensor x = widen(self);
   const Tensor size = x.abs();
   store(out, x / (at::exp(size * -1.702) + 1) * at::exp((x - size) * 0.851));
@@ -200,7 +208,8 @@ VNPU_OPERATOR(FastGelu, (const Tensor& self, Out out)) {
 VNPU_OPERATOR(SwiGluQuantV2,
               (const Tensor& x, const OptionalTensor& smooth_scales, const OptionalTensor& offsets,
                const OptionalTensor& group_index, bool activate_left, const Text& quant_mode,
-               int64_t group_list_type, int64_t dst_type, Out y, Out scale)) {
+               int64_t group_list_type, int64_t dst_type, Out y, Out scale),
+              {.tier = kT2, .cost = elements<10>}) {
   require_int8(dst_type);
   const int64_t columns = x.size(-1);
   const Tensor groups = row_groups(group_index, group_list_type == 0, x.numel() / columns);
@@ -213,12 +222,13 @@ VNPU_OPERATOR(SwiGluQuantV2,
   if (!dynamic && offsets) values = values + per_row(*offsets, groups, columns / 2);
   store_quantized(values, dynamic, y.tensor, scale.tensor);
 }
-VNPU_OPERATOR(DequantSwigluQuant,
-              (const Tensor& x, const OptionalTensor& weight_scale,
-               const OptionalTensor& activation_scale, const OptionalTensor& bias,
-               const OptionalTensor& quant_scale, const OptionalTensor& quant_offset,
-               const OptionalTensor& group_index, bool activate_left, const Text& quant_mode, Out y,
-               Out scale)) {
+VNPU_OPERATOR(
+    DequantSwigluQuant,
+    (const Tensor& x, const OptionalTensor& weight_scale, const OptionalTensor& activation_scale,
+     const OptionalTensor& bias, const OptionalTensor& quant_scale,
+     const OptionalTensor& quant_offset, const OptionalTensor& group_index, bool activate_left,
+     const Text& quant_mode, Out y, Out scale),
+    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .allowed = allowed_dequant_swiglu_quant}) {
   dequant_swiglu_quant({x,
                         weight_scale,
                         activation_scale,
@@ -231,13 +241,14 @@ VNPU_OPERATOR(DequantSwigluQuant,
                        y.tensor, scale.tensor);
 }
 // swigluMode: 0 silu on halves, 1 the clipped variant on even and odd, 2 the clipped one on halves.
-VNPU_OPERATOR(DequantSwigluQuantV2,
-              (const Tensor& x, const OptionalTensor& weight_scale,
-               const OptionalTensor& activation_scale, const OptionalTensor& bias,
-               const OptionalTensor& quant_scale, const OptionalTensor& quant_offset,
-               const OptionalTensor& group_index, bool activate_left, const Text& quant_mode,
-               int64_t dst_type, const Text& round_mode, int64_t activate_dim, int64_t swiglu_mode,
-               double clamp_limit, double glu_alpha, double glu_bias, Out y, Out scale)) {
+VNPU_OPERATOR(
+    DequantSwigluQuantV2,
+    (const Tensor& x, const OptionalTensor& weight_scale, const OptionalTensor& activation_scale,
+     const OptionalTensor& bias, const OptionalTensor& quant_scale,
+     const OptionalTensor& quant_offset, const OptionalTensor& group_index, bool activate_left,
+     const Text& quant_mode, int64_t dst_type, const Text& round_mode, int64_t activate_dim,
+     int64_t swiglu_mode, double clamp_limit, double glu_alpha, double glu_bias, Out y, Out scale),
+    {.tier = kT2, .cost = cost_of_dequant_swiglu_quant, .allowed = allowed_dequant_swiglu_quant}) {
   require_int8(dst_type);
   require(round_mode.empty() || round_mode == "rint", "only roundMode \"rint\" exists here");
   require(activate_dim == -1 || activate_dim == x.dim() - 1,

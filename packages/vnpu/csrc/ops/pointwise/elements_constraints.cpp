@@ -2,8 +2,8 @@
 // Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
 // documents repeat. They say nothing of 310P here.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/pointwise/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -27,71 +27,109 @@ constexpr char kGeluV2[] = "DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp";
 const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
                                                 at::kDouble, at::kComplexFloat, at::kComplexDouble};
 
-const bool of_two = constrain({"Add", "Sub", "Mul", "Div"}, {},
-                              {{"self", dtype(kNumbers), kArithmetic, kBig},
-                               {"other", dtype(kNumbers), kArithmetic, kBig}}) &&
-                    constrain({"InplaceAdd", "InplaceSub", "InplaceMul", "InplaceDiv"}, {},
-                              {{"self", dtype(kNumbers), kArithmetic, kBig},
-                               {"other", dtype(kNumbers), kArithmetic, kBig}});
-const bool of_number =
-    constrain(
-        {"Adds", "Subs", "Muls"}, {},
-        {{"self", dtype(kNumbers), kArithmetic, kBig}, {"out", same_sizes("self"), kSizes}}) &&
-    constrain({"Divs", "InplaceAdds", "InplaceSubs", "InplaceMuls", "InplaceDivs"}, {},
-              {{"self", dtype(kNumbers), kArithmetic, kBig}}) &&
-    constrain({"Rsubs"}, {},
-              {{"self", dtype(kRealAndComplex), kRsub, kBig}, {"out", same_sizes("self"), kRsub}});
+}  // namespace
 
-const bool less_than = constrain(
-    {"LtScalar"}, {},
-    {{"self",
-      dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kShort,
-             at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
-      kLess, kBig},
-     {"out", same_sizes("self"), kLess}});
-const bool equal =
-    constrain({"EqScalar", "NeScalar"}, {},
-              {{"self", dtype(kNumbers), kEqual, kBig}, {"out", same_sizes("self"), kEqual}}) &&
-    constrain({"NeTensor"}, {},
-              {{"self", dtype(kNumbers), kEqual, kBig}, {"other", dtype(kNumbers), kEqual, kBig}});
+Allowed allowed_add() {
+  return {{},
+          {{"self", dtype(kNumbers), kArithmetic, kBig},
+           {"other", dtype(kNumbers), kArithmetic, kBig}}};
+}
+
+Allowed allowed_inplace_add() {
+  return {{},
+          {{"self", dtype(kNumbers), kArithmetic, kBig},
+           {"other", dtype(kNumbers), kArithmetic, kBig}}};
+}
+
+Allowed allowed_adds() {
+  return {{}, {{"self", dtype(kNumbers), kArithmetic, kBig}, {"out", same_sizes("self"), kSizes}}};
+}
+
+Allowed allowed_divs() { return {{}, {{"self", dtype(kNumbers), kArithmetic, kBig}}}; }
+
+Allowed allowed_rsubs() {
+  return {{}, {{"self", dtype(kRealAndComplex), kRsub, kBig}, {"out", same_sizes("self"), kRsub}}};
+}
+
+Allowed allowed_lt_scalar() {
+  return {
+      {},
+      {{"self",
+        dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kShort,
+               at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
+        kLess, kBig},
+       {"out", same_sizes("self"), kLess}}};
+}
+
+Allowed allowed_eq_scalar() {
+  return {{}, {{"self", dtype(kNumbers), kEqual, kBig}, {"out", same_sizes("self"), kEqual}}};
+}
+
+Allowed allowed_ne_tensor() {
+  return {{}, {{"self", dtype(kNumbers), kEqual, kBig}, {"other", dtype(kNumbers), kEqual, kBig}}};
+}
+
+namespace {
+
 std::vector<Row> less_rows(const std::vector<ScalarType>& dtypes) {
   return {{"self", dtype(dtypes), kLessTensors, kBig},
           {"other", dtype(dtypes), kLessTensors, kBig}};
 }
-const bool less_than_tensors =
-    constrain({"LtTensor"}, {},
-              less_rows(with(kReal, {at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}))) &&
-    constrain({"LeTensor"}, {}, less_rows(with(kReal, {at::kBool, at::kUInt16})));
+}  // namespace
+
+Allowed allowed_lt_tensor() {
+  return {{}, less_rows(with(kReal, {at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}))};
+}
+
+Allowed allowed_le_tensor() { return {{}, less_rows(with(kReal, {at::kBool, at::kUInt16}))}; }
+
+namespace {
+
 const std::vector<ScalarType> kBitDtypes{at::kShort, at::kInt,  at::kLong,  at::kChar,
                                          at::kByte,  at::kBool, at::kUInt16};
-const bool bits = constrain(
-    {"BitwiseAndTensor"}, {},
-    {{"self", dtype(kBitDtypes), kBits, kBig}, {"other", dtype(kBitDtypes), kBits, kBig}});
-const bool clamp = constrain(
-    {"Clamp"}, {}, {{"self", dtype(kReal), kClamp, kBig}, {"out", same_sizes("self"), kClamp}});
-const bool masked_fill = constrain(
-    {"InplaceMaskedFillScalar"}, {},
-    {{"self",
-      dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kBool}),
-      kMaskedFill, kBig},
-     {"mask", dtype({at::kBool}), kMaskedFill}});
-const bool where =
-    constrain({"SWhere"}, {}, {{"condition", dtype({at::kBool, at::kByte}), kWhere}});
-
-const bool function =
-    constrain({"Cos", "Sin", "Reciprocal", "Sigmoid"}, {},
-              {{"self", dtype(kNumbers), kFunction, kBig},
-               {"out", dtype(kFloatsAndComplex), kFunction, kBig},
-               {"out", same_sizes("self"), kFunction}}) &&
-    constrain({"InplaceLog"}, {}, {{"self", dtype(kFloatsAndComplex), kLog, kBig}}) &&
-    constrain({"Gelu", "Silu"}, {},
-              {{"self", dtype(kFloats), kGelu, kBig},
-               {"out", same_dtype("self"), kGelu},
-               {"out", same_sizes("self"), kGelu}}) &&
-    constrain({"GeluV2"}, {},
-              {{"x", dtype(kFloats), kGeluV2, kBig},
-               {"out", same_dtype("x"), kGeluV2},
-               {"out", same_sizes("x"), kGeluV2}});
-
 }  // namespace
+
+Allowed allowed_bitwise_and_tensor() {
+  return {{},
+          {{"self", dtype(kBitDtypes), kBits, kBig}, {"other", dtype(kBitDtypes), kBits, kBig}}};
+}
+
+Allowed allowed_clamp() {
+  return {{}, {{"self", dtype(kReal), kClamp, kBig}, {"out", same_sizes("self"), kClamp}}};
+}
+
+Allowed allowed_inplace_masked_fill_scalar() {
+  return {
+      {},
+      {{"self",
+        dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kBool}),
+        kMaskedFill, kBig},
+       {"mask", dtype({at::kBool}), kMaskedFill}}};
+}
+
+Allowed allowed_s_where() { return {{}, {{"condition", dtype({at::kBool, at::kByte}), kWhere}}}; }
+
+Allowed allowed_cos() {
+  return {{},
+          {{"self", dtype(kNumbers), kFunction, kBig},
+           {"out", dtype(kFloatsAndComplex), kFunction, kBig},
+           {"out", same_sizes("self"), kFunction}}};
+}
+
+Allowed allowed_inplace_log() { return {{}, {{"self", dtype(kFloatsAndComplex), kLog, kBig}}}; }
+
+Allowed allowed_gelu() {
+  return {{},
+          {{"self", dtype(kFloats), kGelu, kBig},
+           {"out", same_dtype("self"), kGelu},
+           {"out", same_sizes("self"), kGelu}}};
+}
+
+Allowed allowed_gelu_v2() {
+  return {{},
+          {{"x", dtype(kFloats), kGeluV2, kBig},
+           {"out", same_dtype("x"), kGeluV2},
+           {"out", same_sizes("x"), kGeluV2}}};
+}
+
 }  // namespace vnpu::ops

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -40,153 +41,205 @@ bool is_half(const Tensor& self, const Tensor& tensor1, const Tensor& tensor2) {
 
 // --- sums and differences ---------------------------------------------------------------------
 
-VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Add, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
   at::add_out(out.tensor, self, other, alpha);
 }
-VNPU_OPERATOR(Adds, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Adds, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
   at::add_out(out.tensor, self, number(other), alpha);
 }
-VNPU_OPERATOR(AddV3, (const Scalar& self, const Tensor& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(AddV3, (const Scalar& self, const Tensor& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::add_out(out.tensor, number(self), other, alpha);
 }
-VNPU_OPERATOR(InplaceAdd, (InOut self, const Tensor& other, const Scalar& alpha)) {
+VNPU_OPERATOR(InplaceAdd, (InOut self, const Tensor& other, const Scalar& alpha),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
   self.tensor.add_(other, alpha);
 }
-VNPU_OPERATOR(InplaceAdds, (InOut self, const Scalar& other, const Scalar& alpha)) {
+VNPU_OPERATOR(InplaceAdds, (InOut self, const Scalar& other, const Scalar& alpha),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
   self.tensor.add_(number(other), alpha);
 }
-VNPU_OPERATOR(Sub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Sub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
   at::sub_out(out.tensor, self, other, alpha);
 }
-VNPU_OPERATOR(Subs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Subs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
   at::sub_out(out.tensor, self, number(other), alpha);
 }
-VNPU_OPERATOR(InplaceSub, (InOut self, const Tensor& other, const Scalar& alpha)) {
+VNPU_OPERATOR(InplaceSub, (InOut self, const Tensor& other, const Scalar& alpha),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
   self.tensor.sub_(other, alpha);
 }
-VNPU_OPERATOR(InplaceSubs, (InOut self, const Scalar& other, const Scalar& alpha)) {
+VNPU_OPERATOR(InplaceSubs, (InOut self, const Scalar& other, const Scalar& alpha),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
   self.tensor.sub_(number(other), alpha);
 }
-VNPU_OPERATOR(Rsub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Rsub, (const Tensor& self, const Tensor& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::sub_out(out.tensor, other, self, alpha);
 }
-VNPU_OPERATOR(Rsubs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Rsubs, (const Tensor& self, const Scalar& other, const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_rsubs}) {
   at::sub_out(out.tensor, number(other), self, alpha);
 }
 
 // --- products and quotients -------------------------------------------------------------------
 
-VNPU_OPERATOR(Mul, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Mul, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
   at::mul_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(Muls, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(Muls, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_adds}) {
   at::mul_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(InplaceMul, (InOut self, const Tensor& other)) { self.tensor.mul_(other); }
-VNPU_OPERATOR(InplaceMuls, (InOut self, const Scalar& other)) { self.tensor.mul_(number(other)); }
+VNPU_OPERATOR(InplaceMul, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+  self.tensor.mul_(other);
+}
+VNPU_OPERATOR(InplaceMuls, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+  self.tensor.mul_(number(other));
+}
 
-VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
   at::div_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
   at::div_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other)) { self.tensor.div_(other); }
-VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other)) {
+VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+  self.tensor.div_(other);
+}
+VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
   if (at::isIntegralType(self.tensor.scalar_type(), /*includeBool=*/false)) {
     store(self.tensor, self.tensor.div(number(other)));  // cast, which ATen refuses to do
   } else {
     self.tensor.div_(number(other));
   }
 }
-VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out)) {
+VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::div_out(out.tensor, self, other, rounding_mode(mode));
 }
-VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out)) {
+VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::div_out(out.tensor, self, number(other), rounding_mode(mode));
 }
-VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode)) {
+VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.div_(other, rounding_mode(mode));
 }
-VNPU_OPERATOR(InplaceDivMods, (InOut self, const Scalar& other, int32_t mode)) {
+VNPU_OPERATOR(InplaceDivMods, (InOut self, const Scalar& other, int32_t mode),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.div_(number(other), rounding_mode(mode));
 }
 
 // Python's // and %, and C's fmod.
-VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::floor_divide_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::floor_divide_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other)) {
+VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.floor_divide_(other);
 }
-VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other)) {
+VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.floor_divide_(number(other));
 }
-VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::remainder_out(out.tensor, self, divisor(other));
 }
-VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::remainder_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::remainder_out(out.tensor, number(self), divisor(other));
 }
-VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other)) {
+VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<10>}) {
   self.tensor.remainder_(divisor(other));
 }
-VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other)) {
+VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<10>}) {
   self.tensor.remainder_(number(other));
 }
-VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::fmod_out(out.tensor, self, divisor(other));
 }
-VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::fmod_out(out.tensor, self, number(other));
 }
-VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other)) {
+VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other), {.cost = elements<10>}) {
   self.tensor.fmod_(divisor(other));
 }
-VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other)) {
+VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other), {.cost = elements<10>}) {
   self.tensor.fmod_(number(other));
 }
 
 // --- powers -----------------------------------------------------------------------------------
 
-VNPU_OPERATOR(PowTensorTensor, (const Tensor& self, const Tensor& exponent, Out out)) {
+VNPU_OPERATOR(PowTensorTensor, (const Tensor& self, const Tensor& exponent, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::pow_out(out.tensor, self, exponent);
 }
-VNPU_OPERATOR(PowTensorScalar, (const Tensor& self, const Scalar& exponent, Out out)) {
+VNPU_OPERATOR(PowTensorScalar, (const Tensor& self, const Scalar& exponent, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::pow_out(out.tensor, self, exponent);
 }
-VNPU_OPERATOR(PowScalarTensor, (const Scalar& self, const Tensor& exponent, Out out)) {
+VNPU_OPERATOR(PowScalarTensor, (const Scalar& self, const Tensor& exponent, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::pow_out(out.tensor, self, exponent);
 }
-VNPU_OPERATOR(InplacePowTensorTensor, (InOut self, const Tensor& exponent)) {
+VNPU_OPERATOR(InplacePowTensorTensor, (InOut self, const Tensor& exponent),
+              {.tier = kT1, .cost = elements<10>}) {
   self.tensor.pow_(exponent);
 }
-VNPU_OPERATOR(InplacePowTensorScalar, (InOut self, const Scalar& exponent)) {
+VNPU_OPERATOR(InplacePowTensorScalar, (InOut self, const Scalar& exponent),
+              {.tier = kT1, .cost = elements<10>}) {
   self.tensor.pow_(exponent);
 }
 
 // --- selection and fused forms ----------------------------------------------------------------
 
 // NaN in either operand gives NaN.
-VNPU_OPERATOR(Maximum, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Maximum, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::maximum_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(Minimum, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Minimum, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::minimum_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(Atan2, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Atan2, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::atan2_out(out.tensor, self, other);
 }
-VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other)) { self.tensor.atan2_(other); }
+VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other), {.cost = elements<10>}) {
+  self.tensor.atan2_(other);
+}
 
-VNPU_OPERATOR(Addcmul, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
-                        const Scalar& value, Out out)) {
+VNPU_OPERATOR(Addcmul,
+              (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
+               const Scalar& value, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   if (is_half(self, tensor1, tensor2)) {
     store(out, scaled_term(self, at::mul(tensor1, tensor2), value));
   } else {
@@ -194,15 +247,18 @@ VNPU_OPERATOR(Addcmul, (const Tensor& self, const Tensor& tensor1, const Tensor&
   }
 }
 VNPU_OPERATOR(InplaceAddcmul,
-              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
+              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>}) {
   if (is_half(self.tensor, tensor1, tensor2)) {
     store(self, scaled_term(self.tensor, at::mul(tensor1, tensor2), value));
   } else {
     self.tensor.addcmul_(tensor1, tensor2, value);
   }
 }
-VNPU_OPERATOR(Addcdiv, (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
-                        const Scalar& value, Out out)) {
+VNPU_OPERATOR(Addcdiv,
+              (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
+               const Scalar& value, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   if (is_half(self, tensor1, tensor2)) {
     store(out, scaled_term(self, at::div(tensor1, tensor2), value));
   } else {
@@ -210,51 +266,62 @@ VNPU_OPERATOR(Addcdiv, (const Tensor& self, const Tensor& tensor1, const Tensor&
   }
 }
 VNPU_OPERATOR(InplaceAddcdiv,
-              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value)) {
+              (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>}) {
   if (is_half(self.tensor, tensor1, tensor2)) {
     store(self, scaled_term(self.tensor, at::div(tensor1, tensor2), value));
   } else {
     self.tensor.addcdiv_(tensor1, tensor2, value);
   }
 }
-VNPU_OPERATOR(Lerp, (const Tensor& self, const Tensor& end, const Tensor& weight, Out out)) {
+VNPU_OPERATOR(Lerp, (const Tensor& self, const Tensor& end, const Tensor& weight, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::lerp_out(out.tensor, self, end, weight);
 }
-VNPU_OPERATOR(Lerps, (const Tensor& self, const Tensor& end, const Scalar& weight, Out out)) {
+VNPU_OPERATOR(Lerps, (const Tensor& self, const Tensor& end, const Scalar& weight, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::lerp_out(out.tensor, self, end, weight);
 }
-VNPU_OPERATOR(InplaceLerp, (InOut self, const Tensor& end, const Tensor& weight)) {
+VNPU_OPERATOR(InplaceLerp, (InOut self, const Tensor& end, const Tensor& weight),
+              {.cost = elements<1>}) {
   self.tensor.lerp_(end, weight);
 }
-VNPU_OPERATOR(InplaceLerps, (InOut self, const Tensor& end, const Scalar& weight)) {
+VNPU_OPERATOR(InplaceLerps, (InOut self, const Tensor& end, const Scalar& weight),
+              {.cost = elements<1>}) {
   self.tensor.lerp_(end, weight);
 }
 
-VNPU_OPERATOR(LogAddExp, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(LogAddExp, (const Tensor& self, const Tensor& other, Out out),
+              {.cost = elements<10>}) {
   store(out, at::logaddexp(widen(self), widen(other)));
 }
-VNPU_OPERATOR(LogAddExp2, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(LogAddExp2, (const Tensor& self, const Tensor& other, Out out),
+              {.cost = elements<10>}) {
   store(out, at::logaddexp2(widen(self), widen(other)));
 }
-VNPU_OPERATOR(Gcd, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(Gcd, (const Tensor& self, const Tensor& other, Out out), {.cost = elements<1>}) {
   store(out, at::gcd(self, other));
 }
-VNPU_OPERATOR(Heaviside, (const Tensor& input, const Tensor& values, Out out)) {
+VNPU_OPERATOR(Heaviside, (const Tensor& input, const Tensor& values, Out out),
+              {.cost = elements<1>}) {
   store(out, at::heaviside(input, values));
 }
-VNPU_OPERATOR(XLogYTensor, (const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(XLogYTensor, (const Tensor& self, const Tensor& other, Out out),
+              {.cost = elements<10>}) {
   store(out, at::xlogy(self, other));
 }
-VNPU_OPERATOR(XLogYScalarSelf, (const Scalar& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(XLogYScalarSelf, (const Scalar& self, const Tensor& other, Out out),
+              {.cost = elements<10>}) {
   store(out, at::xlogy(self, other));
 }
-VNPU_OPERATOR(XLogYScalarOther, (const Tensor& self, const Scalar& other, Out out)) {
+VNPU_OPERATOR(XLogYScalarOther, (const Tensor& self, const Scalar& other, Out out),
+              {.cost = elements<10>}) {
   store(out, at::xlogy(self, other));
 }
-VNPU_OPERATOR(InplaceXLogYTensor, (InOut self, const Tensor& other)) {
+VNPU_OPERATOR(InplaceXLogYTensor, (InOut self, const Tensor& other), {.cost = elements<10>}) {
   store(self, at::xlogy(self.tensor, other));
 }
-VNPU_OPERATOR(InplaceXLogYScalarOther, (InOut self, const Scalar& other)) {
+VNPU_OPERATOR(InplaceXLogYScalarOther, (InOut self, const Scalar& other), {.cost = elements<10>}) {
   store(self, at::xlogy(self.tensor, other));
 }
 

@@ -2,6 +2,7 @@
 // follows the kernels of ops-nn v8.5.0, foreach/*/op_kernel.
 
 #include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -49,123 +50,162 @@ Tensor rounded_to_integers(const Tensor& x, int64_t mode) {
 
 // --- one list ------------------------------------------------------------------------------------
 
-#define VNPU_FOREACH(NAME, FUNCTION)                                        \
-  VNPU_OPERATOR(Foreach##NAME, (const TensorList& x, const OutList& out)) { \
-    each(out, [&](size_t i) { return FUNCTION(x[i]); });                    \
+#define VNPU_FOREACH(NAME, FUNCTION, ...)                                                \
+  VNPU_OPERATOR(Foreach##NAME, (const TensorList& x, const OutList& out), __VA_ARGS__) { \
+    each(out, [&](size_t i) { return FUNCTION(x[i]); });                                 \
   }
 
-VNPU_FOREACH(Abs, at::abs)
-VNPU_FOREACH(Acos, at::acos)
-VNPU_FOREACH(Asin, at::asin)
-VNPU_FOREACH(Atan, at::atan)
-VNPU_FOREACH(Copy, itself)
-VNPU_FOREACH(Cos, at::cos)
-VNPU_FOREACH(Cosh, at::cosh)
-VNPU_FOREACH(Erf, at::erf)
-VNPU_FOREACH(Erfc, at::erfc)
-VNPU_FOREACH(Exp, at::exp)
-VNPU_FOREACH(Expm1, at::expm1)
-VNPU_FOREACH(Log, at::log)
-VNPU_FOREACH(Log10, at::log10)
-VNPU_FOREACH(Log1p, at::log1p)
-VNPU_FOREACH(Log2, at::log2)
-VNPU_FOREACH(Neg, at::neg)
-VNPU_FOREACH(Reciprocal, at::reciprocal)
-VNPU_FOREACH(Sigmoid, at::sigmoid)
-VNPU_FOREACH(Sign, at::sign)
-VNPU_FOREACH(Sin, at::sin)
-VNPU_FOREACH(Sinh, at::sinh)
-VNPU_FOREACH(Sqrt, at::sqrt)
-VNPU_FOREACH(Tan, at::tan)
-VNPU_FOREACH(Tanh, at::tanh)
+VNPU_FOREACH(Abs, at::abs, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Acos, at::acos, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Asin, at::asin, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Atan, at::atan, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Copy, itself, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_copy})
+VNPU_FOREACH(Cos, at::cos, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Cosh, at::cosh, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Erf, at::erf, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Erfc, at::erfc, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Exp, at::exp, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Expm1, at::expm1, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Log, at::log, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Log10, at::log10, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Log1p, at::log1p, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Log2, at::log2, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Neg, at::neg, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_neg})
+VNPU_FOREACH(Reciprocal, at::reciprocal,
+             {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Sigmoid, at::sigmoid, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Sign, at::sign, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_sign})
+VNPU_FOREACH(Sin, at::sin, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Sinh, at::sinh, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Sqrt, at::sqrt, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Tan, at::tan, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
+VNPU_FOREACH(Tanh, at::tanh, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_abs})
 
-VNPU_OPERATOR(ForeachZeroInplace, (const InOutList& x)) {
+VNPU_OPERATOR(ForeachZeroInplace, (const InOutList& x),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_zero_inplace}) {
   for (Tensor tensor : x) tensor.zero_();
 }
 VNPU_OPERATOR(ForeachRoundOffNumberV2,
-              (const TensorList& x, const Scalar& round_mode, const OutList& out)) {
+              (const TensorList& x, const Scalar& round_mode, const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_round_off_number_v2}) {
   each(out, [&](size_t i) { return rounded_to_integers(x[i], round_mode.toLong()); });
 }
-VNPU_OPERATOR(ForeachNorm, (const TensorList& x, const Scalar& scalar, const OutList& out)) {
+VNPU_OPERATOR(ForeachNorm, (const TensorList& x, const Scalar& scalar, const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_norm}) {
   each(out, [&](size_t i) { return at::linalg_vector_norm(widen(x[i]), scalar); });
 }
 
 // --- a list and numbers --------------------------------------------------------------------------
 
 // FUNCTION(tensor, scalar)
-#define VNPU_FOREACH_NUMBER(NAME, FUNCTION)                                             \
-  VNPU_OPERATOR(Foreach##NAME##ScalarV2,                                                \
-                (const TensorList& x, const Scalar& scalar, const OutList& out)) {      \
-    each(out, [&](size_t i) { return FUNCTION(x[i], rounded(scalar, x)); });            \
-  }                                                                                     \
-  VNPU_OPERATOR(Foreach##NAME##ScalarList,                                              \
-                (const TensorList& x, const ScalarList& scalars, const OutList& out)) { \
-    each(out, [&](size_t i) { return FUNCTION(x[i], rounded(scalars[i], x)); });        \
+#define VNPU_FOREACH_SCALAR(NAME, FUNCTION, ...)                                                \
+  VNPU_OPERATOR(Foreach##NAME##ScalarV2,                                                        \
+                (const TensorList& x, const Scalar& scalar, const OutList& out), __VA_ARGS__) { \
+    each(out, [&](size_t i) { return FUNCTION(x[i], rounded(scalar, x)); });                    \
+  }
+#define VNPU_FOREACH_SCALARS(NAME, FUNCTION, ...)                                     \
+  VNPU_OPERATOR(Foreach##NAME##ScalarList,                                            \
+                (const TensorList& x, const ScalarList& scalars, const OutList& out), \
+                __VA_ARGS__) {                                                        \
+    each(out, [&](size_t i) { return FUNCTION(x[i], rounded(scalars[i], x)); });      \
   }
 
-VNPU_FOREACH_NUMBER(Add, at::add)
-VNPU_FOREACH_NUMBER(Sub, at::sub)
-VNPU_FOREACH_NUMBER(Mul, at::mul)
-VNPU_FOREACH_NUMBER(Div, at::div)
-VNPU_FOREACH_NUMBER(Maximum, at::clamp_min)
-VNPU_FOREACH_NUMBER(Minimum, at::clamp_max)
-VNPU_FOREACH_NUMBER(Pow, at::pow)
+VNPU_FOREACH_SCALAR(Add, at::add,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Add, at::add,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_list})
+VNPU_FOREACH_SCALAR(Sub, at::sub,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Sub, at::sub,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_list})
+VNPU_FOREACH_SCALAR(Mul, at::mul,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Mul, at::mul,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_list})
+VNPU_FOREACH_SCALAR(Div, at::div,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_div_scalar_v2})
+VNPU_FOREACH_SCALARS(Div, at::div,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_div_scalar_list})
+VNPU_FOREACH_SCALAR(Maximum, at::clamp_min,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Maximum, at::clamp_min,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_list})
+VNPU_FOREACH_SCALAR(Minimum, at::clamp_max,
+                    {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Minimum, at::clamp_max,
+                     {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_scalar_list})
+VNPU_FOREACH_SCALAR(Pow, at::pow,
+                    {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_add_scalar_v2})
+VNPU_FOREACH_SCALARS(Pow, at::pow,
+                     {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_add_scalar_list})
 
 VNPU_OPERATOR(ForeachPowScalarAndTensor,
-              (const Scalar& scalar, const TensorList& x, const OutList& out)) {
+              (const Scalar& scalar, const TensorList& x, const OutList& out),
+              {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_pow_scalar_and_tensor}) {
   each(out, [&](size_t i) { return at::pow(scalar, x[i]); });
 }
 
 // --- two lists -----------------------------------------------------------------------------------
 
-#define VNPU_FOREACH_PAIR(NAME, FUNCTION)                                           \
-  VNPU_OPERATOR(Foreach##NAME##List,                                                \
-                (const TensorList& x1, const TensorList& x2, const OutList& out)) { \
-    each(out, [&](size_t i) { return FUNCTION(x1[i], x2[i]); });                    \
+#define VNPU_FOREACH_PAIR(NAME, FUNCTION, ...)                                                   \
+  VNPU_OPERATOR(Foreach##NAME##List,                                                             \
+                (const TensorList& x1, const TensorList& x2, const OutList& out), __VA_ARGS__) { \
+    each(out, [&](size_t i) { return FUNCTION(x1[i], x2[i]); });                                 \
   }
 
-VNPU_FOREACH_PAIR(Mul, at::mul)
-VNPU_FOREACH_PAIR(Div, at::div)
-VNPU_FOREACH_PAIR(Maximum, at::maximum)
-VNPU_FOREACH_PAIR(Minimum, at::minimum)
-VNPU_FOREACH_PAIR(Pow, at::pow)
+VNPU_FOREACH_PAIR(Mul, at::mul, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_mul_list})
+VNPU_FOREACH_PAIR(Div, at::div, {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_div_list})
+VNPU_FOREACH_PAIR(Maximum, at::maximum,
+                  {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_mul_list})
+VNPU_FOREACH_PAIR(Minimum, at::minimum,
+                  {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_mul_list})
+VNPU_FOREACH_PAIR(Pow, at::pow, {.cost = cost_of_foreach_acos, .allowed = allowed_foreach_mul_list})
 
 // bfloat16 is rounded once; of a difference of float16 also what is scaled.
-VNPU_OPERATOR(ForeachAddListV2, (const TensorList& x1, const TensorList& x2, const Scalar& alpha,
-                                 const OutList& out)) {
+VNPU_OPERATOR(ForeachAddListV2,
+              (const TensorList& x1, const TensorList& x2, const Scalar& alpha, const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_list_v2}) {
   each(out, [&](size_t i) { return at::add(wide(x1[i]), wide(x2[i]), rounded(alpha, x1)); });
 }
-VNPU_OPERATOR(ForeachSubListV2, (const TensorList& x1, const TensorList& x2, const Scalar& alpha,
-                                 const OutList& out)) {
+VNPU_OPERATOR(ForeachSubListV2,
+              (const TensorList& x1, const TensorList& x2, const Scalar& alpha, const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_add_list_v2}) {
   each(out, [&](size_t i) {
     const Scalar factor = rounded(alpha, x1);
     if (x1[i].scalar_type() == at::kHalf) return at::sub(x1[i], at::mul(x2[i], factor));
     return at::sub(wide(x1[i]), wide(x2[i]), factor);
   });
 }
-VNPU_OPERATOR(ForeachLerpScalar, (const TensorList& x1, const TensorList& x2, const Scalar& weight,
-                                  const OutList& out)) {
+VNPU_OPERATOR(ForeachLerpScalar,
+              (const TensorList& x1, const TensorList& x2, const Scalar& weight,
+               const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_lerp_scalar}) {
   each(out, [&](size_t i) { return at::lerp(x1[i], x2[i], weight); });
 }
-VNPU_OPERATOR(ForeachLerpList, (const TensorList& x1, const TensorList& x2,
-                                const TensorList& weight, const OutList& out)) {
+VNPU_OPERATOR(ForeachLerpList,
+              (const TensorList& x1, const TensorList& x2, const TensorList& weight,
+               const OutList& out),
+              {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_lerp_list}) {
   each(out, [&](size_t i) { return at::lerp(x1[i], x2[i], weight[i]); });
 }
 
 // --- three lists ---------------------------------------------------------------------------------
 
 // ScalarList and List have their numbers in one tensor on the device.
-#define VNPU_FOREACH_TERM(NAME, COMBINE)                                           \
+#define VNPU_FOREACH_TERM(NAME, COMBINE, ...)                                      \
   VNPU_OPERATOR(Foreach##NAME##ScalarV2,                                           \
                 (const TensorList& x1, const TensorList& x2, const TensorList& x3, \
-                 const Scalar& scalar, const OutList& out)) {                      \
+                 const Scalar& scalar, const OutList& out),                        \
+                __VA_ARGS__) {                                                     \
     each(out, [&](size_t i) {                                                      \
       return at::add(x1[i], term(x2[i], x3[i], COMBINE), rounded(scalar, x1));     \
     });                                                                            \
-  }                                                                                \
+  }
+#define VNPU_FOREACH_TERMS(NAME, COMBINE, ...)                                     \
   VNPU_OPERATOR(Foreach##NAME##ScalarList,                                         \
                 (const TensorList& x1, const TensorList& x2, const TensorList& x3, \
-                 const Tensor& scalars, const OutList& out)) {                     \
+                 const Tensor& scalars, const OutList& out),                       \
+                __VA_ARGS__) {                                                     \
     const Tensor numbers = scalars.reshape(-1);                                    \
     each(out, [&](size_t i) {                                                      \
       const Scalar scalar = numbers[static_cast<int64_t>(i)].item();               \
@@ -173,7 +213,13 @@ VNPU_OPERATOR(ForeachLerpList, (const TensorList& x1, const TensorList& x2,
     });                                                                            \
   }
 
-VNPU_FOREACH_TERM(Addcmul, product)
-VNPU_FOREACH_TERM(Addcdiv, quotient)
+VNPU_FOREACH_TERM(Addcmul, product,
+                  {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_addcmul_scalar_v2})
+VNPU_FOREACH_TERMS(Addcmul, product,
+                   {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_addcmul_scalar_list})
+VNPU_FOREACH_TERM(Addcdiv, quotient,
+                  {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_addcdiv_scalar_v2})
+VNPU_FOREACH_TERMS(Addcdiv, quotient,
+                   {.cost = cost_of_foreach_abs, .allowed = allowed_foreach_addcdiv_scalar_list})
 
 }  // namespace vnpu::ops

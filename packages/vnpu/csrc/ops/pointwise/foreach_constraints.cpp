@@ -4,8 +4,8 @@
 // are not contiguous or empty. Lists of numbers have no rows for their dtype: documents ask for
 // float32, torch_npu brings float64, and the library converts.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/pointwise/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -23,7 +23,7 @@ constexpr char kNorm[] = "ops-nn foreach/foreach_norm/docs/aclnnForeachNorm.md, 
 constexpr char kNormKernel[] =
     "modelCode in ops-nn foreach/foreach_norm/op_kernel/foreach_norm.cpp";
 constexpr char kNumber[] = "CheckDtypeValid in aclnn_foreach_*_scalar_v2.cpp";
-constexpr char kNumbers[] =
+constexpr char kOfNumbers[] =
     "ops-nn foreach/foreach_*_scalar_list/docs/aclnnForeach*.md, parameters";
 constexpr char kPair[] = "ops-nn foreach/foreach_*_list/docs/aclnnForeach*List.md, parameters";
 constexpr char kSum[] = "ForeachAddListV2CheckDtypeValid in aclnn_foreach_add_list_v2.cpp";
@@ -66,51 +66,63 @@ void add_integer(std::vector<Row>& rows, const char* number, const char* list, c
   rows.push_back({number, dtype({at::kInt, at::kLong}).when(has_dtype(list, {at::kInt})), source});
 }
 
-const bool one_list =
-    constrain({"ForeachAbs",  "ForeachAcos",  "ForeachAsin",       "ForeachAtan",    "ForeachCos",
-               "ForeachCosh", "ForeachErf",   "ForeachErfc",       "ForeachExp",     "ForeachExpm1",
-               "ForeachLog",  "ForeachLog10", "ForeachLog1p",      "ForeachLog2",    "ForeachSin",
-               "ForeachSinh", "ForeachSqrt",  "ForeachReciprocal", "ForeachSigmoid", "ForeachTan",
-               "ForeachTanh"},
-              kSmall, list_rows("x", kFloats, {"out"}, kUnary), kChips) &&
-    constrain({"ForeachNeg"}, kSmall, list_rows("x", kNumbersToo, {"out"}, kUnary), kChips) &&
-    constrain({"ForeachSign"}, kSmall,
-              list_rows("x", {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kLong},
-                        {"out"}, kUnary),
-              kChips) &&
-    constrain({"ForeachCopy"}, kSmall,
-              {{"x",
-                dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kByte, at::kShort,
-                       at::kUInt16, at::kInt, at::kUInt32, at::kLong, at::kDouble, at::kBool}),
-                kCopy},
-               {"out", same_count("x"), kCopy},
-               {"out", same_sizes_each("x"), kCopy}},
-              kChips) &&
-    constrain({"ForeachZeroInplace"}, kSmall,
-              {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kShort, at::kInt}), kZero}},
-              kChips);
+}  // namespace
 
-const bool rounded = [] {
+Allowed allowed_foreach_abs() { return {kSmall, list_rows("x", kFloats, {"out"}, kUnary), kChips}; }
+
+Allowed allowed_foreach_neg() {
+  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kUnary), kChips};
+}
+
+Allowed allowed_foreach_sign() {
+  return {kSmall,
+          list_rows("x", {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kLong},
+                    {"out"}, kUnary),
+          kChips};
+}
+
+Allowed allowed_foreach_copy() {
+  return {kSmall,
+          {{"x",
+            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kByte, at::kShort,
+                   at::kUInt16, at::kInt, at::kUInt32, at::kLong, at::kDouble, at::kBool}),
+            kCopy},
+           {"out", same_count("x"), kCopy},
+           {"out", same_sizes_each("x"), kCopy}},
+          kChips};
+}
+
+Allowed allowed_foreach_zero_inplace() {
+  return {kSmall,
+          {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kShort, at::kInt}), kZero}},
+          kChips};
+}
+
+Allowed allowed_foreach_round_off_number_v2() {
   std::vector<Row> rows = list_rows("x", kNumbersToo, {"out"}, kRound);
   rows.push_back({"roundMode", dtype({at::kChar, at::kLong}), kRoundMode});
-  return constrain({"ForeachRoundOffNumberV2"}, kSmall, std::move(rows), kChips);
-}();
+  return {kSmall, std::move(rows), kChips};
+}
 
-const bool norm = constrain({"ForeachNorm"}, {.bytes = 16 * kMiB},
-                            {{"x", dtype(kFloats), kNorm},
-                             {"x", of_one_dtype("x"), kNorm},
-                             {"out", same_count("x"), kNorm},
-                             {"out", same_dtype("x"), kNorm},
-                             {"scalar", dtype({at::kFloat, at::kDouble, at::kLong}), kNorm},
-                             {"scalar",
-                              that("be 1 or 2", {},
-                                   [](const RuleArguments& own) -> Found {
-                                     const double order = own.scalar().value.toDouble();
-                                     if (order == 1 || order == 2) return std::nullopt;
-                                     return "value " + std::to_string(order);
-                                   }),
-                              kNormKernel}},
-                            kChips);
+Allowed allowed_foreach_norm() {
+  return {{.bytes = 16 * kMiB},
+          {{"x", dtype(kFloats), kNorm},
+           {"x", of_one_dtype("x"), kNorm},
+           {"out", same_count("x"), kNorm},
+           {"out", same_dtype("x"), kNorm},
+           {"scalar", dtype({at::kFloat, at::kDouble, at::kLong}), kNorm},
+           {"scalar",
+            that("be 1 or 2", {},
+                 [](const RuleArguments& own) -> Found {
+                   const double order = own.scalar().value.toDouble();
+                   if (order == 1 || order == 2) return std::nullopt;
+                   return "value " + std::to_string(order);
+                 }),
+            kNormKernel}},
+          kChips};
+}
+
+namespace {
 
 std::vector<Row> number_rows(const std::vector<ScalarType>& dtypes, bool has_integers) {
   std::vector<Row> rows = list_rows("x", dtypes, {"out"}, kNumber);
@@ -120,38 +132,49 @@ std::vector<Row> number_rows(const std::vector<ScalarType>& dtypes, bool has_int
 }
 
 std::vector<Row> numbers_rows(const std::vector<ScalarType>& dtypes) {
-  std::vector<Row> rows = list_rows("x", dtypes, {"out"}, kNumbers);
-  rows.push_back({"scalars", same_count("x"), kNumbers});
+  std::vector<Row> rows = list_rows("x", dtypes, {"out"}, kOfNumbers);
+  rows.push_back({"scalars", same_count("x"), kOfNumbers});
   return rows;
 }
 
-const bool with_numbers =
-    constrain({"ForeachAddScalarV2", "ForeachSubScalarV2", "ForeachMulScalarV2",
-               "ForeachMaximumScalarV2", "ForeachMinimumScalarV2", "ForeachPowScalarV2"},
-              kSmall, number_rows(kNumbersToo, true), kChips) &&
-    constrain({"ForeachDivScalarV2"}, kSmall, number_rows(kFloats, false), kChips) &&
-    constrain({"ForeachAddScalarList", "ForeachSubScalarList", "ForeachMulScalarList",
-               "ForeachMaximumScalarList", "ForeachMinimumScalarList", "ForeachPowScalarList"},
-              kSmall, numbers_rows(kNumbersToo), kChips) &&
-    constrain({"ForeachDivScalarList"}, kSmall, numbers_rows(kFloats), kChips) &&
-    constrain({"ForeachPowScalarAndTensor"}, kSmall, list_rows("x", kNumbersToo, {"out"}, kNumbers),
-              kChips);
+}  // namespace
 
-const bool pairs =
-    constrain({"ForeachMulList", "ForeachMaximumList", "ForeachMinimumList", "ForeachPowList"},
-              kSmall, list_rows("x1", kNumbersToo, {"x2", "out"}, kPair), kChips) &&
-    constrain({"ForeachDivList"}, kSmall, list_rows("x1", kFloats, {"x2", "out"}, kPair), kChips) &&
-    constrain({"ForeachLerpList"}, kSmall, list_rows("x1", kFloats, {"x2", "weight", "out"}, kLerp),
-              kChips) &&
-    constrain({"ForeachLerpScalar"}, kSmall, list_rows("x1", kFloats, {"x2", "out"}, kLerp),
-              kChips);
+Allowed allowed_foreach_add_scalar_v2() { return {kSmall, number_rows(kNumbersToo, true), kChips}; }
 
-const bool sums = [] {
+Allowed allowed_foreach_div_scalar_v2() { return {kSmall, number_rows(kFloats, false), kChips}; }
+
+Allowed allowed_foreach_add_scalar_list() { return {kSmall, numbers_rows(kNumbersToo), kChips}; }
+
+Allowed allowed_foreach_div_scalar_list() { return {kSmall, numbers_rows(kFloats), kChips}; }
+
+Allowed allowed_foreach_pow_scalar_and_tensor() {
+  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kOfNumbers), kChips};
+}
+
+Allowed allowed_foreach_mul_list() {
+  return {kSmall, list_rows("x1", kNumbersToo, {"x2", "out"}, kPair), kChips};
+}
+
+Allowed allowed_foreach_div_list() {
+  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kPair), kChips};
+}
+
+Allowed allowed_foreach_lerp_list() {
+  return {kSmall, list_rows("x1", kFloats, {"x2", "weight", "out"}, kLerp), kChips};
+}
+
+Allowed allowed_foreach_lerp_scalar() {
+  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kLerp), kChips};
+}
+
+Allowed allowed_foreach_add_list_v2() {
   std::vector<Row> rows = list_rows("x1", kNumbersToo, {"x2", "out"}, kSum);
   add_number(rows, "alpha", "x1", kSum);
   add_integer(rows, "alpha", "x1", kSum);
-  return constrain({"ForeachAddListV2", "ForeachSubListV2"}, kSmall, std::move(rows), kChips);
-}();
+  return {kSmall, std::move(rows), kChips};
+}
+
+namespace {
 
 std::vector<Row> term_rows(const std::vector<ScalarType>& dtypes, bool has_integers) {
   std::vector<Row> rows = list_rows("x1", dtypes, {"x2", "x3", "out"}, kTerm);
@@ -175,11 +198,20 @@ std::vector<Row> term_numbers_rows(const std::vector<ScalarType>& dtypes) {
   return rows;
 }
 
-const bool terms =
-    constrain({"ForeachAddcmulScalarV2"}, kSmall, term_rows(kNumbersToo, true), kChips) &&
-    constrain({"ForeachAddcdivScalarV2"}, kSmall, term_rows(kFloats, false), kChips) &&
-    constrain({"ForeachAddcmulScalarList"}, kSmall, term_numbers_rows(kNumbersToo), kChips) &&
-    constrain({"ForeachAddcdivScalarList"}, kSmall, term_numbers_rows(kFloats), kChips);
-
 }  // namespace
+
+Allowed allowed_foreach_addcmul_scalar_v2() {
+  return {kSmall, term_rows(kNumbersToo, true), kChips};
+}
+
+Allowed allowed_foreach_addcdiv_scalar_v2() { return {kSmall, term_rows(kFloats, false), kChips}; }
+
+Allowed allowed_foreach_addcmul_scalar_list() {
+  return {kSmall, term_numbers_rows(kNumbersToo), kChips};
+}
+
+Allowed allowed_foreach_addcdiv_scalar_list() {
+  return {kSmall, term_numbers_rows(kFloats), kChips};
+}
+
 }  // namespace vnpu::ops

@@ -1,193 +1,231 @@
 // Element-wise functions of one tensor: mathematics, rounding, tests and activations.
 
 #include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
 
 namespace vnpu::ops {
 
 // One row each for the out-of-place and the in-place form of an ATen function `f_out(out, self)`.
-#define VNPU_UNARY(NAME, FUNCTION_OUT) \
-  VNPU_OPERATOR(NAME, (const Tensor& self, Out out)) { FUNCTION_OUT(out.tensor, self); }
-#define VNPU_UNARY_INPLACE(NAME, FUNCTION_OUT) \
-  VNPU_OPERATOR(NAME, (InOut self)) { FUNCTION_OUT(self.tensor, self.tensor); }
+#define VNPU_UNARY(NAME, FUNCTION_OUT, ...)                         \
+  VNPU_OPERATOR(NAME, (const Tensor& self, Out out), __VA_ARGS__) { \
+    FUNCTION_OUT(out.tensor, self);                                 \
+  }
+#define VNPU_UNARY_INPLACE(NAME, FUNCTION_OUT, ...) \
+  VNPU_OPERATOR(NAME, (InOut self), __VA_ARGS__) { FUNCTION_OUT(self.tensor, self.tensor); }
 
 // --- mathematics --------------------------------------------------------------------------------
 
-VNPU_UNARY(Abs, at::abs_out)
-VNPU_UNARY(Neg, at::neg_out)
-VNPU_UNARY(Exp, at::exp_out)
-VNPU_UNARY(Exp2, at::exp2_out)
-VNPU_UNARY(Expm1, at::expm1_out)
-VNPU_UNARY(Log, at::log_out)
-VNPU_UNARY(Log2, at::log2_out)
-VNPU_UNARY(Log10, at::log10_out)
-VNPU_UNARY(Log1p, at::log1p_out)
-VNPU_UNARY(Sqrt, at::sqrt_out)
-VNPU_UNARY(Rsqrt, at::rsqrt_out)
-VNPU_UNARY(Reciprocal, at::reciprocal_out)
-VNPU_UNARY(Sin, at::sin_out)
-VNPU_UNARY(Cos, at::cos_out)
-VNPU_UNARY(Tan, at::tan_out)
-VNPU_UNARY(Erf, at::erf_out)
-VNPU_UNARY_INPLACE(InplaceExp, at::exp_out)
-VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out)
-VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out)
-VNPU_UNARY_INPLACE(InplaceLog, at::log_out)
-VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out)
-VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out)
-VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out)
-VNPU_UNARY_INPLACE(InplaceSqrt, at::sqrt_out)
-VNPU_UNARY_INPLACE(InplaceRsqrt, at::rsqrt_out)
-VNPU_UNARY_INPLACE(InplaceReciprocal, at::reciprocal_out)
-VNPU_UNARY_INPLACE(InplaceSin, at::sin_out)
-VNPU_UNARY_INPLACE(InplaceCos, at::cos_out)
-VNPU_UNARY_INPLACE(InplaceErf, at::erf_out)
+VNPU_UNARY(Abs, at::abs_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Neg, at::neg_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Exp, at::exp_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Exp2, at::exp2_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Expm1, at::expm1_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Log, at::log_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Log2, at::log2_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Log10, at::log10_out, {.cost = elements<10>})
+VNPU_UNARY(Log1p, at::log1p_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Sqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Reciprocal, at::reciprocal_out,
+           {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+VNPU_UNARY(Sin, at::sin_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+VNPU_UNARY(Cos, at::cos_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+VNPU_UNARY(Tan, at::tan_out, {.cost = elements<10>})
+VNPU_UNARY(Erf, at::erf_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExp, at::exp_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExp2, at::exp2_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceExpm1, at::expm1_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog, at::log_out,
+                   {.tier = kT1, .cost = elements<10>, .allowed = allowed_inplace_log})
+VNPU_UNARY_INPLACE(InplaceLog2, at::log2_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog10, at::log10_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceLog1p, at::log1p_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceRsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceReciprocal, at::reciprocal_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSin, at::sin_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceCos, at::cos_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceErf, at::erf_out, {.cost = elements<10>})
 
 // Functions that ATen has no 16-bit kernel of, or that turn integers into floats.
-#define VNPU_WIDENED(NAME, FUNCTION) \
-  VNPU_OPERATOR(NAME, (const Tensor& self, Out out)) { store(out, FUNCTION(widen(self))); }
-#define VNPU_WIDENED_INPLACE(NAME, FUNCTION) \
-  VNPU_OPERATOR(NAME, (InOut self)) { store(self, FUNCTION(widen(self.tensor))); }
+#define VNPU_WIDENED(NAME, FUNCTION, ...)                           \
+  VNPU_OPERATOR(NAME, (const Tensor& self, Out out), __VA_ARGS__) { \
+    store(out, FUNCTION(widen(self)));                              \
+  }
+#define VNPU_WIDENED_INPLACE(NAME, FUNCTION, ...) \
+  VNPU_OPERATOR(NAME, (InOut self), __VA_ARGS__) { store(self, FUNCTION(widen(self.tensor))); }
 
-VNPU_WIDENED(Acos, at::acos)
-VNPU_WIDENED(Acosh, at::acosh)
-VNPU_WIDENED(Asin, at::asin)
-VNPU_WIDENED(Asinh, at::asinh)
-VNPU_WIDENED(Atan, at::atan)
-VNPU_WIDENED(Atanh, at::atanh)
-VNPU_WIDENED(Cosh, at::cosh)
-VNPU_WIDENED(Sinh, at::sinh)
-VNPU_WIDENED(Sinc, at::sinc)
-VNPU_WIDENED(Erfc, at::erfc)
-VNPU_WIDENED(Erfinv, at::erfinv)
-VNPU_WIDENED_INPLACE(InplaceAcos, at::acos)
-VNPU_WIDENED_INPLACE(InplaceAcosh, at::acosh)
-VNPU_WIDENED_INPLACE(InplaceAsin, at::asin)
-VNPU_WIDENED_INPLACE(InplaceAsinh, at::asinh)
-VNPU_WIDENED_INPLACE(InplaceAtan, at::atan)
-VNPU_WIDENED_INPLACE(InplaceAtanh, at::atanh)
-VNPU_WIDENED_INPLACE(InplaceCosh, at::cosh)
-VNPU_WIDENED_INPLACE(InplaceSinh, at::sinh)
-VNPU_WIDENED_INPLACE(InplaceSinc, at::sinc)
-VNPU_WIDENED_INPLACE(InplaceTan, at::tan)
-VNPU_WIDENED_INPLACE(InplaceErfc, at::erfc)
-VNPU_WIDENED_INPLACE(InplaceErfinv, at::erfinv)
+VNPU_WIDENED(Acos, at::acos, {.cost = elements<10>})
+VNPU_WIDENED(Acosh, at::acosh, {.cost = elements<10>})
+VNPU_WIDENED(Asin, at::asin, {.cost = elements<10>})
+VNPU_WIDENED(Asinh, at::asinh, {.cost = elements<10>})
+VNPU_WIDENED(Atan, at::atan, {.cost = elements<10>})
+VNPU_WIDENED(Atanh, at::atanh, {.cost = elements<10>})
+VNPU_WIDENED(Cosh, at::cosh, {.cost = elements<10>})
+VNPU_WIDENED(Sinh, at::sinh, {.cost = elements<10>})
+VNPU_WIDENED(Sinc, at::sinc, {.cost = elements<10>})
+VNPU_WIDENED(Erfc, at::erfc, {.cost = elements<10>})
+VNPU_WIDENED(Erfinv, at::erfinv, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAcos, at::acos, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAcosh, at::acosh, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAsin, at::asin, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAsinh, at::asinh, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAtan, at::atan, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceAtanh, at::atanh, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceCosh, at::cosh, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceSinh, at::sinh, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceSinc, at::sinc, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceTan, at::tan, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceErfc, at::erfc, {.cost = elements<10>})
+VNPU_WIDENED_INPLACE(InplaceErfinv, at::erfinv, {.cost = elements<10>})
 
 // eps below 0: not clamped.
-VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out)) {
+VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out), {.cost = elements<10>}) {
   store(out, at::logit(widen(input), eps < 0 ? std::nullopt : std::optional<double>(eps)));
 }
 
 // --- rounding and sign --------------------------------------------------------------------------
 
-VNPU_UNARY(Floor, at::floor_out)
-VNPU_UNARY(Ceil, at::ceil_out)
-VNPU_UNARY(Round, at::round_out)  // half to even
-VNPU_UNARY(Trunc, at::trunc_out)
-VNPU_UNARY(Sign, at::sign_out)
-VNPU_OPERATOR(Signbit, (const Tensor& self, Out out)) { store(out, at::signbit(self)); }
-VNPU_UNARY(Frac, at::frac_out)
-VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out)
-VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out)
-VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out)
+VNPU_UNARY(Floor, at::floor_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Ceil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Round, at::round_out, {.tier = kT1, .cost = elements<1>})  // half to even
+VNPU_UNARY(Trunc, at::trunc_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Sign, at::sign_out, {.tier = kT1, .cost = elements<1>})
+VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.cost = elements<1>}) {
+  store(out, at::signbit(self));
+}
+VNPU_UNARY(Frac, at::frac_out, {.cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceFrac, at::frac_out, {.cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceFloor, at::floor_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY_INPLACE(InplaceCeil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
 
-VNPU_OPERATOR(RoundDecimals, (const Tensor& self, int64_t decimals, Out out)) {
+VNPU_OPERATOR(RoundDecimals, (const Tensor& self, int64_t decimals, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::round_out(out.tensor, self, decimals);
 }
-VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals)) {
+VNPU_OPERATOR(InplaceRoundDecimals, (InOut self, int64_t decimals), {.cost = elements<1>}) {
   self.tensor.round_(decimals);
 }
 
 // --- special values -----------------------------------------------------------------------------
 
-VNPU_UNARY(IsNegInf, at::isneginf_out)
-VNPU_UNARY(IsPosInf, at::isposinf_out)
-VNPU_OPERATOR(IsFinite, (const Tensor& self, Out out)) { store(out, at::isfinite(self)); }
-VNPU_OPERATOR(NanToNum, (const Tensor& self, float nan, float posinf, float neginf, Out out)) {
+VNPU_UNARY(IsNegInf, at::isneginf_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(IsPosInf, at::isposinf_out, {.tier = kT1, .cost = elements<1>})
+VNPU_OPERATOR(IsFinite, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<1>}) {
+  store(out, at::isfinite(self));
+}
+VNPU_OPERATOR(NanToNum, (const Tensor& self, float nan, float posinf, float neginf, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::nan_to_num_out(out.tensor, self, nan, posinf, neginf);
 }
-VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float neginf)) {
+VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float neginf),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.nan_to_num_(nan, posinf, neginf);
 }
 
 // --- activations --------------------------------------------------------------------------------
 
-VNPU_UNARY(Sigmoid, at::sigmoid_out)
-VNPU_UNARY(Tanh, at::tanh_out)
-VNPU_UNARY(Silu, at::silu_out)
-VNPU_UNARY(Mish, at::mish_out)
-VNPU_UNARY(Hardswish, at::hardswish_out)
-VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out)
-VNPU_UNARY_INPLACE(InplaceSigmoid, at::sigmoid_out)
-VNPU_UNARY_INPLACE(InplaceTanh, at::tanh_out)
-VNPU_UNARY_INPLACE(InplaceMish, at::mish_out)
-VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out)
-VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out)
+VNPU_UNARY(Sigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
+VNPU_UNARY(Tanh, at::tanh_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Silu, at::silu_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu})
+VNPU_UNARY(Mish, at::mish_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Hardswish, at::hardswish_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Hardsigmoid, at::hardsigmoid_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceSigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceTanh, at::tanh_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceMish, at::mish_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out, {.cost = elements<10>})
+VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out, {.cost = elements<10>})
 
-VNPU_OPERATOR(Relu, (const Tensor& self, Out out)) { at::clamp_min_out(out.tensor, self, 0); }
-VNPU_OPERATOR(InplaceRelu, (InOut self)) { self.tensor.relu_(); }
-VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out)) {
+VNPU_OPERATOR(Relu, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<1>}) {
+  at::clamp_min_out(out.tensor, self, 0);
+}
+VNPU_OPERATOR(InplaceRelu, (InOut self), {.tier = kT1, .cost = elements<1>}) {
+  self.tensor.relu_();
+}
+VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::leaky_relu_out(out.tensor, self, negative_slope);
 }
-VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope)) {
+VNPU_OPERATOR(InplaceLeakyRelu, (InOut self, const Scalar& negative_slope), {.cost = elements<1>}) {
   at::leaky_relu_(self.tensor, negative_slope);
 }
 // The tanh form, as the device computes it (activation/gelu in hicann/ops-nn). torch_npu calls it
 // for torch.nn.functional.gelu whatever `approximate` says, unless its compatible implementations
 // are on (torch_npu.npu.use_compatible_impl): then it calls GeluV2 with the form that was asked
 // for.
-VNPU_OPERATOR(Gelu, (const Tensor& self, Out out)) { at::gelu_out(out.tensor, self, "tanh"); }
-VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out)) {
+VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu}) {
+  at::gelu_out(out.tensor, self, "tanh");
+}
+VNPU_OPERATOR(GeluV2, (const Tensor& x, int64_t approximate, Out out),
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu_v2}) {
   require(approximate == 0 || approximate == 1, "approximate must be 0 (erf) or 1 (tanh).");
   at::gelu_out(out.tensor, x, approximate == 1 ? "tanh" : "none");
 }
-VNPU_OPERATOR(Elu, (const Tensor& self, const Scalar& alpha, const Scalar& scale,
-                    const Scalar& input_scale, Out out)) {
+VNPU_OPERATOR(Elu,
+              (const Tensor& self, const Scalar& alpha, const Scalar& scale,
+               const Scalar& input_scale, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::elu_out(out.tensor, self, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(InplaceElu,
-              (InOut self, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale)) {
+              (InOut self, const Scalar& alpha, const Scalar& scale, const Scalar& input_scale),
+              {.cost = elements<10>}) {
   at::elu_(self.tensor, alpha, scale, input_scale);
 }
-VNPU_OPERATOR(Softplus,
-              (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out)) {
+VNPU_OPERATOR(Softplus, (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::softplus_out(out.tensor, self, beta, threshold);
 }
 VNPU_OPERATOR(Hardtanh,
-              (const Tensor& self, const Scalar& clip_min, const Scalar& clip_max, Out out)) {
+              (const Tensor& self, const Scalar& clip_min, const Scalar& clip_max, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   at::hardtanh_out(out.tensor, self, clip_min, clip_max);
 }
-VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max)) {
+VNPU_OPERATOR(InplaceHardtanh, (InOut self, const Scalar& clip_min, const Scalar& clip_max),
+              {.cost = elements<1>}) {
   at::hardtanh_(self.tensor, clip_min, clip_max);
 }
-VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(Celu, (const Tensor& self, const Scalar& alpha, Out out), {.cost = elements<10>}) {
   store(out, at::celu(self, alpha));
 }
-VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha)) { at::celu_(self.tensor, alpha); }
-VNPU_OPERATOR(Hardshrink, (const Tensor& self, const Scalar& lambd, Out out)) {
+VNPU_OPERATOR(InplaceCelu, (InOut self, const Scalar& alpha), {.cost = elements<10>}) {
+  at::celu_(self.tensor, alpha);
+}
+VNPU_OPERATOR(Hardshrink, (const Tensor& self, const Scalar& lambd, Out out),
+              {.cost = elements<1>}) {
   store(out, at::hardshrink(self, lambd));
 }
-VNPU_OPERATOR(Softshrink, (const Tensor& self, const Scalar& lambd, Out out)) {
+VNPU_OPERATOR(Softshrink, (const Tensor& self, const Scalar& lambd, Out out),
+              {.cost = elements<1>}) {
   store(out, at::softshrink(self, lambd));
 }
 VNPU_OPERATOR(Threshold,
-              (const Tensor& self, const Scalar& threshold, const Scalar& value, Out out)) {
+              (const Tensor& self, const Scalar& threshold, const Scalar& value, Out out),
+              {.cost = elements<1>}) {
   store(out, at::threshold(self, threshold, value));
 }
-VNPU_OPERATOR(InplaceThreshold, (InOut self, const Scalar& threshold, const Scalar& value)) {
+VNPU_OPERATOR(InplaceThreshold, (InOut self, const Scalar& threshold, const Scalar& value),
+              {.cost = elements<1>}) {
   at::threshold_(self.tensor, threshold, value);
 }
 // torch_npu sends weight with the dimensions of self.
-VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out)) {
+VNPU_OPERATOR(Prelu, (const Tensor& self, const Tensor& weight, Out out), {.cost = elements<1>}) {
   const Tensor wide = widen(self);
   store(out, at::where(wide >= 0, wide, wide * weight));
 }
-VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out)) { store(out, at::log_sigmoid(self)); }
+VNPU_OPERATOR(LogSigmoid, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<10>}) {
+  store(out, at::log_sigmoid(self));
+}
 // `buffer` is for the gradient, which recomputes it.
-VNPU_OPERATOR(LogSigmoidForward, (const Tensor& self, Out out, OptionalOut)) {
+VNPU_OPERATOR(LogSigmoidForward, (const Tensor& self, Out out, OptionalOut),
+              {.cost = elements<10>}) {
   store(out, at::log_sigmoid(self));
 }
 // Halves of `dim`: first * sigmoid(second).
-VNPU_OPERATOR(Glu, (const Tensor& self, int64_t dim, Out out)) {
+VNPU_OPERATOR(Glu, (const Tensor& self, int64_t dim, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
   at::glu_out(out.tensor, self, dim);
 }
 

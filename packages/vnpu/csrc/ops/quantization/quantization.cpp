@@ -3,6 +3,7 @@
 
 #include "ops/matmul/integer_matrices.h"
 #include "ops/operator.h"
+#include "ops/quantization/declarations.h"
 #include "ops/quantization/int8_quantization.h"
 
 namespace vnpu::ops {
@@ -134,44 +135,54 @@ void pack_parameters(const Tensor& scale, const OptionalTensor& offset, bool rou
 
 }  // namespace
 
-VNPU_OPERATOR(DynamicQuant, (const Tensor& x, const OptionalTensor& smooth, Out y, Out scale)) {
+VNPU_OPERATOR(DynamicQuant, (const Tensor& x, const OptionalTensor& smooth, Out y, Out scale),
+              {.tier = kT2, .cost = elements<6>, .allowed = allowed_dynamic_quant}) {
   quantize_dynamically(x, {smooth, {}}, y, scale, {});
 }
 VNPU_OPERATOR(DynamicQuantV2,
               (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
-               int64_t type, Out y, Out scale, OptionalOut offset)) {
+               int64_t type, Out y, Out scale, OptionalOut offset),
+              {.tier = kT2, .cost = elements<6>, .allowed = allowed_dynamic_quant_v2}) {
   require_integer_type(type);
   quantize_dynamically(x, {smooth, groups, !offset}, y, scale, offset);
 }
-VNPU_OPERATOR(DynamicQuantV3, (const Tensor& x, const OptionalTensor& smooth,
-                               const OptionalTensor& groups, int64_t type, bool symmetric,
-                               const Text& over, Out y, Out scale, OptionalOut offset)) {
+VNPU_OPERATOR(DynamicQuantV3,
+              (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
+               int64_t type, bool symmetric, const Text& over, Out y, Out scale,
+               OptionalOut offset),
+              {.tier = kT2, .cost = elements<6>}) {
   require_integer_type(type);
   quantize_dynamically(x, {smooth, groups, symmetric, over}, y, scale, offset);
 }
 VNPU_OPERATOR(DynamicQuantV4,
               (const Tensor& x, const OptionalTensor& smooth, const OptionalTensor& groups,
                int64_t type, bool symmetric, const Text& over, float largest, Out y, Out scale,
-               OptionalOut offset)) {
+               OptionalOut offset),
+              {.tier = kT2, .cost = elements<6>}) {
   require_integer_type(type);
   require(largest == 0, "dstTypeMax belongs to hifloat8, which is not supported.");
   quantize_dynamically(x, {smooth, groups, symmetric, over}, y, scale, offset);
 }
 
 // round(x * scale + offset)
-VNPU_OPERATOR(AscendQuant, (const Tensor& x, const Tensor& scale, const OptionalTensor& offset,
-                            bool squared, const Text& round_mode, int32_t type, Out y)) {
+VNPU_OPERATOR(AscendQuant,
+              (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool squared,
+               const Text& round_mode, int32_t type, Out y),
+              {.tier = kT2, .cost = elements<3>, .allowed = allowed_ascend_quant}) {
   quantize_statically(x, scale, offset, squared, round_mode, type, -1, y);
 }
 VNPU_OPERATOR(AscendQuantV3,
               (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, bool squared,
-               const Text& round_mode, int32_t type, int32_t axis, Out y)) {
+               const Text& round_mode, int32_t type, int32_t axis, Out y),
+              {.tier = kT2, .cost = elements<3>, .allowed = allowed_ascend_quant}) {
   quantize_statically(x, scale, offset, squared, round_mode, type, axis, y);
 }
 
 // (x + offset) * scale
-VNPU_OPERATOR(AscendAntiQuant, (const Tensor& x, const Tensor& scale, const OptionalTensor& offset,
-                                int64_t, bool squared, Out y)) {
+VNPU_OPERATOR(AscendAntiQuant,
+              (const Tensor& x, const Tensor& scale, const OptionalTensor& offset, int64_t,
+               bool squared, Out y),
+              {.tier = kT2, .cost = elements<3>}) {
   if (x.numel() == 0) return;
   const Tensor integers = x.scalar_type() == at::kInt ? unpack_int4(x) : x;
   Tensor values = integers.to(at::kFloat);
@@ -182,8 +193,10 @@ VNPU_OPERATOR(AscendAntiQuant, (const Tensor& x, const Tensor& scale, const Opti
 }
 
 // round(x / scale + zero_point)
-VNPU_OPERATOR(Quantize, (const Tensor& x, const Tensor& scales, const OptionalTensor& zero_points,
-                         DType type, int32_t axis, Out out)) {
+VNPU_OPERATOR(Quantize,
+              (const Tensor& x, const Tensor& scales, const OptionalTensor& zero_points, DType type,
+               int32_t axis, Out out),
+              {.tier = kT2, .cost = elements<3>, .allowed = allowed_quantize}) {
   if (x.numel() == 0) return;
   Tensor values = x.to(at::kFloat) / along(scales, x, axis);
   if (zero_points) values = values + along(*zero_points, x, axis);
@@ -200,11 +213,13 @@ VNPU_OPERATOR(Quantize, (const Tensor& x, const Tensor& scales, const OptionalTe
   }
 }
 
-VNPU_OPERATOR(TransQuantParamV2, (const Tensor& scale, const OptionalTensor& offset, Out out)) {
+VNPU_OPERATOR(TransQuantParamV2, (const Tensor& scale, const OptionalTensor& offset, Out out),
+              {.tier = kT2, .cost = elements<3>}) {
   pack_parameters(scale, offset, false, out);
 }
 VNPU_OPERATOR(TransQuantParamV3,
-              (const Tensor& scale, const OptionalTensor& offset, int64_t round_mode, Out out)) {
+              (const Tensor& scale, const OptionalTensor& offset, int64_t round_mode, Out out),
+              {.tier = kT2, .cost = elements<3>}) {
   pack_parameters(scale, offset, round_mode == 1, out);
 }
 
@@ -212,7 +227,8 @@ VNPU_OPERATOR(TransQuantParamV3,
 // added before and another one after scaling.
 VNPU_OPERATOR(DequantBias,
               (const Tensor& x, const Tensor& weight_scale, const OptionalTensor& activation_scale,
-               const OptionalTensor& bias, int64_t, Out out)) {
+               const OptionalTensor& bias, int64_t, Out out),
+              {.tier = kT2, .cost = elements<3>, .allowed = allowed_dequant_bias}) {
   if (x.numel() == 0) return;
   const bool integer_bias = bias && bias->scalar_type() == at::kInt;
   Tensor values = (integer_bias ? x + *bias : x).to(at::kFloat) * weight_scale.to(at::kFloat);

@@ -1,8 +1,8 @@
 // What quantization and its gated activation can be called with.
 // Sources: docs of ops-nn (quant) and the pages of op-plugin.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/quantization/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -43,9 +43,17 @@ std::vector<Row> asymmetric_rows() {
   rows.push_back({"offset", same_sizes("scale"), kDynamic});
   return rows;
 }
-const bool dynamic =
-    constrain({"DynamicQuant"}, {.bytes = 16 * kMiB, .copies = true}, dynamic_rows(), kChips) &&
-    constrain({"DynamicQuantV2"}, {.bytes = 16 * kMiB, .copies = true}, asymmetric_rows(), kChips);
+}  // namespace
+
+Allowed allowed_dynamic_quant() {
+  return {{.bytes = 16 * kMiB, .copies = true}, dynamic_rows(), kChips};
+}
+
+Allowed allowed_dynamic_quant_v2() {
+  return {{.bytes = 16 * kMiB, .copies = true}, asymmetric_rows(), kChips};
+}
+
+namespace {
 
 Check one_or_axis_of(const char* other) {
   return fits("have one entry, or one for each of x's last dimension", {other},
@@ -56,51 +64,60 @@ Check one_or_axis_of(const char* other) {
               });
 }
 
-const bool quantize = constrain(
-    {"Quantize"}, {.bytes = 16 * kMiB, .copies = true},
-    {
-        {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kQuantize},
-        {"scales", dtype({at::kFloat, at::kBFloat16}), kQuantize},
-        {"scales", dims(1, 1), kQuantize},
-        {"scales", one_or_axis_of("x").when(equals("axis", std::vector<int64_t>{-1})), kQuantize},
-        {"zero_points", dtype({at::kChar, at::kByte, at::kInt, at::kBFloat16}), kQuantize},
-        {"zero_points", same_sizes("scales"), kQuantize},
-        {"scales", dtype({at::kBFloat16}).when(has_dtype("zero_points", {at::kBFloat16})),
-         kQuantize},
-        {"x", dtype({at::kBFloat16}).when(has_dtype("scales", {at::kBFloat16})), kQuantize},
-    },
-    kChips);
+}  // namespace
 
-const bool ascend_quant =
-    constrain({"AscendQuant", "AscendQuantV3"}, {.bytes = 16 * kMiB, .copies = true},
-              {
-                  {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kAscendQuant},
-                  {"scale", same_dtype("x"), kAscendQuant},
-                  {"offset", same_dtype("scale"), kAscendQuant},
-                  {"offset", same_sizes("scale"), kAscendQuant},
-              },
-              kChips);
+Allowed allowed_quantize() {
+  return {
+      {.bytes = 16 * kMiB, .copies = true},
+      {
+          {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kQuantize},
+          {"scales", dtype({at::kFloat, at::kBFloat16}), kQuantize},
+          {"scales", dims(1, 1), kQuantize},
+          {"scales", one_or_axis_of("x").when(equals("axis", std::vector<int64_t>{-1})), kQuantize},
+          {"zero_points", dtype({at::kChar, at::kByte, at::kInt, at::kBFloat16}), kQuantize},
+          {"zero_points", same_sizes("scales"), kQuantize},
+          {"scales", dtype({at::kBFloat16}).when(has_dtype("zero_points", {at::kBFloat16})),
+           kQuantize},
+          {"x", dtype({at::kBFloat16}).when(has_dtype("scales", {at::kBFloat16})), kQuantize},
+      },
+      kChips};
+}
 
-const bool dequant_bias = constrain(
-    {"DequantBias"}, {.bytes = 16 * kMiB},
-    {
-        {"x", dtype({at::kInt}), kDequantBias},
-        {"x", dims(2, 2), kDequantBias},
-        {"x", contiguous(), kDequantBias},
-        {"x", size_between(0, 1, 25000), kDequantBias, {.tiling = true}},
-        {"weight_scale", dtype({at::kFloat, at::kBFloat16}), kDequantBias},
-        {"weight_scale", contiguous(), kDequantBias},
-        {"weight_scale", dtype({at::kFloat}).when(has_dtype("out", {at::kHalf})), kDequantBias},
-        {"weight_scale", dtype({at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
-         kDequantBias},
-        {"weight_scale", same_size(0, "x", 1), kDequantBias},
-        {"activation_scale", dtype({at::kFloat}), kDequantBias},
-        {"activation_scale", contiguous(), kDequantBias},
-        {"activation_scale", same_size(0, "x", 0), kDequantBias},
-        {"bias", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt}), kDequantBias},
-        {"out", dtype({at::kHalf, at::kBFloat16}), kDequantBias},
-    },
-    kChips);
+Allowed allowed_ascend_quant() {
+  return {{.bytes = 16 * kMiB, .copies = true},
+          {
+              {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kAscendQuant},
+              {"scale", same_dtype("x"), kAscendQuant},
+              {"offset", same_dtype("scale"), kAscendQuant},
+              {"offset", same_sizes("scale"), kAscendQuant},
+          },
+          kChips};
+}
+
+Allowed allowed_dequant_bias() {
+  return {
+      {.bytes = 16 * kMiB},
+      {
+          {"x", dtype({at::kInt}), kDequantBias},
+          {"x", dims(2, 2), kDequantBias},
+          {"x", contiguous(), kDequantBias},
+          {"x", size_between(0, 1, 25000), kDequantBias, {.tiling = true}},
+          {"weight_scale", dtype({at::kFloat, at::kBFloat16}), kDequantBias},
+          {"weight_scale", contiguous(), kDequantBias},
+          {"weight_scale", dtype({at::kFloat}).when(has_dtype("out", {at::kHalf})), kDequantBias},
+          {"weight_scale", dtype({at::kBFloat16}).when(has_dtype("out", {at::kBFloat16})),
+           kDequantBias},
+          {"weight_scale", same_size(0, "x", 1), kDequantBias},
+          {"activation_scale", dtype({at::kFloat}), kDequantBias},
+          {"activation_scale", contiguous(), kDequantBias},
+          {"activation_scale", same_size(0, "x", 0), kDequantBias},
+          {"bias", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt}), kDequantBias},
+          {"out", dtype({at::kHalf, at::kBFloat16}), kDequantBias},
+      },
+      kChips};
+}
+
+namespace {
 
 Condition in_groups() { return is_given("group_index"); }
 Check a_row_for_each_group() {
@@ -113,46 +130,51 @@ Check a_row_for_each_group() {
   });
 }
 
-const bool swiglu = constrain(
-    {"DequantSwigluQuant", "DequantSwigluQuantV2"}, {.bytes = 32 * kMiB},
-    {
-        {"x", dtype({at::kInt, at::kHalf, at::kBFloat16}), kSwiglu},
-        {"x", contiguous(), kSwiglu},
-        {"x", size_between(-1, 2, 1 << 30, 2), kSwiglu},
-        {"x", size_between(-1, 64, 1 << 30, 64).when(in_groups()), kSwigluTiling, {.tiling = true}},
-        {"x",
-         size_between(-1, 2, 7232).when(in_groups()),
-         "aclnnDequantSwigluQuantV2.md, constraints: x's last dimension",
-         {.until = CannRelease::k8_5, .tiling = true}},
-        {"x",
-         size_between(-1, 2, 10496).when(in_groups()),
-         "op-plugin torch_npu-npu_dequant_swiglu_quant.md: x's last dimension",
-         {.since = CannRelease::k9_0, .tiling = true}},
-        {"weight_scale", dtype({at::kFloat}), kSwiglu},
-        {"weight_scale", present().when(has_dtype("x", {at::kInt})), kSwiglu},
-        {"weight_scale", same_size(-1, "x", -1), kSwiglu},
-        {"weight_scale", a_row_for_each_group(), kSwiglu},
-        {"activation_scale", dtype({at::kFloat}), kSwiglu},
-        {"activation_scale",
-         fits("have an entry for each row of x", {"x"},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& x = own.tensor(1);
-                const int64_t rows = size_of(x, -1) == 0 ? 0 : x.numel() / size_of(x, -1);
-                if (own.tensor().numel() == rows) return std::nullopt;
-                return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
-              }),
-         kSwiglu},
-        {"group_index", dtype({at::kLong}), kSwiglu},
-        {"group_index", dims(1, 1), kSwiglu},
-        {"bias", dtype({at::kInt, at::kFloat, at::kHalf, at::kBFloat16}), kSwigluBias},
-        {"bias", same_size(-1, "x", -1), kSwigluBias},
-        {"bias", a_row_for_each_group(), kSwigluBias},
-        {"quant_offset", absent().when(equals("quant_mode", std::vector<std::string>{"dynamic"})),
-         kSwiglu},
-        {"quant_mode", one_of(std::vector<std::string>{"", "static", "dynamic"}), kSwiglu},
-        {"y", dtype({at::kChar}), kSwiglu},
-    },
-    kChips);
-
 }  // namespace
+
+Allowed allowed_dequant_swiglu_quant() {
+  return {{.bytes = 32 * kMiB},
+          {
+              {"x", dtype({at::kInt, at::kHalf, at::kBFloat16}), kSwiglu},
+              {"x", contiguous(), kSwiglu},
+              {"x", size_between(-1, 2, 1 << 30, 2), kSwiglu},
+              {"x",
+               size_between(-1, 64, 1 << 30, 64).when(in_groups()),
+               kSwigluTiling,
+               {.tiling = true}},
+              {"x",
+               size_between(-1, 2, 7232).when(in_groups()),
+               "aclnnDequantSwigluQuantV2.md, constraints: x's last dimension",
+               {.until = CannRelease::k8_5, .tiling = true}},
+              {"x",
+               size_between(-1, 2, 10496).when(in_groups()),
+               "op-plugin torch_npu-npu_dequant_swiglu_quant.md: x's last dimension",
+               {.since = CannRelease::k9_0, .tiling = true}},
+              {"weight_scale", dtype({at::kFloat}), kSwiglu},
+              {"weight_scale", present().when(has_dtype("x", {at::kInt})), kSwiglu},
+              {"weight_scale", same_size(-1, "x", -1), kSwiglu},
+              {"weight_scale", a_row_for_each_group(), kSwiglu},
+              {"activation_scale", dtype({at::kFloat}), kSwiglu},
+              {"activation_scale",
+               fits("have an entry for each row of x", {"x"},
+                    [](const RuleArguments& own) -> Found {
+                      const TensorView& x = own.tensor(1);
+                      const int64_t rows = size_of(x, -1) == 0 ? 0 : x.numel() / size_of(x, -1);
+                      if (own.tensor().numel() == rows) return std::nullopt;
+                      return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+                    }),
+               kSwiglu},
+              {"group_index", dtype({at::kLong}), kSwiglu},
+              {"group_index", dims(1, 1), kSwiglu},
+              {"bias", dtype({at::kInt, at::kFloat, at::kHalf, at::kBFloat16}), kSwigluBias},
+              {"bias", same_size(-1, "x", -1), kSwigluBias},
+              {"bias", a_row_for_each_group(), kSwigluBias},
+              {"quant_offset",
+               absent().when(equals("quant_mode", std::vector<std::string>{"dynamic"})), kSwiglu},
+              {"quant_mode", one_of(std::vector<std::string>{"", "static", "dynamic"}), kSwiglu},
+              {"y", dtype({at::kChar}), kSwiglu},
+          },
+          kChips};
+}
+
 }  // namespace vnpu::ops

@@ -10,6 +10,7 @@
 
 #include "ops/operator.h"
 #include "ops/random/philox.h"
+#include "ops/reduction/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -190,71 +191,90 @@ void write_mask(const Tensor& out, const IntArray& shape, double probability, So
 
 }  // namespace
 
-VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, uint64_t offset)) {
+VNPU_OPERATOR(InplaceUniform, (Out self, double from, double to, uint64_t seed, uint64_t offset),
+              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_uniform}) {
   fill_uniform(self.tensor, from, to, {seed, offset});
 }
-VNPU_OPERATOR(InplaceUniformTensor, (Out self, double from, double to, const Tensor& seed,
-                                     const Tensor& offset, uint64_t more)) {
+VNPU_OPERATOR(InplaceUniformTensor,
+              (Out self, double from, double to, const Tensor& seed, const Tensor& offset,
+               uint64_t more),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_uniform(self.tensor, from, to, source(seed, offset, std::bit_cast<int64_t>(more)));
 }
-VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int64_t offset)) {
+VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int64_t offset),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_normal(self.tensor, mean, std, source(seed, offset));
 }
-VNPU_OPERATOR(InplaceNormalTensor, (Out self, float mean, float std, const Tensor& seed,
-                                    const Tensor& offset, int64_t more)) {
+VNPU_OPERATOR(InplaceNormalTensor,
+              (Out self, float mean, float std, const Tensor& seed, const Tensor& offset,
+               int64_t more),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_normal(self.tensor, mean, std, source(seed, offset, more));
 }
-VNPU_OPERATOR(NormalFloatFloat, (float mean, float std, int64_t seed, int64_t offset, Out out)) {
+VNPU_OPERATOR(NormalFloatFloat, (float mean, float std, int64_t seed, int64_t offset, Out out),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_normal(out.tensor, mean, std, source(seed, offset));
 }
 VNPU_OPERATOR(NormalTensorFloat,
-              (const Tensor& mean, float std, int64_t seed, int64_t offset, Out out)) {
+              (const Tensor& mean, float std, int64_t seed, int64_t offset, Out out),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_normal(out.tensor, mean, at::scalar_tensor(std), source(seed, offset));
 }
 VNPU_OPERATOR(NormalFloatTensor,
-              (float mean, const Tensor& std, int64_t seed, int64_t offset, Out out)) {
+              (float mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
+              {.cost = elements<20>}) {
   fill_normal(out.tensor, at::scalar_tensor(mean), std, source(seed, offset));
 }
 VNPU_OPERATOR(NormalTensorTensor,
-              (const Tensor& mean, const Tensor& std, int64_t seed, int64_t offset, Out out)) {
+              (const Tensor& mean, const Tensor& std, int64_t seed, int64_t offset, Out out),
+              {.cost = elements<20>}) {
   fill_normal(out.tensor, mean, std, source(seed, offset));
 }
 
 // Integers in [from, to), in any dtype.
-VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset)) {
+VNPU_OPERATOR(InplaceRandom, (Out self, int64_t from, int64_t to, int64_t seed, int64_t offset),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_integers(self.tensor, from, to, source(seed, offset));
 }
-VNPU_OPERATOR(InplaceRandomTensor, (Out self, int64_t from, int64_t to, const Tensor& seed,
-                                    const Tensor& offset, int64_t more)) {
+VNPU_OPERATOR(InplaceRandomTensor,
+              (Out self, int64_t from, int64_t to, const Tensor& seed, const Tensor& offset,
+               int64_t more),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_integers(self.tensor, from, to, source(seed, offset, more));
 }
-VNPU_OPERATOR(Randperm, (int64_t n, int64_t seed, int64_t offset, Out out)) {
+VNPU_OPERATOR(Randperm, (int64_t n, int64_t seed, int64_t offset, Out out),
+              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
   require(n == out.tensor.numel(), "n differs from the number of elements of the output.");
   store(out, random_bits(n, source(seed, offset)).argsort());
 }
 
-VNPU_OPERATOR(InplaceBernoulli, (Out self, const Scalar& prob, int64_t seed, int64_t offset)) {
+VNPU_OPERATOR(InplaceBernoulli, (Out self, const Scalar& prob, int64_t seed, int64_t offset),
+              {.tier = kT1, .cost = elements<20>}) {
   const double probability = prob.toDouble();
   require(probability >= 0 && probability <= 1, "prob must lie in [0, 1].");
   fill_bernoulli(self.tensor, at::scalar_tensor(probability, at::kDouble), source(seed, offset));
 }
 // `prob` holds one probability per element.
-VNPU_OPERATOR(InplaceBernoulliTensor,
-              (Out self, const Tensor& prob, int64_t seed, int64_t offset)) {
+VNPU_OPERATOR(InplaceBernoulliTensor, (Out self, const Tensor& prob, int64_t seed, int64_t offset),
+              {.tier = kT1, .cost = elements<20>}) {
   fill_bernoulli(self.tensor, prob.to(at::kDouble), source(seed, offset));
 }
 
-VNPU_OPERATOR(Multinomial, (const Tensor& self, int64_t numsamples, bool replacement, int64_t seed,
-                            int64_t offset, Out out)) {
+VNPU_OPERATOR(Multinomial,
+              (const Tensor& self, int64_t numsamples, bool replacement, int64_t seed,
+               int64_t offset, Out out),
+              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
   store(out, multinomial(self, numsamples, replacement, source(seed, offset)));
 }
 VNPU_OPERATOR(MultinomialTensor,
               (const Tensor& self, int64_t numsamples, bool replacement, const Tensor& seed,
-               const Tensor& offset, int64_t more, Out out)) {
+               const Tensor& offset, int64_t more, Out out),
+              {.tier = kT1, .cost = elements_on_ai_cpu<20>}) {
   store(out, multinomial(self, numsamples, replacement, source(seed, offset, more)));
 }
 VNPU_OPERATOR(SimThreadExponential,
-              (Out self, int64_t count, double lambda, int64_t seed, int64_t offset)) {
+              (Out self, int64_t count, double lambda, int64_t seed, int64_t offset),
+              {.tier = kT1, .cost = elements<20>}) {
   require(count == self.tensor.numel(), "count differs from the number of elements.");
   require(lambda > 0, "lambda must be positive.");
   const Tensor values = exponential(count, source(seed, offset), self.tensor.scalar_type());
@@ -262,16 +282,19 @@ VNPU_OPERATOR(SimThreadExponential,
 }
 
 VNPU_OPERATOR(DropoutGenMask,
-              (const IntArray& shape, double prob, int64_t seed, int64_t offset, Out out)) {
+              (const IntArray& shape, double prob, int64_t seed, int64_t offset, Out out),
+              {.tier = kT1, .cost = elements<20>}) {
   write_mask(out.tensor, shape, prob, source(seed, offset));
 }
 // The dtype of the tensor that is masked does not change the mask.
 VNPU_OPERATOR(DropoutGenMaskV2,
-              (const IntArray& shape, double prob, int64_t seed, int64_t offset, DType, Out out)) {
+              (const IntArray& shape, double prob, int64_t seed, int64_t offset, DType, Out out),
+              {.tier = kT1, .cost = elements<20>}) {
   write_mask(out.tensor, shape, prob, source(seed, offset));
 }
 // What is kept grows by 1 / (1 - prob).
-VNPU_OPERATOR(DropoutDoMask, (const Tensor& self, const Tensor& mask, double prob, Out out)) {
+VNPU_OPERATOR(DropoutDoMask, (const Tensor& self, const Tensor& mask, double prob, Out out),
+              {.tier = kT1, .cost = elements<20>}) {
   require(prob >= 0 && prob <= 1, "prob must lie in [0, 1].");
   require(mask.numel() >= mask_bytes(self.numel()), "the mask is shorter than the tensor.");
   const Tensor place = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::kByte);

@@ -117,7 +117,8 @@ Chosen choose(const Sample& a) {
 }  // namespace
 
 VNPU_OPERATOR(ApplyTopKTopP,
-              (const Tensor& logits, const OptionalTensor& p, const OptionalTensor& k, Out out)) {
+              (const Tensor& logits, const OptionalTensor& p, const OptionalTensor& k, Out out),
+              {.tier = kT2, .cost = elements<40>}) {
   require(logits.dim() == 2, "logits must be [batch, vocabulary]");
   if (logits.numel() == 0) return;
   Tensor kept = logits.to(at::kFloat);
@@ -126,9 +127,11 @@ VNPU_OPERATOR(ApplyTopKTopP,
   store(out, kept);
 }
 // topKGuess only says how the device shall search; it does not change the result.
-VNPU_OPERATOR(TopKTopPSample, (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
-                               const OptionalTensor& q, double eps, bool need_logits, int64_t,
-                               Out select_idx, Out top_kp_select)) {
+VNPU_OPERATOR(TopKTopPSample,
+              (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
+               const OptionalTensor& q, double eps, bool need_logits, int64_t, Out select_idx,
+               Out top_kp_select),
+              {.tier = kT2, .cost = elements<40>}) {
   if (logits.numel() == 0) return;
   const Chosen chosen = choose({.logits = logits,
                                 .top_k = top_k,
@@ -146,7 +149,8 @@ VNPU_OPERATOR(TopKTopPSampleV2,
               (const Tensor& logits, const Tensor& top_k, const Tensor& top_p,
                const OptionalTensor& q, const OptionalTensor& min_ps, double eps, bool need_logits,
                int64_t, int64_t ks_max, bool input_is_logits, bool need_sample_result,
-               Out select_idx, Out top_kp_select, Out logits_idx, Out logits_sort_masked)) {
+               Out select_idx, Out top_kp_select, Out logits_idx, Out logits_sort_masked),
+              {.tier = kT2, .cost = elements<40>}) {
   if (logits.numel() == 0) return;
   const Chosen chosen = choose({.logits = logits,
                                 .top_k = top_k,

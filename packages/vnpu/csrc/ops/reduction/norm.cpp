@@ -7,6 +7,7 @@
 
 #include "ops/float_rows.h"
 #include "ops/quantization/int8_quantization.h"
+#include "ops/reduction/declarations.h"
 #include "ops/reduction/norm.h"
 
 namespace vnpu::ops {
@@ -171,20 +172,24 @@ void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Tensor
 
 // --- root mean square
 // ------------------------------------------------------------------------------
-VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
+VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
+              {.tier = kT2, .cost = elements<8>, .allowed = allowed_rms_norm}) {
   rms_norm(x, std::nullopt, gamma, 0, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
-VNPU_OPERATOR(GemmaRmsNorm,
-              (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd)) {
+VNPU_OPERATOR(GemmaRmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
+              {.tier = kT2, .cost = elements<8>}) {
   rms_norm(x, std::nullopt, gamma, 1, epsilon, y.tensor, std::nullopt, rstd.tensor);
 }
-VNPU_OPERATOR(AddRmsNorm, (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon,
-                           Out y, Out rstd, Out x)) {
+VNPU_OPERATOR(AddRmsNorm,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, Out y,
+               Out rstd, Out x),
+              {.tier = kT2, .cost = elements<8>, .allowed = allowed_add_rms_norm}) {
   rms_norm(x1, x2, gamma, 0, epsilon, y.tensor, x.tensor, rstd.tensor);
 }
 // The norm is written over x1, the sum over x2.
 VNPU_OPERATOR(InplaceAddRmsNorm,
-              (InOut x1, InOut x2, const Tensor& gamma, double epsilon, Out rstd)) {
+              (InOut x1, InOut x2, const Tensor& gamma, double epsilon, Out rstd),
+              {.tier = kT2, .cost = elements<8>}) {
   rms_norm(x1.tensor, x2.tensor, gamma, 0, epsilon, x1.tensor, x2.tensor, rstd.tensor);
 }
 
@@ -192,7 +197,8 @@ VNPU_OPERATOR(AddRmsNormQuant,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
                const OptionalTensor& scales2, const OptionalTensor& zero_points1,
                const OptionalTensor& zero_points2, int64_t, double epsilon, bool divide, Out y1,
-               Out y2, Out x)) {
+               Out y2, Out x),
+              {.tier = kT2, .cost = elements<8>}) {
   const Tensor y = add_rms_norm(x1, x2, gamma, std::nullopt, epsilon, x.tensor);
   quantize(y, scales1, zero_points1, divide, y1.tensor);
   quantize(y, scales2, zero_points2, divide, y2.tensor);
@@ -201,7 +207,8 @@ VNPU_OPERATOR(AddRmsNormQuantV2,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
                const OptionalTensor& scales2, const OptionalTensor& zero_points1,
                const OptionalTensor& zero_points2, const OptionalTensor& beta, int64_t,
-               double epsilon, bool divide, Out y1, Out y2, Out x, OptionalOut rms_norm_out)) {
+               double epsilon, bool divide, Out y1, Out y2, Out x, OptionalOut rms_norm_out),
+              {.tier = kT2, .cost = elements<8>}) {
   const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
   quantize(y, scales1, zero_points1, divide, y1.tensor);
   quantize(y, scales2, zero_points2, divide, y2.tensor);
@@ -209,7 +216,8 @@ VNPU_OPERATOR(AddRmsNormQuantV2,
 }
 VNPU_OPERATOR(RmsNormQuant,
               (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
-               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out)) {
+               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out),
+              {.tier = kT2, .cost = elements<8>}) {
   Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
   rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
            std::nullopt);
@@ -237,22 +245,26 @@ void layer_norm(const Tensor& input, const IntArray& normalized_shape, const Opt
   store(mean_out, mean);
   store(rstd_out, rstd);
 }
-VNPU_OPERATOR(LayerNorm, (const Tensor& input, const IntArray& normalized_shape,
-                          const OptionalTensor& weight, const OptionalTensor& bias, double epsilon,
-                          Out out, OptionalOut mean_out, OptionalOut rstd_out)) {
+VNPU_OPERATOR(LayerNorm,
+              (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
+               const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
+               OptionalOut rstd_out),
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_layer_norm}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 // The same function, which torch_npu asks for under use_compatible_impl(True).
 VNPU_OPERATOR(FastLayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
-               OptionalOut rstd_out)) {
+               OptionalOut rstd_out),
+              {.cost = elements<8>}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,
               (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& beta,
                const OptionalTensor& bias, double epsilon, bool additional_output, Out y_out,
-               Out mean_out, Out rstd_out, Out x_out)) {
+               Out mean_out, Out rstd_out, Out x_out),
+              {.tier = kT2, .cost = elements<8>}) {
   if (x1.numel() == 0) return;
   Tensor x = widen(x1) + widen(x2);
   if (bias) x += widen(*bias);
@@ -263,9 +275,11 @@ VNPU_OPERATOR(AddLayerNorm,
   store(rstd_out, rstd.reshape(rstd_out.tensor.sizes()));
   if (additional_output) store(x_out, x);
 }
-VNPU_OPERATOR(GroupNorm, (const Tensor& self, const OptionalTensor& gamma,
-                          const OptionalTensor& beta, int64_t n, int64_t c, int64_t hxw,
-                          int64_t group, double epsilon, Out out, Out mean_out, Out rstd_out)) {
+VNPU_OPERATOR(GroupNorm,
+              (const Tensor& self, const OptionalTensor& gamma, const OptionalTensor& beta,
+               int64_t n, int64_t c, int64_t hxw, int64_t group, double epsilon, Out out,
+               Out mean_out, Out rstd_out),
+              {.tier = kT1, .cost = elements<8>}) {
   const auto [y, mean, rstd] =
       at::native_group_norm(self.contiguous(), gamma, beta, n, c, hxw, group, epsilon);
   store(out, y);
@@ -273,10 +287,12 @@ VNPU_OPERATOR(GroupNorm, (const Tensor& self, const OptionalTensor& gamma,
   store(rstd_out, rstd);
 }
 // Running statistics are updated in place when training.
-VNPU_OPERATOR(BatchNorm, (const Tensor& input, const OptionalTensor& weight,
-                          const OptionalTensor& bias, OptionalInOut running_mean,
-                          OptionalInOut running_var, bool training, double momentum, double epsilon,
-                          Out output, OptionalOut save_mean, OptionalOut save_invstd)) {
+VNPU_OPERATOR(BatchNorm,
+              (const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+               OptionalInOut running_mean, OptionalInOut running_var, bool training,
+               double momentum, double epsilon, Out output, OptionalOut save_mean,
+               OptionalOut save_invstd),
+              {.tier = kT1, .cost = elements<8>}) {
   const auto [y, mean, invstd] = at::native_batch_norm(
       input, weight, bias, running_mean.tensor, running_var.tensor, training, momentum, epsilon);
   store(output, y);

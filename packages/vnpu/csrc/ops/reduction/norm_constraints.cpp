@@ -1,8 +1,8 @@
-// What norms, gated activations and embeddings can be called with.
+// What norms and gated activations can be called with.
 // Sources: docs of ops-nn (norm, activation, index) and the pages of op-plugin.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/reduction/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -12,7 +12,6 @@ constexpr char kRmsNorm310P[] = "ops-nn norm/rms_norm/docs/aclnnRmsNorm.md, cons
 constexpr char kAddRmsNorm[] = "ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md, parameters";
 constexpr char kLayerNorm[] = "CheckDtypeValid, CheckShape in aclnn_layer_norm.cpp of ops-nn";
 constexpr char kSwiGlu[] = "ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters";
-constexpr char kEmbedding[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -30,87 +29,86 @@ Check trailing_dimensions_of(const char* other) {
               });
 }
 
-const bool rms_norm = constrain(
-    {"RmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
-    {
-        {"x", dtype(kFloats), kRmsNorm},
-        {"x", dtype({at::kFloat, at::kHalf}), kRmsNorm310P, {.chips = k310P}},
-        {"x",
-         that("have a last dimension of at least 32 bytes", {},
-              [](const RuleArguments& own) -> Found {
-                const TensorView& x = own.tensor();
-                if (size_of(x, -1) * static_cast<int64_t>(at::elementSize(x.dtype)) >= 32) {
-                  return std::nullopt;
-                }
-                return "sizes " + sizes_of(x) + " of " + name_of(x.dtype);
-              }),
-         kRmsNorm310P,
-         {.chips = k310P, .tiling = true}},
-        {"x", dims(1, 8), kRmsNorm},
-        {"gamma", dtype(kFloats), kRmsNorm},
-        {"gamma", trailing_dimensions_of("x"), kRmsNorm},
-        {"y", same_dtype("x"), kRmsNorm},
-        {"y", same_sizes("x"), kRmsNorm},
-        {"rstd", dtype({at::kFloat}), kRmsNorm},
-    });
-
-const bool add_rms_norm =
-    constrain({"AddRmsNorm"}, {.bytes = 16 * kMiB, .copies = true},
-              {
-                  {"x1", dtype(kFloats), kAddRmsNorm},
-                  {"x1", dtype({at::kFloat, at::kHalf}), kAddRmsNorm, {.chips = k310P}},
-                  {"x1",
-                   not_empty(),
-                   "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
-                   {.until = CannRelease::k8_5, .tiling = true}},
-                  {"x2", same_dtype("x1"), kAddRmsNorm},
-                  {"x2", same_sizes("x1"), kAddRmsNorm},
-                  {"gamma", same_dtype("x1"), kAddRmsNorm},
-                  {"gamma", trailing_dimensions_of("x1"), kAddRmsNorm},
-                  {"y", same_dtype("x1"), kAddRmsNorm},
-                  {"x", same_dtype("x1"), kAddRmsNorm},
-                  {"rstd", dtype({at::kFloat}), kAddRmsNorm},
-              });
-
-const bool layer_norm =
-    constrain({"LayerNorm"}, {},
-              {
-                  {"input", dtype(kFloats), kLayerNorm},
-                  {"input", dtype({at::kFloat, at::kHalf}), kLayerNorm, {.chips = k310P}},
-                  {"weight", dtype(kFloats), kLayerNorm},
-                  {"bias", dtype(kFloats), kLayerNorm},
-                  {"weight", same_dtype("bias"), kLayerNorm},
-                  {"weight", trailing_dimensions_of("input"), kLayerNorm},
-                  {"bias", trailing_dimensions_of("input"), kLayerNorm},
-                  {"out", dtype(kFloats), kLayerNorm},
-                  {"out", same_sizes("input"), kLayerNorm},
-              });
-
-const bool swiglu = constrain(
-    {"SwiGlu"}, {.bytes = 16 * kMiB},
-    {
-        {"x", dtype(kFloats), kSwiGlu},
-        {"x", dtype({at::kFloat, at::kHalf}), kSwiGlu, {.chips = k310P}},
-        {"x", contiguous(), kSwiGlu},
-        {"x", not_empty(), kSwiGlu, {.chips = k310P}},
-        {"x",
-         fits("have an even size in dimension dim", {"dim"},
-              [](const RuleArguments& own) -> Found {
-                const int64_t size = size_of(own.tensor(), static_cast<int>(own.integer(1)));
-                if (size % 2 == 0) return std::nullopt;
-                return "sizes " + sizes_of(own.tensor()) + " beside dim " + text(own.integer(1));
-              }),
-         kSwiGlu},
-        {"out", same_dtype("x"), kSwiGlu},
-        {"out", contiguous(), kSwiGlu},
-    });
-
-const bool embedding = constrain({"Embedding"}, {},
-                                 {
-                                     {"weight", dims(2, 2), kEmbedding},
-                                     {"indices", dtype({at::kInt, at::kLong}), kEmbedding},
-                                     {"out", same_dtype("weight"), kEmbedding},
-                                 });
-
 }  // namespace
+
+Allowed allowed_rms_norm() {
+  return {{.bytes = 16 * kMiB, .copies = true},
+          {
+              {"x", dtype(kFloats), kRmsNorm},
+              {"x", dtype({at::kFloat, at::kHalf}), kRmsNorm310P, {.chips = k310P}},
+              {"x",
+               that("have a last dimension of at least 32 bytes", {},
+                    [](const RuleArguments& own) -> Found {
+                      const TensorView& x = own.tensor();
+                      if (size_of(x, -1) * static_cast<int64_t>(at::elementSize(x.dtype)) >= 32) {
+                        return std::nullopt;
+                      }
+                      return "sizes " + sizes_of(x) + " of " + name_of(x.dtype);
+                    }),
+               kRmsNorm310P,
+               {.chips = k310P, .tiling = true}},
+              {"x", dims(1, 8), kRmsNorm},
+              {"gamma", dtype(kFloats), kRmsNorm},
+              {"gamma", trailing_dimensions_of("x"), kRmsNorm},
+              {"y", same_dtype("x"), kRmsNorm},
+              {"y", same_sizes("x"), kRmsNorm},
+              {"rstd", dtype({at::kFloat}), kRmsNorm},
+          }};
+}
+
+Allowed allowed_add_rms_norm() {
+  return {{.bytes = 16 * kMiB, .copies = true},
+          {
+              {"x1", dtype(kFloats), kAddRmsNorm},
+              {"x1", dtype({at::kFloat, at::kHalf}), kAddRmsNorm, {.chips = k310P}},
+              {"x1",
+               not_empty(),
+               "op-plugin torch_npu-npu_add_rms_norm.md, constraints",
+               {.until = CannRelease::k8_5, .tiling = true}},
+              {"x2", same_dtype("x1"), kAddRmsNorm},
+              {"x2", same_sizes("x1"), kAddRmsNorm},
+              {"gamma", same_dtype("x1"), kAddRmsNorm},
+              {"gamma", trailing_dimensions_of("x1"), kAddRmsNorm},
+              {"y", same_dtype("x1"), kAddRmsNorm},
+              {"x", same_dtype("x1"), kAddRmsNorm},
+              {"rstd", dtype({at::kFloat}), kAddRmsNorm},
+          }};
+}
+
+Allowed allowed_layer_norm() {
+  return {{},
+          {
+              {"input", dtype(kFloats), kLayerNorm},
+              {"input", dtype({at::kFloat, at::kHalf}), kLayerNorm, {.chips = k310P}},
+              {"weight", dtype(kFloats), kLayerNorm},
+              {"bias", dtype(kFloats), kLayerNorm},
+              {"weight", same_dtype("bias"), kLayerNorm},
+              {"weight", trailing_dimensions_of("input"), kLayerNorm},
+              {"bias", trailing_dimensions_of("input"), kLayerNorm},
+              {"out", dtype(kFloats), kLayerNorm},
+              {"out", same_sizes("input"), kLayerNorm},
+          }};
+}
+
+Allowed allowed_swi_glu() {
+  return {{.bytes = 16 * kMiB},
+          {
+              {"x", dtype(kFloats), kSwiGlu},
+              {"x", dtype({at::kFloat, at::kHalf}), kSwiGlu, {.chips = k310P}},
+              {"x", contiguous(), kSwiGlu},
+              {"x", not_empty(), kSwiGlu, {.chips = k310P}},
+              {"x",
+               fits("have an even size in dimension dim", {"dim"},
+                    [](const RuleArguments& own) -> Found {
+                      const int64_t size = size_of(own.tensor(), static_cast<int>(own.integer(1)));
+                      if (size % 2 == 0) return std::nullopt;
+                      return "sizes " + sizes_of(own.tensor()) + " beside dim " +
+                             text(own.integer(1));
+                    }),
+               kSwiGlu},
+              {"out", same_dtype("x"), kSwiGlu},
+              {"out", contiguous(), kSwiGlu},
+          }};
+}
+
 }  // namespace vnpu::ops

@@ -2,8 +2,8 @@
 // Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
 // documents repeat. They say nothing of 310P here.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/reduction/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -19,35 +19,48 @@ constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
 
 const std::vector<ScalarType> kFloatsAndDouble = with(kFloats, {at::kDouble});
 
-const bool sums =
-    constrain({"ReduceSum"}, {},
-              {{"self", dtype(kNumbers), kSum, kBig}, {"out", dtype(kNumbers), kSum, kBig}}) &&
-    constrain(
-        {"Cumsum"}, {},
-        {{"out", dtype(kRealAndComplex), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}});
-const bool largest = constrain(
-    {"ArgMax"}, {},
-    {{"self", dtype(kReal), kArgMax, kBig},
-     {"dim",
-      fits("be a dimension of self", {"self"},
-           [](const RuleArguments& own) -> Found {
-             const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
-             if (own.integer() >= -dims && own.integer() < dims) return std::nullopt;
-             return std::to_string(own.integer()) + " beside sizes " + sizes_of(own.tensor(1));
-           }),
-      kArgMax},
-     {"out", dtype({at::kInt, at::kLong}), kArgMax}});
-const bool any = constrain({"Any"}, {},
-                           {{"self",
-                             dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt,
-                                    at::kLong, at::kShort, at::kChar, at::kByte, at::kBool}),
-                             kAny, kBig},
-                            {"out", dtype({at::kByte, at::kBool}), kAny}});
-const bool softmax = constrain({"Softmax", "LogSoftmax"}, {},
-                               {{"self", dtype(kFloatsAndDouble), kSoftmax, kBig},
-                                {"out", dtype(kFloatsAndDouble), kSoftmax, kBig},
-                                {"out", same_sizes("self"), kSoftmax}});
-const bool uniform = constrain({"InplaceUniform"}, {}, {{"self", dtype(kReal), kUniform, kBig}});
-
 }  // namespace
+
+Allowed allowed_reduce_sum() {
+  return {{}, {{"self", dtype(kNumbers), kSum, kBig}, {"out", dtype(kNumbers), kSum, kBig}}};
+}
+
+Allowed allowed_cumsum() {
+  return {{},
+          {{"out", dtype(kRealAndComplex), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}}};
+}
+
+Allowed allowed_arg_max() {
+  return {{},
+          {{"self", dtype(kReal), kArgMax, kBig},
+           {"dim",
+            fits("be a dimension of self", {"self"},
+                 [](const RuleArguments& own) -> Found {
+                   const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
+                   if (own.integer() >= -dims && own.integer() < dims) return std::nullopt;
+                   return std::to_string(own.integer()) + " beside sizes " +
+                          sizes_of(own.tensor(1));
+                 }),
+            kArgMax},
+           {"out", dtype({at::kInt, at::kLong}), kArgMax}}};
+}
+
+Allowed allowed_any() {
+  return {{},
+          {{"self",
+            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong,
+                   at::kShort, at::kChar, at::kByte, at::kBool}),
+            kAny, kBig},
+           {"out", dtype({at::kByte, at::kBool}), kAny}}};
+}
+
+Allowed allowed_softmax() {
+  return {{},
+          {{"self", dtype(kFloatsAndDouble), kSoftmax, kBig},
+           {"out", dtype(kFloatsAndDouble), kSoftmax, kBig},
+           {"out", same_sizes("self"), kSoftmax}}};
+}
+
+Allowed allowed_inplace_uniform() { return {{}, {{"self", dtype(kReal), kUniform, kBig}}}; }
+
 }  // namespace vnpu::ops

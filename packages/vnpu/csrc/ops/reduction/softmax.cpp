@@ -1,17 +1,20 @@
 // Softmax and its logarithm, in float32 inside for 16-bit floats, as ATen's kernels are.
 
 #include "ops/operator.h"
+#include "ops/reduction/declarations.h"
 
 namespace vnpu::ops {
 
-VNPU_OPERATOR(Softmax, (const Tensor& self, int64_t dim, Out out)) {
+VNPU_OPERATOR(Softmax, (const Tensor& self, int64_t dim, Out out),
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_softmax}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::_softmax_out(out.tensor, self, dim, /*half_to_float=*/false);
   } else {
     store(out, at::softmax(self, dim, out.tensor.scalar_type()));
   }
 }
-VNPU_OPERATOR(LogSoftmax, (const Tensor& self, int64_t dim, Out out)) {
+VNPU_OPERATOR(LogSoftmax, (const Tensor& self, int64_t dim, Out out),
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_softmax}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::_log_softmax_out(out.tensor, self, dim, /*half_to_float=*/false);
   } else {

@@ -4,6 +4,7 @@
 
 #include "device/memory.h"
 #include "ops/operator.h"
+#include "ops/tensor/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -36,30 +37,45 @@ void store_counted(const Out& out, const Tensor& made) {
 
 }  // namespace
 
-VNPU_OPERATOR(InplaceZero, (WholeOut self)) { fill(self, 0); }
-VNPU_OPERATOR(InplaceOne, (WholeOut self)) { fill(self, 1); }
-VNPU_OPERATOR(InplaceFillScalar, (WholeOut self, const Scalar& value)) { fill(self, value); }
-VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value)) {
+VNPU_OPERATOR(InplaceZero, (WholeOut self),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_zero}) {
+  fill(self, 0);
+}
+VNPU_OPERATOR(InplaceOne, (WholeOut self),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_one}) {
+  fill(self, 1);
+}
+VNPU_OPERATOR(InplaceFillScalar, (WholeOut self, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_fill_scalar}) {
+  fill(self, value);
+}
+VNPU_OPERATOR(InplaceFillTensor, (InOut self, const Tensor& value),
+              {.tier = kT1, .cost = elements<1>}) {
   require(value.numel() == 1, "value must have one element.");
   store(self, value.reshape({}));
 }
 
-VNPU_OPERATOR(Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
+VNPU_OPERATOR(Arange, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_arange}) {
   store_counted(out, at::arange(start, end, step, out.tensor.options()));
 }
 // Like Arange with `end` included.
-VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step, Out out)) {
+VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store_counted(out, at::range(start, end, step, out.tensor.options()));
 }
-VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out)) {
+VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store_counted(out, at::linspace(start, end, steps, out.tensor.options()));
 }
-VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out)) {
+VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out), {.tier = kT1, .cost = elements<1>}) {
   store(out, at::eye(rows, columns, out.tensor.options()));
 }
 // A class outside [0, num_classes) has `off` everywhere.
-VNPU_OPERATOR(OneHot, (const Tensor& self, int32_t num_classes, const Tensor& on, const Tensor& off,
-                       int64_t axis, Out out)) {
+VNPU_OPERATOR(OneHot,
+              (const Tensor& self, int32_t num_classes, const Tensor& on, const Tensor& off,
+               int64_t axis, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   require(num_classes >= 0, "numClasses must not be negative.");
   if (axis < -1 || axis > self.dim()) {
     refuse("axis is " + std::to_string(axis) + "; it must lie in [-1, " +

@@ -2,6 +2,8 @@
 // be int32 or int64; ATen's own checks refuse what lies outside.
 
 #include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
+#include "ops/tensor/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -58,24 +60,37 @@ Tensor scattered(const Tensor& self, int64_t dim, const Tensor& index, const Sca
 }  // namespace
 
 // --- by position ---------------------------------------------------------------------------------
-VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out)) {
+VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out),
+              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_index}) {
   if (out.tensor.numel() == 0) return;
   store(out, at::index(self, index_list(indices)));
 }
-VNPU_OPERATOR(IndexPutImpl, (InOut self, const TensorList& indices, const Tensor& values,
-                             bool accumulate, bool unsafe)) {
+VNPU_OPERATOR(IndexPutImpl,
+              (InOut self, const TensorList& indices, const Tensor& values, bool accumulate,
+               bool unsafe),
+              {.tier = kT1, .cost = cost_of_index_put_impl}) {
   if (selects_nothing(self.tensor, indices)) return;
   at::_index_put_impl_(self.tensor, index_list(indices), values.to(self.tensor.scalar_type()),
                        accumulate, unsafe);
 }
-VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index, Out out)) {
+VNPU_OPERATOR(IndexSelect, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
+              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_index_select}) {
   if (out.tensor.scalar_type() == self.scalar_type() && self.dim() > 0) {
     at::index_select_out(out.tensor, self, dim, index.reshape(-1));
   } else {
     store(out, at::index_select(self, dim, index.reshape(-1)));
   }
 }
-VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out)) {
+static Allowed allowed_embedding() {
+  static constexpr char kDocument[] = "ops-nn index/embedding/docs/aclnnEmbedding.md, parameters";
+  return {.rows = {
+              {"weight", dims(2, 2), kDocument},
+              {"indices", dtype({at::kInt, at::kLong}), kDocument},
+              {"out", same_dtype("weight"), kDocument},
+          }};
+}
+VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out),
+              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_embedding}) {
   if (out.tensor.numel() == 0) return;
   if (out.tensor.is_contiguous() && out.tensor.scalar_type() == weight.scalar_type()) {
     Tensor rows = out.tensor.view({indices.numel(), weight.size(1)});
@@ -84,90 +99,112 @@ VNPU_OPERATOR(Embedding, (const Tensor& weight, const Tensor& indices, Out out))
     store(out, at::embedding(weight, indices));
   }
 }
-VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out out)) {
+VNPU_OPERATOR(Gather, (const Tensor& self, int64_t dim, const Tensor& index, Out out),
+              {.tier = kT1, .cost = cost_of_index, .allowed = allowed_gather}) {
   if (out.tensor.scalar_type() == self.scalar_type()) {
     at::gather_out(out.tensor, self, dim, as_long(index));
   } else {
     store(out, at::gather(self, dim, as_long(index)));
   }
 }
-VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out)) {
+VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out),
+              {.tier = kT1, .cost = cost_of_index}) {
   store(out, at::take(self, as_long(index)));
 }
 
 // --- writes by position
 // ----------------------------------------------------------------------------
-VNPU_OPERATOR(Scatter, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
-                        int64_t reduce, Out out)) {
+VNPU_OPERATOR(Scatter,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
+               int64_t reduce, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, scattered(self, dim, index, src, reduce));
 }
-VNPU_OPERATOR(ScatterValue, (const Tensor& self, int64_t dim, const Tensor& index,
-                             const Scalar& value, int64_t reduce, Out out)) {
+VNPU_OPERATOR(ScatterValue,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
+               int64_t reduce, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, scattered(self, dim, index, value, reduce));
 }
 VNPU_OPERATOR(InplaceScatter,
-              (InOut self, int64_t dim, const Tensor& index, const Tensor& src, int64_t reduce)) {
+              (InOut self, int64_t dim, const Tensor& index, const Tensor& src, int64_t reduce),
+              {.tier = kT1, .cost = cost_of_inplace_scatter, .allowed = allowed_inplace_scatter}) {
   store(self, scattered(self.tensor, dim, index, src, reduce));
 }
 VNPU_OPERATOR(InplaceScatterValue,
-              (InOut self, int64_t dim, const Tensor& index, const Scalar& value, int64_t reduce)) {
+              (InOut self, int64_t dim, const Tensor& index, const Scalar& value, int64_t reduce),
+              {.tier = kT1, .cost = elements<1>}) {
   store(self, scattered(self.tensor, dim, index, value, reduce));
 }
 VNPU_OPERATOR(ScatterAdd,
-              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out)) {
+              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::scatter_add(self, dim, as_long(index), src));
 }
-VNPU_OPERATOR(IndexAdd, (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
-                         const Scalar& alpha, Out out)) {
+VNPU_OPERATOR(IndexAdd,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
+               const Scalar& alpha, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::index_add(self, dim, as_long(index), source, alpha));
 }
 VNPU_OPERATOR(InplaceIndexCopy,
-              (InOut self, int64_t dim, const Tensor& index, const Tensor& source)) {
+              (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
+              {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
   self.tensor.index_copy_(dim, as_long(index), source);
 }
 VNPU_OPERATOR(InplaceIndexFillTensor,
-              (InOut self, int64_t dim, const IntArray& index, const Scalar& value)) {
+              (InOut self, int64_t dim, const IntArray& index, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
 }
-VNPU_OPERATOR(InplaceIndexFill,
-              (InOut self, int64_t dim, const Tensor& index, const Scalar& value)) {
+VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.index_fill_(dim, as_long(index), value);
 }
-VNPU_OPERATOR(IndexCopy, (const Tensor& self, int64_t dim, const Tensor& index,
-                          const Tensor& source, Out out)) {
+VNPU_OPERATOR(IndexCopy,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, Out out),
+              {.cost = elements<1>}) {
   store(out, at::index_copy(self, dim, as_long(index), source));
 }
-VNPU_OPERATOR(IndexFillTensor, (const Tensor& self, int64_t dim, const IntArray& index,
-                                const Scalar& value, Out out)) {
+VNPU_OPERATOR(IndexFillTensor,
+              (const Tensor& self, int64_t dim, const IntArray& index, const Scalar& value,
+               Out out),
+              {.cost = elements<1>}) {
   store(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
 }
-VNPU_OPERATOR(IndexFill, (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
-                          Out out)) {
+VNPU_OPERATOR(IndexFill,
+              (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value, Out out),
+              {.cost = elements<1>}) {
   store(out, at::index_fill(self, dim, as_long(index), value));
 }
-VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap)) {
+VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap),
+              {.cost = elements<1>}) {
   self.tensor.fill_diagonal_(value, wrap);
 }
 VNPU_OPERATOR(Renorm,
-              (const Tensor& self, const Scalar& p, int64_t dim, const Scalar& max_norm, Out out)) {
+              (const Tensor& self, const Scalar& p, int64_t dim, const Scalar& max_norm, Out out),
+              {.cost = elements<1>}) {
   store(out, at::renorm(widen(self), p, dim, max_norm));
 }
-VNPU_OPERATOR(InplaceRenorm, (InOut self, const Scalar& p, int64_t dim, const Scalar& max_norm)) {
+VNPU_OPERATOR(InplaceRenorm, (InOut self, const Scalar& p, int64_t dim, const Scalar& max_norm),
+              {.cost = elements<1>}) {
   store(self, at::renorm(widen(self.tensor), p, dim, max_norm));
 }
 VNPU_OPERATOR(EmbeddingRenorm,
-              (InOut self, const Tensor& indices, double max_norm, double norm_type)) {
+              (InOut self, const Tensor& indices, double max_norm, double norm_type),
+              {.cost = elements<1>}) {
   Tensor rows = widen(self.tensor).clone();
   at::embedding_renorm_(rows, as_long(indices).reshape({-1}), max_norm, norm_type);
   store(self, rows);
 }
-VNPU_OPERATOR(InplacePut,
-              (InOut self, const Tensor& index, const Tensor& source, bool accumulate)) {
+VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source, bool accumulate),
+              {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
   self.tensor.put_(as_long(index), source, accumulate);
 }
 // `updates` holds, for each batch entry, the slice that goes to position indices[entry] of `axis`.
 VNPU_OPERATOR(InplaceScatterUpdate,
-              (InOut data, const Tensor& indices, const Tensor& updates, int64_t axis)) {
+              (InOut data, const Tensor& indices, const Tensor& updates, int64_t axis),
+              {.tier = kT1, .cost = cost_of_inplace_scatter_update}) {
   Tensor target = data.tensor;
   require(target.dim() == updates.dim(),
           "data and updates must have the same number of dimensions");
@@ -192,19 +229,24 @@ VNPU_OPERATOR(InplaceScatterUpdate,
 
 // --- by mask
 // ---------------------------------------------------------------------------------------
-VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value)) {
+VNPU_OPERATOR(InplaceMaskedFillScalar, (InOut self, const Tensor& mask, const Scalar& value),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_masked_fill_scalar}) {
   self.tensor.masked_fill_(mask.to(at::kBool), value);
 }
-VNPU_OPERATOR(InplaceMaskedFillTensor, (InOut self, const Tensor& mask, const Tensor& value)) {
+VNPU_OPERATOR(InplaceMaskedFillTensor, (InOut self, const Tensor& mask, const Tensor& value),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.masked_fill_(mask.to(at::kBool), value.reshape({}));
 }
-VNPU_OPERATOR(InplaceMaskedScatter, (InOut self, const Tensor& mask, const Tensor& source)) {
+VNPU_OPERATOR(InplaceMaskedScatter, (InOut self, const Tensor& mask, const Tensor& source),
+              {.tier = kT1, .cost = elements<1>}) {
   self.tensor.masked_scatter_(mask.to(at::kBool), source);
 }
-VNPU_OPERATOR(MaskedSelect, (const Tensor& self, const Tensor& mask, DynamicOut out)) {
+VNPU_OPERATOR(MaskedSelect, (const Tensor& self, const Tensor& mask, DynamicOut out),
+              {.tier = kT1, .cost = cost_of_index}) {
   out.set(at::masked_select(self, mask.to(at::kBool)));
 }
-VNPU_OPERATOR(SWhere, (const Tensor& condition, const Tensor& self, const Tensor& other, Out out)) {
+VNPU_OPERATOR(SWhere, (const Tensor& condition, const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_s_where}) {
   const ScalarType type = out.tensor.scalar_type();
   store(out, at::where(condition.to(at::kBool), self.to(type), other.to(type)));
 }

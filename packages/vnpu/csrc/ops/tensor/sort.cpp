@@ -2,6 +2,7 @@
 // Results whose length depends on the data report their sizes through DynamicOut.
 
 #include "ops/operator.h"
+#include "ops/tensor/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -26,15 +27,18 @@ void set_when(bool wanted, const DynamicOut& out, const Tensor& result) {
 
 // Always stable, as a device's result may be used with either promise.
 VNPU_OPERATOR(Sort,
-              (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices)) {
+              (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices),
+              {.tier = kT1, .cost = elements<32>, .allowed = allowed_sort}) {
   if (are(values, self.scalar_type(), indices) && self.dim() > 0) {
     at::sort_out(values.tensor, indices.tensor, self, /*stable=*/true, dim, descending);
   } else {
     store_pair(values, indices, at::sort(self, /*stable=*/true, dim, descending));
   }
 }
-VNPU_OPERATOR(Topk, (const Tensor& self, int64_t k, int64_t dim, bool largest, bool sorted,
-                     Out values, Out indices)) {
+VNPU_OPERATOR(Topk,
+              (const Tensor& self, int64_t k, int64_t dim, bool largest, bool sorted, Out values,
+               Out indices),
+              {.tier = kT1, .cost = elements<32>, .allowed = allowed_topk}) {
   if (are(values, self.scalar_type(), indices) && self.dim() > 0) {
     at::topk_out(values.tensor, indices.tensor, self, k, dim, largest, sorted);
   } else {
@@ -42,20 +46,25 @@ VNPU_OPERATOR(Topk, (const Tensor& self, int64_t k, int64_t dim, bool largest, b
   }
 }
 VNPU_OPERATOR(Kthvalue,
-              (const Tensor& self, int64_t k, int64_t dim, bool keepdim, Out values, Out indices)) {
+              (const Tensor& self, int64_t k, int64_t dim, bool keepdim, Out values, Out indices),
+              {.tier = kT1, .cost = elements<32>}) {
   store_pair(values, indices, at::kthvalue(self, k, dim, keepdim));
 }
 
 // --- distinct values
 // -------------------------------------------------------------------------------
-VNPU_OPERATOR(Unique, (const Tensor& self, bool sorted, bool return_inverse, DynamicOut values,
-                       DynamicOut inverse)) {
+VNPU_OPERATOR(Unique,
+              (const Tensor& self, bool sorted, bool return_inverse, DynamicOut values,
+               DynamicOut inverse),
+              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions] = at::_unique(self, sorted, return_inverse);
   values.set(unique);
   set_when(return_inverse, inverse, positions);
 }
-VNPU_OPERATOR(Unique2, (const Tensor& self, bool sorted, bool return_inverse, bool return_counts,
-                        DynamicOut values, DynamicOut inverse, DynamicOut counts)) {
+VNPU_OPERATOR(Unique2,
+              (const Tensor& self, bool sorted, bool return_inverse, bool return_counts,
+               DynamicOut values, DynamicOut inverse, DynamicOut counts),
+              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions, repeats] =
       at::_unique2(self, sorted, return_inverse, return_counts);
   values.set(unique);
@@ -64,7 +73,8 @@ VNPU_OPERATOR(Unique2, (const Tensor& self, bool sorted, bool return_inverse, bo
 }
 VNPU_OPERATOR(UniqueConsecutive,
               (const Tensor& self, bool return_inverse, bool return_counts, int64_t dim,
-               DynamicOut values, DynamicOut inverse, DynamicOut counts)) {
+               DynamicOut values, DynamicOut inverse, DynamicOut counts),
+              {.tier = kT1, .cost = elements_on_ai_cpu<32>}) {
   const auto [unique, positions, repeats] =
       at::unique_consecutive(self, return_inverse, return_counts,
                              dim == kNoDimension ? std::nullopt : std::optional<int64_t>(dim));
@@ -75,27 +85,41 @@ VNPU_OPERATOR(UniqueConsecutive,
 
 // --- positions
 // -------------------------------------------------------------------------------------
-VNPU_OPERATOR(SearchSorted, (const Tensor& sorted_sequence, const Tensor& self, bool out_int32,
-                             bool right, const OptionalTensor& sorter, Out out)) {
+VNPU_OPERATOR(SearchSorted,
+              (const Tensor& sorted_sequence, const Tensor& self, bool out_int32, bool right,
+               const OptionalTensor& sorter, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
 }
-VNPU_OPERATOR(SearchSorteds, (const Tensor& sorted_sequence, const Scalar& self, bool out_int32,
-                              bool right, const OptionalTensor& sorter, Out out)) {
+VNPU_OPERATOR(SearchSorteds,
+              (const Tensor& sorted_sequence, const Scalar& self, bool out_int32, bool right,
+               const OptionalTensor& sorter, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::searchsorted(sorted_sequence, self, out_int32, right, std::nullopt, sorter));
 }
 VNPU_OPERATOR(Bucketize,
-              (const Tensor& self, const Tensor& boundaries, bool out_int32, bool right, Out out)) {
+              (const Tensor& self, const Tensor& boundaries, bool out_int32, bool right, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::bucketize(self, boundaries, out_int32, right));
 }
 // Row-major in both forms; ATen's own result is column-major, DynamicOut::set reorders it.
-VNPU_OPERATOR(Nonzero, (const Tensor& self, DynamicOut out)) { out.set(at::nonzero(self)); }
-VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out)) { out.set(at::nonzero(self).t()); }
-VNPU_OPERATOR(IsInTensorScalar, (const Tensor& element, const Scalar& test_element,
-                                 bool assume_unique, bool invert, Out out)) {
+VNPU_OPERATOR(Nonzero, (const Tensor& self, DynamicOut out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_nonzero}) {
+  out.set(at::nonzero(self));
+}
+VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out), {.tier = kT1, .cost = elements<1>}) {
+  out.set(at::nonzero(self).t());
+}
+VNPU_OPERATOR(IsInTensorScalar,
+              (const Tensor& element, const Scalar& test_element, bool assume_unique, bool invert,
+               Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::isin(element, test_element, assume_unique, invert));
 }
-VNPU_OPERATOR(IsInScalarTensor, (const Scalar& element, const Tensor& test_elements,
-                                 bool assume_unique, bool invert, Out out)) {
+VNPU_OPERATOR(IsInScalarTensor,
+              (const Scalar& element, const Tensor& test_elements, bool assume_unique, bool invert,
+               Out out),
+              {.tier = kT1, .cost = elements<1>}) {
   store(out, at::isin(element, test_elements, assume_unique, invert));
 }
 

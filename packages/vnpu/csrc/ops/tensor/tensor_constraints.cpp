@@ -2,8 +2,8 @@
 // Sources: the dtype lists for Ascend910B in aclnn_*.cpp of ops-math and ops-nn v8.5.0, which the
 // documents repeat. They say nothing of 310P here.
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/tensor/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -29,24 +29,39 @@ const std::vector<ScalarType> kAnyReal =
     with(kRealAndBool, {at::kUInt16, at::kUInt32, at::kUInt64});
 const std::vector<ScalarType> kIndices{at::kInt, at::kLong};
 
-const bool made =
-    constrain({"InplaceFillScalar"}, {}, {{"self", dtype(kNumbers), kFill, kBig}}) &&
-    constrain({"InplaceZero"}, {}, {{"self", dtype(with(kNumbers, {at::kUInt16})), kZero, kBig}}) &&
-    constrain({"InplaceOne"}, {}, {{"self", dtype(kRealAndBool), kOne, kBig}}) &&
-    constrain(
-        {"Arange"}, {},
-        {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
-          kArange, kBig}});
+}  // namespace
 
-const bool moved =
-    constrain({"Cast"}, {}, {{"out", same_sizes("self"), kCast}}) &&
-    constrain({"Cat"}, {}, {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kCat, kBig}}) &&
-    constrain({"Repeat"}, {}, {{"out", same_dtype("self"), kRepeat}}) &&
-    constrain({"Triu"}, {},
-              {{"self", dtype(kAnyReal), kTriu, kBig},
-               {"self", dims(2, 8), kTriu},
-               {"out", same_dtype("self"), kTriu},
-               {"out", same_sizes("self"), kTriu}});
+Allowed allowed_inplace_fill_scalar() { return {{}, {{"self", dtype(kNumbers), kFill, kBig}}}; }
+
+Allowed allowed_inplace_zero() {
+  return {{}, {{"self", dtype(with(kNumbers, {at::kUInt16})), kZero, kBig}}};
+}
+
+Allowed allowed_inplace_one() { return {{}, {{"self", dtype(kRealAndBool), kOne, kBig}}}; }
+
+Allowed allowed_arange() {
+  return {{},
+          {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
+            kArange, kBig}}};
+}
+
+Allowed allowed_cast() { return {{}, {{"out", same_sizes("self"), kCast}}}; }
+
+Allowed allowed_cat() {
+  return {{}, {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kCat, kBig}}};
+}
+
+Allowed allowed_repeat() { return {{}, {{"out", same_dtype("self"), kRepeat}}}; }
+
+Allowed allowed_triu() {
+  return {{},
+          {{"self", dtype(kAnyReal), kTriu, kBig},
+           {"self", dims(2, 8), kTriu},
+           {"out", same_dtype("self"), kTriu},
+           {"out", same_sizes("self"), kTriu}}};
+}
+
+namespace {
 
 // A dimension that is not indexed has an index of no elements, whose dtype does not matter.
 Check indices_that_are_given(std::vector<ScalarType> allowed) {
@@ -61,41 +76,59 @@ Check indices_that_are_given(std::vector<ScalarType> allowed) {
     }
     return std::nullopt;
   };
+  check.form.clear();  // dtypes of empty ones do not count
   return check;
 }
 
-const bool chosen =
-    constrain({"Index"}, {},
-              {{"self", dtype(kRealAndBool), kIndex, kBig},
-               {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndex},
-               {"out", same_dtype("self"), kIndex}}) &&
-    constrain(
-        {"Nonzero"}, {},
-        {{"self", dtype(kRealAndBool), kNonzero, kBig}, {"out", dtype({at::kLong}), kNonzero}}) &&
-    constrain({"IndexSelect"}, {},
-              {{"index", dtype(kIndices), kSelect}, {"out", same_dtype("self"), kSelect}}) &&
-    constrain({"Gather"}, {},
-              {{"self", dtype(kAnyReal), kGather, kBig},
-               {"index", dtype(kIndices), kGather},
-               {"out", same_dtype("self"), kGather},
-               {"out", same_sizes("index"), kGather}}) &&
-    constrain({"InplaceScatter"}, {},
-              {{"self", dtype(kNumbers), kScatter, kBig},
-               {"index", dtype(kIndices), kScatter},
-               {"src", same_dtype("self"), kScatter}});
-
-const bool ordered = constrain({"Sort"}, {},
-                               {{"self",
-                                 dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
-                                        at::kShort, at::kInt, at::kLong, at::kBool}),
-                                 kSort, kBig},
-                                {"values", same_sizes("self"), kSort},
-                                {"indices", dtype({at::kLong}), kSort},
-                                {"indices", same_sizes("self"), kSort}}) &&
-                     constrain({"Topk"}, {},
-                               {{"self", dtype(kReal), kTopk, kBig},
-                                {"values", same_dtype("self"), kTopk},
-                                {"indices", dtype({at::kLong}), kTopk}});
-
 }  // namespace
+
+Allowed allowed_index() {
+  return {{},
+          {{"self", dtype(kRealAndBool), kIndex, kBig},
+           {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndex},
+           {"out", same_dtype("self"), kIndex}}};
+}
+
+Allowed allowed_nonzero() {
+  return {{},
+          {{"self", dtype(kRealAndBool), kNonzero, kBig}, {"out", dtype({at::kLong}), kNonzero}}};
+}
+
+Allowed allowed_index_select() {
+  return {{}, {{"index", dtype(kIndices), kSelect}, {"out", same_dtype("self"), kSelect}}};
+}
+
+Allowed allowed_gather() {
+  return {{},
+          {{"self", dtype(kAnyReal), kGather, kBig},
+           {"index", dtype(kIndices), kGather},
+           {"out", same_dtype("self"), kGather},
+           {"out", same_sizes("index"), kGather}}};
+}
+
+Allowed allowed_inplace_scatter() {
+  return {{},
+          {{"self", dtype(kNumbers), kScatter, kBig},
+           {"index", dtype(kIndices), kScatter},
+           {"src", same_dtype("self"), kScatter}}};
+}
+
+Allowed allowed_sort() {
+  return {{},
+          {{"self",
+            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar, at::kShort, at::kInt,
+                   at::kLong, at::kBool}),
+            kSort, kBig},
+           {"values", same_sizes("self"), kSort},
+           {"indices", dtype({at::kLong}), kSort},
+           {"indices", same_sizes("self"), kSort}}};
+}
+
+Allowed allowed_topk() {
+  return {{},
+          {{"self", dtype(kReal), kTopk, kBig},
+           {"values", same_dtype("self"), kTopk},
+           {"indices", dtype({at::kLong}), kTopk}}};
+}
+
 }  // namespace vnpu::ops

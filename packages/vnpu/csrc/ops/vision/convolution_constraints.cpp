@@ -1,8 +1,8 @@
 // What convolutions can be called with.
 // Source: docs of ops-nn v8.5.0 (conv).
 
-#include "ops/constraints.h"
 #include "ops/dtype_lists.h"
+#include "ops/vision/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -20,15 +20,18 @@ Check one_for_each_dimension() {
               });
 }
 
-const bool convolution = constrain({"Convolution"}, {},
-                                   {{"input", dtype(kFloats), kConvolution, kBig},
-                                    {"weight", dtype(kFloats), kConvolution, kBig},
-                                    {"bias", dtype(kFloats), kConvolution, kBig},
-                                    {"input", dims(3, 5), kConvolution},
-                                    {"weight", dims(3, 5), kConvolution},
-                                    {"stride", one_for_each_dimension(), kConvolution},
-                                    {"dilation", one_for_each_dimension(), kConvolution},
-                                    {"groups", between(1, 65535), kConvolution}});
-
 }  // namespace
+
+Allowed allowed_convolution() {
+  return {{},
+          {{"input", dtype(kFloats), kConvolution, kBig},
+           {"weight", dtype(kFloats), kConvolution, kBig},
+           {"bias", dtype(kFloats), kConvolution, kBig},
+           {"input", dims(3, 5), kConvolution},
+           {"weight", dims(3, 5), kConvolution},
+           {"stride", one_for_each_dimension(), kConvolution},
+           {"dilation", one_for_each_dimension(), kConvolution},
+           {"groups", between(1, 65535), kConvolution}}};
+}
+
 }  // namespace vnpu::ops

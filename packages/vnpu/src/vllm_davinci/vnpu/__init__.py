@@ -6,6 +6,7 @@ from vllm_davinci.vnpu.activate import (
     computes,
     is_active,
     library_directory,
+    limit_host_waits,
 )
 from vllm_davinci.vnpu.config import VirtualDeviceConfig
 from vllm_davinci.vnpu.errors import ActivationError, TraceError, VirtualDeviceError
@@ -30,5 +31,6 @@ __all__ = [
     "is_traced",
     "label_launches",
     "library_directory",
+    "limit_host_waits",
     "name_stream",
 ]

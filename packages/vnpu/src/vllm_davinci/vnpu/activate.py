@@ -54,6 +54,11 @@ def computes() -> bool:
     return _C.computes()
 
 
+def limit_host_waits(seconds: float) -> None:
+    """Sets VNPU_WAIT_LIMIT, where nobody has, for processes that open their devices after this."""
+    os.environ.setdefault(env.VNPU_WAIT_LIMIT, str(seconds))
+
+
 def find_real_cann(environment: MutableMapping[str, str]) -> pathlib.Path | None:
     """The directory of a real libascendcl.so that this environment would load, or None."""
     home = environment.get(env.ASCEND_HOME_PATH)

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
-from vllm_davinci.vnpu.activate import library_directory
-from vllm_davinci.vnpu.constraints import constraints
 from vllm_davinci.vnpu.errors import VirtualDeviceError
+from vllm_davinci.vnpu.operator_rows import constraints, declared
 
 _TIERS = {
     "T1": "plain PyTorch in model execution",
@@ -53,31 +52,24 @@ def _asked_by_torch_npu() -> set[str]:
     return {name.removesuffix(suffix) for name in names if not name.endswith("GetMaxWorkspaceSize")}
 
 
-def _exported() -> set[str]:
-    data = (library_directory() / "libopapi.so").read_bytes()
-    found = re.findall(rb"\0aclnn([A-Z][A-Za-z0-9]*)GetWorkspaceSize(?=\0)", data)
-    return {name.decode() for name in found}
-
-
-def _priced() -> set[str]:
-    data = (library_directory() / "libopapi.so").read_bytes()
-    rows = re.findall(rb"cost: ([A-Za-z0-9 ]+)\0", data)
-    return {name for row in rows for name in row.decode().split()}
-
-
-def _tiers() -> dict[str, str]:
-    text = importlib.resources.files("vllm_davinci.vnpu").joinpath("operator_tiers.json")
+def _absent() -> dict[str, str]:
+    """Tiers of the operators that models need and no row has."""
+    text = importlib.resources.files("vllm_davinci.vnpu").joinpath("operators_absent.json")
     tiers: dict[str, list[str]] = json.loads(text.read_text())
     return {name: tier for tier, names in tiers.items() for name in names}
 
 
 def operators() -> list[Operator]:
     """All operators that torch_npu asks for or vnpu exports, sorted by tier and name."""
-    asked, exported, tiers = _asked_by_torch_npu(), _exported(), _tiers()
-    priced = _priced()
+    asked, absent = _asked_by_torch_npu(), _absent()
+    rows = {row.operator.removeprefix("aclnn"): row for row in declared()}
     found = [
-        Operator(name, tiers.get(name, "-"), name in asked, name in exported, name in priced)
-        for name in asked | exported | set(tiers)
+        Operator(name, row.tier, name in asked, exported=True, priced=row.priced)
+        for name, row in rows.items()
+    ]
+    found += [
+        Operator(name, absent.get(name, "-"), name in asked, exported=False)
+        for name in (asked | absent.keys()) - rows.keys()
     ]
     order = list(_TIERS)
     return sorted(found, key=lambda op: (order.index(op.tier), op.name))
@@ -94,7 +86,7 @@ def _explain(name: str, known: dict[str, Operator]) -> str:
         else " docs/guides/add_an_operator.md says how to add its row to packages/vnpu/csrc/ops."
     )
     if operator.exported and not operator.priced:
-        hint = " It has no cost: the timing model refuses it. Add a row to a *_costs.cpp file."
+        hint = " Its row has no `.cost`: the timing model refuses it."
     return f"{operator.name}: {state}, tier {operator.tier} ({_TIERS[operator.tier]}).{hint}"
 
 

@@ -29,7 +29,7 @@ class HostCounts:
 
     @classmethod
     def now(cls) -> "HostCounts":
-        """Of this process, since it began."""
+        """Counts of this process since it began."""
         return cls(**_C.host_counts())
 
     def __sub__(self, earlier: "HostCounts") -> "HostCounts":
@@ -53,7 +53,7 @@ def counted() -> Iterator[HostCounts]:
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """Of one process that named a directory in VNPU_COUNTS; its command line is one line."""
+    """Counts of one process that named a directory in VNPU_COUNTS; its command line is one line."""
 
     process: int
     command: str
@@ -61,7 +61,7 @@ class ProcessCounts:
 
 
 def read(directory: Path) -> list[ProcessCounts]:
-    """Of all processes that named `directory` in VNPU_COUNTS, also of those that still run."""
+    """Counts of all processes that named `directory` in VNPU_COUNTS, those that still run too."""
     found = []
     for path in sorted(directory.glob(f"*{_SUFFIX}"), key=lambda path: int(path.stem)):
         content = path.read_bytes()
@@ -81,7 +81,7 @@ def report(directory: Path) -> None:
         return
     columns = ("launches", "synchronizations", "copies_to_host")
     rows = [
-        (f"{each.process}", *(getattr(each.counts, name) for name in columns), each.command)
+        (f"{each.process}", *(getattr(each.counts, name) for name in columns), _shown(each.command))
         for each in found
     ]
     if len(found) > 1:
@@ -90,7 +90,13 @@ def report(directory: Path) -> None:
         f"vnpu: {'process':>8} {'launches':>12} {'waits':>10} {'copies to host':>15}",
         file=sys.stderr,
     )
-    for process, launches, waits, copies, command in rows:
-        shown = command if len(command) <= _LONGEST_NAME else f"{command[: _LONGEST_NAME - 3]}..."
+    for process, launches, waits, copies, shown in rows:
         line = f"vnpu: {process:>8} {launches:>12,} {waits:>10,} {copies:>15,}  {shown}"
         print(line.rstrip(), file=sys.stderr)
+
+
+def _shown(command: str) -> str:
+    """A command line as the report shows it: the program without its directory, cut to fit."""
+    program, _, arguments = command.partition(" ")
+    line = f"{Path(program).name} {arguments}"
+    return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 3]}..."

@@ -38,7 +38,7 @@ def common(
 def without(
     intervals: Iterable[tuple[Time, Time]], others: Sequence[tuple[Time, Time]]
 ) -> list[tuple[Time, Time]]:
-    """What of `intervals` lies in none of `others`; both are disjoint and in order."""
+    """Parts of `intervals` that lie in none of `others`; both are disjoint and in order."""
     rest: list[tuple[Time, Time]] = []
     first = 0
     for begin, end in intervals:

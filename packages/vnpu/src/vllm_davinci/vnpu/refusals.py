@@ -31,7 +31,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Refusals:
-    """Of all processes that named one directory in VNPU_REFUSALS.
+    """Calls of all processes that named one directory in VNPU_REFUSALS.
 
     calls:   SoC name to calls of operators that have constraints
     refused: calls in their order, those that were no questions

@@ -11,6 +11,7 @@ from vllm_davinci_testing.operators.strategies import values
 from vllm_davinci_testing.processes import forked
 from vllm_davinci_testing.processes.programs import output_of
 from vllm_davinci_testing.processes.ranks import check_ranks
+from vllm_davinci_testing.processors import PROCESSORS
 
 ROWS, DEPTH, COLUMNS = 3, 72, 136
 TOLERANCE = {
@@ -18,8 +19,6 @@ TOLERANCE = {
     torch.float16: {"rtol": 1e-2, "atol": 2e-2},
     torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
 }
-# Without AVX-512 ATen multiplies and nothing is kept: values alone are compared.
-KEEPS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 Weight = torch.Tensor  # [COLUMNS, DEPTH]; what is multiplied is its transpose
 
@@ -81,7 +80,7 @@ def use_twice(x: torch.Tensor, weight: Weight) -> None:
     first = product(x, weight).cpu()
     for _ in range(2):
         assert torch.equal(product(x, weight).cpu(), first)
-    assert is_kept(weight) or not KEEPS
+    assert is_kept(weight)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -111,7 +110,7 @@ def test_heads_and_experts_are_forgotten_one_by_one(layout: str) -> None:
         torch.bmm(x.npu(), weight)
     weight[2].mul_(2)
     torch.npu.synchronize()
-    assert [is_kept(one) for one in weight] == [KEEPS, KEEPS, False, KEEPS]
+    assert [is_kept(one) for one in weight] == [True, True, False, True]
     compare(torch.bmm(x.npu(), weight), torch.bmm(x, weight.cpu()), **TOLERANCE[torch.bfloat16])
 
 
@@ -122,7 +121,7 @@ def test_neighbours_of_a_write_are_kept() -> None:
         use_twice(x, part)
     whole[COLUMNS : 2 * COLUMNS].neg_()
     torch.npu.synchronize()
-    assert [is_kept(part) for part in whole.chunk(3)] == [KEEPS, False, KEEPS]
+    assert [is_kept(part) for part in whole.chunk(3)] == [True, False, True]
     for part in whole.chunk(3):
         compare(product(x, part), product(x, part.cpu()), **TOLERANCE[torch.bfloat16])
 
@@ -264,7 +263,6 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 """
 
 
-@pytest.mark.skipif(not KEEPS, reason="ATen's products depend on the number of rows")
 def test_a_row_does_not_depend_on_how_many_there_are_or_on_the_threads() -> None:
     """Steps are split between requests, and merged again: the same sums, bit for bit."""
     one = forked.output_of(SPLIT_AND_WHOLE)
@@ -272,3 +270,8 @@ def test_a_row_does_not_depend_on_how_many_there_are_or_on_the_threads() -> None
         "import torch\ntorch.set_num_threads(3)\n" + SPLIT_AND_WHOLE, TASK_QUEUE_ENABLE="0"
     )
     assert one == three
+
+
+@pytest.mark.parametrize("variables", PROCESSORS.values(), ids=PROCESSORS)
+def test_nor_does_it_on_processors_with_narrower_vectors(variables: dict[str, str]) -> None:
+    assert output_of(SPLIT_AND_WHOLE, **variables)

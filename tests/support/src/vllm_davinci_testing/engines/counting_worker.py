@@ -30,9 +30,9 @@ class CountingWorker:
         self._host_counts = _C.host_counts()
         launch = communicator._collective
 
-        def counting(name: str, *arguments: Any) -> None:
+        def counting(name: str, *arguments: Any, **options: Any) -> None:
             self.counted[name] += 1
-            launch(name, *arguments)
+            launch(name, *arguments, **options)
 
         hook: Callable[..., None] = counting
         communicator._collective = hook  # of this object alone
@@ -63,10 +63,10 @@ class CallCountingWorker:
             fused_ops._fused_ops[name] = self._counting(name, operator)
 
     def _counting(self, name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*arguments: Any) -> Any:
-            is_beside = any(isinstance(argument, torch.Stream) for argument in arguments)
+        def counting(**arguments: Any) -> Any:
+            is_beside = any(isinstance(argument, torch.Stream) for argument in arguments.values())
             self.called[name + " beside" * is_beside] += 1
-            return operator(*arguments)
+            return operator(**arguments)
 
         return counting
 
@@ -161,10 +161,9 @@ class StepCountingWorker:
 
         @contextmanager
         def counting_inputs() -> Iterator[None]:
-            event = runner.prepare_inputs_event  # None where steps are synchronous
-            is_copied = event is None or event.query()
+            before = _host_count("synchronizations")
             with keep_inputs():
-                self._waits_for_inputs += not is_copied
+                self._waits_for_inputs += _host_count("synchronizations") - before
                 yield
 
         runner.execute_model = counting_execute  # of this object alone
@@ -173,7 +172,7 @@ class StepCountingWorker:
         runner.synchronize_input_prep = counting_inputs
 
     def waits_of_steps(self) -> list[StepWaits]:
-        """Of each step but the last."""
+        """Waits of each step but the last."""
         steps = self._counted_steps
         found = [
             StepWaits(
@@ -190,8 +189,8 @@ class StepWaits(NamedTuple):
 
     all:             outputs that are taken on another thread included
     in_forward:      during the model's forward
-    for_inputs:      until the inputs of the step before were copied, as a device makes it necessary
-                     that is a step behind
+    for_inputs:      until the inputs of the step before were copied, which they are unless a device
+                     is a step behind
     input_launches:  no waits: copies and operators that prepared the step's inputs
     """
 

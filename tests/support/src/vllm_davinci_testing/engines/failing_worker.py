@@ -28,3 +28,27 @@ class FailingWorker:
 
         mlp = self.model_runner.get_model().model.layers[layer].mlp
         hook = mlp.register_forward_pre_hook(fail)
+
+    def fail_once_at(
+        self, method: str, calls_before: int = 0, rank: int | None = None, error: str = "planted"
+    ) -> None:
+        """A later call of a method of the runner raises once.
+
+        method:       "_model_forward" enters the model, "_sample" takes its logits
+        calls_before: calls that pass first
+        rank:         on this one only; None is on each
+        """
+        if rank not in (None, self.rank):
+            return
+        proper = getattr(self.model_runner, method)
+        passed = 0
+
+        def failing(*arguments: Any, **options: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed <= calls_before:
+                return proper(*arguments, **options)
+            setattr(self.model_runner, method, proper)  # of this object alone
+            raise RuntimeError(f"{error} in {method}")
+
+        setattr(self.model_runner, method, failing)

@@ -27,8 +27,8 @@ class GraphWorker:
     def planned_and_held(self) -> tuple[dict[str, int], dict[str, int]]:
         """The plan's figures of all graphs together, and those of the graphs. Memory in bytes."""
         runner = self.model_runner
-        held = {**_C.graph_holdings(), "memory": runner.captured_bytes}
-        return runner.capture_plan.totals(), held
+        held = {**_C.graph_holdings(), "memory": runner.graphs.captured_bytes}
+        return runner.graphs.plan.totals(), held
 
     def capture_again_with_a_failure(self, sizes: list[int], num_tokens: int, rank: int) -> None:
         """Captures all sizes anew; on one rank the model raises in the capture of one of them."""
@@ -67,7 +67,7 @@ class GraphWorker:
         runner = self.model_runner
         runner.model.clear_graphs()
         runner.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-        runner._use_sizes(sizes)
+        runner.graphs.use_sizes(sizes)
         runner.capture_model()
 
 

@@ -104,13 +104,13 @@ ZOO = (
 )
 
 
-def deepseek(name: str, model_type: str, **options: Any) -> ZooModel:
+def deepseek(name: str, model_type: str, heads: int = 4, **options: Any) -> ZooModel:
     """Multi-head MLA in dense layers, with the sizes the operators take."""
     return ZooModel(
         name,
         model_type,
-        num_heads=4,
-        num_kv_heads=4,
+        num_heads=heads,
+        num_kv_heads=heads,
         head_size=64,
         hidden_size=128,
         options={
@@ -142,6 +142,9 @@ DEEPSEEK = (
     deepseek("deepseek_v3_dense", "deepseek_v3", q_lora_rank=96),
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
 )
+
+# As many heads as a rank of DeepSeek-R1 has without tensor parallelism.
+HEADS128 = deepseek("deepseek_v3_heads128_dense", "deepseek_v3", heads=128, q_lora_rank=96)
 
 # Of DeepSeek-V3 and R1: a first dense layer, then shared experts and sigmoid scores with a bias.
 V3_EXPERTS: dict[str, Any] = {
@@ -269,7 +272,7 @@ MIXTURES = (
         routed_scaling_factor=1.5,
     ),
 )
-BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, *MIXTURES)}
+BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES)}
 
 
 def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 
+from vllm_davinci_testing.engines.rounding import first_wrong_token
+
 # How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
 CLOSE = 0.25
 
@@ -54,24 +56,19 @@ class TransformersReference:
     ) -> str | None:
         """Where `tokens` is not the greedy continuation of `prompt`, in words, or None.
 
-        One pass over prompt and tokens gives the choice at every position: while all earlier
-        tokens are equal, it is the choice that generating token by token would make.
-
         adjust: changes the logits of one position, given the tokens generated before it
         """
-        rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
-        for position, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            if adjust is not None:
-                row = adjust(row.clone(), list(tokens[:position]))
-            expected = int(row.argmax())
-            if expected != token:
-                return (
-                    f"prompt of {len(prompt)} tokens {list(prompt)[:8]}...: token {position} is "
-                    f"{token}, transformers has {expected}; its logits are "
-                    f"{row[token]:.6f} and {row[expected]:.6f}, "
-                    f"{row[expected] - row[token]:.2e} apart"
-                )
-        return None
+
+        def logits() -> torch.Tensor:
+            rows = self.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
+            if adjust is None:
+                return rows
+            return torch.stack(
+                [adjust(row.clone(), list(tokens[:i])) for i, row in enumerate(rows)]
+            )
+
+        wrong = first_wrong_token(self.network, logits, tokens)
+        return wrong and f"prompt of {len(prompt)} tokens {list(prompt)[:8]}...: {wrong}"
 
     def differing_tokens(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]

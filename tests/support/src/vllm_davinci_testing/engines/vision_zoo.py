@@ -282,7 +282,7 @@ def video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
 
 
 def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
-    """What loaders of videos tell of frames, all of which are there."""
+    """Metadata that loaders of videos give with frames, all of which are there."""
     return {
         "total_num_frames": len(frames),
         "fps": fps,

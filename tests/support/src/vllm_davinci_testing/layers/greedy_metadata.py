@@ -1,4 +1,4 @@
-"""What vLLM's sampler is told of requests that ask for their greatest logits and no more."""
+"""Metadata for vLLM's sampler, of requests that ask for their greatest logits and no more."""
 
 from typing import Any
 

@@ -1,6 +1,8 @@
 """A program: what the first phases of `illegal_calls` answer on the devices of this process.
 
-Prints JSON: the answer of each legal call by its operator or name, of each case by its number.
+Prints JSON: the answer of each legal call by its operator or name, of each case by its number, and
+for each rule from which calls are generated the answers to those calls, up to the first that names
+the rule.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 
 import torch
 
+from vllm_davinci.vnpu.operator_rows import constraints
 from vllm_davinci_testing.operators import aclnn
+from vllm_davinci_testing.operators.generated_calls import answers_to_breaking, key_of, place_of
 from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, LEGAL, Operand
 
 
@@ -51,15 +55,19 @@ def answer(operator: str, arguments: dict[str, Any]) -> str:
         return str(error)
 
 
-def answers() -> dict[str, str]:
+def answers() -> dict[str, str | list[str]]:
     torch.npu.set_device(0)
-    found = {}
+    found: dict[str, str | list[str]] = {}
     if (soc := os.environ["VNPU_SOC"]) == "Ascend910B3" and os.environ["VNPU_CANN"] == "8.5":
         found |= {operator: answer(operator, legal) for operator, legal in LEGAL.items()}
         found |= {name: answer(name.split()[0], legal) for name, legal in ALSO_LEGAL.items()}
     for number, case in enumerate(CASES):
         if (case.soc, case.cann) == (soc, os.environ["VNPU_CANN"]):
             found[str(number)] = answer(case.operator, {**LEGAL[case.operator], **case.changes})
+    for row in constraints():
+        operator = row.operator.removeprefix("aclnn")
+        if operator in LEGAL and place_of(row) == (soc, os.environ["VNPU_CANN"]):
+            found[key_of(row)] = answers_to_breaking(row, LEGAL[operator], answer)
     return found
 
 

@@ -5,10 +5,11 @@ here it is a few numpy calls and one copy to the device.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable, SlotMappingMode
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
@@ -78,3 +79,18 @@ class NPUMultiGroupBlockTable(MultiGroupBlockTable):
             NPUBlockTable.taking_over(table, host_batch) for table in block_table.block_tables
         ]
         return ours
+
+
+def map_slots_on_host(batch: Any, req_indices: CpuGpuBuffer, query_pos: CpuGpuBuffer) -> None:
+    """Makes vLLM's input batch map tokens to cache slots on the host.
+
+    req_indices: row of each token's request, written before slots are asked for
+    query_pos:   number of each token among the new ones of its request, likewise
+    """
+
+    def host_batch(num_tokens: int) -> HostBatch:
+        rows = req_indices.np[:num_tokens]
+        positions: np.ndarray = batch.num_computed_tokens_cpu[rows] + query_pos.np[:num_tokens]
+        return HostBatch(rows, positions)
+
+    batch.block_table = NPUMultiGroupBlockTable.taking_over(batch.block_table, host_batch)

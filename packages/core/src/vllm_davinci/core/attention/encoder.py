@@ -35,11 +35,14 @@ class SequenceEnds:
         self._known[tensor] = _version(tensor), ends
 
     def of_lengths(self, lengths: torch.Tensor) -> list[int]:
-        """Of what NPUMMEncoderAttention.maybe_compute_seq_lens gave: [num_sequences], ends."""
+        """Ends of the sequences, from what NPUMMEncoderAttention.maybe_compute_seq_lens gave.
+
+        lengths: [num_sequences]
+        """
         return self._of(lengths, lengths)
 
     def of_cu_seqlens(self, cu_seqlens: torch.Tensor) -> list[int]:
-        """Of [num_sequences + 1], the first of which is 0.
+        """Ends of the sequences, from [num_sequences + 1] starts, the first of which is 0.
 
         Copies it from the device once if nobody remembered it: models that make it there.
         """

@@ -46,7 +46,7 @@ class NPUAttentionMetadata(AttentionMetadata):
         return self.block_table, self.slot_mapping
 
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUAttentionMetadata":
-        """Of some whole requests of a step of decodes. tokens: theirs, by rows of the step."""
+        """Metadata of some whole requests of a step of decodes. tokens: their rows of the step"""
         return NPUAttentionMetadata(
             num_actual_tokens=tokens.stop - tokens.start,
             actual_seq_lengths_q=[

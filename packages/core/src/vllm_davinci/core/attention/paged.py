@@ -1,6 +1,5 @@
 """Grouped-query attention over a paged cache: two launches per layer."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from vllm_davinci.core.attention.head_sizes import (
 )
 from vllm_davinci.core.attention.masks import compressed_causal_mask
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.components.compiled_operators import PagedAttention
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
@@ -190,7 +190,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
 
     def _attend_fused(
         self,
-        stage: Callable[..., None],
+        stage: PagedAttention,
         query: torch.Tensor,
         key: torch.Tensor | None,
         value: torch.Tensor | None,
@@ -202,21 +202,21 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         options = self._causal_options if metadata.causal else self._bidirectional_options
         writes = self.writes_cache and key is not None
         stage(
-            query,
-            key if writes else None,
-            value if writes else None,
-            cache.key,
-            cache.value,
-            metadata.slot_mapping,
-            metadata.block_table,
-            metadata.actual_seq_lengths_q,
-            metadata.seq_lens,
-            self._mask(options, query.device),
-            self.scale,
-            options["sparse_mode"],
-            options.get("pre_tokens", ALL_TOKENS),
-            options.get("next_tokens", ALL_TOKENS),
-            out,
+            query=query,
+            key=key if writes else None,
+            value=value if writes else None,
+            key_cache=cache.key,
+            value_cache=cache.value,
+            slot_mapping=metadata.slot_mapping,
+            block_table=metadata.block_table,
+            actual_seq_lengths_q=metadata.actual_seq_lengths_q,
+            seq_lens=metadata.seq_lens,
+            mask=self._mask(options, query.device),
+            scale=self.scale,
+            sparse_mode=options["sparse_mode"],
+            pre_tokens=options.get("pre_tokens", ALL_TOKENS),
+            next_tokens=options.get("next_tokens", ALL_TOKENS),
+            out=out,
         )
 
     def _attend_to_cache(

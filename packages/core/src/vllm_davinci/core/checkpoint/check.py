@@ -10,41 +10,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.core.checkpoint.block_fp8_check import check_block_fp8
-from vllm_davinci.core.checkpoint.compressed_check import check_compressed
 from vllm_davinci.core.checkpoint.config_check import check_against_config
-from vllm_davinci.core.checkpoint.described_check import (
-    check_described,
-    layer_types,
-    whole_matrices,
-)
-from vllm_davinci.core.checkpoint.files import (
+from vllm_davinci.core.errors import CheckpointError, CoreError
+from vllm_davinci.core.quantization.format import Checkpoint, Format, find_format
+from vllm_davinci.core.quantization.layer_check import check_layer
+from vllm_davinci.core.quantization.scheme import FLOAT, Layout, find_scheme
+from vllm_davinci.core.quantization.tensors import dtype_name
+from vllm_davinci.core.weight_files.files import (
     StoredTensor,
     misplaced_tensors,
     read_config,
     read_header,
     tensor_files,
 )
-from vllm_davinci.core.checkpoint.issues import CheckReport, LayerKind
-from vllm_davinci.core.checkpoint.packed_check import check_packed, unpacked
-from vllm_davinci.core.errors import CheckpointError, CoreError
-from vllm_davinci.core.quantization import block_fp8
-from vllm_davinci.core.quantization.compressed_schemes import NAME as COMPRESSED
-from vllm_davinci.core.quantization.description import (
-    WRAPPED_NORM,
-    QuantDescription,
-    find_description,
-    shortened,
-)
-from vllm_davinci.core.quantization.packed_weights import AWQ, GPTQ, PackedFormat, packed_format
-from vllm_davinci.core.quantization.tensors import dtype_name
+from vllm_davinci.core.weight_files.issues import CheckReport, LayerKind
+from vllm_davinci.core.weight_files.layer_names import WRAPPED_NORM, shortened
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def check_checkpoint(directory: Path) -> CheckReport:
+def check_checkpoint(directory: Path, format: Format | None = None) -> CheckReport:
     """Checks everything that can be told without reading a weight.
 
+    format: of the checkpoint, where it has been read before
     Raises nothing for bad files: they become issues of the report.
     """
     report = CheckReport(str(directory))
@@ -70,64 +58,58 @@ def check_checkpoint(directory: Path) -> CheckReport:
         report.problem(
             shortened(misplaced), "the index puts it into a file whose header does not have it"
         )
-    description = _description(directory, config, report)
-    packing = None if description is not None else _packing(config, report)
     layers = {
         name.removesuffix(".weight"): tensor
         for name, tensor in tensors.items()
         if name.endswith(".weight") and not WRAPPED_NORM.match(name)
     }
-    types = layer_types(layers, tensors, description, report)
-    _add_kinds(layers, types, report)
-    if description is not None:
-        check_described(layers, tensors, description, report)
-    elif packing is not None:
-        check_packed(packing, tensors, report)
-    elif report.quantization.startswith(COMPRESSED):
-        check_compressed(_quantization_config(config), tensors, report)
-    elif report.quantization.startswith(block_fp8.NAME):
-        check_block_fp8(_quantization_config(config), tensors, report)
-    whole = whole_matrices(tensors, description) if packing is None else unpacked(packing, tensors)
-    check_against_config(config, whole, report)
+    format = format or _format(directory, config, report)
+    if format is not None:
+        report.quantization = format.label
+        format.check(tensors, report)
+        _add_kinds(layers, {prefix: format.loads_as(prefix) for prefix in layers}, report)
+        tensors = format.whole(tensors)
+    else:
+        is_float = report.quantization == "none"
+        for prefix, weight in layers.items() if is_float else ():
+            floats = find_scheme(FLOAT, prefix)
+            check_layer(prefix, weight, floats, Layout(), tensors, report)
+        named = FLOAT if is_float else report.quantization.split()[0]
+        _add_kinds(layers, dict.fromkeys(layers, named), report)
+    check_against_config(config, tensors, report)
     return report
 
 
-def _packing(config: Mapping[str, Any], report: CheckReport) -> PackedFormat | None:
+def _format(directory: Path, config: Mapping[str, Any], report: CheckReport) -> Format | None:
+    named = quantization_config(config)
     try:
-        return packed_format(_quantization_config(config))
-    except CoreError as error:
-        report.problem("config.json", str(error))
-        return None
-
-
-def _description(
-    directory: Path, config: Mapping[str, Any], report: CheckReport
-) -> QuantDescription | None:
-    try:
-        path = find_description(directory)
-        if path is not None:
-            description = QuantDescription.load(path)
-            report.quantization = f"ascend ({path.name}, {description.generation})"
-            description.refuse_unsupported_options()
-            return description
+        found = find_format(Checkpoint(str(directory), None, named))
     except CoreError as error:
         report.problem(str(directory), str(error))
+        report.quantization = "unknown"
         return None
-    named = _quantization_config(config)
-    if method := named.get("quant_method"):
+    if found is None and (method := named.get("quant_method")):
         report.quantization = f"{method} (config.json)"
-        if method not in (AWQ, GPTQ, COMPRESSED, block_fp8.NAME):
-            report.problem(
-                "config.json",
-                f"quantization method {method!r} is not available; ascend, compressed-tensors, "
-                "awq, gptq and fp8 in blocks are. Use a float checkpoint, or vllm-davinci quantize "
-                "on one",
-            )
-    return None
+        report.problem(
+            "config.json",
+            f"quantization method {method!r} is not available; ascend, compressed-tensors, awq, "
+            "gptq and fp8 are. Use a float checkpoint, or vllm-davinci quantize on one",
+        )
+    return found
 
 
-def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("quantization_config") or config.get("compression_config") or {}
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of config.json that names a quantization method; empty without one.
+
+    Some models of images keep it with their language model; compressed-tensors has another name.
+    """
+    text = config.get("text_config")
+    sections = (
+        config.get("quantization_config"),
+        text.get("quantization_config") if isinstance(text, Mapping) else None,
+        config.get("compression_config"),
+    )
+    return next((section for section in sections if isinstance(section, Mapping)), {})
 
 
 def _add_kinds(

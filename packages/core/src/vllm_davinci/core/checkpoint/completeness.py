@@ -11,15 +11,17 @@ from vllm.distributed import get_pp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.models.utils import WeightsMapper
+from vllm.model_executor.models.utils import StageMissingLayer, WeightsMapper
 
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.layers.norm import NPURMSNorm
-from vllm_davinci.core.quantization.description import FUSED_LAYERS, QuantDescription, shortened
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase
+from vllm_davinci.core.quantization.format import Format
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.scheme import SCHEMES
+from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,7 +37,7 @@ def require_complete(
     tracker: LoadTracker,
     model: torch.nn.Module,
     vllm_config: VllmConfig,
-    description: QuantDescription | None,
+    format: Format | None,
 ) -> None:
     """Raises CheckpointError with the names of tensors that were left over, or did not come."""
     found = {
@@ -44,7 +46,7 @@ def require_complete(
             _lacking(tracker, model)
         ),
         "has {}, for which the model has no place": list(
-            _left_over(tracker, model, vllm_config, description)
+            _left_over(tracker, model, vllm_config, format)
         ),
     }
     told = [text.format(shortened(names, 6)) for text, names in found.items() if names]
@@ -76,9 +78,10 @@ def _left_over(
     tracker: LoadTracker,
     model: torch.nn.Module,
     vllm_config: VllmConfig,
-    description: QuantDescription | None,
+    format: Format | None,
 ) -> Iterator[str]:
     mappers = list(_mappers(model))
+    absent = tuple(_absent_parts(model))
     config = vllm_config.model_config.hf_text_config
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
@@ -100,29 +103,42 @@ def _left_over(
             continue  # of another stage; without a layer: of the first, or of the last
         if is_divided and _NUMBER.sub("*", name) in patterns:
             continue  # a layer or an expert of another rank
-        if _is_folded_bias(name, description):
+        if _is_folded_bias(name, format):
             continue
-        if any(mapper.map_name(name.removeprefix(prefix)) is None for prefix, mapper in mappers):
+        mapped = [
+            (prefix, mapper.map_name(name.removeprefix(prefix))) for prefix, mapper in mappers
+        ]
+        if any(own is None for _, own in mapped):
             continue  # the model says that it does without
+        if absent and f"{name}.".startswith(absent):
+            continue
+        if absent and any(f"{prefix}{own}".startswith(absent) for prefix, own in mapped):
+            continue
         yield name
 
 
 def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
-    """What models say of a checkpoint's names, with their own place among them."""
+    """Statements of models about a checkpoint's names, with their own place among them."""
     for prefix, module in model.named_modules():
         mapper = getattr(module, "hf_to_vllm_mapper", None)
         if isinstance(mapper, WeightsMapper):
             yield f"{prefix}." if prefix else "", mapper
 
 
-def _is_folded_bias(name: str, description: QuantDescription | None) -> bool:
-    """Whether it is the bias of a static layer, which is in its quant_bias, too."""
+def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
+    """Parts that the options leave out, such as an encoder without inputs, as name prefixes."""
+    for name, module in model.named_modules():
+        if isinstance(module, StageMissingLayer):
+            yield f"{name}."
+
+
+def _is_folded_bias(name: str, format: Format | None) -> bool:
+    """Whether it is a bias that is in another tensor of its layer, too."""
     prefix, _, part = name.rpartition(".")
-    return (
-        part == "bias"
-        and description is not None
-        and description.types.get(f"{prefix}.weight") == "W8A8"
-    )
+    if part != "bias" or format is None:
+        return False
+    kind = format.types.get(f"{prefix}.weight", "")
+    return kind in SCHEMES and SCHEMES[kind].folds_bias
 
 
 def _lacking(tracker: LoadTracker, model: torch.nn.Module) -> Iterator[str]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from vllm_davinci.core.attention.mla.sizes import check_sizes
-from vllm_davinci.core.checkpoint.files import StoredTensor
-from vllm_davinci.core.checkpoint.issues import CheckReport
 from vllm_davinci.core.checkpoint.weight_shapes import weight_shape
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.quantization.description import shortened
+from vllm_davinci.core.weight_files.files import StoredTensor
+from vllm_davinci.core.weight_files.issues import CheckReport
+from vllm_davinci.core.weight_files.layer_names import EXPERT, shortened
 
-VOCABULARY = ("lm_head", "embed_tokens")
-EXPERT = re.compile(r"^(?P<experts>.*\.layers\.\d+\..*experts)\.(?P<number>\d+)\.(?P<part>.+)$")
-_LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.(?P<number>\d+)\.(?P<part>.+)$")
+_LAYER = re.compile(r"^(?P<stack>.*\.)?layers\.(?P<number>\d{1,9})\.(?P<part>.+)$")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out)\.")
 # One is of no use without the other.
@@ -30,7 +29,7 @@ def check_against_config(
 
     Only weights are compared: which scales there are is a matter of each layer's type.
     """
-    text = config.get("text_config") or config
+    text = text_config(config)
     weights = {
         name.removesuffix(".weight"): tensor
         for name, tensor in tensors.items()
@@ -56,6 +55,12 @@ def check_against_config(
     _check_attention(text, report)
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section of config.json that describes the language model."""
+    own = config.get("text_config")
+    return own if isinstance(own, Mapping) else config
+
+
 def _check_layer_count(
     text: Mapping[str, Any], tensors: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
@@ -63,10 +68,8 @@ def _check_layer_count(
     present = {int(match["number"]) for name in tensors if (match := _LAYER.match(name))}
     if not isinstance(num_layers, int) or not present:
         return
-    if absent := sorted(set(range(num_layers)) - present):
-        report.problem(
-            "layers", f"config.json says {num_layers}, and {_listed(absent)} have no tensors"
-        )
+    if absent := _absent(num_layers, present):
+        report.problem("layers", f"config.json says {num_layers}, and {absent} have no tensors")
     if extra := sorted(number for number in present if number >= num_layers):
         report.note("layers", f"{_listed(extra)} lie beyond config.json's {num_layers}")
 
@@ -75,16 +78,17 @@ def _check_experts(
     text: Mapping[str, Any], weights: Mapping[str, StoredTensor], report: CheckReport
 ) -> None:
     keys = ("n_routed_experts", "num_experts", "num_local_experts")
-    num_experts = next((text[key] for key in keys if text.get(key)), None)
+    counts = (text.get(key) for key in keys)
+    num_experts = next((count for count in counts if isinstance(count, int) and count), None)
     parts: dict[str, dict[int, set[str]]] = {}
     for prefix in weights:
         if match := EXPERT.match(prefix):
             by_number = parts.setdefault(match["experts"], {})
             by_number.setdefault(int(match["number"]), set()).add(match["part"])
     for experts, seen in sorted(parts.items()):
-        if num_experts and set(seen) != set(range(num_experts)):
-            absent = sorted(set(range(num_experts)) - set(seen))
-            missing = f"; missing: {_listed(absent)}" if absent else ""
+        absent = _absent(num_experts or 0, set(seen))
+        if num_experts and (absent or len(seen) != num_experts):
+            missing = f"; missing: {absent}" if absent else ""
             report.problem(
                 experts, f"config.json says {num_experts} experts, {len(seen)} are there{missing}"
             )
@@ -142,9 +146,10 @@ def _check_head(
     report: CheckReport,
 ) -> None:
     """Only where config.json says both that there is a head and that it is no other tensor."""
-    architectures = config.get("architectures") or [""]
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else ""
     is_tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
-    if is_tied is not False or not str(architectures[0]).endswith("ForCausalLM"):
+    if is_tied is not False or not str(first).endswith("ForCausalLM"):
         return
     if not any(_HEAD.search(f"{prefix}.") for prefix in weights):
         report.problem(
@@ -166,3 +171,11 @@ def _check_attention(text: Mapping[str, Any], report: CheckReport) -> None:
 
 def _listed(numbers: list[int]) -> str:
     return shortened(map(str, numbers), 8)
+
+
+def _absent(count: int, present: set[int]) -> str:
+    """The numbers below a count that are not there, however large it is; empty without any."""
+    absent = max(count - sum(1 for number in present if number < count), 0)
+    first = islice((number for number in range(count) if number not in present), min(absent, 8))
+    listed = ", ".join(map(str, first))
+    return f"{listed} and {absent - 8} more" if absent > 8 else listed

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.config.load_formats import WITHOUT_FILES
+from vllm_davinci.core.errors import CheckpointError, CoreError
 from vllm_davinci.core.layers.norm import NPURMSNorm
-from vllm_davinci.core.quantization.description import QuantDescription, QuantType, shortened
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.format import Format
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND
+from vllm_davinci.core.quantization.scheme import FLOAT
+from vllm_davinci.core.weight_files.layer_names import shortened
 
 
 def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
@@ -23,6 +28,26 @@ def damaged_files(directory: Path) -> Iterator[tuple[Path, str]]:
                 pass
         except (SafetensorError, OSError) as error:
             yield path, str(error)
+
+
+@contextmanager
+def explained(model: str, quantization: object) -> Iterator[None]:
+    """Loads weights inside; what is raised for a fault of the checkpoint says which.
+
+    model: a directory or a name on the hub
+    Raises CheckpointError instead of what the checkpoint has caused.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise CheckpointError(describe_damage(model, error)) from error
+    except (KeyError, ValueError) as error:
+        if isinstance(error, CoreError) or not isinstance(quantization, AscendQuantizationConfig):
+            raise
+        told = describe_failure(model, quantization.description, error)
+        if told is None:
+            raise
+        raise CheckpointError(told) from error
 
 
 def describe_damage(model: str, cause: Exception) -> str:
@@ -41,9 +66,7 @@ def describe_damage(model: str, cause: Exception) -> str:
     )
 
 
-def describe_failure(
-    model: str, description: QuantDescription, cause: KeyError | ValueError
-) -> str | None:
+def describe_failure(model: str, description: Format, cause: KeyError | ValueError) -> str | None:
     """The message when a model's own loader had no place for a tensor of the checkpoint.
 
     model: a directory or a name on the hub
@@ -60,12 +83,21 @@ def describe_failure(
     told = "has no entry" if entry is None else f"is {entry}"
     return (
         f"{model} has {tensor}, for which the model has no place: {weight} {told} in "
-        f"{description.source}. A layer without an entry is {QuantType.FLOAT.value} and has no "
+        f"{description.source}. A layer without an entry is {FLOAT} and has no "
         f"scales. Copy the description of these weights: {CHECK_COMMAND}."
     )
 
 
-def require_norm_biases(model: torch.nn.Module, description: QuantDescription) -> None:
+def check_loaded(model: torch.nn.Module, quantization: object, load_format: str) -> None:
+    """Logs what a quantized checkpoint lacks; raises CheckpointError where it must not."""
+    if not isinstance(quantization, AscendQuantizationConfig):
+        return
+    quantization.log_missing()
+    if load_format != WITHOUT_FILES:
+        require_norm_biases(model, quantization.description)
+
+
+def require_norm_biases(model: torch.nn.Module, description: Format) -> None:
     """Raises CheckpointError when a norm of this stage got no bias and the description has one."""
     lost = [
         f"{name}.bias"

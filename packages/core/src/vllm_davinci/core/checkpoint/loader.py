@@ -1,4 +1,4 @@
-"""vLLM's loader of safetensors files, which converts formats and leaves no tensor out unsaid."""
+"""vLLM's loader of files, which converts formats and leaves no tensor out unsaid."""
 
 from __future__ import annotations
 
@@ -15,22 +15,13 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.checkpoint.completeness import require_complete
-from vllm_davinci.core.checkpoint.conversion import (
-    Weights,
-    converted,
-    from_block_fp8,
-    require_usable,
-)
-from vllm_davinci.core.checkpoint.files import read_header
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
 from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
-from vllm_davinci.core.quantization.block_fp8 import Block, block_of
-from vllm_davinci.core.quantization.config import NAME, describe
-from vllm_davinci.core.quantization.description import QuantDescription, shortened
-from vllm_davinci.core.quantization.loading import CHECK_COMMAND
-from vllm_davinci.core.quantization.packed_config import PackedWeightsConfig
-from vllm_davinci.core.quantization.packed_weights import PackedFormat
+from vllm_davinci.core.quantization.format import Format, Weights
+from vllm_davinci.core.quantization.loading import CHECK_COMMAND, require_usable
+from vllm_davinci.core.weight_files.files import read_header
+from vllm_davinci.core.weight_files.layer_names import shortened
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -41,16 +32,14 @@ _registered: set[str] = set()
 
 
 class NPUModelLoader(DefaultModelLoader):
-    """The loader behind vLLM's formats `auto`, `hf` and `safetensors` on an NPU."""
+    """The loader behind all of vLLM's formats that read tensors in the host's memory."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(
             replace(load_config, load_format=load_config.load_format.removeprefix(PREFIX))
         )
         self._tracker: LoadTracker | None = None
-        self._description: QuantDescription | None = None
-        self._block: Block | None = None
-        self._packing: PackedFormat | None = None
+        self._format: Format | None = None
         self._stored: str | None = None
         self._streams: list[Generator[tuple[str, torch.Tensor], None, None]] = []
 
@@ -60,19 +49,15 @@ class NPUModelLoader(DefaultModelLoader):
         The message names file and tensor.
         """
         directory = Path(model_config.model)
-        self._description = None
-        hf_config = model_config.hf_config
-        self._block = block_of(getattr(hf_config, "quantization_config", None))
-        quantization = get_current_vllm_config().quant_config
-        is_packed = isinstance(quantization, PackedWeightsConfig)
-        self._packing = quantization.packing if is_packed else None
-        if model_config.quantization == NAME:
-            self._description = describe(model_config.model, model_config.revision, hf_config)
-        is_checked = (self._packing or self._description) and directory.is_dir()
-        if is_checked and (problems := check_checkpoint(directory).problems()):
-            raise CheckpointError(
-                f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
-            )
+        # Read once per engine, by its quantization configuration.
+        self._format = getattr(get_current_vllm_config().quant_config, "format", None)
+        # A format that describes no layers raises while it converts.
+        if self._format is not None and self._format.types and directory.is_dir():
+            problems = check_checkpoint(directory, self._format).problems()
+            if problems:
+                raise CheckpointError(
+                    f"{directory} does not load. {shortened(problems)}. {CHECK_COMMAND}."
+                )
         tracker = self._tracker = LoadTracker(model)
         try:
             super().load_weights(model, model_config)
@@ -96,19 +81,14 @@ class NPUModelLoader(DefaultModelLoader):
         self._require_complete(tracker, model)
 
     def _require_complete(self, tracker: LoadTracker, model: torch.nn.Module) -> None:
-        require_complete(tracker, model, get_current_vllm_config(), self._description)
+        require_complete(tracker, model, get_current_vllm_config(), self._format)
 
     def get_all_weights(
         self, model_config: ModelConfig, model: torch.nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         weights: Weights = self._checked(super().get_all_weights(model_config, model))
-        if self._block is not None:
-            types = {} if self._description is None else self._description.types
-            weights = from_block_fp8(weights, self._block, model_config.dtype, types)
-        elif self._packing is not None:
-            weights = self._packing.converted(weights)
-        elif self._description is not None:
-            weights = converted(weights, self._description)
+        if self._format is not None:
+            weights = self._format.converted(weights, model_config.dtype)
         if self._tracker is not None:
             weights = self._tracker.watch(weights)
             self._streams.append(weights)

@@ -1,48 +1,29 @@
 """Fused operators: one call for a whole stage, where an installed package has it.
 
-A layer asks `fused_op(name)` and composes torch_npu's operators when the answer is None. Both ways
-launch the same work in the same order, so results are equal bit for bit. So does the loader for
-its work on the host (`block_fp8_*`).
+A layer asks `fused_op(name)`, calls the answer by keyword, and composes torch_npu's operators when
+it is None. Both ways launch the same work in the same order, so results are equal bit for bit. So
+does the loader for its work on the host (`block_fp8_*`). `compiled_operators` has the types.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from vllm_davinci.core import components
+from vllm_davinci.core.components.compiled_operators import FUSED_OPS, CompiledOperators
 from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
-
-# Those that layers know how to use; the arguments are those of vllm_davinci.kernels.reference.
-FUSED_OPS = (
-    "add_rms_norm",
-    "add_rms_norm_dynamic_quant",
-    "add_rms_norm_quant",
-    "attention_groups",
-    "block_fp8_floats",
-    "block_fp8_integers",
-    "copy_kv_blocks",
-    "experts",
-    "experts_w8a8",
-    "mla_decode_attention",
-    "mla_preprocess",
-    "mla_preprocess_w8a8",
-    "paged_attention",
-    "prefill_attention",
-    "rms_norm",
-    "rotary_embedding",
-    "routed_experts",
-    "routed_experts_w8a8",
-    "vocab_parallel_embedding",
-)
 
 # Name -> function. Empty until a worker has its device, and in processes without one.
 _fused_ops: dict[str, Callable[..., Any]] = {}
 
 
-def fused_op(name: str) -> Callable[..., Any] | None:
+def _fused_op(name: str) -> Any:
     """The fused operator of that name, or None when torch_npu's are to be composed."""
     return _fused_ops.get(name)
+
+
+fused_op: CompiledOperators = _fused_op
 
 
 def choose_fused_ops(is_enabled: bool) -> None:

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 T = TypeVar("T")
-C = TypeVar("C")
 
 
 # Version of the protocols below. A provider states the one it was written for.
@@ -56,14 +55,17 @@ class DeviceProvider(Protocol):
     def computes(self) -> bool:
         """Whether operators compute; otherwise all that the host reads is zero."""
 
+    def limit_host_waits(self, seconds: float) -> None:
+        """Longest wait of the host for it, here and in processes that start, unless one is set."""
+
     def is_traced(self) -> bool:
-        """Whether it writes down which task runs when on which stream."""
+        """Whether it writes a trace of its tasks, with their streams and times."""
 
     def name_stream(self, handle: int, name: str) -> None:
-        """In that trace, the stream with this native handle has this name."""
+        """Names the stream with this native handle in that trace."""
 
     def label_launches(self, label: str) -> None:
-        """In that trace, tasks launched from now on carry this label; "" ends it."""
+        """Labels tasks that are launched from now on in that trace; "" ends the label."""
 
 
 class UBatch(Protocol):
@@ -98,6 +100,8 @@ class Decision(Protocol):
     def reason(self) -> Enum: ...
     @property
     def split(self) -> Split | None: ...
+    def withdrawn(self, reason: str) -> "Decision":
+        """The decision to keep the step whole, for a reason that the caller has found."""
 
 
 class StepFacts(Protocol):
@@ -112,16 +116,9 @@ class StepFacts(Protocol):
 
 
 class SplitPolicy(Protocol):
-    """Decides for each step whether to split it, and counts the reasons."""
+    """Decides for each step whether to split it, from the step's facts alone."""
 
-    @property
-    def counters(self) -> Mapping[Any, int]: ...
     def decide(self, step: Any) -> Decision: ...
-    def answer(self, step: Any) -> Decision:
-        """The decision for a step that does not run now; counts nothing."""
-
-    def veto(self, decision: Any) -> Decision:
-        """Takes back a split because another DP rank does not split."""
 
 
 class Interleave(Protocol):
@@ -154,8 +151,8 @@ class Fork(Protocol):
 class StreamScheduler(Protocol):
     """Ubatches and side streams. One object per process.
 
-    What these functions ask of streams and memory is said where they are defined, in
-    vllm-davinci-multistream, under the same names.
+    The functions of the same names in vllm-davinci-multistream say what they ask of streams and
+    memory.
     """
 
     api_version: int
@@ -181,10 +178,13 @@ class StreamScheduler(Protocol):
     def name_streams(self, name: Callable[[int, str], None]) -> None:
         """Calls `name` with native handle and role of each stream created from now on."""
 
-    # Switching points: inside a ubatch the others compute while these communicate.
-    def communicate(self, launch: Callable[[], T]) -> T: ...
-    def collective(self, begin: Callable[[], Any]) -> None: ...
-    def deferred(self, launch: Callable[[], T]) -> T: ...
-    def exchange(self, work: Callable[[], T]) -> T: ...
-    def sized_exchange(self, count: Callable[[], C], move: Callable[[C], T]) -> T: ...
+    def communicate(
+        self,
+        launch: Callable[[], Any],
+        on: Literal["communication", "exchange", "library"] = "communication",
+        then: Callable[[Any], Any] | None = None,
+        waits: bool = True,
+    ) -> Any:
+        """Communicates; inside a ubatch, the others compute meanwhile."""
+
     def current_ubatch(self) -> int | None: ...

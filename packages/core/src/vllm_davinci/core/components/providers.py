@@ -1,4 +1,4 @@
-"""Roles that optional packages fill, and how core finds them: entry points, never imports."""
+"""Finds the packages that fill core's optional roles: by entry points, never by imports."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class Role:
-    """A group of entry points, and what core does without it."""
+    """A group of entry points, and a clause that says what core does without it."""
 
     group: str
     protocol: type
@@ -109,6 +109,13 @@ def can_fork() -> bool:
 def device_computes() -> bool:
     """False on a device that only models time, from which the host reads zeros."""
     return all(provider.computes() for provider in find(DEVICES).values() if provider.is_active())
+
+
+def limit_host_waits(seconds: float) -> None:
+    """The longest wait of the host for such a device, where nobody has set one."""
+    for provider in find(DEVICES).values():
+        if provider.is_active():
+            provider.limit_host_waits(seconds)
 
 
 def traced_device() -> DeviceProvider | None:

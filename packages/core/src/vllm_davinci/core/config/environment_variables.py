@@ -1,110 +1,209 @@
-"""Environment variables that core reads, each with meaning and default. There are few on purpose.
+"""Environment variables that core reads. There are few on purpose.
 
-Options belong in `--additional-config`. The names below exist because people's scripts carry them
-from earlier Ascend plugins: each is served or reported, none is passed over in silence. One is of
-HCCL, which takes memory that core accounts for.
+Options belong in `--additional-config`. The variables of other Ascend plugins are here because
+people's scripts carry them: each says what becomes of it, and none is passed over in silence. One
+is HCCL's, which takes memory that core accounts for, and one is that of torch_npu's allocator.
 """
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
-from vllm_davinci.core.errors import RELEASE, ConfigurationError
+from vllm_davinci.core.config.row import Means, NoEffect, Row, Works
+from vllm_davinci.core.config.setting import Setting, Source
+from vllm_davinci.core.errors import ConfigurationError
 
+DUAL_BATCH = Means("dbo.enabled", True)
+NOT_PRESENT = NoEffect("this release does not have it")
 
-@dataclass(frozen=True)
-class EnvironmentVariable:
-    """One variable.
-
-    name:    as the shell spells it
-    default: the value that asks for nothing
-    meaning: what it asks for
-    """
-
-    name: str
-    default: str
-    meaning: str
-
-
-# Served: 1 is dbo.enabled (core.config.dbo).
-OVERLAP_REQUESTS: tuple[EnvironmentVariable, ...] = (
-    EnvironmentVariable("VLLM_ASCEND_ENABLE_DBO", "0", "dual-batch overlap"),
-    EnvironmentVariable("VLLM_ENABLE_DBO", "0", "dual-batch overlap, in its early spelling"),
-)
-
-# Served: 1 is this value of moe_communication (core.fused_moe.options).
-EXCHANGE_REQUESTS: dict[str, EnvironmentVariable] = {
-    "all_gather": EnvironmentVariable(
-        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP", "0", "all-gather expert parallelism"
+# Source: vllm-ascend's envs.py, 0.7 to 0.13.
+OTHER_VARIABLES: tuple[Row, ...] = (
+    Row("VLLM_ASCEND_ENABLE_DBO", bool, "0", "Dual-batch overlap.", DUAL_BATCH),
+    Row("VLLM_ENABLE_DBO", bool, "0", "Dual-batch overlap, in its early spelling.", DUAL_BATCH),
+    Row(
+        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP",
+        bool,
+        "0",
+        "All-gather expert parallelism.",
+        Means("moe_communication", "all_gather"),
     ),
-    "all_to_all": EnvironmentVariable(
-        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ", "0", "the sequence all-to-all dispatcher"
+    Row(
+        "VLLM_ASCEND_ENABLE_MOE_ALL2ALL_SEQ",
+        bool,
+        "0",
+        "The sequence all-to-all dispatcher.",
+        Means("moe_communication", "all_to_all"),
     ),
-    "fused": EnvironmentVariable("VLLM_ENABLE_MC2", "0", "fused dispatch and combine of experts"),
-}
-
-# Without effect, which is reported.
-INHERITED: tuple[EnvironmentVariable, ...] = (
-    EnvironmentVariable("VLLM_ASCEND_TRACE_RECOMPILES", "0", "a log of graph recompilations"),
-    EnvironmentVariable(
-        "VLLM_ASCEND_MODEL_EXECUTE_TIME_OBSERVE", "0", "a log of the time of each stage"
+    Row(
+        "VLLM_ENABLE_MC2",
+        bool,
+        "0",
+        "Fused dispatch and combine of experts.",
+        Means("moe_communication", "fused"),
     ),
-    EnvironmentVariable(
+    Row(
+        "VLLM_ASCEND_TRACE_RECOMPILES",
+        bool,
+        "0",
+        "A log of graph recompilations.",
+        NoEffect("nothing is compiled"),
+    ),
+    Row(
+        "VLLM_ASCEND_MODEL_EXECUTE_TIME_OBSERVE",
+        bool,
+        "0",
+        "A log of the time of each stage.",
+        NoEffect("profiles and timelines have these times"),
+    ),
+    Row(
         "VLLM_ASCEND_KV_CACHE_MEGABYTES_FLOATING_TOLERANCE",
+        int,
         "64",
-        "a tolerance, in MB, for cached KV sizes of graph mode",
+        "Tolerance, in MB, for cached KV sizes of graph mode.",
+        NoEffect("vLLM's startup plan compares them"),
     ),
-    EnvironmentVariable(
-        "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION", "0", "a faster top-k and top-p"
+    Row(
+        "VLLM_ASCEND_ENABLE_TOPK_TOPP_OPTIMIZATION",
+        bool,
+        "0",
+        "A faster top-k and top-p.",
+        NoEffect("the sampler chooses its operators by itself"),
+    ),
+    Row(
+        "VLLM_ASCEND_ENABLE_MLAPO",
+        bool,
+        "1",
+        "One fused operator before the attention of MLA.",
+        NoEffect("enable_compiled_operators decides which operators are used"),
+    ),
+    Row(
+        "VLLM_ASCEND_MLA_PA",
+        bool,
+        "0",
+        "Paged attention's operator for MLA.",
+        NoEffect("MLA has one attention operator"),
+    ),
+    Row(
+        "VLLM_ASCEND_ENABLE_NZ",
+        int,
+        "1",
+        "Which weights are cast to the NZ layout.",
+        NoEffect("enable_weight_nz_layout decides it"),
+    ),
+    Row(
+        "VLLM_ASCEND_ENABLE_FLASHCOMM1",
+        bool,
+        "0",
+        "Reduce-scatters and all-gathers instead of all-reduces.",
+        NoEffect("sequence_parallel decides it"),
+    ),
+    *(
+        Row(name, type_, default, meaning, NOT_PRESENT)
+        for name, type_, default, meaning in (
+            (
+                "VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE",
+                int,
+                "0",
+                "A tensor parallel size of attention's last product.",
+            ),
+            (
+                "VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE",
+                bool,
+                "0",
+                "Row-parallel products fused with their all-reduces.",
+            ),
+            ("VLLM_ASCEND_ENABLE_FUSED_MC2", int, "0", "Experts fused with dispatch and combine."),
+            ("VLLM_ASCEND_BALANCE_SCHEDULING", bool, "0", "Prompts balanced over DP ranks."),
+            ("VLLM_ASCEND_ENABLE_CONTEXT_PARALLEL", bool, "0", "Prompts divided among ranks."),
+            (
+                "VLLM_ASCEND_FUSION_OP_TRANSPOSE_KV_CACHE_BY_BLOCK",
+                bool,
+                "1",
+                "One operator that transposes transferred blocks of the KV cache.",
+            ),
+            ("VLLM_ASCEND_LLMDD_RPC_IP", str, "0.0.0.0", "Address of a KV transfer's server."),
+            ("VLLM_LLMDD_RPC_PORT", int, "5557", "Port of a KV transfer's server."),
+            ("DYNAMIC_EPLB", bool, "false", "Experts balanced while serving."),
+        )
+    ),
+    Row(
+        "VLLM_VERSION",
+        str,
+        "",
+        "The version that a vLLM built from its sources stands for.",
+        NoEffect("each release is for the vLLM that its requirements name"),
     ),
 )
-
 
 # Source: HCCL's documentation, environment variables.
-HCCL_BUFFER = EnvironmentVariable(
+HCCL_BUFFER = Row(
     "HCCL_BUFFSIZE",
+    int,
     "200",
-    "MiB of the buffer of each group of ranks, which takes twice that of device memory",
+    "Size of the buffer of each group of ranks, in MiB, at least 1. A group takes twice that of "
+    "device memory.",
+    Works(),
+)
+
+# Source: HCCL's documentation, environment variables.
+HCCL_LIMIT = Row(
+    "HCCL_EXEC_TIMEOUT",
+    int,
+    "three fifths of vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300)",
+    "Longest wait of a collective for a late rank, in seconds.",
+    Works(),
+)
+
+FAULT_REPORT = Row(
+    "DAVINCI_FAULT_REPORT",
+    str,
+    "one that the server names",
+    "File in which the rank that ends an engine leaves the cause, which the server gives to its "
+    "clients.",
+    Works(),
+)
+
+# Source: torch_npu's documentation of its allocator.
+ALLOCATOR = Row(
+    "PYTORCH_NPU_ALLOC_CONF",
+    str,
+    "expandable_segments:True",
+    "Settings of torch's allocator of device memory, which torch_npu reads. Segments are "
+    "expandable unless it says otherwise.",
+    Works(),
 )
 
 
 def hccl_buffer_mib(environ: Mapping[str, str] = os.environ) -> int:
-    """Of each group that has no size of its own. Raises ConfigurationError for what is no size."""
-    text = environ.get(HCCL_BUFFER.name) or HCCL_BUFFER.default
+    """The size for groups without one of their own. Raises ConfigurationError for no size."""
+    text = environ.get(HCCL_BUFFER.key) or HCCL_BUFFER.default
     if not (text.isascii() and text.isdecimal() and int(text) >= 1):
         raise ConfigurationError(
-            f"Environment variable {HCCL_BUFFER.name}={text!r} is not valid. It is a number of "
-            f"MiB, at least 1, {HCCL_BUFFER.default} where it is not set: {HCCL_BUFFER.meaning}."
+            f"Environment variable {HCCL_BUFFER.key}={text!r} is not valid: expected a number of "
+            f"MiB, at least 1. Its default is {HCCL_BUFFER.default}."
         )
     return int(text)
 
 
-def check_inherited(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Notes about variables that are set and have no effect."""
-    return [
-        f"{variable.name}={environ[variable.name]} has no effect in {RELEASE}: it asks for "
-        f"{variable.meaning}."
-        for variable in INHERITED
-        if environ.get(variable.name, variable.default) not in ("", variable.default)
-    ]
+def variables_without_effect(environ: Mapping[str, str] = os.environ) -> Iterator[Setting]:
+    """Variables of other plugins that are set and do nothing here."""
+    for row in OTHER_VARIABLES:
+        value = environ.get(row.key, "")
+        if isinstance(row.fate, NoEffect) and value not in ("", row.default):
+            yield Setting(row.key, value, Source.VARIABLE, row.fate.told())
 
 
 def unknown_variables(vllms: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """What to say of each variable that begins as vLLM's do and is neither vLLM's nor one above.
+    """Sentences about variables that begin as vLLM's do and are neither vLLM's nor one above.
 
     vllms: names of vLLM's
     """
-    known = {*vllms, *(each.name for each in _inherited_variables())}
+    known = {*vllms, *(row.key for row in OTHER_VARIABLES)}
     return [
         f"Unknown environment variable {name}{_nearest(name, known)}"
         for name in sorted(environ)
         if name.startswith("VLLM_") and name not in known
     ]
-
-
-def _inherited_variables() -> tuple[EnvironmentVariable, ...]:
-    return (*OVERLAP_REQUESTS, *EXCHANGE_REQUESTS.values(), *INHERITED)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

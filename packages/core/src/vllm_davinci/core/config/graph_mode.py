@@ -1,18 +1,18 @@
-"""Graph mode: which steps of an engine replay captured graphs, in which sizes, and why."""
+"""Graph mode: the steps of an engine that replay captured graphs, their sizes, and the reasons."""
 
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.graph_sizes import Sizes, doubling_sizes, graph_batch_sizes
-from vllm_davinci.core.config.origins import Change
+from vllm_davinci.core.config.options import GRAPHS
 from vllm_davinci.core.config.parsing import get_config, is_resolved
+from vllm_davinci.core.config.setting import Setting, Source, shown
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-ENABLED = "torchair_graph_config.enabled"
 SIZES = "torchair_graph_config.graph_batch_sizes"
 
 NO_PIECES = (
@@ -42,11 +42,11 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
         if is_eager:
             raise ConfigurationError(
                 "can't enable graph mode and eager mode at the same time: additional_config sets "
-                f"{ENABLED}, and --enforce-eager is given. Remove one of the two."
+                f"{GRAPHS}, and --enforce-eager is given. Remove one of the two."
             )
         if compilation.cudagraph_mode == CUDAGraphMode.NONE:
             raise ConfigurationError(
-                f"additional_config sets {ENABLED}, and -cc.cudagraph_mode is NONE. Remove one of "
+                f"additional_config sets {GRAPHS}, and -cc.cudagraph_mode is NONE. Remove one of "
                 "the two."
             )
         if asked.graph_batch_sizes and compilation.cudagraph_capture_sizes is not None:
@@ -72,7 +72,7 @@ def reason_against_graphs(
 ) -> str | None:
     """Why graph mode is off unless it is asked for; None where it pays.
 
-    It pays where launches keep a device waiting. On a virtual NPU too, which computes on the
+    It pays where launches keep a device waiting, and on a virtual NPU, which computes on the
     processor that the launches take.
     """
     model = vllm_config.model_config
@@ -86,7 +86,7 @@ def reason_against_graphs(
 
 
 def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
-    """Sizes for an engine whose user gives none to vLLM, in tokens."""
+    """Sizes in tokens, for an engine whose user gives vLLM none."""
     asked = get_config(vllm_config).torchair_graph_config
     scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
     query_len = 1 + vllm_config.num_speculative_tokens
@@ -112,24 +112,17 @@ def chosen_sizes(vllm_config: "VllmConfig") -> Sizes:
 
 
 def graph_mode_notes(vllm_config: "VllmConfig") -> list[str]:
-    """Notes on options of graph mode that do otherwise than they seem to. Needs the model."""
+    """Notes on sizes of graphs that are not used as they were given. Needs the model."""
     asked = get_config(vllm_config).torchair_graph_config
     if not asked.enabled:
         return []
-    notes = chosen_sizes(vllm_config).notes
-    if asked.use_cached_graph and not asked.use_cached_kv_cache_bytes:
-        notes.append(
-            "torchair_graph_config.use_cached_graph has no effect by itself: graphs are captured "
-            "at every start, and none is stored; use_cached_kv_cache_bytes keeps the size of the "
-            "KV cache"
-        )
-    return notes
+    return chosen_sizes(vllm_config).notes
 
 
 def settle_graph_mode(
     vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
-) -> list[Change]:
-    """Brings vLLM's graph mode to what this release has. Returns the change. Idempotent.
+) -> list[Setting]:
+    """Brings vLLM's graph mode to what this release has. Returns the setting. Idempotent.
 
     Raises ConfigurationError for settings of torch_npu with which nothing can be captured.
     """
@@ -150,7 +143,8 @@ def settle_graph_mode(
     if wanted == mode:
         return []
     compilation.cudagraph_mode = wanted
-    return [Change("cudagraph_mode", mode, wanted, reason)]
+    reason = f"instead of {shown(mode)}: {reason}"
+    return [Setting("cudagraph_mode", wanted, Source.RELEASE, reason)]
 
 
 # Variables of torch_npu -> the value with which nothing can be captured, and why.

@@ -1,4 +1,4 @@
-"""Sizes of captured steps, in tokens: which ones a configuration stands for."""
+"""Sizes of captured steps, in tokens, that a configuration stands for."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from vllm_davinci.core.errors import ConfigurationError
 
 
 class Sizes(NamedTuple):
-    """Ascending sizes, and what to tell the user about them."""
+    """Ascending sizes, and sentences about them for the user."""
 
     sizes: list[int]
     notes: list[str]
@@ -34,8 +34,8 @@ def graph_batch_sizes(
 ) -> Sizes:
     """The sizes of torchair_graph_config.
 
-    asked:        requests per step, in any order; none: one, and as many as there may be
-    doubling:     derive them instead: from max(4, tp_size) on
+    asked:        requests per step, in any order; an empty list stands for 1 and max_num_seqs
+    doubling:     whether sizes are derived instead, by doubling from max(4, tp_size)
     query_len:    tokens of a decode: more than one with speculation
     rounds_to_tp: sizes are multiples of tp_size, as experts' rows are sliced over TP ranks, but for
                   the largest step
@@ -79,7 +79,7 @@ def graph_batch_sizes(
 
 
 def sample_evenly(sizes: Iterable[int], count: int) -> list[int]:
-    """`count` of ascending sizes, 1 or more, with the last and, of two or more, the first."""
+    """`count` of the sizes, ascending: always the last, and with two or more the first."""
     given = sorted(sizes)
     if count >= len(given):
         return given

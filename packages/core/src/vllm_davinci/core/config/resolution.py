@@ -2,24 +2,26 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from vllm_davinci.core.config.aliases import key_in_use, older_keys
-from vllm_davinci.core.config.dbo import gather_requests
+from vllm_davinci.core.config.environment_variables import variables_without_effect
+from vllm_davinci.core.config.given import given_options
 from vllm_davinci.core.config.options import DavinciConfig
-from vllm_davinci.core.config.origins import NO_REQUESTS, Change, Origin, Requests, Source
+from vllm_davinci.core.config.overlap import chosen_by_preset, with_settings
 from vllm_davinci.core.config.parsing import (
     KEYS_OF_VLLM,
     ResolvedOptions,
-    given_options,
-    parse_config,
+    flat,
+    keys_given,
+    validated,
 )
-from vllm_davinci.core.config.schedule import Choice, chosen_by_schedule, with_choices
+from vllm_davinci.core.config.requests import serve_requests
 from vllm_davinci.core.config.sequence_parallel import (
     ENABLED,
     check_sequence_parallel,
     reason_against_sequence_parallel,
 )
+from vllm_davinci.core.config.setting import Setting, Source
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,74 +30,58 @@ if TYPE_CHECKING:
 class Resolution(NamedTuple):
     """The options of one engine.
 
-    requested: by flags, variables and options, and by the schedule for those that are not given
+    requested: by flags, variables and options, and by the preset for those that are not given
     config:    the same, without what this engine cannot do: what layers and models read
     warnings:  for the user, about what has another effect than it seems to
-    choices:   of the schedule, each with its reason
+    choices:   of `overlap = 'auto'`, each with its reason
     """
 
     requested: DavinciConfig
     config: DavinciConfig
     warnings: list[str]
-    choices: list[str]
+    choices: list[Setting]
 
 
-def resolve(
-    vllm_config: "VllmConfig",
-    environ: Mapping[str, str] = os.environ,
-    earlier: Requests = NO_REQUESTS,
-) -> Resolution:
+def resolve(vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ) -> Resolution:
     """Resolves an engine's options and leaves them where `get_config` finds them. Idempotent.
 
-    earlier: what other folders have moved into `additional_config` before
     Raises ConfigurationError for what is unknown, ill-typed, contradictory, not in this release,
     or asked for by itself and impossible on this engine.
     """
     asked_for = vllm_config.additional_config
-    warnings = [
-        *earlier.notes,
-        *(f"additional_config key {key!r} {what}" for key, what in older_keys(asked_for).items()),
-    ]
-    gathered = gather_requests(vllm_config, environ)
-    warnings += gathered.notes
-    requested = parse_config(vllm_config.additional_config)
-    origins = {
-        key: Origin(Source.ADDITIONAL_CONFIG, _spelling(asked_for, key))
-        for key in given_options(requested)
-    }
-    origins |= earlier.origins | gathered.origins
+    if isinstance(asked_for, ResolvedOptions):
+        return Resolution(asked_for.config, asked_for.config, [], [])
+    given = given_options(asked_for)
+    requests = serve_requests(given, vllm_config.parallel_config, environ)
+    requested = validated(requests.given)
+    unused = list(variables_without_effect(environ))
     against = reason_against_sequence_parallel(vllm_config)
-    warnings += check_sequence_parallel(requested, against)
-    choices = chosen_by_schedule(vllm_config, requested, against)
-    requested = with_choices(requested, choices)
-    origins |= {choice.key: _origin_of(choice, requested) for choice in choices}
+    warnings = [
+        *given.notes(),
+        *requests.notes,
+        *(f"{each.key}={each.value} {each.reason}." for each in unused),
+        *check_sequence_parallel(requested, against),
+    ]
+    values = dict(flat(requested))
+    settings = [
+        Setting(key, values[key], Source.ADDITIONAL_CONFIG, _spelled(given.spelling, key))
+        for key in keys_given(requested)
+    ]
+    settings += [*requests.settings, *given.without_effect, *unused]
+    choices = chosen_by_preset(vllm_config, requested, against)
+    requested = with_settings(requested, choices)
+    settings += choices
     config = requested
     if against is not None:
-        config = with_choices(requested, [Choice(ENABLED, False, against)])
-        origins[ENABLED] = Origin(Source.MODEL, against)
-    earlier_changes: list[Change] = []
-    if isinstance(asked_for, ResolvedOptions):  # flags and variables have been moved before
-        origins, earlier_changes = dict(asked_for.origins), asked_for.changes
-    of_vllm = {
-        key: value
-        for key, value in (vllm_config.additional_config or {}).items()
-        if key in KEYS_OF_VLLM
-    }
+        impossible = Setting(ENABLED, False, Source.MODEL, against)
+        config = with_settings(requested, [impossible])
+        settings.append(impossible)
+    of_vllm = {key: value for key, value in given.options.items() if key in KEYS_OF_VLLM}
     asked = requested.model_dump(mode="json", exclude_unset=True)
-    resolved = ResolvedOptions({**of_vllm, **asked}, config, origins)
-    resolved.changes += earlier_changes
-    vllm_config.additional_config = resolved
-    told = [choice.told() for choice in choices if choice.reason]
-    return Resolution(requested, config, warnings, told)
+    vllm_config.additional_config = ResolvedOptions({**of_vllm, **asked}, config, settings)
+    is_auto = requested.overlap == "auto"
+    return Resolution(requested, config, warnings, choices if is_auto else [])
 
 
-def _spelling(additional_config: Any, key: str) -> str:
-    """The key as the user wrote it, where that differs."""
-    used = key_in_use(additional_config or {}, key)
-    return "" if used == key else f"as {used}"
-
-
-def _origin_of(choice: Choice, config: DavinciConfig) -> Origin:
-    if config.overlap == "auto":
-        return Origin(Source.MODEL, f"overlap = 'auto': {choice.reason}")
-    return Origin(Source.ADDITIONAL_CONFIG, f"overlap = {config.overlap!r}")
+def _spelled(spelling: Mapping[str, str], key: str) -> str:
+    return f"as {spelling[key]}" if key in spelling else ""

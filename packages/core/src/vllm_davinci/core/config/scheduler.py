@@ -1,11 +1,11 @@
-"""ascend_scheduler_config: which scheduler an engine has, and vLLM's options that it changes."""
+"""The section ascend_scheduler_config: an engine's scheduler, and vLLM's options that change."""
 
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from vllm_davinci.core.config.origins import Change
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SCHEDULERS = {
 # Share of the KV cache's blocks that stays free when prompts are admitted: the default of the
 # established plugin's scheduler. vLLM's is 0.
 WATERMARK = 0.01
-# Of vLLM's SchedulerConfig: what no option may set, because the model or the scheduler decides.
+# Fields of vLLM's SchedulerConfig that no option sets, because the model or the scheduler decides.
 NOT_FOR_USERS = (
     "scheduler_cls",
     "runner_type",
@@ -37,8 +37,8 @@ def is_prefill_first(vllm_config: "VllmConfig") -> bool:
 def override_scheduler_fields(vllm_config: "VllmConfig") -> None:
     """Gives vLLM's SchedulerConfig the values of ascend_scheduler_config.
 
-    Called before vLLM derives anything of them. Raises ConfigurationError for a value that a field
-    does not take, and for what a prefill-first scheduler cannot do.
+    Called before vLLM derives anything from them. Raises ConfigurationError for a value that a
+    field does not take, and for features that a prefill-first scheduler does not have.
     """
     asked = get_config(vllm_config).ascend_scheduler_config
     if not asked.enabled:
@@ -95,13 +95,14 @@ def _refuse_what_is_not_prefill_first(vllm_config: "VllmConfig") -> None:
         )
 
 
-def settle_scheduler(vllm_config: "VllmConfig") -> list[Change]:
-    """Names the scheduler's class for vLLM. Returns the change. Idempotent."""
+def settle_scheduler(vllm_config: "VllmConfig") -> list[Setting]:
+    """Names the scheduler's class for vLLM. Returns the setting. Idempotent."""
     scheduler = vllm_config.scheduler_config
     if not is_prefill_first(vllm_config):
         return []
     name = SCHEDULERS[bool(scheduler.async_scheduling)]
     if scheduler.scheduler_cls == name:
         return []
-    before, scheduler.scheduler_cls = scheduler.scheduler_cls, name
-    return [Change("scheduler_cls", before, name, f"{SECTION}.enabled: prompts first and whole")]
+    scheduler.scheduler_cls = name
+    reason = f"{SECTION}.enabled: prompts first and whole"
+    return [Setting("scheduler_cls", name, Source.ADDITIONAL_CONFIG, reason)]

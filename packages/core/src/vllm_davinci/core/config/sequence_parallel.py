@@ -13,7 +13,7 @@ ENABLED = "sequence_parallel.enabled"
 
 
 def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
-    """Why an engine cannot run it, a clause that follows "because"; None if it can."""
+    """The reason why an engine cannot run it, as a clause after "because"; None if it can."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.tensor_parallel_size == 1:
         return "there is one tensor-parallel rank"
@@ -37,7 +37,7 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
 def check_sequence_parallel(config: DavinciConfig, against: str | None) -> list[str]:
     """Warnings about options that do nothing on this engine.
 
-    against: why it cannot run sequence parallel, or None
+    against: the reason why it cannot run sequence parallel, or None
     Raises ConfigurationError when `enabled` was asked for by itself and cannot be had.
     """
     options = config.sequence_parallel

@@ -1,4 +1,4 @@
-"""Side streams inside layers: whether this engine uses them, and with what."""
+"""Side streams inside layers: whether this engine uses them, and which scheduler runs them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,9 @@
-"""Refused by this release: options of vLLM's and kinds of model that it cannot serve yet."""
+"""Options of vLLM and kinds of model that this release refuses, because it cannot serve them."""
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -9,10 +11,12 @@ if TYPE_CHECKING:
 
 
 def refuse_unavailable(vllm_config: "VllmConfig") -> None:
-    """Raises ConfigurationError for vLLM's own options that this release cannot serve."""
+    """Raises ConfigurationError for options that this release cannot serve on this engine."""
     parallel = vllm_config.parallel_config
+    _refuse_other_head_sizes(get_config(vllm_config).lmhead_tp_size, parallel.tensor_parallel_size)
     offload = vllm_config.offload_config
     model = vllm_config.model_config
+    load_format = str(vllm_config.load_config.load_format)
     dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
     refused = {
         "expert balancing (--enable-eplb)": parallel.enable_eplb,
@@ -36,9 +40,11 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "the experts of each token (--enable-return-routed-experts)": (
             vllm_config.aux_output_config.enabled
         ),
-        "weights of another process (--load-format ipc_cache)": (
-            vllm_config.load_config.load_format == "ipc_cache"
-        ),
+        f"weights that are neither converted nor checked (--load-format {load_format}; "
+        f"{', '.join((*REPLACED, WITHOUT_FILES))} are)": not is_served(load_format),
+        "recovery from a fault (--enable-fault-tolerance): the other ranks would have to go on "
+        "without the one that failed, which HCCL's collectives cannot; one rank's error ends the "
+        "engine": parallel.enable_fault_tolerance,
         "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
         f'{" and ".join(_foreign_profilers(vllm_config))} (--profiler-config; "torch" is, with the '
         "activities CPU and PrivateUse1)": bool(_foreign_profilers(vllm_config)),
@@ -52,8 +58,17 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         )
 
 
+def _refuse_other_head_sizes(asked: int, tp_size: int) -> None:
+    if asked not in (-1, tp_size):
+        raise ConfigurationError(
+            f"not available in {RELEASE}: additional_config key 'lmhead_tp_size' = {asked}; the LM "
+            f"head is divided as the other layers are, among {tp_size} ranks "
+            f"(--tensor-parallel-size). Use -1 or {tp_size}."
+        )
+
+
 def _foreign_profilers(vllm_config: "VllmConfig") -> list[str]:
-    """What of the profiler's settings asks for another vendor's devices."""
+    """Settings of the profiler that ask for another vendor's devices."""
     asked = vllm_config.profiler_config
     activities = asked.torch_profiler_activities or ()
     return [

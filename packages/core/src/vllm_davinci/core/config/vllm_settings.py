@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from vllm_davinci.core import components
 from vllm_davinci.core.config.graph_mode import settle_graph_mode
 from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
-from vllm_davinci.core.config.origins import Change
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.setting import Setting, Source, shown
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
@@ -35,17 +35,18 @@ def choose_model_runner(environment: MutableMapping[str, str]) -> bool:
     return bool(HAS_TRITON)
 
 
-def set_for_npu(vllm_config: "VllmConfig") -> list[Change]:
-    """Sets what the NPU needs. Returns the values that it changed, with the reasons."""
+def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
+    """Sets the values that the NPU needs. Returns those that it changed, with the reasons."""
     from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
-    changes: list[Change] = []
+    changes: list[Setting] = []
 
     def change(holder: Any, name: str, value: Any, reason: str) -> None:
         old = getattr(holder, name)
         if old != value:
             setattr(holder, name, value)
-            changes.append(Change(name, old, value, reason))
+            replaced = f"instead of {shown(old)}: {reason}"
+            changes.append(Setting(name, value, Source.RELEASE, replaced))
 
     parallel = vllm_config.parallel_config
     if parallel.worker_cls == "auto":

@@ -52,7 +52,7 @@ def check_vector_cores(option: str, vector_cores: int | None) -> None:
 
 
 class _Limit(AbstractContextManager[None]):
-    """Of the current stream. torch_npu empties its task queue before it changes one.
+    """Limits the cores of the current stream. torch_npu empties its task queue before a change.
 
     torch_npu tells CANN whose limits hold in a thread when the thread turns to another stream, but
     not when it comes back from a collective, which has told CANN of its own: so this tells, too.

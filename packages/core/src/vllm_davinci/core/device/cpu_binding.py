@@ -7,11 +7,14 @@ from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
 
+# torch_npu's own variable for binding threads to cores.
+CPU_AFFINITY = "CPU_AFFINITY_CONF"
+
 
 def share_of_cores(cores: Collection[int], rank: int, count: int) -> list[int]:
     """Cores of one of `count` processes: neighbours, as many for each; [] where they are too few.
 
-    cores: that the processes may use
+    cores: the cores that the processes may use
     rank:  number of the process, from 0
     """
     ordered = sorted(cores)
@@ -20,7 +23,17 @@ def share_of_cores(cores: Collection[int], rank: int, count: int) -> list[int]:
 
 
 def bind_threads(rank: int, count: int) -> None:
-    """Binds every thread of this process, and those it will start, to its share of cores."""
+    """Binds every thread of this process, and those it will start, to its share of cores.
+
+    Leaves them alone where torch_npu binds them.
+    """
+    if (by_torch_npu := os.environ.get(CPU_AFFINITY, "0")) not in ("", "0"):
+        logger.warning(
+            "enable_cpu_binding has no effect: %s=%s lets torch_npu bind threads.",
+            CPU_AFFINITY,
+            by_torch_npu,
+        )
+        return
     cores = os.sched_getaffinity(0)
     own = share_of_cores(cores, rank, count)
     if not own:

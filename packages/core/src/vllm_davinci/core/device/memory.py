@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch_npu
+
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.log import init_logger
 
@@ -16,6 +18,20 @@ logger = init_logger(__name__)
 # Torch's allocator takes this much at once for small tensors. How full what it takes is depends on
 # every size, so that another length may need one more.
 SMALL_SEGMENT_BYTES = 2 << 20
+
+
+EXPANDABLE_SEGMENTS = "expandable_segments"
+
+
+def use_expandable_segments(asked: str) -> None:
+    """Lets torch's allocator map device memory where a large tensor needs it, so that pieces
+    between tensors are of use to others.
+
+    asked: the user's settings of the allocator; what they say about segments stays
+    Called before the first tensor of the device.
+    """
+    if EXPANDABLE_SEGMENTS not in asked:
+        torch_npu.npu.memory._set_allocator_settings(f"{EXPANDABLE_SEGMENTS}:True")
 
 
 def discard_damaged_plans(cache_root: Path) -> None:
@@ -49,7 +65,8 @@ def bytes_in_pieces(statistics: Mapping[str, int]) -> int:
     """Device memory that the allocator held beside the most that tensors took, and could not give
     back: rests of blocks that it has split. vLLM's measurement sees tensors.
 
-    statistics: torch's of the allocator, with peaks since the measurement began
+    statistics: torch's of the allocator, with peaks since the measurement began. Expandable
+                segments have no such rests: torch gives back what it has mapped between tensors
     Returns an upper bound: the peaks need not have been at one time.
     """
     held = statistics.get("reserved_bytes.all.peak", 0) - statistics.get(

@@ -40,10 +40,7 @@ class NPUCommunicator(ScheduledCommunicator):
             handles[0].wait()
             return input_
 
-        if self._scheduler is None:
-            self._collective("all_reduce", begin, input_)
-        else:
-            self._scheduler.deferred(lambda: self._collective("all_reduce", begin, input_))
+        self._collective("all_reduce", begin, input_, waits=False)
         return result
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -16,6 +16,7 @@ from vllm.distributed.parallel_state import (
 )
 
 from vllm_davinci.core.config.environment_variables import HCCL_BUFFER, hccl_buffer_mib
+from vllm_davinci.core.config.time_limits import StepLimits
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import MIB
 from vllm_davinci.core.errors import DeviceError
@@ -46,6 +47,17 @@ def make_communicators(
     torch.accelerator.synchronize()
 
 
+def limit_host_waits() -> None:
+    """From here on, ranks wait for each other on the host no longer than a step allows.
+
+    Called once all of them serve: before, one may load its weights minutes longer than another.
+    """
+    limit = StepLimits.of_environment().coordination
+    for group in (get_tp_group(), get_pp_group(), get_dp_group()):
+        if group.world_size > 1:
+            dist.distributed_c10d._set_pg_timeout(limit, group.cpu_group)
+
+
 @contextmanager
 def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[None]:
     """Around what makes a communicator: raises DeviceError if it fails for want of memory.
@@ -62,7 +74,7 @@ def needs_buffers_of(owner: str, buffer_mib: int, *remedies: str) -> Iterator[No
         if needed_bytes <= free_bytes:
             raise
         if buffer_mib == hccl_buffer_mib():
-            fewer = f"set {HCCL_BUFFER.name}, {buffer_mib} now, to fewer MiB"
+            fewer = f"set {HCCL_BUFFER.key}, {buffer_mib} now, to fewer MiB"
             remedies = (f"{fewer}: every group takes twice that", *remedies)
         raise DeviceError(
             f"The HCCL communicator of {owner} does not fit: it takes {format_bytes(needed_bytes)} "

@@ -57,17 +57,20 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
-    def _collective(self, name: str, begin: Callable[[], Any], *tensors: torch.Tensor) -> None:
+    def _collective(
+        self, name: str, begin: Callable[[], Any], *tensors: torch.Tensor, waits: bool = True
+    ) -> None:
         """Runs one collective.
 
         name:    which collective, for who counts them
         begin:   enqueues it with async_op=True and returns its handle
         tensors: what it reads and writes; allocated before, and held until this returns
+        waits:   False: a ubatch goes on beside it, and the caller waits for the handle
         """
         if self._scheduler is None:
             begin().wait()
         else:
-            self._scheduler.collective(begin)
+            self._scheduler.communicate(begin, on="library", waits=waits)
 
     def launch_own(
         self, launch: Callable[[], tuple[torch.Tensor, ...]]
@@ -79,7 +82,7 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         """
         if self._scheduler is None or self._scheduler.current_ubatch() is None:
             return launch()
-        results = self._scheduler.communicate(launch)
+        results: tuple[torch.Tensor, ...] = self._scheduler.communicate(launch)
         for result in results:  # of the communication stream's pool
             result.record_stream(torch.accelerator.current_stream())
         return results
@@ -92,7 +95,8 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         """
         if self._scheduler is None:
             return move(count())
-        return self._scheduler.sized_exchange(count, move)
+        moved: T = self._scheduler.communicate(count, then=move)
+        return moved
 
 
 def spans_servers(parallel: "ParallelConfig") -> bool:

@@ -49,7 +49,7 @@ MAX_RANKS_TO_GATHER = 16
 
 @dataclass(frozen=True)
 class RoutedSizes:
-    """Of a model's routed experts: hidden size of their tokens, how many there are, of a token."""
+    """Sizes of a model's routed experts."""
 
     hidden_size: int
     num_experts: int

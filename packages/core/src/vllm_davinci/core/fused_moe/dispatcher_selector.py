@@ -64,7 +64,11 @@ class DispatcherSelector:
             # Captured: all ranks have as many tokens, and the host may not wait for counts.
             return FixedAllToAllDispatcher(tp_slice, expert_group(layout), self.rule.sends_integers)
         return AllToAllDispatcher(
-            tp_slice, expert_group(layout), self.counts_wait, self.rule.sends_integers
+            tp_slice,
+            expert_group(layout),
+            self.counts_wait,
+            tp_slice.size(max(sizes)),
+            self.rule.sends_integers,
         )
 
     @property

@@ -77,7 +77,12 @@ class Experts(ABC):
         operator = self._operator(0, x.dtype)
         assert operator is not None
         sums: torch.Tensor = operator(
-            x, topk_weights, topk_ids, *self._weights, self.first, self.num_experts
+            x=x,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            first_expert=self.first,
+            num_experts=self.num_experts,
+            **self._weights,
         )
         return sums
 
@@ -89,17 +94,17 @@ class Experts(ABC):
         if operator is None:
             return None
         sums: torch.Tensor = operator(
-            x,
-            router_logits,
-            rule.correction_bias,
-            *self._weights,
-            rule.top_k,
-            rule.num_expert_group,
-            rule.topk_group,
-            rule.scoring == "sigmoid",
-            rule.scaling_factor,
-            self.first,
-            self.num_experts,
+            x=x,
+            router_logits=router_logits,
+            correction_bias=rule.correction_bias,
+            top_k=rule.top_k,
+            num_groups=rule.num_expert_group,
+            num_chosen_groups=rule.topk_group,
+            is_sigmoid=rule.scoring == "sigmoid",
+            scaling_factor=rule.scaling_factor,
+            first_expert=self.first,
+            num_experts=self.num_experts,
+            **self._weights,
         )
         return sums
 
@@ -108,9 +113,9 @@ class Experts(ABC):
         return None if self.fused_ops is None else fused_op(self.fused_ops[number])
 
     @property
-    def _weights(self) -> tuple[torch.Tensor, ...]:
-        """As `fused_ops` take them."""
-        return ()
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Arguments of `fused_ops`."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +132,8 @@ class FloatExperts(Experts):
     down: torch.Tensor
 
     @property
-    def _weights(self) -> tuple[torch.Tensor, ...]:
-        return self.gate_up, self.down
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {"gate_up": self.gate_up, "down": self.down}
 
     def _compute(
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None

@@ -1,12 +1,13 @@
 """One mixture-of-experts layer on this rank, from router logits to the routed sum."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
 from vllm_davinci.core.fused_moe.experts import Experts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
@@ -31,6 +32,7 @@ class FusedMoEForward:
                       vLLM
     weight_prefetch:  of the layer after this one, before the sum over ranks; None without the
                       option
+    pieces:           of how many tokens experts take the rows at once
     """
 
     rule: RoutingRule
@@ -40,6 +42,7 @@ class FusedMoEForward:
     dispatchers: DispatcherSelector | None = None
     shared: SharedExpertsOverlap | None = None
     weight_prefetch: WeightPrefetch | None = None
+    pieces: ExpertPieces = field(default_factory=ExpertPieces)
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -83,8 +86,8 @@ class FusedMoEForward:
         if not dispatcher.gathers:
             hooks.pre_dispatch()
 
-        sums = []
-        parts = dispatcher.split(tokens)
+        sums = SumsOfParts(tokens.x)
+        parts = dispatcher.split(tokens, self.pieces)
         for number, part in enumerate(parts, 1):
             dispatched = dispatcher.dispatch(part, self.experts)
             if number == 1:
@@ -92,11 +95,22 @@ class FusedMoEForward:
             results = self.experts(dispatched.rows, dispatched.tokens_per_expert, dispatched.scales)
             if number == len(parts):
                 hooks.pre_combine()
-            sums.append(dispatcher.combine(results, dispatched))
+            sums.add(dispatcher.combine(results, dispatched))
             del dispatched, results  # rows for the worst case: not those of two parts at once
-        return dispatcher.finalize(sums[0] if len(sums) == 1 else torch.cat(sums), num_tokens)
+        return dispatcher.finalize(sums.whole, num_tokens)
 
     def _fused(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
+        """All sums in one compiled call for each piece; None without such an operator."""
+        sums = SumsOfParts(x)
+        for piece in self.pieces.of(len(x)):
+            part = self._fused_piece(x[piece], router_logits[piece])
+            if part is None:
+                return None
+            sums.add(part)
+            del part
+        return sums.whole
+
+    def _fused_piece(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
         """All sums in one compiled call, or selection and one; None without such an operator."""
         if self.physical_experts is None and not self.weight_on_input:
             sums = self.experts.fused_routed_experts(x, router_logits, self.rule)
@@ -119,6 +133,28 @@ class FusedMoEForward:
         top_k, num_experts = self.rule.top_k, self.experts.num_experts
         ids = torch.arange(x.shape[0] * top_k, dtype=torch.int32, device=x.device) % num_experts
         return SelectedTokens(x, x.new_full((x.shape[0], top_k), 1 / top_k), ids.view(-1, top_k))
+
+
+class SumsOfParts:
+    """The sums of a step's tokens, which come part by part: in one tensor."""
+
+    whole: torch.Tensor  # [num_tokens, hidden_size]
+
+    def __init__(self, tokens: torch.Tensor) -> None:
+        """tokens: [num_tokens, hidden_size], whose sums have the same shape and dtype"""
+        self._tokens = tokens
+        self._end = 0
+
+    def add(self, part: torch.Tensor) -> None:
+        """The sums of the next tokens; those beyond the last token are nobody's."""
+        begin, self._end = self._end, self._end + len(part)
+        if begin == 0 and len(part) == len(self._tokens):
+            self.whole = part
+            return
+        if begin == 0:
+            self.whole = torch.empty_like(self._tokens)
+        own = self.whole[begin : self._end]
+        own.copy_(part[: len(own)])
 
 
 def is_dummy_step() -> bool:

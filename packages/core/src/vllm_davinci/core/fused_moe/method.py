@@ -136,7 +136,7 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
         ),
         layer.moe_config.is_sequence_parallel,
         get_tp_group().rank_in_group,
-        CountsWait.of_layer(layer.layer_name, vllm_config),
+        CountsWait(layer.layer_name),
     )
 
 

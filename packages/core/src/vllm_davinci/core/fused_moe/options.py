@@ -1,12 +1,9 @@
 """Options of routed experts, checked before any process starts."""
 
-import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.config.effective import Setting
-from vllm_davinci.core.config.environment_variables import EXCHANGE_REQUESTS
-from vllm_davinci.core.config.origins import NO_REQUESTS, Origin, Requests, Source
+from vllm_davinci.core.config.parsing import get_settings
+from vllm_davinci.core.config.setting import Setting, Source, last_by_key
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
@@ -19,51 +16,6 @@ if TYPE_CHECKING:
     from vllm_davinci.core.config.options import DavinciConfig
 
 KEY = "moe_communication"
-
-
-def gather_exchange_requests(
-    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ
-) -> Requests:
-    """Moves variables of earlier Ascend plugins into `additional_config`.
-
-    Idempotent. An option wins over a variable. Raises ConfigurationError for a variable that does
-    not parse, and for two that contradict each other.
-    """
-    additional = vllm_config.additional_config or {}
-    if not isinstance(additional, Mapping):
-        return NO_REQUESTS  # the typed model names what is wrong
-    asked = _requested(environ)
-    if len(asked) > 1:
-        raise ConfigurationError(
-            f"{' and '.join(asked.values())} ask for different ways between the ranks of experts. "
-            f"Unset them, and set additional_config key {KEY!r} to one of {', '.join(asked)}."
-        )
-    for method, name in asked.items():
-        if KEY not in additional:
-            vllm_config.additional_config = {**additional, KEY: method}
-            note = f"{name}=1 is served as {KEY} = {method!r}; prefer that option."
-            return Requests([note], {KEY: Origin(Source.VARIABLE, f"{name}=1")})
-        if additional[KEY] != method:
-            note = f"{name}=1 has no effect: additional_config sets {KEY} = {additional[KEY]!r}."
-            return Requests([note], {})
-    return NO_REQUESTS
-
-
-def _requested(environ: Mapping[str, str]) -> dict[str, str]:
-    """Communication method -> name of the variable that asks for it."""
-    return {
-        method: variable.name
-        for method, variable in EXCHANGE_REQUESTS.items()
-        if _is_set(environ.get(variable.name, ""), variable.name)
-    }
-
-
-def _is_set(value: str, name: str) -> bool:
-    if value not in ("", "0", "1"):
-        raise ConfigurationError(
-            f"{name}={value!r} is not valid: expected 0 or 1. Prefer additional_config key {KEY!r}."
-        )
-    return value == "1"
 
 
 def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) -> list[str]:
@@ -79,10 +31,10 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
         try:
             rule.check()
         except ConfigurationError as error:
-            name = _requested(os.environ).get(config.moe_communication)
-            if name is None:
+            asked = last_by_key(get_settings(vllm_config)).get(KEY)
+            if asked is None or asked.source != Source.VARIABLE:
                 raise
-            raise ConfigurationError(f"{error} {name}=1 asks for it: unset it.") from None
+            raise ConfigurationError(f"{error} {asked.reason} asks for it: unset it.") from None
         if config.expert_map_path is None:
             return []
         read_expert_map(config.expert_map_path)
@@ -100,7 +52,7 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
 def communication_settings(
     vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc
 ) -> list[Setting]:
-    """How tokens of decodes and of prefills reach their experts, and why; [] without experts."""
+    """Returns how tokens of decodes and of prefills reach their experts; [] without experts."""
     model = vllm_config.model_config
     if model is None or not model.is_moe:
         return []

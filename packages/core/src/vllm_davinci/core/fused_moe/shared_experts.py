@@ -105,7 +105,7 @@ class SharedExpertsOverlap:
 
     @property
     def _communicator(self) -> Any:
-        """Of the tensor-parallel ranks; None where nothing is to be summed."""
+        """Communicator of the tensor-parallel ranks; None where nothing is to be summed."""
         group = get_tp_group()
         return group.device_communicator if self.reduces_apart and group.world_size > 1 else None
 

@@ -16,6 +16,7 @@ from vllm.forward_context import (
     get_forward_context,
     is_forward_context_available,
 )
+from vllm.platforms import current_platform
 
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.graph.host_lengths import HostLengths, Lengths
@@ -88,10 +89,21 @@ class NPUGraphWrapper(CUDAGraphWrapper):
     def forget(self, descriptor: BatchDescriptor) -> None:
         """Gives up the graph of a size, if there is one."""
         self._captured.pop(descriptor, None)
+        self._leave_unused_pool()
 
     def clear_graphs(self) -> None:
         super().clear_graphs()
         self._captured.clear()
+        self._leave_unused_pool()
+
+    def _leave_unused_pool(self) -> None:
+        """Takes another pool where no graph is left in this one.
+
+        torch_npu refuses to capture into a pool whose graphs have all gone while it still has
+        memory, which it has for longer where segments are expandable.
+        """
+        if not self._captured:
+            self.graph_pool = current_platform.graph_pool_handle()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not is_forward_context_available():

@@ -31,10 +31,10 @@ class NPUVocabParallelEmbedding(VocabParallelEmbedding):
         look_up = fused_op("vocab_parallel_embedding")
         if look_up is not None and input_.dim() == 1:
             partial = look_up(
-                input_,
-                self.weight.data,
-                indices.org_vocab_start_index,
-                indices.num_org_elements,
+                token_ids=input_,
+                weight=self.weight.data,
+                first_row=indices.org_vocab_start_index,
+                num_rows=indices.num_org_elements,
             )
             return tensor_model_parallel_all_reduce(partial)
         row = input_ - indices.org_vocab_start_index

@@ -85,7 +85,7 @@ class NPURMSNorm(RMSNorm):
                     return self._of_sum(x, residual)
                 return self._of_sum_for_readers(x, residual)
         if norm := fused_op("rms_norm"):
-            normalized = norm(x, self.weight, self.variance_epsilon)
+            normalized = norm(x=x, weight=self.weight, epsilon=self.variance_epsilon)
         else:
             normalized = torch_npu.npu_rms_norm(x, self.weight, self.variance_epsilon)[0]
         return self._with_bias(normalized)
@@ -101,24 +101,28 @@ class NPURMSNorm(RMSNorm):
         if x.dim() == 2 and isinstance(output, InputScale):
             if by_scale := fused_op("add_rms_norm_quant"):
                 integers, total = by_scale(
-                    x,
-                    residual,
-                    self.weight,
-                    self.loaded_bias,
-                    output.scale,
-                    output.offset,
-                    self.variance_epsilon,
+                    x=x,
+                    residual=residual,
+                    weight=self.weight,
+                    bias=self.loaded_bias,
+                    scale=output.scale,
+                    offset=output.offset,
+                    epsilon=self.variance_epsilon,
                 )
                 return QuantizedActivation(integers, None, x.dtype), total
         elif x.dim() == 2 and (by_row := fused_op("add_rms_norm_dynamic_quant")):
-            integers, scales, total = by_row(x, residual, self.weight, self.variance_epsilon)
+            integers, scales, total = by_row(
+                x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon
+            )
             return QuantizedActivation(integers, scales, x.dtype), total
         return self._of_sum(x, residual)
 
     def _of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The norm of x + residual in floats, and that sum."""
         if add_norm := fused_op("add_rms_norm"):
-            normalized, total = add_norm(x, residual, self.weight, self.variance_epsilon)
+            normalized, total = add_norm(
+                x=x, residual=residual, weight=self.weight, epsilon=self.variance_epsilon
+            )
         else:
             normalized, _, total = torch_npu.npu_add_rms_norm(
                 x, residual, self.weight, self.variance_epsilon

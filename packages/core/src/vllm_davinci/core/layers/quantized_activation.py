@@ -1,7 +1,7 @@
 """Activations as integers with scales, on their way from the operator that quantized them.
 
 A norm or a projection whose readers all quantize their input does it for them, in its own launch.
-Which ones do is found by one dummy run after loading (`quantization.resolve_outputs`), in
+Which ones do is found by dummy runs of all kinds of steps (`quantization.resolve_outputs`), in
 which they return a TracedActivation; from then on each has one output kind.
 """
 
@@ -90,14 +90,15 @@ class QuantizedActivation(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         raise UnsupportedFeatureError(
-            f"{func} would read an activation that is kept as integers. After loading, the dummy "
-            "run found that only quantized layers read it, and this step of the model does "
-            "something else with it. Serve the model's float checkpoint, and report the model."
+            f"{func} would read an activation that is kept as integers. In the dummy runs of the "
+            "start only quantized layers read it, and this step of the model does something else "
+            "with it. Serve the model's float checkpoint, and report the model with the options "
+            "of the start."
         )
 
 
 class Readers:
-    """The readers of an output, collected in the dummy run; until then in place of its kind."""
+    """The readers of an output, collected in dummy runs; during those in place of its kind."""
 
     def __init__(self) -> None:
         self._inputs: list[OutputKind | InputScale] = []  # the forms that readers compute with
@@ -127,7 +128,7 @@ Output: TypeAlias = OutputKind | InputScale | Readers
 
 
 class TracedActivation(torch.Tensor):
-    """A float output during the dummy run, which tells its producer's `readers` who reads it.
+    """A float output during a dummy run, which tells its producer's `readers` who reads it.
 
     floats: the output, a plain tensor
     """

@@ -55,7 +55,14 @@ class NPURotaryEmbedding(RotaryEmbedding):
             return self.forward_native(positions, query, key)
         table = self._match_cos_sin_cache_dtype(query)
         if rotate := fused_op("rotary_embedding"):
-            return rotate(positions, query, key, table, self.head_size, self.is_neox_style)
+            return rotate(
+                positions=positions,
+                query=query,
+                key=key,
+                cos_sin_cache=table,
+                head_size=self.head_size,
+                is_neox_style=self.is_neox_style,
+            )
         return torch_npu.npu_mrope(
             positions,
             query,

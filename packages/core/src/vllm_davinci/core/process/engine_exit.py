@@ -31,7 +31,7 @@ def settle_heap_at_exit() -> None:
 def _settle_heap() -> None:
     if LISTS_WHAT_IS_LEFT in sys.modules:
         gc.unfreeze()
-    elif _is_of_engine():
+    elif is_of_engine():
         gc.freeze()
 
 
@@ -42,7 +42,7 @@ def finish_teardown() -> None:
     SIGTERM on top of it, for which vLLM's engine has put the default action back by then. What
     takes too long is still killed: SIGKILL cannot be ignored.
     """
-    if _is_of_engine() and threading.current_thread() is threading.main_thread():
+    if is_of_engine() and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -52,9 +52,10 @@ def keep_no_semaphore() -> None:
     tqdm's own lock has a named semaphore, which stays behind where a signal ends the process: its
     parent then warns of a leak when the server ends.
     """
-    if _is_of_engine() and not isinstance(getattr(tqdm.tqdm, "_lock", None), _THREADS_LOCK):
+    if is_of_engine() and not isinstance(getattr(tqdm.tqdm, "_lock", None), _THREADS_LOCK):
         tqdm.tqdm.set_lock(threading.RLock())
 
 
-def _is_of_engine() -> bool:
+def is_of_engine() -> bool:
+    """Whether this process is one that vLLM has started for an engine, not the user's own."""
     return multiprocessing.current_process().name.startswith(ENGINE_PROCESSES)

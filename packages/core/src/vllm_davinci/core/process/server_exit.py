@@ -80,7 +80,7 @@ class EngineDeath(logging.Handler):
 
 @cache
 def _engine_death() -> EngineDeath:
-    """Of this process, which leaves once."""
+    """The record of this process, which leaves once."""
     return EngineDeath()
 
 

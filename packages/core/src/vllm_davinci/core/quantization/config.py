@@ -18,25 +18,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
-from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
+from vllm_davinci.core.config.load_formats import WITHOUT_FILES
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.quantization import block_fp8
-from vllm_davinci.core.quantization.description import (
-    FILE_NAME,
-    WEIGHT_ONLY,
-    QuantDescription,
-    QuantType,
-    find_description,
-    shortened,
-)
-from vllm_davinci.core.quantization.experts_method import EXPERT_METHODS
 from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
-from vllm_davinci.core.quantization.linear import W8A8DynamicLinearMethod, W8A8LinearMethod
-from vllm_davinci.core.quantization.weight_only import WeightOnlyLinearMethod
+from vllm_davinci.core.quantization.format import Checkpoint, Format, find_format
+from vllm_davinci.core.quantization.scheme import FLOAT, LayerSettings, Scheme, find_scheme
+from vllm_davinci.core.weight_files.layer_names import shortened
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,37 +35,23 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NAME = "ascend"
-# Formats whose tensors do not pass through weight loaders: nothing can be missed there.
-LOAD_FORMATS_WITHOUT_LOADERS = frozenset({"dummy", "sharded_state", "tensorizer"})
-
-
-def read_description(model: str, revision: str | None = None) -> QuantDescription | None:
-    """The description of a model, a directory or a name on the hub, or None when it has none."""
-    directory = Path(model)
-    if directory.is_dir():
-        path = find_description(directory)
-        return None if path is None else QuantDescription.load(path)
-    content = get_hf_file_to_dict(FILE_NAME, model, revision)
-    return None if content is None else QuantDescription.parse(content, f"{model}/{FILE_NAME}")
-
-
-def describe(
-    model: str, revision: str | None, hf_config: PretrainedConfig | None
-) -> QuantDescription | None:
-    """The description of a model; of one with fp8 weights, the one that they are loaded by."""
-    description = read_description(model, revision)
-    named = getattr(hf_config, "quantization_config", None)
-    if description is None and block_fp8.block_of(named) is not None:
-        return block_fp8.described(block_fp8.tensor_names(model, revision), model)
-    return description
+DESCRIPTION = "quant_model_description.json"
+# Earlier exports put the type into the file's name.
+DESCRIPTIONS = "quant_model_description*.json"
 
 
 class AscendQuantizationConfig(QuantizationConfig):
-    """Quantized checkpoints in ModelSlim's format. vLLM makes one per engine."""
+    """Layers by the format of their checkpoint. vLLM makes one per engine.
 
-    def __init__(self, description: QuantDescription | None = None) -> None:
+    format: the checkpoint's description, in the names of its files; read with the model's
+            configuration where it is None
+    """
+
+    def __init__(self, format: Format | None = None) -> None:
         super().__init__()
-        self._description = description
+        self.format = format
+        self.named: dict[str, Any] = {}  # config.json's section
+        self._renamed: Format | None = None  # in the names of the model's modules
         self._missing: dict[str, None] = {}  # layers without an entry, in order
         self._has_own_head = True  # not the embedding once more, which no file has an entry for
 
@@ -108,7 +84,7 @@ class AscendQuantizationConfig(QuantizationConfig):
         if user_quant == NAME:
             return NAME
         model = getattr(hf_config, "_name_or_path", None)
-        if user_quant is None and model and Path(model).is_dir() and find_description(Path(model)):
+        if user_quant is None and model and Path(model).is_dir() and is_described(Path(model)):
             return NAME
         return None
 
@@ -119,19 +95,19 @@ class AscendQuantizationConfig(QuantizationConfig):
         revision: str | None = None,
     ) -> None:
         """Reads the model's description. Raises CheckpointError when there is none."""
-        if self._description is None:
-            self._description = describe(model_name, revision, hf_config)
-        if self._description is None:
+        if self.format is None:
+            named = self.named or getattr(hf_config, "quantization_config", None) or {}
+            self.format = find_format(Checkpoint(model_name, revision, named), self.get_name())
+        if self.format is None:
             raise CheckpointError(
-                f"--quantization {NAME} needs {FILE_NAME} beside the weights of {model_name}, and "
-                "there is none. Copy it from the export, leave the option out for a checkpoint "
+                f"--quantization {NAME} needs {DESCRIPTION} beside the weights of {model_name}, "
+                "and there is none. Copy it from the export, leave the option out for a checkpoint "
                 "that is not quantized, or make one: vllm-davinci quantize SOURCE DESTINATION."
             )
-        self._description.refuse_unsupported_options()
         self._has_own_head = not getattr(hf_config, "tie_word_embeddings", False)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        self._description = self.description.renamed(hf_to_vllm_mapper.apply_dict)
+        self._renamed = self.description.renamed(hf_to_vllm_mapper.apply_dict)
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """The method of a layer, from the type of `<prefix>.weight` or of all its parts."""
@@ -142,11 +118,11 @@ class AscendQuantizationConfig(QuantizationConfig):
         if isinstance(layer, VocabParallelEmbedding):
             # Some models name no prefix, and a head that is the embedding has no tensor.
             is_stored = prefix and (self._has_own_head or not isinstance(layer, ParallelLMHead))
-            kind = self.type_of(prefix) if is_stored else QuantType.FLOAT
-            if kind is not QuantType.FLOAT:
+            kind = self.scheme_of(prefix).name if is_stored else FLOAT
+            if kind != FLOAT:
                 raise UnsupportedFeatureError(
-                    f"{prefix}.weight has quantization type {kind.value}, and embeddings and LM "
-                    f"heads are {QuantType.FLOAT.value} only. Export the model without it."
+                    f"{prefix}.weight has quantization type {kind}, and embeddings and LM heads "
+                    f"are {FLOAT} only. Export the model without it."
                 )
             return UnquantizedEmbeddingMethod()
         return None
@@ -154,26 +130,29 @@ class AscendQuantizationConfig(QuantizationConfig):
     # --- what our layers ask -----------------------------------------------------------------
 
     @property
-    def description(self) -> QuantDescription:
-        if self._description is None:
+    def description(self) -> Format:
+        """What the checkpoint says, in the names of the model's modules."""
+        if self._renamed is not None:
+            return self._renamed
+        if self.format is None:
             raise CheckpointError(
-                f"{FILE_NAME} has not been read: build this from a description, or let vLLM build "
-                "it through its engine configuration."
+                "The checkpoint's description has not been read: build this from one, or let vLLM "
+                "build it through its engine configuration."
             )
-        return self._description
+        return self.format
 
     @property
     def has_norm_biases(self) -> bool:
         """Whether norms may have a bias in the checkpoint: NPURMSNorm makes room for it."""
         return self.description.has_norm_biases
 
-    def type_of(self, prefix: str) -> QuantType:
-        """Type of a layer. Without an entry FLOAT, which `log_missing` mentions."""
-        kind = self.description.of_layer(prefix, self.packed_modules_mapping)
-        if kind is None:
+    def scheme_of(self, prefix: str) -> Scheme:
+        """The scheme of a layer. Without an entry FLOAT, which `log_missing` mentions."""
+        scheme = self.description.of_layer(prefix, self.packed_modules_mapping)
+        if scheme is None:
             self._missing[prefix] = None
-            return QuantType.FLOAT
-        return kind
+            return find_scheme(FLOAT, prefix)
+        return scheme
 
     def log_missing(self) -> None:
         """Says once which of the model's layers the description does not mention."""
@@ -182,39 +161,42 @@ class AscendQuantizationConfig(QuantizationConfig):
                 "%s has no entry for %s: loaded as %s.",
                 self.description.source,
                 shortened(self._missing, 8),
-                QuantType.FLOAT.value,
+                FLOAT,
             )
         self._missing.clear()
 
     def _linear_method(self, prefix: str) -> QuantizeMethodBase:
-        kind = self.type_of(prefix)
-        if kind is QuantType.FLOAT:
-            return NPUUnquantizedLinearMethod()
-        is_loaded, use_nz = load_settings()
-        group_size = self.description.group_size
-        if prefix.rpartition(".")[2] == "kv_b_proj":
-            return FloatsAtLoadLinearMethod(kind, prefix, is_loaded, group_size)
-        if kind in WEIGHT_ONLY:
-            return WeightOnlyLinearMethod(kind, prefix, is_loaded, group_size)
-        if kind is QuantType.W8A8:
-            return W8A8LinearMethod(prefix, is_loaded, use_nz)
-        return W8A8DynamicLinearMethod(prefix, is_loaded, use_nz)
+        scheme, settings = self.scheme_of(prefix), self._settings()
+        method: QuantizeMethodBase
+        if prefix.rpartition(".")[2] == "kv_b_proj" and scheme.name != FLOAT:
+            method = FloatsAtLoadLinearMethod(scheme, prefix, settings)
+        else:
+            method = scheme.linear(prefix, settings)
+        return method
 
     def _experts_method(self, layer: RoutedExperts, prefix: str) -> QuantizeMethodBase | None:
-        kind = self.description.of_experts(prefix)
-        if kind is None:
+        scheme = self.description.of_experts(prefix)
+        if scheme is None:
             self._missing[prefix] = None
-        if kind is None or kind is QuantType.FLOAT:
             return None  # vLLM takes the unquantized method
-        return EXPERT_METHODS[kind](
-            layer.moe_config, prefix, *load_settings(), group_size=self.description.group_size
+        method: QuantizeMethodBase | None = scheme.experts(
+            layer.moe_config, prefix, self._settings()
         )
+        return method
+
+    def _settings(self) -> LayerSettings:
+        return load_settings()._replace(group_size=self.description.layout.group_size)
 
 
-def load_settings() -> tuple[bool, bool]:
-    """Of the engine being built: whether tensors pass through loaders, whether to use NZ."""
+def is_described(directory: Path) -> bool:
+    """Whether a checkpoint carries a description, which goes before what config.json says."""
+    return any(directory.glob(DESCRIPTIONS))
+
+
+def load_settings() -> LayerSettings:
+    """The settings of the engine that is being built."""
     vllm_config = get_current_vllm_config_or_none()
     if vllm_config is None:
-        return True, False
-    is_loaded = vllm_config.load_config.load_format not in LOAD_FORMATS_WITHOUT_LOADERS
-    return is_loaded, get_config(vllm_config).enable_weight_nz_layout
+        return LayerSettings()
+    is_loaded = vllm_config.load_config.load_format != WITHOUT_FILES
+    return LayerSettings(is_loaded, get_config(vllm_config).enable_weight_nz_layout)

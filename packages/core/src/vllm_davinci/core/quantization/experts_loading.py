@@ -8,6 +8,7 @@ import torch
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.quantization.loading import TensorLoader
+from vllm_davinci.core.quantization.tensors import Extent
 
 # vLLM's names for the parts of an expert that one of its tensors holds.
 SHARDS = {"w13": ("w1", "w3"), "w2": ("w2",)}
@@ -31,7 +32,8 @@ class ExpertTensorLoader(TensorLoader):
         return_success: bool = False,
     ) -> bool | None:
         # vLLM has a case for one value per expert, and knows it by this name.
-        known_name = weight_name.replace("input_offset", "input_scale")
+        is_one = self._spec.extent is Extent.ONE
+        known_name = weight_name.replace(self._spec.name, "input_scale") if is_one else weight_name
         is_local: bool = self._put(
             f" of expert {expert_id}, part {shard_id},",
             param,

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear
+from vllm.model_executor.layers.linear import (
+    LinearMethodBase,
+    QKVParallelLinear,
+    register_weight_loader_v2_supported_method,
+)
 from vllm.model_executor.parameter import (
     BasevLLMParameter,
     ChannelQuantScaleParameter,
@@ -15,39 +19,36 @@ from vllm.model_executor.parameter import (
     PerTensorScaleParameter,
 )
 
-from vllm_davinci.core.quantization.description import WEIGHT_ONLY, QuantType
+from vllm_davinci.core.layers.quantized_activation import InputScale, OutputKind
 from vllm_davinci.core.quantization.loading import (
     RecordingLoader,
     require_loaded,
     require_symmetric,
 )
-from vllm_davinci.core.quantization.quant_matmul import QuantMatmul, require_sizes
-from vllm_davinci.core.quantization.tensors import (
-    LINEAR_TENSORS,
-    Extent,
-    TensorSpec,
-    device_dtype,
-)
+from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
+from vllm_davinci.core.quantization.scheme import LayerSettings, Scheme
+from vllm_davinci.core.quantization.tensors import Extent, TensorSpec, device_dtype
 
 
 class QuantizedLinearMethodBase(LinearMethodBase):
-    """The tensors of one type: made, filled from the checkpoint, checked.
+    """The tensors of one scheme: made, filled from the checkpoint, checked.
 
-    prefix:     name of the layer, for messages
-    is_loaded:  whether tensors come through weight loaders, so that a missing one can be told
-    group_size: entries of the input that share a scale of the weight; 0: all
+    prefix: name of the layer, for messages
 
     `quant_matmul` has the operands for a stage that multiplies by itself, once weights are loaded.
     None for a layer that is more than a product.
     """
 
-    kind: QuantType
     quant_matmul: QuantMatmul | None = None
 
-    def __init__(self, prefix: str, is_loaded: bool, group_size: int = 0) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register_weight_loader_v2_supported_method(cls)
+
+    def __init__(self, scheme: Scheme, prefix: str, settings: LayerSettings) -> None:
+        self.scheme = scheme
         self.prefix = prefix
-        self.group_size = group_size
-        self._is_loaded = is_loaded
+        self.settings = settings
         self._loaders: dict[str, RecordingLoader] = {}
 
     def create_weights(
@@ -60,16 +61,16 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers the parameters of LINEAR_TENSORS on the layer.
+        """Registers the scheme's parameters on the layer.
 
-        Raises UnsupportedFeatureError for int8 weights that the product does not take.
+        Raises UnsupportedFeatureError for weights that the product does not take.
         """
         self._dtype = params_dtype
         load = extra_weight_attrs["weight_loader"]
         out_features = sum(output_partition_sizes)
-        if self.kind in (QuantType.W8A8, QuantType.W8A8_DYNAMIC):
-            require_sizes(self.prefix, input_size_per_partition, out_features)
-        for spec in LINEAR_TENSORS[self.kind]:
+        group_size = self.settings.group_size
+        self.scheme.require_sizes(self.prefix, input_size_per_partition, out_features, group_size)
+        for spec in self.scheme.parameters:
             loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
             self._loaders[spec.name] = loader
             layer.register_parameter(
@@ -79,28 +80,29 @@ class QuantizedLinearMethodBase(LinearMethodBase):
                     device_dtype(spec, params_dtype),
                     (out_features, input_size_per_partition),
                     len(output_partition_sizes),
-                    self.group_size,
+                    group_size,
                     loader,
                 ),
             )
 
     def takes_as_it_is(self, part: str) -> bool:
-        """Whether the layer's parameter of that name is none of the type's tensors, and used.
+        """Whether the layer's parameter of that name is none of the scheme's tensors, and used."""
+        return part not in self._loaders and not self.scheme.folds_bias
 
-        A static layer has its bias in quant_bias.
-        """
-        return part not in self._loaders and self.kind is not QuantType.W8A8
+    def can_return(self, kind: OutputKind | InputScale) -> bool:
+        """Whether `apply` can have that output; of a layer whose weights are loaded."""
+        return False
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Raises CheckpointError for a tensor that is missing or that the format rules out."""
-        if not self._is_loaded:
+        if not self.settings.is_loaded:
             return
         parts = _parts(layer)
         missing = [text for loader in self._loaders.values() for text in loader.missing(parts)]
-        require_loaded(self.prefix, self.kind, missing)
+        require_loaded(self.prefix, self.scheme, missing)
         offset = "weight_offset"
-        if offset in self._loaders and self.kind not in WEIGHT_ONLY:
-            require_symmetric(self.prefix, self.kind, offset, plain_tensor(layer, offset))
+        if offset in self._loaders and self.scheme.is_symmetric:
+            require_symmetric(self.prefix, self.scheme, offset, plain_tensor(layer, offset))
 
 
 def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:

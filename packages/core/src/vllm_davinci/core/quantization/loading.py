@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.quantization.description import QuantType, shortened
-from vllm_davinci.core.quantization.tensors import TensorSpec, conversion, dtype_name
+from vllm_davinci.core.quantization.scheme import Scheme
+from vllm_davinci.core.quantization.tensors import (
+    TensorSpec,
+    conversion,
+    deq_scale_as_float,
+    dtype_name,
+)
+from vllm_davinci.core.weight_files.layer_names import shortened
 
+SCALES = frozenset({"weight_scale", "input_scale", "deq_scale", "weight_scale_inv", "scales"})
 CHECK_COMMAND = "vllm-davinci check-model DIRECTORY lists everything that is wrong with it"
 
 
@@ -84,22 +92,47 @@ class RecordingLoader(TensorLoader):
         return [f"{self.tensor} (part {part!r})" for part in expected if part not in self.shards]
 
 
-def require_loaded(prefix: str, kind: QuantType, missing: Sequence[str]) -> None:
+def require_loaded(prefix: str, scheme: Scheme, missing: Sequence[str]) -> None:
     """Raises CheckpointError when tensors of the layer did not come from the checkpoint."""
     if missing:
         raise CheckpointError(
-            f"{prefix} is quantized as {kind.value}, and the checkpoint lacks "
+            f"{prefix} is quantized as {scheme.name}, and the checkpoint lacks "
             f"{shortened(missing, 6)}. Copy the export again or export it again: {CHECK_COMMAND}."
         )
 
 
-def require_symmetric(prefix: str, kind: QuantType, offset: str, values: torch.Tensor) -> None:
+def require_symmetric(prefix: str, scheme: Scheme, offset: str, values: torch.Tensor) -> None:
     """Raises UnsupportedFeatureError when a weight's offsets are not zero.
 
     offset: name of the tensor that holds them
     """
     if bool(values.any()):
         raise UnsupportedFeatureError(
-            f"{prefix}.{offset} is not zero: the weight is asymmetric, and {kind.value} multiplies "
-            "symmetric ones. Export the model with symmetric weights."
+            f"{prefix}.{offset} is not zero: the weight is asymmetric, and {scheme.name} "
+            "multiplies symmetric ones. Export the model with symmetric weights."
+        )
+
+
+def require_usable(name: str, tensor: torch.Tensor) -> None:
+    """Raises CheckpointError for values of a scale or an offset that stand for nothing.
+
+    A scale must be positive and finite, an input's offset an int8.
+    """
+    part = name.rpartition(".")[2]
+    if part == "input_offset":
+        values = tensor.float()
+        is_good = (values == values.round()) & (values >= -128) & (values <= 127)
+        must = "integers from -128 to 127"
+    elif part in SCALES or part.endswith("_scale_inv"):
+        values = deq_scale_as_float(tensor).float()
+        low, high = (float(end) for end in values.aminmax())
+        if low > 0 and math.isfinite(high):
+            return
+        is_good, must = values.isfinite() & (values > 0), "positive numbers"
+    else:
+        return
+    if bad := int((~is_good).sum()):
+        raise CheckpointError(
+            f"{name} holds {float(values[~is_good][0])} ({bad} of {values.numel()} entries are "
+            f"out of range) and must hold {must}. Copy the file again, or export the model again."
         )

@@ -1,4 +1,4 @@
-"""Checkpoints whose integers are packed into int32: AWQ, GPTQ, compressed-tensors.
+"""Integers that are packed into int32, as AWQ, GPTQ and compressed-tensors write them.
 
 For a layer X of [out, in], with 4-bit integers eight of which lie in one of int32:
     AWQ                 X.qweight [in, out / 8], the eight in an order of its own;
@@ -12,48 +12,85 @@ While they are read they become the tensors of W4A16 or W8A16 (see `weight_only`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.quantization.description import QuantDescription, QuantType
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.format import Checkpoint, Format, Weights
+from vllm_davinci.core.quantization.scheme import FLOAT, Layout
+from vllm_davinci.core.quantization.tensors import dtype_name
 from vllm_davinci.core.quantization.weight_only import (
     WAY_OUT,
     packed_columns,
     refusal_of_groups,
     unpacked_columns,
 )
+from vllm_davinci.core.weight_files.files import StoredTensor
+from vllm_davinci.core.weight_files.issues import CheckReport
 
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
-PACK_QUANTIZED = "pack-quantized"
+ACT_ORDER = "Quantize the model again without activation order (desc_act false, actorder none)"
+KINDS = {4: "W4A16", 8: "W8A16"}
 # Where each of eight neighbours lies among the halves of AWQ's four bytes.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-_KINDS = {4: QuantType.W4A16, 8: QuantType.W8A16}
+_FLOATS = ("scales", "weight_scale")
 
 
-@dataclass(frozen=True)
-class PackedFormat:
-    """The format of a checkpoint's packed weights, from config.json.
+@dataclass(frozen=True, kw_only=True)
+class PackedWeights(Format):
+    """A checkpoint with packed weights. A subclass reads config.json (`of`).
 
-    method:          AWQ, GPTQ or COMPRESSED
     bits:            of an integer, 4 or 8
-    group_size:      entries of the input that share a scale; 0: all
     has_zero_points: whether the integer of zero is in the files, or half of the range
     zero_shift:      added to a zero point of the files
     """
 
-    method: str
     bits: int
-    group_size: int
     has_zero_points: bool
     zero_shift: int = 0
 
+    method: ClassVar[str]
+    """AWQ, GPTQ or COMPRESSED, as config.json says it."""
+
     @property
-    def kind(self) -> QuantType:
-        return _KINDS[self.bits]
+    def label(self) -> str:
+        return f"{self.method} (config.json)"
+
+    def loads_as(self, prefix: str) -> str:
+        return self.method
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """The format without its layers, or None where config.json says another one.
+
+        config: `quantization_config` of config.json
+        Raises UnsupportedFeatureError for what the products do not take.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def find(cls, checkpoint: Checkpoint, quantization: str | None) -> Self | None:
+        found = cls.of(checkpoint.quantization)
+        return None if found is None else found.described(checkpoint)
+
+    @classmethod
+    def made(cls, bits: int, group_size: int, **zeros: Any) -> Self:
+        """Raises UnsupportedFeatureError for widths and groups that the products do not take."""
+        if bits not in KINDS:
+            raise unavailable(cls.method, f"weights of {bits} bits; those of 4 and 8 are available")
+        if reason := refusal_of_groups(group_size):
+            raise unavailable(cls.method, reason)
+        layout = Layout(version=cls.method, group_size=group_size)
+        return cls(types={}, source="config.json", layout=layout, bits=bits, **zeros)
+
+    @property
+    def kind(self) -> str:
+        """The scheme that computes the layers."""
+        return KINDS[self.bits]
 
     @property
     def weight(self) -> str:
@@ -63,7 +100,7 @@ class PackedFormat:
     def tensors(self, out_features: int, in_features: int) -> dict[str, tuple[int, ...]]:
         """The last parts of the names of a layer's tensors -> their shapes."""
         each = 32 // self.bits
-        groups = in_features // self.group_size if self.group_size else 1
+        groups = in_features // self.layout.group_size if self.layout.group_size else 1
         if self.method == COMPRESSED:
             made: dict[str, tuple[int, ...]] = {
                 "weight_packed": (out_features, in_features // each),
@@ -90,28 +127,19 @@ class PackedFormat:
             return columns * each, rows
         return (columns, rows * each) if self.method == GPTQ else (rows, columns * each)
 
-    def described(self, names: Iterable[str], source: str) -> QuantDescription:
-        """The types of a checkpoint's layers.
-
-        names: of all tensors
-        """
-        ending, listed = f".{self.weight}", list(names)
+    def described(self, checkpoint: Checkpoint) -> Self:
+        """With the schemes of a checkpoint's layers, by the names of its tensors."""
+        ending, listed = f".{self.weight}", checkpoint.tensor_names()
         types = {
-            f"{name.removesuffix(ending)}.weight": self.kind.value
+            f"{name.removesuffix(ending)}.weight": self.kind
             for name in listed
             if name.endswith(ending)
         }
-        types |= dict.fromkeys((name for name in listed if name.endswith(".weight")), "FLOAT")
-        options = {"version": self.method, "group_size": self.group_size}
-        return QuantDescription(types, options, source)
+        types |= dict.fromkeys((name for name in listed if name.endswith(".weight")), FLOAT)
+        return replace(self, types=types, source=checkpoint.model)
 
-    def converted(
-        self, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of `described`'s layers in place of those in the files.
-
-        Raises UnsupportedFeatureError for groups that are not of neighbours.
-        """
+    def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """See Format. Raises UnsupportedFeatureError for groups that are not of neighbours."""
         for name, tensor in weights:
             prefix, _, part = name.rpartition(".")
             if part == self.weight:
@@ -152,15 +180,50 @@ class PackedFormat:
 
     def _require_neighbours(self, name: str, g_idx: torch.Tensor) -> None:
         number = torch.arange(len(g_idx))
-        expected = number // self.group_size if self.group_size else torch.zeros_like(number)
+        size = self.layout.group_size
+        expected = number // size if size else torch.zeros_like(number)
         if not torch.equal(g_idx.long(), expected):
             raise UnsupportedFeatureError(
                 f"{name} puts inputs that are no neighbours into one group, which the product does "
-                f"not take. {_ACT_ORDER}."
+                f"not take. {ACT_ORDER}."
             )
 
+    def whole(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        found = dict(tensors)
+        ending = f".{self.weight}"
+        for name, tensor in tensors.items():
+            if name.endswith(ending) and len(tensor.shape) == 2:
+                weight = f"{name.removesuffix(ending)}.weight"
+                found[weight] = replace(tensor, shape=self.matrix(tensor.shape))
+        return found
 
-_ACT_ORDER = "Quantize the model again without activation order (desc_act false, actorder none)"
+    def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
+        """Whether every packed weight's other tensors are there and fit it."""
+        ending = f".{self.weight}"
+        others = set(self.tensors(32, 32)) - {self.weight}
+        for name in tensors:
+            prefix, _, part = name.rpartition(".")
+            if part in others and f"{prefix}{ending}" not in tensors:
+                report.problem(f"{prefix}{ending}", f"is missing, and {name} is there")
+        for name, weight in tensors.items():
+            if not name.endswith(ending):
+                continue
+            prefix = name.removesuffix(ending)
+            if len(weight.shape) != 2:
+                report.problem(name, f"has shape {list(weight.shape)} and must be a matrix")
+                continue
+            for part, shape in self.tensors(*self.matrix(weight.shape)).items():
+                own = f"{prefix}.{part}"
+                tensor = tensors.get(own)
+                if tensor is None:
+                    report.problem(own, f"is missing: {self.method} needs it. Copy the files again")
+                elif tensor.shape != shape:
+                    report.problem(
+                        own, f"has shape {list(tensor.shape)} and must have {list(shape)}"
+                    )
+                elif tensor.dtype.is_floating_point != (part in _FLOATS):
+                    kind = "a floating dtype" if part in _FLOATS else "integers"
+                    report.problem(own, f"holds {dtype_name(tensor.dtype)} and must hold {kind}")
 
 
 def _signed_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
@@ -171,25 +234,7 @@ def _signed_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return packed.contiguous().view(torch.int8) ^ (-0x78 if bits == 4 else -0x80)
 
 
-def packed_format(config: Mapping[str, Any] | None) -> PackedFormat | None:
-    """The format of a checkpoint, or None for one of another method.
-
-    config: `quantization_config` of config.json
-    Raises UnsupportedFeatureError for what the products do not take.
-    """
-    method = str((config or {}).get("quant_method", "")).lower()
-    readers = {AWQ: _of_awq, GPTQ: _of_gptq, COMPRESSED: _of_compressed}
-    found = readers[method](config) if config and method in readers else None
-    if found is None:
-        return None
-    if found.bits not in _KINDS:
-        raise _unavailable(method, f"weights of {found.bits} bits; those of 4 and 8 are available")
-    if reason := refusal_of_groups(found.group_size):
-        raise _unavailable(method, reason)
-    return found
-
-
-def _number(method: str, config: Mapping[str, Any], *names: str) -> int:
+def number(method: str, config: Mapping[str, Any], *names: str) -> int:
     """The first of some settings that config.json has."""
     for name in names:
         if isinstance(value := config.get(name), int):
@@ -199,81 +244,38 @@ def _number(method: str, config: Mapping[str, Any], *names: str) -> int:
     )
 
 
-def _unavailable(method: str, reason: str) -> UnsupportedFeatureError:
+def unavailable(method: str, reason: str) -> UnsupportedFeatureError:
     return UnsupportedFeatureError(f"config.json says {method} with {reason}. {WAY_OUT}.")
 
 
-def _of_awq(config: Mapping[str, Any]) -> PackedFormat:
-    version = str(config.get("version") or "gemm").lower()
-    if version != "gemm":
-        raise _unavailable(AWQ, f"version {version!r}, whose layout is not read; that of 'gemm' is")
-    if not config.get("zero_point", True):
-        raise _unavailable(AWQ, "zero_point false; files with zero points are read")
-    bits = _number(AWQ, config, "bits", "w_bit")
-    if bits != 4:
-        raise _unavailable(AWQ, f"weights of {bits} bits; those of 4 are available")
-    group_size = _number(AWQ, config, "group_size", "q_group_size")
-    return PackedFormat(AWQ, bits, max(group_size, 0), has_zero_points=True)
+class PackedWeightsConfig(AscendQuantizationConfig):
+    """vLLM's method for one of these formats, over the layers of `ascend`."""
 
+    name: ClassVar[str]  # vLLM's
+    kind: ClassVar[type[PackedWeights]]
 
-def _of_gptq(config: Mapping[str, Any]) -> PackedFormat:
-    layout = str(config.get("checkpoint_format") or "gptq")
-    if layout not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
-        raise _unavailable(GPTQ, f"checkpoint_format {layout!r}; 'gptq' and 'gptq_v2' are read")
-    bits = _number(GPTQ, config, "bits")
-    group_size = max(_number(GPTQ, config, "group_size"), 0)
-    if config.get("desc_act") and group_size:
-        raise UnsupportedFeatureError(
-            f"config.json says {GPTQ} with desc_act, whose groups are of inputs that are no "
-            f"neighbours; the product does not take them. {_ACT_ORDER}."
-        )
-    for pattern, own in (config.get("dynamic") or {}).items():
-        if not pattern.startswith("-:") and own:
-            raise _unavailable(GPTQ, f"settings of its own for {pattern!r} (dynamic)")
-    return PackedFormat(
-        GPTQ,
-        bits,
-        group_size,
-        has_zero_points=not config.get("sym", True),
-        zero_shift=1 if layout == "gptq" else 0,
-    )
+    def get_name(self) -> Any:
+        return self.name
 
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
 
-def _of_compressed(config: Mapping[str, Any]) -> PackedFormat | None:
-    """None for checkpoints of which other layers than those with packed weights are quantized."""
-    groups = list((config.get("config_groups") or {}).values())
-    whole = config.get("format")
-    if not groups or any(
-        group.get("format") not in (None, PACK_QUANTIZED)
-        or (group.get("format") or whole) != PACK_QUANTIZED
-        or group.get("input_activations")
-        or not group.get("weights")
-        for group in groups
-    ):
-        return None
-    for key in ("kv_cache_scheme", "transform_config"):
-        if config.get(key):
-            raise _unavailable(COMPRESSED, f"{key}, which is not read")
-    found = {_of_scheme(group["weights"]) for group in groups}
-    if len(found) > 1:
-        raise _unavailable(COMPRESSED, "packed weights of several schemes; those of one are read")
-    return found.pop()
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PackedWeightsConfig:
+        if cls.kind.of(config) is None:
+            raise UnsupportedFeatureError(
+                f"--quantization {cls.name} is for checkpoints whose config.json has quant_method "
+                f"{cls.kind.method!r}, and this one has {config.get('quant_method')!r}. Leave it "
+                "out."
+            )
+        made = cls()
+        made.named = config
+        return made
 
-
-def _of_scheme(weights: Mapping[str, Any]) -> PackedFormat:
-    if weights.get("type", "int") != "int" or weights.get("dynamic"):
-        raise _unavailable(COMPRESSED, "packed weights that are not static integers")
-    strategy = weights.get("strategy")
-    if strategy not in ("group", "channel"):
-        raise _unavailable(COMPRESSED, f"a scale per {strategy}; per group and channel are read")
-    if weights.get("actorder") in ("group", True):
-        raise UnsupportedFeatureError(
-            f"config.json says {COMPRESSED} with actorder 'group', whose groups are of inputs that "
-            f"are no neighbours; the product does not take them. {_ACT_ORDER}."
-        )
-    return PackedFormat(
-        COMPRESSED,
-        _number(COMPRESSED, weights, "num_bits"),
-        _number(COMPRESSED, weights, "group_size") if strategy == "group" else 0,
-        has_zero_points=not weights.get("symmetric", True),
-    )
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> Any:
+        own = cls.kind.method
+        is_own = str(hf_quant_cfg.get("quant_method", "")).lower() == own
+        return cls.name if is_own and user_quant in (None, own, cls.name) else None

@@ -11,6 +11,7 @@ import torch_npu
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.errors import DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import InputScale, quantize
+from vllm_davinci.core.quantization.scheme import Scheme
 
 FRACTAL_NZ = 29  # aclFormat: 16 x 32 tiles, the matrix unit's own order
 
@@ -60,6 +61,24 @@ def per_token_quant_matmul(
         integers, weight, weight_scale, pertoken_scale=scales, bias=bias, output_dtype=x.dtype
     )
     return result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
+
+
+class Int8Scheme(Scheme):
+    """What schemes of int8 products have in common."""
+
+    quantizes_input = True
+    is_written = True
+
+    def require_sizes(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        group_size: int = 0,
+        is_expert: bool = False,
+    ) -> None:
+        if not is_expert:
+            require_sizes(prefix, in_features, out_features)
 
 
 def require_sizes(prefix: str, in_features: int, out_features: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.model_executor.kernels.linear import register_linear_kernel
@@ -10,16 +11,16 @@ from vllm.model_executor.layers.quantization import (
     register_quantization_config,
 )
 from vllm.platforms.interface import PlatformEnum
+from vllm.transformers_utils.repo_utils import file_or_path_exists
 
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.quantization import block_fp8, compressed_schemes
-from vllm_davinci.core.quantization.compressed import NPUCompressedTensorsConfig
 from vllm_davinci.core.quantization.config import (
+    DESCRIPTION,
     NAME,
     AscendQuantizationConfig,
-    read_description,
+    is_described,
 )
-from vllm_davinci.core.quantization.packed_config import NPUAWQConfig, NPUGPTQConfig
+from vllm_davinci.core.quantization.format import FORMATS
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
 
 if TYPE_CHECKING:
@@ -29,15 +30,11 @@ logger = init_logger(__name__)
 
 
 def register() -> None:
-    """Registers `--quantization ascend` and ours of vLLM's methods. Idempotent."""
+    """Registers `--quantization ascend` and the methods of the formats. Idempotent."""
     if NAME in QUANTIZATION_METHODS:
         return
     register_quantization_config(NAME)(AscendQuantizationConfig)
-    register_quantization_config(compressed_schemes.NAME)(NPUCompressedTensorsConfig)
-    register_quantization_config(block_fp8.NAME)(block_fp8.NPUFp8Config)
-    for packed in (NPUAWQConfig, NPUGPTQConfig):
-        for name in (packed.method, packed.name):
-            register_quantization_config(name)(packed)
+    FORMATS.read()  # whose files register vLLM's names for them
     register_linear_kernel(NPUInt8ScaledMMLinearKernel, PlatformEnum.OOT, kernel_type="int8")
 
 
@@ -49,11 +46,18 @@ def choose_quantization(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
     if model is None or model.quantization is not None or vllm_config.quant_config is not None:
         return
-    description = read_description(model.model, model.revision)
-    if description is None:
+    directory = Path(model.model)
+    if not (
+        is_described(directory)
+        if directory.is_dir()
+        else file_or_path_exists(model.model, DESCRIPTION, model.revision)
+    ):
         return
-    logger.info_once(
-        "quantization: None -> %s (the checkpoint carries %s)", NAME, description.source
-    )
     model.quantization = NAME
     vllm_config.quant_config = vllm_config.get_quantization_config(model, vllm_config.load_config)
+    assert isinstance(vllm_config.quant_config, AscendQuantizationConfig)
+    logger.info_once(
+        "quantization: None -> %s (the checkpoint carries %s)",
+        NAME,
+        vllm_config.quant_config.description.source,
+    )

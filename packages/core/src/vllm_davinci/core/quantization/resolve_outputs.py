@@ -1,15 +1,25 @@
-"""Finds, once after loading, the norms and projections that quantize for their readers."""
+"""Finds, at the start, the norms and projections that quantize for their readers.
+
+A step reads an output in one of several ways: that of few tokens or of many, of decodes, prefills
+or neither, with padding or without. Dummy runs show them all before the first step: those without
+attention before memory is measured, those with it once there is a KV cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import torch
+from vllm.config import VllmConfig
 
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.quantized_activation import InputScale, Output, OutputKind, Readers
-from vllm_davinci.core.quantization.linear import W8A8DynamicLinearMethod
+from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
+
+logger = init_logger(__name__)
 
 
 class Producer(Protocol):
@@ -20,33 +30,73 @@ class Producer(Protocol):
     def can_return(self, kind: OutputKind | InputScale) -> bool: ...
 
 
-def resolve_outputs(model: torch.nn.Module, dummy_run: Callable[[], object]) -> None:
-    """Gives every producer of the model its output kind for good.
+class OutputPlan:
+    """The output kind of every producer of a model whose weights are loaded and processed.
 
     A producer whose output is read by quantization alone, in one way, quantizes in its own launch;
     one whose output any other operator reads, or nothing, returns floats.
-
-    model:     whose weights are loaded and processed
-    dummy_run: runs the model once, of any number of tokens; as every rank does at the same time
     """
-    producers = list(_producers(model))
-    traced = [Readers() for _ in producers]
-    for producer, readers in zip(producers, traced, strict=True):
-        producer.output = readers
-    try:
-        dummy_run()
-    finally:
-        for producer in producers:
-            producer.output = OutputKind.FLOAT
-    for producer, readers in zip(producers, traced, strict=True):
-        if producer.can_return(kind := readers.kind()):
-            producer.output = kind
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._producers = dict(_producers(model))
+        self._readers = {name: Readers() for name in self._producers}
+
+    def resolve(self, dummy_runs: Iterable[Callable[[], object]]) -> list[str]:
+        """Sets the kinds by the readers of these runs and of all that were resolved before.
+
+        dummy_runs: each runs the model once; every rank does so at the same time
+        Returns the names of producers that quantized until now and must return floats.
+        """
+        before = {name: producer.output for name, producer in self._producers.items()}
+        for name, producer in self._producers.items():
+            producer.output = self._readers[name]
+        try:
+            for run in dummy_runs:
+                run()
+        finally:
+            for producer in self._producers.values():
+                producer.output = OutputKind.FLOAT
+        for name, producer in self._producers.items():
+            if producer.can_return(kind := self._readers[name].kind()):
+                producer.output = kind
+        return [
+            name
+            for name, producer in self._producers.items()
+            if producer.output is OutputKind.FLOAT and before[name] is not OutputKind.FLOAT
+        ]
+
+    def check(self, dummy_runs: Iterable[Callable[[], object]]) -> None:
+        """`resolve`, of a plan that memory was measured with; says what has changed."""
+        if self._producers and (changed := self.resolve(dummy_runs)):
+            logger.warning(
+                "Steps with attention read as floats what other steps read as integers: %s. These "
+                "layers return floats in all steps, which takes more memory than was measured.",
+                ", ".join(changed),
+            )
 
 
-def _producers(model: torch.nn.Module) -> Iterator[Producer]:
-    for module in model.modules():
+def step_sizes(vllm_config: VllmConfig) -> list[int]:
+    """Tokens of dummy runs that take every way through a model which depends on their number.
+
+    One token; a number that ranks pad to share it; the first that is no step of decodes, whose
+    tokens may reach experts in another way; the first that runs sequence parallel, and one that is
+    padded then.
+    """
+    scheduler, ranks = vllm_config.scheduler_config, vllm_config.parallel_config
+    sizes = {1, ranks.tensor_parallel_size + 1}
+    if ranks.data_parallel_size > 1:
+        sizes.add(scheduler.max_num_seqs + 1)
+    sequence_parallel = get_config(vllm_config).sequence_parallel
+    if sequence_parallel.enabled and ranks.tensor_parallel_size > 1:
+        sizes |= {sequence_parallel.min_tokens, sequence_parallel.min_tokens + 1}
+    most = scheduler.max_num_batched_tokens
+    return sorted({min(size, most) for size in sizes})
+
+
+def _producers(model: torch.nn.Module) -> Iterator[tuple[str, Producer]]:
+    for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if isinstance(module, NPURMSNorm) and module.covers_rows:
-            yield module
-        elif isinstance(method, W8A8DynamicLinearMethod) and method.can_return(OutputKind.SUMS):
-            yield method
+            yield name, module
+        elif isinstance(method, QuantizedLinearMethodBase) and method.can_return(OutputKind.SUMS):
+            yield name, method

@@ -1,18 +1,12 @@
-"""The tensors of a quantized layer in a checkpoint: names, dtypes and shapes, per type.
-
-As ModelSlim writes them (AscendV1, version 1.0.0). A static layer has no scale of its weight alone:
-deq_scale is that times input_scale.
-"""
+"""The vocabulary in which a scheme states a layer's tensors: names, dtypes, shapes, conversions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
-
-from vllm_davinci.core.quantization.description import QuantDescription, QuantType
 
 
 class Extent(Enum):
@@ -65,12 +59,17 @@ class TensorSpec:
 
     dtypes:      what a checkpoint may hold; empty for any floating dtype
     is_optional: whether exporters of some generations leave it out
+    loaded_as:   dtype on the device; None for the first of `dtypes`, or else fp32
+    has_bits:    whether it holds fp32 values that may be kept as their bits in int64, which is how
+                 the product of an FP16 model takes them
     """
 
     name: str
     extent: Extent
     dtypes: tuple[torch.dtype, ...] = ()
     is_optional: bool = False
+    loaded_as: torch.dtype | None = None
+    has_bits: bool = False
 
     def accepts(self, dtype: torch.dtype) -> bool:
         return dtype in self.dtypes if self.dtypes else dtype.is_floating_point
@@ -84,72 +83,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-_WEIGHT = TensorSpec("weight", Extent.MATRIX, (torch.int8,))
-_PER_CHANNEL = (
+INT8_WEIGHT = TensorSpec("weight", Extent.MATRIX, (torch.int8,))
+PER_CHANNEL = (
     TensorSpec("weight_scale", Extent.CHANNEL_COLUMN),
     TensorSpec("weight_offset", Extent.CHANNEL_COLUMN),
 )
-_PER_GROUP = (
-    TensorSpec("weight_scale", Extent.GROUPS),
-    TensorSpec("weight_offset", Extent.GROUPS),
-)
-LINEAR_TENSORS: dict[QuantType, tuple[TensorSpec, ...]] = {
-    QuantType.FLOAT: (TensorSpec("weight", Extent.MATRIX),),
-    QuantType.W8A8_DYNAMIC: (_WEIGHT, *_PER_CHANNEL),
-    QuantType.W8A16: (_WEIGHT, *_PER_GROUP),
-    QuantType.W4A16: (TensorSpec("weight", Extent.PACKED_COLUMNS, (torch.int8,)), *_PER_GROUP),
-    QuantType.W8A8: (
-        _WEIGHT,
-        TensorSpec("input_scale", Extent.ONE),
-        # fp32 today; earlier exporters wrote the model's dtype, others int8.
-        TensorSpec(
-            "input_offset",
-            Extent.ONE,
-            (torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32),
-        ),
-        # int64: the bits of fp32 values, for models in fp16 and where ModelSlim does not know.
-        TensorSpec("deq_scale", Extent.CHANNELS, (torch.float32, torch.int64)),
-        TensorSpec("quant_bias", Extent.CHANNELS, (torch.int32,)),
-    ),
-}
 
 
 def float_from_bits(bits: torch.Tensor) -> torch.Tensor:
     """fp32 values whose bit patterns are in the low halves of `bits`, int64."""
     low = bits & 0xFFFFFFFF
     return torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
-
-
-def _optional(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    return tuple(replace(spec, is_optional=True) for spec in specs)
-
-
-# The tensors of a checkpoint's types, of which LINEAR_TENSORS are what becomes parameters.
-STORED_TENSORS: dict[str, tuple[TensorSpec, ...]] = {
-    **{kind.value: specs for kind, specs in LINEAR_TENSORS.items()},
-    # Exporters of the version 0 recipes write both scales.
-    QuantType.W8A8.value: (*LINEAR_TENSORS[QuantType.W8A8], *_optional(_PER_CHANNEL)),
-    "W8A8_MIX": (*LINEAR_TENSORS[QuantType.W8A8], *_PER_CHANNEL),
-    "W4A8_DYNAMIC": (
-        TensorSpec("weight", Extent.PACKED_ROWS, (torch.int8,)),
-        *_PER_CHANNEL,
-        TensorSpec("scale_bias", Extent.PER_PART, (torch.float32,)),
-    ),
-}
-
-
-def stored_tensors(kind: str, description: QuantDescription) -> tuple[TensorSpec, ...]:
-    """STORED_TENSORS, with the layout in which this export has integers of 4 bits.
-
-    kind: one of STORED_TENSORS
-    """
-    weight, *others = STORED_TENSORS[kind]
-    if kind == QuantType.W4A16.value:
-        if not description.version:
-            return _WEIGHT, *others  # one in each of int8
-        if description.group_size:
-            return replace(weight, extent=Extent.PACKED_ROWS), *others
-    return weight, *others
 
 
 def deq_scale_as_float(deq_scale: torch.Tensor) -> torch.Tensor:
@@ -163,19 +107,17 @@ def bits_from_float(values: torch.Tensor) -> torch.Tensor:
 
 
 def device_dtype(spec: TensorSpec, params_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor on the device. The product of an FP16 model takes scales as bits."""
-    if spec.name == "deq_scale":
+    """The dtype of a tensor on the device, in a model of `params_dtype`."""
+    if spec.has_bits:
         return torch.int64 if params_dtype == torch.float16 else torch.float32
-    if spec.name == "input_offset":
-        return torch.int32
-    return spec.dtypes[0] if spec.dtypes else torch.float32
+    return spec.loaded_as or (spec.dtypes[0] if spec.dtypes else torch.float32)
 
 
 def conversion(
     spec: TensorSpec, params_dtype: torch.dtype
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """From what the checkpoint holds to what the parameter holds, where a cast is not enough."""
-    if spec.name != "deq_scale":
+    if not spec.has_bits:
         return None
     as_bits = params_dtype == torch.float16
 

@@ -7,17 +7,13 @@ weight_scale. Limits are those of aclnnWeightQuantBatchMatmulV2 on Atlas A2 and 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch_npu
-from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.quantization.description import QuantType
-from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
 
-BITS = {QuantType.W8A16: 8, QuantType.W4A16: 4}
 WAY_OUT = (
     "Quantize the model again with other groups, or run vllm-davinci quantize on its float "
     "checkpoint"
@@ -42,7 +38,7 @@ def refusal_of_groups(group_size: int) -> str | None:
 
 
 def refusal(
-    kind: QuantType, group_size: int, in_features: int, out_features: int, is_expert: bool = False
+    bits: int, group_size: int, in_features: int, out_features: int, is_expert: bool = False
 ) -> str | None:
     """Why the operators do not take a rank's weight of these sizes, or None when they do."""
     if reason := refusal_of_groups(group_size):
@@ -53,7 +49,7 @@ def refusal(
             "another number of ranks"
         )
     # Source: CheckOptionalTensorList in ops-transformer's aclnn_grouped_matmul.cpp.
-    if is_expert and kind is QuantType.W8A16 and 0 < group_size < in_features:
+    if is_expert and bits == 8 and 0 < group_size < in_features:
         return (
             f"experts' 8-bit weights with a scale per {group_size} entries are not available: the "
             "grouped product takes groups of 4-bit weights, and 8-bit ones per channel"
@@ -61,7 +57,7 @@ def refusal(
     if max(in_features, out_features) > _LARGEST:
         return f"weights of {in_features} x {out_features}: the most on a side is {_LARGEST}"
     packed = out_features if is_expert or 0 < group_size < in_features else in_features
-    if kind is QuantType.W4A16 and packed % _PACKED:
+    if bits == 4 and packed % _PACKED:
         return f"4-bit weights of {in_features} x {out_features}: {packed} is not divided by 8"
     return None
 
@@ -101,7 +97,7 @@ def arranged(
     weight: torch.Tensor,
     scale: torch.Tensor,
     offset: torch.Tensor,
-    kind: QuantType,
+    bits: int,
     dtype: torch.dtype,
 ) -> WeightOnlyMatmul:
     """A loaded layer's tensors as the product takes them.
@@ -112,12 +108,12 @@ def arranged(
     """
     groups = scale.shape[1]
     if groups > 1:  # as CANN recommends: [in, out] with groups, [out, in] transposed without
-        matrix = _packed(weight, is_turned=True) if kind is QuantType.W4A16 else _turned(weight)
+        matrix = _packed(weight, is_turned=True) if bits == 4 else _turned(weight)
         scale, offset = _turned(scale), _turned(offset)
     else:
-        matrix = (_packed(weight, is_turned=False) if kind is QuantType.W4A16 else weight).t()
+        matrix = (_packed(weight, is_turned=False) if bits == 4 else weight).t()
         scale, offset = scale.flatten(), offset.flatten()
-    in_features = weight.shape[1] * (2 if kind is QuantType.W4A16 else 1)
+    in_features = weight.shape[1] * (2 if bits == 4 else 1)
     return WeightOnlyMatmul(
         weight=matrix,
         scale=scale.to(dtype),
@@ -127,7 +123,7 @@ def arranged(
 
 
 def arranged_experts(
-    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, kind: QuantType
+    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The tensors of a projection of all experts as the grouped product takes them.
 
@@ -135,7 +131,7 @@ def arranged_experts(
     [experts, in, out / 8] int32, scale and offset [experts, out] or [experts, groups, out] in the
     dtype of `scale`; the grouped product takes no weight without an offset.
     """
-    if kind is QuantType.W4A16:
+    if bits == 4:
         matrices = torch.stack([_packed(one, is_turned=True) for one in weight])
     else:
         matrices = _turned(weight)
@@ -175,10 +171,10 @@ def packed_columns(integers: torch.Tensor) -> torch.Tensor:
 
 
 def floats_of(
-    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, kind: QuantType
+    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int
 ) -> torch.Tensor:
     """fp32 [out, in], the values that a layer's tensors stand for; arguments as in `arranged`."""
-    integers = unpacked_columns(weight) if kind is QuantType.W4A16 else weight
+    integers = unpacked_columns(weight) if bits == 4 else weight
     wide = integers.float().unflatten(1, (scale.shape[1], -1))
     values: torch.Tensor = (wide - offset.float().unsqueeze(2)) * scale.float().unsqueeze(2)
     return values.flatten(1)
@@ -196,62 +192,11 @@ def require_exact_offset(name: str, offset: torch.Tensor) -> None:
         )
 
 
-@register_weight_loader_v2_supported_method
-class WeightOnlyLinearMethod(QuantizedLinearMethodBase):
-    """Integer weight with a scale per channel or per group, input in 16 bits."""
+def unpacked_rows(packed: torch.Tensor) -> torch.Tensor:
+    """4-bit integers, of which a byte has those of two rows, the first in its low half.
 
-    def __init__(self, kind: QuantType, prefix: str, is_loaded: bool, group_size: int) -> None:
-        super().__init__(prefix, is_loaded, group_size)
-        self.kind = kind
-        self._bias: torch.Tensor | None = None
-
-    def create_weights(
-        self,
-        layer: torch.nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Raises UnsupportedFeatureError for a weight that the operator does not take."""
-        reason = refusal(
-            self.kind, self.group_size, input_size_per_partition, sum(output_partition_sizes)
-        )
-        if reason is not None:
-            raise UnsupportedFeatureError(
-                f"{self.prefix} is {self.kind.value}: {reason}. {WAY_OUT}."
-            )
-        super().create_weights(
-            layer, input_size_per_partition, output_partition_sizes, input_size, output_size,
-            params_dtype, **extra_weight_attrs,
-        )  # fmt: skip
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        super().process_weights_after_loading(layer)
-        offset = plain_tensor(layer, "weight_offset")
-        require_exact_offset(f"{self.prefix}.weight_offset", offset)
-        self._product = arranged(
-            plain_tensor(layer, "weight"),
-            plain_tensor(layer, "weight_scale"),
-            offset,
-            self.kind,
-            self._dtype,
-        )
-        for name in ("weight_scale", "weight_offset"):
-            delattr(layer, name)
-        layer.weight = torch.nn.Parameter(self._product.weight, requires_grad=False)
-        bias = getattr(layer, "bias", None)
-        if bias is not None:
-            is_wide = self._dtype == torch.bfloat16
-            self._bias = bias.detach().to(torch.float32 if is_wide else self._dtype)
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x: [..., in_features]. Returns [..., out_features] of the same dtype.
-
-        bias: that of the layer, or None where another rank adds it
-        """
-        return self._product(x, None if bias is None else self._bias)
+    packed: [out / 2, in] int8
+    Returns [out, in] int8, from -8 to 7.
+    """
+    low, high = (packed << 4) >> 4, packed >> 4  # int8 keeps its sign
+    return torch.stack((low, high), dim=1).flatten(0, 1)

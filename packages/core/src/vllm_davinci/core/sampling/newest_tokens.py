@@ -10,7 +10,7 @@ PLACEHOLDER = -1  # vLLM's, in a request's output, for a token that has not come
 
 @dataclass(frozen=True)
 class NewestTokens:
-    """Of the step before, by the rows of this one.
+    """Tokens of the step before, by the rows of this one.
 
     tokens: [num_requests] integers on the device; any value where `known` is false
     known:  for each row whether the step before has sampled for its request
@@ -41,6 +41,21 @@ class TokenHistory:
 
     def __init__(self) -> None:
         self._older: _Step | None = None
+
+    @staticmethod
+    def is_needed_by(batch: Any) -> bool:
+        """Whether a step needs tokens that have not come back, and the sampler can do without.
+
+        Processors of users and thinking budgets read them on the host.
+        """
+        holder = batch.sampling_metadata.thinking_budget_state_holder
+        return (
+            batch.sampled_token_ids_cpu is not None
+            and batch.prev_sampled_token_ids is not None
+            and bool(batch.sampling_metadata.output_token_ids)
+            and not batch.logitsprocs_need_output_token_ids
+            and (holder is None or not holder.has_tracked_requests())
+        )
 
     def forget(self) -> None:
         """After a step that did not come here."""

@@ -1,6 +1,7 @@
 """vLLM's sampler, which takes the newest tokens of penalties and bad words from the device."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,10 +24,19 @@ NO_TOKEN = -1
 class NPUSampler(Sampler):
     """The same results as vLLM's, without a wait for tokens that only the device knows.
 
-    newest: what the step before has sampled, for one call; None where the host knows all tokens
+    newest: what the step before has sampled; None where the host knows all tokens
     """
 
     newest: NewestTokens | None = None
+
+    @contextmanager
+    def knowing(self, newest: NewestTokens) -> Iterator[None]:
+        """Samples inside, after a step whose tokens only the device knows."""
+        self.newest = newest
+        try:
+            yield
+        finally:
+            self.newest = None
 
     def forward(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, *args: Any, **kwargs: Any
@@ -101,7 +111,7 @@ def _takes_greatest(metadata: SamplingMetadata) -> bool:
 
 
 def _changes_nothing(processor: object) -> bool:
-    """Of a logits processor: whether no request of the batch has asked for it."""
+    """Whether no request of the batch has asked for a logits processor."""
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     if isinstance(processor, LogitBiasLogitsProcessor):

@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from vllm_davinci.core.config.time_limits import LONGER_WAIT
+from vllm_davinci.core.errors import DeviceError
+
 
 @dataclass(frozen=True)
 class RankStep:
@@ -58,7 +61,13 @@ def coordinate_across_dp(
     message[2, dp_rank] = own.prefills
     for index, size in enumerate(own.ubatch_sizes):
         message[3 + index, dp_rank] = size
-    dist.all_reduce(message, group=group)
+    try:
+        dist.all_reduce(message, group=group)
+    except RuntimeError as error:  # gloo's, at the group's limit or of a process that has ended
+        raise DeviceError(
+            f"Data-parallel rank {dp_rank} waited for what the other "
+            f"{dist.get_world_size(group) - 1} would do in this step: {error}. {LONGER_WAIT}"
+        ) from error
     num_tokens, graph_modes, prefills, *ubatch_sizes = message
     all_split = all(bool((sizes > 0).all()) for sizes in ubatch_sizes)
     is_unanimous = bool((graph_modes == graph_modes[0]).all())

@@ -1,13 +1,17 @@
 """The decision whether to split a step, counted and told to the user."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.components.protocols import Decision, Split, StepFacts, StreamScheduler
+import numpy as np
+
+from vllm_davinci.core.components.protocols import Decision, StepFacts, StreamScheduler
 from vllm_davinci.core.config.options import DualBatchConfig
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.ubatch.prefix_order import CachedPrefixes, is_in_order
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
@@ -38,7 +42,6 @@ class Decisions:
         publish: Callable[[Counts], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._is_ordered: Callable[[Split], bool] = lambda split: True
         self._policy = scheduler.split_policy(
             mode=options.split,
             costs=options.costs,
@@ -52,50 +55,36 @@ class Decisions:
             alignment=options.token_alignment,
             first_share=options.first_share,
             decode=options.decode,
-            is_ordered=lambda split: self._is_ordered(split),
         )
         self._interval_s = interval_s
         self._publish = publish
         self._last_log = time.monotonic()
-        self._logged: Counts = {}
-        self._examples: dict[str, str] = {}
+        self._counted: Counter[Enum] = Counter()
+        self._logged: Counter[Enum] = Counter()
+        self._examples: dict[Enum, str] = {}
 
-    def decide(
-        self,
-        query_lens: Sequence[int],
-        is_ordered: Callable[[Split], bool],
-        **facts: int,
-    ) -> Decision:
-        """For one step. is_ordered: whether no part reads cache blocks that a later one fills."""
-        self._is_ordered = is_ordered
-        step = self._scheduler.step_facts(query_lens, **facts)
-        decision = self._policy.decide(step)
-        self._examples[decision.reason.name] = _describe(step, decision)
-        return decision
+    def facts(self, query_lens: Sequence[int], **facts: int) -> StepFacts:
+        """Facts about one step. query_lens: new tokens of each request, in batch order"""
+        return self._scheduler.step_facts(query_lens, **facts)
 
-    def of_graph(self, num_requests: int, query_len: int) -> Decision:
-        """For the graph of a step of so many decodes, however many of them are padding.
+    def decide(self, step: StepFacts, prefixes: CachedPrefixes | None = None) -> Decision:
+        """The decision for one step; counts nothing.
 
-        No decode reads a cached block that another one fills: blocks that are not full are nobody
-        else's.
+        prefixes: what its requests have in the cache; None where none of them can read what another
+                  one fills in this step, as between decodes: blocks that are not full are shared by
+                  nobody
         """
-        self._is_ordered = lambda split: True
-        return self._policy.answer(
-            self._scheduler.step_facts([query_len] * num_requests, decode_query_len=query_len)
-        )
+        decision = self._policy.decide(step)
+        if decision.split is None or prefixes is None:
+            return decision
+        if is_in_order(prefixes, np.asarray(step.query_lens), decision.split.cuts):
+            return decision
+        return decision.withdrawn("PREFIX_DEPENDENCY")
 
-    def veto(self, decision: Decision) -> Decision:
-        """Another data-parallel rank does not split: neither does this one."""
-        vetoed = self._policy.veto(decision)
-        self._examples[vetoed.reason.name] = self._examples[decision.reason.name]
-        return vetoed
-
-    def counts(self) -> Counts:
-        """Reason -> number of steps since the start."""
-        return {reason.name.lower(): count for reason, count in self._policy.counters.items()}
-
-    def tell(self) -> None:
-        """Publishes the counts; writes them to the log when that is due."""
+    def count(self, step: StepFacts, decision: Decision) -> None:
+        """Counts the decision that the step runs with; publishes and logs what is due."""
+        self._counted[decision.reason] += 1
+        self._examples[decision.reason] = _describe(step, decision)
         if self._publish is not None:
             self._publish(self.counts())
         now = time.monotonic()
@@ -103,21 +92,20 @@ class Decisions:
             self._last_log = now
             self.log()
 
+    def counts(self) -> Counts:
+        """Reason -> number of steps since the start."""
+        return {reason.name.lower(): count for reason, count in self._counted.items()}
+
     def log(self) -> None:
-        """One line: what was decided since the line before, and an example of each reason."""
-        counters = self._policy.counters
-        new = {r: n - self._logged.get(r.name, 0) for r, n in counters.items()}
-        self._logged = {reason.name: count for reason, count in counters.items()}
+        """Writes one line: what was decided since the line before, an example of each reason."""
+        new = self._counted - self._logged
+        self._logged = self._counted.copy()
         lines = [
-            self._line(reason, count)
-            for reason, count in sorted(new.items(), key=lambda item: -item[1])
-            if count > 0
+            f"{count} x {reason.value} (the newest: {self._examples[reason]})"
+            for reason, count in new.most_common()
         ]
         if lines:
             logger.info("Dual-batch overlap, steps decided on: %s", "; ".join(lines))
-
-    def _line(self, reason: Enum, count: int) -> str:
-        return f"{count} x {reason.value} (the newest: {self._examples[reason.name]})"
 
 
 def _describe(step: StepFacts, decision: Decision) -> str:

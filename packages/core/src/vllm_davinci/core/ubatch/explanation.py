@@ -142,7 +142,7 @@ def explain_step(
             "it."
         )
     decisions = Decisions(scheduler, options, has_communication(vllm_config.parallel_config))
-    decision = decisions.decide(query_lens, lambda split: True, is_supported=is_supported)
+    decision = decisions.decide(decisions.facts(query_lens, is_supported=is_supported))
     reason = decision.reason.name.lower()
     parts = [] if decision.split is None else decision.split.ubatches
     return StepExplanation(

@@ -23,18 +23,24 @@ class BlockIds(NamedTuple):
     block_size: int
 
 
-def is_in_order(
-    groups: Sequence[BlockIds],
-    num_computed_tokens: np.ndarray,
-    query_lens: np.ndarray,
-    cuts: Sequence[int],
-) -> bool:
+class CachedPrefixes(NamedTuple):
+    """The cache of a step's requests before the step, in batch order.
+
+    groups:              block table of each KV cache group
+    num_computed_tokens: [num_reqs], tokens in the cache
+    """
+
+    groups: Sequence[BlockIds]
+    num_computed_tokens: np.ndarray
+
+
+def is_in_order(prefixes: CachedPrefixes, query_lens: np.ndarray, cuts: Sequence[int]) -> bool:
     """Whether no token before a cut reads a block that a token at or after the cut fills.
 
-    num_computed_tokens: [num_reqs], tokens in the cache before this step
-    query_lens:          [num_reqs], new tokens of each request, in batch order
-    cuts:                tokens of the step at which ubatches begin
+    query_lens: [num_reqs], new tokens of each request, in batch order
+    cuts:       tokens of the step at which ubatches begin
     """
+    groups, num_computed_tokens = prefixes
     ends = np.cumsum(query_lens)
     starts = ends - query_lens
     for cut in cuts:

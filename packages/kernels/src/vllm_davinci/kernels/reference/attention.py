@@ -97,7 +97,7 @@ def _visible(
     next_tokens: int,
     device: torch.device,
 ) -> Tensor:
-    """[num_queries, num_keys]: which keys a query sees; the last query is at the last key."""
+    """Mask [num_queries, num_keys]: the keys that a query sees; the last one is at the last key."""
     position = torch.arange(num_queries, device=device).unsqueeze(1) + num_keys - num_queries
     distance = torch.arange(num_keys, device=device) - position
     if sparse_mode == 0:

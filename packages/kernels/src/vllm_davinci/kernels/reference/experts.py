@@ -156,7 +156,7 @@ def _choose(
     is_sigmoid: bool,
     scaling_factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Weights, fp32, and int32 ids, [num_tokens, top_k] both."""
+    """Weights in fp32 and ids in int32, both [num_tokens, top_k]."""
     logits = router_logits.float()
     scores = logits.sigmoid() if is_sigmoid else logits.softmax(-1)
     choice = scores if correction_bias is None else scores + correction_bias.float()

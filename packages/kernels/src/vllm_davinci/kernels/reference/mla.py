@@ -1,4 +1,4 @@
-"""What MLA does before attention."""
+"""The stage before the attention of MLA."""
 
 from __future__ import annotations
 

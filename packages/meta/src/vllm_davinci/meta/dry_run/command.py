@@ -8,41 +8,54 @@ times are modelled: no NPU has anything to do with them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from vllm_davinci.meta import core_access
-from vllm_davinci.meta.errors import DeviceLibraryError, DryRunError
+from vllm_davinci.meta.dry_run.layout import MOST_DEVICES
+from vllm_davinci.meta.dry_run.of_deployment import take_deployment
+from vllm_davinci.meta.errors import DeploymentError, DeviceLibraryError, DryRunError
 from vllm_davinci.meta.supported_versions import installed_version
 
-# Devices that torch_npu can have in one process. Phantom ranks need none; vLLM counts them.
-_MOST_DEVICES = 32
+_DEFAULTS: dict[str, Any] = {
+    "topology": "node-of-8",
+    "requests": 4,
+    "prompt_tokens": (1024,),
+    "output_tokens": (4,),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
-    parser.usage = "%(prog)s --model DIRECTORY --chip NAME [options] [OPTIONS OF VLLM SERVE]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model", required=True, help="a directory with a config.json")
-    parser.add_argument(
-        "--chip", required=True, metavar="NAME|FILE", help="`vnpu machines` lists them"
+    parser.usage = (
+        "%(prog)s (--model DIRECTORY --chip NAME | --deployment NAME) [options] "
+        "[OPTIONS OF VLLM SERVE]"
     )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", help="a directory with a config.json")
+    parser.add_argument(
+        "--deployment",
+        metavar="NAME",
+        help="a row of `vllm-davinci deployments`: its model, chip, work and options, but for "
+        "those that are given",
+    )
+    parser.add_argument("--chip", metavar="NAME|FILE", help="`vnpu machines` lists them")
     parser.add_argument(
         "--topology",
-        default="node-of-8",
         metavar="NAME|FILE",
-        help="links between chips (default: %(default)s)",
+        help=f"links between chips (default: {_DEFAULTS['topology']})",
     )
     work = parser.add_argument_group("the work")
     work.add_argument(
         "--requests",
         type=int,
-        default=4,
         metavar="N",
-        help="of each data-parallel rank (default: %(default)s)",
+        help=f"of each data-parallel rank (default: {_DEFAULTS['requests']})",
     )
     work.add_argument(
         "--concurrency",
@@ -59,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--output-tokens",
         type=_numbers,
-        default=(4,),
         metavar="N[,N...]",
         help="of each request, in turn (default: 4)",
     )
@@ -110,30 +122,48 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         console.print(f"vllm-davinci dry-run: {problem}", markup=False, soft_wrap=True)
 
     split_sizes = options.prompt_tokens
-    options.prompt_tokens = options.prompt_tokens or (1024,)
+    with contextlib.ExitStack() as models:
+        try:
+            if options.deployment is not None:
+                engine_arguments = [*take_deployment(options, models), *engine_arguments]
+        except DeploymentError as error:
+            tell(error)
+            return 1
+        for name, value in _DEFAULTS.items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
+        if (problem := _problem(options)) is not None:
+            tell(problem)
+            return 2
+        from vllm_davinci.vnpu import VirtualDeviceError
+
+        try:
+            if options.split_costs is not None:
+                return _write_split_costs(options, engine_arguments, split_sizes)
+            return (_serve if options.serve else _run)(options, engine_arguments)
+        except (DryRunError, DeviceLibraryError, VirtualDeviceError) as error:
+            tell(error)
+            return 1
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with the options, and what to change. Settles the concurrency."""
     concurrency = options.requests if options.concurrency is None else options.concurrency
     if min(options.requests, concurrency, *options.prompt_tokens, *options.output_tokens) < 1:
-        tell("--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1")
-        return 2
+        return "--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1"
     options.concurrency = min(concurrency, options.requests)
+    if options.model is None or options.chip is None:
+        return (
+            "say what to run: --model DIRECTORY and --chip NAME, or --deployment NAME "
+            "(`vllm-davinci deployments` lists them)"
+        )
     if options.serve and (options.trace is not None or options.json is not None):
-        tell("--serve has no report: leave out --trace and --json, or leave out --serve")
-        return 2
+        return "--serve has no report: leave out --trace and --json, or leave out --serve"
     if not (Path(options.model) / "config.json").is_file():
-        tell(f"{options.model} has no config.json. Name the directory of a model's configuration.")
-        return 2
+        return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:
-        tell("the virtual NPU is not installed: pip install vllm-davinci-vnpu")
-        return 2
-    from vllm_davinci.vnpu import VirtualDeviceError
-
-    try:
-        if options.split_costs is not None:
-            return _write_split_costs(options, engine_arguments, split_sizes)
-        return (_serve if options.serve else _run)(options, engine_arguments)
-    except (DryRunError, DeviceLibraryError, VirtualDeviceError) as error:
-        tell(error)
-        return 1
+        return "the virtual NPU is not installed: pip install vllm-davinci-vnpu"
+    return None
 
 
 def _write_split_costs(
@@ -153,12 +183,10 @@ def _write_split_costs(
 
 
 def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
-    from vllm_davinci.meta.dry_run.serving import start_server, take_layout
     from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
-    layout, ranks, arguments = take_layout(engine_arguments, options.routing)
     virtual = VirtualDeviceConfig(
-        devices=_MOST_DEVICES,
+        devices=MOST_DEVICES,
         compute=False,
         chip=options.chip,
         topology=options.topology,
@@ -167,11 +195,11 @@ def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     )
     machine = virtual.machine()
     assert machine is not None
-    machine.require_ranks(ranks)
-    layout.tell()
     os.environ.update(virtual.environment())
     activate(virtual)
-    start_server(options.model, arguments)
+    from vllm_davinci.meta.dry_run.serving import run_server
+
+    run_server(options.model, options.routing, engine_arguments, machine)
     return 0
 
 
@@ -183,7 +211,7 @@ def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-run.") as timelines:
         virtual = VirtualDeviceConfig(
-            devices=_MOST_DEVICES,
+            devices=MOST_DEVICES,
             compute=False,
             chip=options.chip,
             topology=options.topology,

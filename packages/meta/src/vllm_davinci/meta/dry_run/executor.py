@@ -20,7 +20,7 @@ from vllm_davinci.vnpu.timing import set_routed_share
 
 
 class PhantomExecutor(UniProcExecutor):
-    """Chosen with --distributed-executor-backend by its name.
+    """The engine's executor, by its name.
 
     scheduled: tokens of each request in the newest step, by request
     """
@@ -73,13 +73,8 @@ class PhantomWorker(NPUWorker):
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         layout = Layout.told()
         config = copy.copy(vllm_config)
-        parallel = config.parallel_config = copy.copy(vllm_config.parallel_config)
-        parallel.data_parallel_size = layout.data_parallel_size
-        parallel.data_parallel_size_local = layout.data_parallel_size
-        # What the host reads from the device is zero: ranks agree on the host.
-        parallel.disable_nccl_for_dp_synchronization = True
-        parallel.pipeline_parallel_size = layout.pipeline_parallel_size
-        parallel.world_size *= layout.pipeline_parallel_size
+        config.parallel_config = copy.copy(vllm_config.parallel_config)
+        layout.restore(config.parallel_config, config.model_config.is_moe)
         self._layout = layout
         super().__init__(config, *args, **kwargs)
 
@@ -93,6 +88,9 @@ class PhantomWorker(NPUWorker):
             is_exact = get_config(self.vllm_config).moe_communication == "all_to_all"
             ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
             set_routed_share(*self._layout.routed_share(1 if is_exact else ranks))
+
+    def _step_guard(self) -> None:
+        """Phantom ranks do not fail."""
 
     def load_model(self, **kwargs: Any) -> None:
         with set_current_vllm_config(self.vllm_config):

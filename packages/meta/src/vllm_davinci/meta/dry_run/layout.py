@@ -10,13 +10,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_davinci.meta.environment_variables import DAVINCI_DRY_RUN
 from vllm_davinci.meta.errors import DryRunError
 
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
+# Devices that torch_npu can have in one process. Phantom ranks need none.
+MOST_DEVICES = 32
 _MILLION = 10**6
 
 
@@ -41,14 +45,25 @@ class Layout:
         """As this process was told; one rank of each kind where it was told nothing."""
         return Layout(**json.loads(os.environ.get(DAVINCI_DRY_RUN, "{}")))
 
-    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The plugin's options as they would be resolved with all data-parallel ranks.
+    def leave_one_rank(self, parallel: ParallelConfig) -> None:
+        """Makes a configuration of the whole layout that of the engine, which starts one rank."""
+        if self.data_parallel_size > 1:
+            parallel.reconfigure_for_independent_dp_rank()
+        parallel.pipeline_parallel_size = 1
+        parallel.world_size //= self.pipeline_parallel_size
 
-        These exchange whole steps with each other's experts: none runs sequence parallel.
+    def restore(self, parallel: ParallelConfig, is_moe: bool) -> None:
+        """Undoes `leave_one_rank` in the worker, which computes as one rank of all.
+
+        is_moe: whether data-parallel ranks compute together. Others know nothing of each other.
         """
-        if self.data_parallel_size == 1:
-            return dict(given)
-        return {**given, "sequence_parallel": {"enabled": False}}
+        if is_moe:
+            parallel.data_parallel_size = self.data_parallel_size
+            parallel.data_parallel_size_local = self.data_parallel_size
+        # What the host reads from the device is zero: ranks agree on the host.
+        parallel.disable_nccl_for_dp_synchronization = True
+        parallel.pipeline_parallel_size = self.pipeline_parallel_size
+        parallel.world_size *= self.pipeline_parallel_size
 
     def routed_share(self, expert_ranks: int) -> tuple[int, int]:
         """Of the rows of all experts, this rank's share: numerator and denominator."""

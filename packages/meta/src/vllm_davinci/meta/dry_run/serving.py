@@ -4,55 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.dry_run.layout import Layout, busiest_rank
+import uvloop
+from vllm.entrypoints.launchers.api_server.entry import (
+    build_and_serve,
+    build_async_engine_client_from_engine_args,
+)
+from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import setup_server
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.logger import configure_logging_from_args
+from vllm.usage.usage_lib import UsageContext
+
+from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.meta.errors import DryRunError
-
-_PACKAGE = "vllm_davinci.meta.dry_run.executor"
-
-
-def fixed_arguments() -> list[str]:
-    """Options of `vllm serve` that make its engine one rank among phantoms."""
-    return [
-        "--load-format=dummy",
-        "--no-async-scheduling",
-        f"--distributed-executor-backend={_PACKAGE}.PhantomExecutor",
-        f"--worker-cls={_PACKAGE}.PhantomWorker",
-    ]
+from vllm_davinci.vnpu.timing import Machine
 
 
-def take_layout(engine_arguments: list[str], routing: str) -> tuple[Layout, int, list[str]]:
-    """The layout that `vllm serve`'s options ask for, its number of ranks, and the other options.
-
-    Raises DryRunError.
-    """
-    parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
-    sizes = [
-        ("--tensor-parallel-size", "-tp"),
-        ("--data-parallel-size", "-dp"),
-        ("--pipeline-parallel-size", "-pp"),
-    ]
-    for names in sizes:
-        parser.add_argument(*names, type=int, default=1)
-    parser.add_argument("--additional-config", type=json.loads, default={})
-    known, others = parser.parse_known_args(engine_arguments)
-    tensor, data = known.tensor_parallel_size, known.data_parallel_size
-    stages = known.pipeline_parallel_size
-    if min(tensor, data, stages) < 1:
-        raise DryRunError("parallel sizes are at least 1")
-    layout = Layout(data, stages, busiest_rank(routing, tensor * data))
-    config = json.dumps(layout.options(known.additional_config))
-    taken = [f"--tensor-parallel-size={tensor}", f"--additional-config={config}"]
-    return layout, tensor * data * stages, [*taken, *others]
-
-
-def start_server(model: str, engine_arguments: list[str]) -> None:
-    """Becomes `vllm serve`. The environment has the virtual NPU's settings and the layout.
+def run_server(model: str, routing: str, engine_arguments: list[str], machine: Machine) -> None:
+    """Is `vllm serve` until it is interrupted. Raises DryRunError.
 
     Where the model's directory has no tokenizer, one stands in for it: as many words as the model
     has tokens.
@@ -63,8 +37,25 @@ def start_server(model: str, engine_arguments: list[str]) -> None:
         f"a tokenizer take --tokenizer {tokenizer}.",
         file=sys.stderr,
     )
-    arguments = ["serve", model, f"--tokenizer={tokenizer}", *engine_arguments, *fixed_arguments()]
-    os.execv(sys.executable, [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments])
+    cli_env_setup()
+    parsed = parse([f"--model={model}", f"--tokenizer={tokenizer}"], engine_arguments, True)
+    configure_logging_from_args(parsed)
+    validate_parsed_serve_args(parsed)
+    arguments = PhantomEngineArgs.for_machine(parsed, routing, machine)
+    uvloop.run(_serve(parsed, arguments))
+
+
+async def _serve(parsed: argparse.Namespace, arguments: PhantomEngineArgs) -> None:
+    """vLLM's `run_server`, of an engine that is made from these arguments."""
+    address, sock = setup_server(parsed, reuse_port=False)
+    async with build_async_engine_client_from_engine_args(
+        arguments, usage_context=UsageContext.OPENAI_API_SERVER
+    ) as client:
+        shutdown = await build_and_serve(client, address, sock, parsed)
+    try:
+        await shutdown
+    finally:
+        sock.close()
 
 
 def _has_tokenizer(directory: Path) -> bool:

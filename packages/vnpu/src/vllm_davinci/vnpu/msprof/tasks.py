@@ -51,15 +51,15 @@ class Task:
     launched_ns: int
     process: int
     thread: int
-    """Of the host that launched it."""
+    """Number of the thread of the host that launched it."""
     begin_ns: int
     end_ns: int
     group: str = ""
-    """Of ranks, of a collective."""
+    """Group of ranks of a collective."""
     count: int = 0
     """Elements of a collective."""
     dtype: str = ""
-    """Of a collective's elements."""
+    """Type of a collective's elements."""
     number: int = 0
     """On its stream, from 0: the runtime's task id."""
 

@@ -13,34 +13,17 @@ import decimal
 import difflib
 import hashlib
 import pathlib
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from vllm_davinci.vnpu.errors import MachineError
+from vllm_davinci.vnpu.timing.chip_files import FOLDER, UNITS, read_chip, read_table
 
 FORMAT = 2
 """Version of the model and of its files; part of each machine's hash."""
 
-_FOLDER = pathlib.Path(__file__).parent
+_FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
 _MOST_TIERS = 3
-
-# Of a figure's unit: the dimension, and how much of the base unit it is.
-_UNITS: dict[str, tuple[str, int]] = {
-    "GOP/s": ("rate of operations", 10**9),
-    "TOP/s": ("rate of operations", 10**12),
-    "GB/s": ("bandwidth", 10**9),
-    "TB/s": ("bandwidth", 10**12),
-    "ns": ("time", 10**3),
-    "us": ("time", 10**6),
-    "ms": ("time", 10**9),
-    "MiB": ("size", 1 << 20),
-    "GiB": ("size", 1 << 30),
-    "share": ("share", 10**6),
-    "cores": ("number", 1),
-    "tasks": ("number", 1),
-    "ranks": ("number", 1),
-}
 
 # Figures of a chip, which libvnpu reads, and their dimensions.
 _CHIP_FIGURES: dict[str, str] = {
@@ -118,7 +101,7 @@ class Machine:
 
     @property
     def hash(self) -> str:
-        """Of everything that decides a modelled time; the same figures have the same hash."""
+        """Hash of everything that decides a modelled time; the same figures have the same hash."""
         return hashlib.sha256(f"{FORMAT}\n{self.encoded()}".encode()).hexdigest()[:16]
 
     @property
@@ -142,13 +125,17 @@ class Machine:
 
 
 def chip_names() -> list[str]:
-    """The chips that are there by name."""
-    return sorted(path.stem for path in (_FOLDER / "chips").glob("*.toml"))
+    """The chips whose time is modelled, by name: those whose files state every figure."""
+    return [
+        name
+        for name in _names("chip")
+        if _CHIP_FIGURES.keys() <= _read("chip", name)["figures"].keys()
+    ]
 
 
 def topology_names() -> list[str]:
     """The topologies that are there by name."""
-    return sorted(path.stem for path in (_FOLDER / "topologies").glob("*.toml"))
+    return _names("topology")
 
 
 def load_machine(chip: str, topology: str) -> Machine:
@@ -158,11 +145,6 @@ def load_machine(chip: str, topology: str) -> Machine:
     wrong unit; it says what to change.
     """
     chip_table = _read("chip", chip)
-    base = chip_table.get("based_on")
-    if base is not None:
-        below = _read("chip", str(base))
-        figures = {**below["figures"], **chip_table.get("figures", {})}
-        chip_table = {**below, **chip_table, "figures": figures}
     topology_table = _read("topology", topology)
     chip_name, topology_name = _name(chip), _name(topology)
 
@@ -198,6 +180,10 @@ def load_machine(chip: str, topology: str) -> Machine:
     return Machine(chip_name, topology_name, soc, memory, ranks, figures, tuple(assumptions))
 
 
+def _names(kind: str) -> list[str]:
+    return sorted(path.stem for path in _FOLDERS[kind].glob("*.toml"))
+
+
 def _name(name_or_path: str) -> str:
     return pathlib.Path(name_or_path).stem if name_or_path.endswith(".toml") else name_or_path
 
@@ -214,21 +200,18 @@ def _read(kind: str, name: str) -> dict[str, Any]:
     if name.endswith(".toml"):
         path = pathlib.Path(name)
     else:
-        known = chip_names() if kind == "chip" else topology_names()
+        known = _names(kind)
         if name not in known:
             nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
             raise MachineError(
                 f"there is no {kind} {name!r}. Did you mean {nearest!r}? Known: "
                 f"{', '.join(known)}; the path of a file of your own ends in .toml."
             )
-        folder = "chips" if kind == "chip" else "topologies"
-        path = _FOLDER / folder / f"{name}.toml"
+        path = _FOLDERS[kind] / f"{name}.toml"
     try:
-        text = path.read_text(encoding="utf-8")
-        table: dict[str, Any] = tomllib.loads(text, parse_float=decimal.Decimal)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return read_chip(path) if kind == "chip" else read_table(path)
+    except (OSError, ValueError) as error:
         raise MachineError(f"{kind} file {path}: {error}.") from error
-    return table
 
 
 def _refuse_unknown(where: str, stated: Mapping[str, Any], known: Mapping[str, str]) -> None:
@@ -248,7 +231,7 @@ def _figure(
     assumptions: list[Assumption],
 ) -> int:
     """The figure in its base unit. Notes it if it was assumed."""
-    units = [unit for unit, (of, _) in _UNITS.items() if of == dimension]
+    units = [unit for unit, (of, _) in UNITS.items() if of == dimension]
     shape = f'{name} = {{ value = ..., unit = "{units[0]}", source = "..." }}'
     entry = stated.get(name)
     if entry is None:
@@ -262,7 +245,7 @@ def _figure(
         )
     if isinstance(value, bool) or not isinstance(value, (int, decimal.Decimal)) or value < 0:
         raise MachineError(f"{where}: {name} has the value {value!r}. Expected a number from 0 on.")
-    exact = value * _UNITS[unit][1]
+    exact = value * UNITS[unit][1]
     if exact != int(exact):
         raise MachineError(
             f"{where}: {name} = {value} {unit} has more digits than the model keeps."

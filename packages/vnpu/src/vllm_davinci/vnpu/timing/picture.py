@@ -38,12 +38,12 @@ class Picture:
 
     @property
     def begin(self) -> float:
-        """Of the first task, in microseconds."""
+        """Start of the first task, in microseconds."""
         return min(bar.begin for bar in self.bars)
 
     @property
     def end(self) -> float:
-        """Of the last task, in microseconds."""
+        """End of the last task, in microseconds."""
         return max(bar.end for bar in self.bars)
 
 

@@ -101,16 +101,16 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         mask = None if is_single else compressed_causal_mask(ql_nope.device)
         if host_lengths is None and (attend := fused_op("mla_decode_attention")):
             return attend(
-                ql_nope,
-                q_pe,
-                cache.kv_c,
-                cache.k_pe,
-                metadata.block_table,
-                metadata.actual_seq_lengths_q,
-                metadata.seq_lens,
-                mask,
-                self.W_UV,
-                self.scale,
+                ql_nope=ql_nope,
+                q_pe=q_pe,
+                kv_c_cache=cache.kv_c,
+                k_pe_cache=cache.k_pe,
+                block_table=metadata.block_table,
+                actual_seq_lengths_q=metadata.actual_seq_lengths_q,
+                seq_lens=metadata.seq_lens,
+                mask=mask,
+                W_UV=self.W_UV,
+                scale=self.scale,
             )
         tensors = ql_nope, cache.kv_c_flat, cache.kv_c_flat
         lengths = metadata.actual_seq_lengths_q, metadata.seq_lens
@@ -181,6 +181,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 mask=None,
                 returns_lse=True,
             )
+            assert lse is not None and partial_lse is not None
             merged, merged_lse = torch_npu.npu_attention_update(
                 [lse[rows].flatten(), partial_lse.flatten()],
                 [out[rows].flatten(0, 1), partial.flatten(0, 1)],
@@ -218,7 +219,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         actual_seq_lengths_kv: list[int],
         mask: torch.Tensor | None,
         returns_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Result [tokens, heads, v_head_dim] and log-sum-exp [tokens, heads, 1] in fp32.
 
         mask: the compressed causal one, or None where every query sees every key
@@ -239,19 +240,19 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
         if attend := fused_op("prefill_attention"):
             out, lse = attend(
-                query,
-                key,
-                value,
-                query_rope,
-                key_rope,
-                actual_seq_lengths_q,
-                actual_seq_lengths_kv,
-                mask,
-                self.scale,
-                sparse_mode,
-                ALL_TOKENS,
-                ALL_TOKENS,
-                returns_lse,
+                query=query,
+                key=key,
+                value=value,
+                query_rope=query_rope,
+                key_rope=key_rope,
+                actual_seq_lengths_q=actual_seq_lengths_q,
+                actual_seq_lengths_kv=actual_seq_lengths_kv,
+                mask=mask,
+                scale=self.scale,
+                sparse_mode=sparse_mode,
+                pre_tokens=ALL_TOKENS,
+                next_tokens=ALL_TOKENS,
+                returns_lse=returns_lse,
             )
         else:
             out, lse = torch_npu.npu_fused_infer_attention_score(

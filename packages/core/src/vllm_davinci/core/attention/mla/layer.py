@@ -116,7 +116,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
 
     @property
     def step_metadata(self) -> NPUMLAMetadata | None:
-        """That of the running step; None in a profile run and in an idle step."""
+        """Metadata of the running step; None in a profile run and in an idle step."""
         metadata = get_forward_context().attn_metadata
         return metadata[self.layer_name] if isinstance(metadata, dict) else metadata
 

@@ -95,7 +95,7 @@ class NPUMLAMetadata(AttentionMetadata):
         return self.decode.block_table, self.slot_mapping
 
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUMLAMetadata":
-        """Of some whole requests of a step of decodes. tokens: theirs, by rows of the step."""
+        """Metadata of some whole requests of a step of decodes. tokens: their rows of the step"""
         assert self.decode is not None and self.prefill is None
         num_tokens = tokens.stop - tokens.start
         ends = [end - tokens.start for end in self.decode.actual_seq_lengths_q[requests]]

@@ -118,27 +118,27 @@ class MLAPreprocess:
     ) -> Preprocessed | None:
         """The stage in one call, or None when it is to be composed."""
         projections = self._fusible
-        stage = None if projections is None else projections.fused_op
-        if projections is None or stage is None:
+        if projections is None or not projections.is_fused:
             return None
         cos, sin = self._cos_sin(positions, hidden_states, metadata)
         norm = self.modules.kv_a_layernorm
         num_decode_tokens = metadata.num_decode_tokens
-        ql_nope, q_pe, q, kv_c_normed, k_pe = stage(
-            *projections.arguments(hidden_states),
-            norm.weight,
-            self.impl.W_UK,
-            cos,
-            sin,
-            metadata.slot_mapping,
-            cache.kv_c,
-            cache.k_pe,
-            projections.q_epsilon,
-            norm.variance_epsilon,
-            num_decode_tokens,
-            side_stream,
+        ql_nope, q_pe, q, kv_c_normed, k_pe = projections.preprocess(
+            hidden_states,
+            {
+                "kv_a_norm": norm.weight,
+                "W_UK": self.impl.W_UK,
+                "cos": cos,
+                "sin": sin,
+                "slot_mapping": metadata.slot_mapping,
+                "kv_c_cache": cache.kv_c,
+                "k_pe_cache": cache.k_pe,
+                "kv_epsilon": norm.variance_epsilon,
+                "num_decode_tokens": num_decode_tokens,
+                "side_stream": side_stream,
+            },
         )
-        if q is None:  # no prefills
+        if q is None or kv_c_normed is None or k_pe is None:  # no prefills
             return Preprocessed(ql_nope, q_pe, None, None, None)
         return Preprocessed(
             ql_nope,

@@ -1,7 +1,6 @@
 """The projections before MLA as one fused operator takes them, found once after loading."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from vllm.model_executor.layers.mla import MLAModules
@@ -11,6 +10,30 @@ from vllm_davinci.core.layers.linear import plain_weight
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
 from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
+
+# ql_nope, q_pe, q, kv_c_normed and k_pe of the operators, see vllm_davinci.kernels.reference.
+Outputs = tuple[
+    torch.Tensor | None,
+    torch.Tensor,
+    torch.Tensor | None,
+    torch.Tensor | None,
+    torch.Tensor | None,
+]
+
+
+class PreprocessArguments(TypedDict):
+    """Arguments of the operators that do not depend on how weights are stored."""
+
+    kv_a_norm: torch.Tensor
+    W_UK: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slot_mapping: torch.Tensor
+    kv_c_cache: torch.Tensor
+    k_pe_cache: torch.Tensor
+    kv_epsilon: float
+    num_decode_tokens: int
+    side_stream: torch.Stream | None
 
 
 class FloatProjections(NamedTuple):
@@ -28,12 +51,22 @@ class FloatProjections(NamedTuple):
     q_epsilon: float
 
     @property
-    def fused_op(self) -> Callable[..., Any] | None:
-        return fused_op("mla_preprocess")
+    def is_fused(self) -> bool:
+        """Whether an installed package has the stage."""
+        return fused_op("mla_preprocess") is not None
 
-    def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The first arguments of the operator."""
-        return hidden_states, self.down, self.norm, self.up
+    def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
+        """The stage in one call, where it `is_fused`."""
+        stage = fused_op("mla_preprocess")
+        assert stage is not None
+        return stage(
+            hidden_states=hidden_states,
+            a_weight=self.down,
+            q_a_norm=self.norm,
+            q_b_weight=self.up,
+            q_epsilon=self.q_epsilon,
+            **rest,
+        )
 
 
 class QuantizedProjections(NamedTuple):
@@ -49,25 +82,31 @@ class QuantizedProjections(NamedTuple):
     q_epsilon: float
 
     @property
-    def fused_op(self) -> Callable[..., Any] | None:
-        return fused_op("mla_preprocess_w8a8")
+    def is_fused(self) -> bool:
+        return fused_op("mla_preprocess_w8a8") is not None
 
-    def arguments(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The first arguments of the operator. Quantizes the rows where the norm before has not."""
+    def preprocess(self, hidden_states: torch.Tensor, rest: PreprocessArguments) -> Outputs:
+        """The same. Quantizes the rows where the norm before has not."""
+        stage = fused_op("mla_preprocess_w8a8")
+        assert stage is not None
         down, up = self.down, self.up
         scale = None if self.norm is None else up.input_scale
-        return (
-            *down.quantize(hidden_states),
-            down.weight,
-            down.scale,
-            down.bias,
-            self.norm,
-            self.norm_bias,
-            None if scale is None else scale.scale,
-            None if scale is None else scale.offset,
-            up.weight,
-            up.scale,
-            up.bias,
+        integers, row_scales = down.quantize(hidden_states)
+        return stage(
+            hidden_states=integers,
+            hidden_scale=row_scales,
+            a_weight=down.weight,
+            a_scale=down.scale,
+            a_bias=down.bias,
+            q_a_norm=self.norm,
+            q_a_norm_bias=self.norm_bias,
+            q_input_scale=None if scale is None else scale.scale,
+            q_input_offset=None if scale is None else scale.offset,
+            q_b_weight=up.weight,
+            q_b_scale=up.scale,
+            q_b_bias=up.bias,
+            q_epsilon=self.q_epsilon,
+            **rest,
         )
 
 

@@ -1,5 +1,6 @@
 """Tokens in rows of their own to the ranks of their experts, and the experts' results back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     RankExperts,
     SelectedTokens,
 )
+from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait, RowCounts
 from vllm_davinci.core.fused_moe.dispatcher.sort import COUNTS, sort_for_all_ranks, sum_by_token
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
@@ -40,6 +42,7 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
     """Three all-to-alls: counts, rows, results. The host waits for the counts, once per layer.
 
     group: the ranks among which experts are dealt out
+    most_tokens: of any rank's slice; all ranks pass the same
     sends_integers: whether rows for experts that take integers travel as int8, half as many bytes,
                     and their scales in a fourth all-to-all
     Sums are whole, or parts where ranks share experts.
@@ -47,7 +50,16 @@ class AllToAllDispatcher(SliceDispatcher[ArrivedTokens]):
 
     group: GroupCoordinator
     counts_wait: CountsWait
+    most_tokens: int
     sends_integers: bool = True
+
+    def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
+        """See TokenDispatcher.split. A rank with fewer tokens than others repeats its last one."""
+        parts = pieces.of(len(tokens.x), self.most_tokens)
+        if len(parts) == 1:
+            return (tokens,)
+        last = slice(len(tokens.x) - 1, None)
+        return [tokens.part(part if part.start < len(tokens.x) else last) for part in parts]
 
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> ArrivedTokens:
         """See TokenDispatcher.dispatch.

@@ -7,6 +7,8 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
+from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
+
 
 class RankExperts(Protocol):
     """The experts of a rank, as far as tokens' ways to them depend on it."""
@@ -39,6 +41,10 @@ class SelectedTokens(NamedTuple):
     x: torch.Tensor
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+
+    def part(self, rows: slice) -> "SelectedTokens":
+        """Some of the tokens; views."""
+        return SelectedTokens(self.x[rows], self.topk_weights[rows], self.topk_ids[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +90,14 @@ class TokenDispatcher(ABC, Generic[D]):
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         """
 
-    def split(self, tokens: SelectedTokens) -> Sequence[SelectedTokens]:
-        """The tokens of each dispatch. All ranks make equally many."""
-        return (tokens,)
+    def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
+        """The tokens of each dispatch, in order; beyond them may be tokens whose sums nobody wants.
+
+        pieces: of how many tokens experts take the rows at once
+        Where rows travel, all ranks make equally many dispatches.
+        """
+        parts = pieces.of(len(tokens.x))
+        return (tokens,) if len(parts) == 1 else [tokens.part(part) for part in parts]
 
     @abstractmethod
     def dispatch(self, tokens: SelectedTokens, experts: RankExperts) -> D:

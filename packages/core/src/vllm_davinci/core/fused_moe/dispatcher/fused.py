@@ -15,6 +15,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     RankExperts,
     SelectedTokens,
 )
+from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import SliceDispatcher
 
 # quant_mode of the dispatch.
@@ -68,14 +69,14 @@ class FusedDispatcher(SliceDispatcher[FusedTokens]):
     group: FusedGroup
     most_tokens: int
 
-    def split(self, tokens: SelectedTokens) -> Sequence[SelectedTokens]:
-        """See TokenDispatcher.split. Each has at most as many tokens as a launch takes."""
+    def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
+        """See TokenDispatcher.split. Each has at most as many tokens as a launch takes, which are
+        fewer than those of a piece."""
         size = self._tokens_per_launch
         if size == self.most_tokens:
             return (tokens,)
         return [
-            SelectedTokens(*(part[begin : begin + size] for part in tokens))
-            for begin in range(0, self.most_tokens, size)
+            tokens.part(slice(begin, begin + size)) for begin in range(0, self.most_tokens, size)
         ]
 
     @property

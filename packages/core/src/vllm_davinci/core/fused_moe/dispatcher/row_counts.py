@@ -1,21 +1,18 @@
 """Row counts of an all-to-all on their way to the host, which waits no longer than told."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 
 import torch
 import torch_npu
-from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import GroupCoordinator
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.time_limits import LONGER_WAIT, StepLimits
 from vllm_davinci.core.errors import DeviceError
 
-# Of the host's wait, where --distributed-timeout-seconds says nothing. The executor gives up a step
-# after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, 300 unless set, and could not say what was waited for.
-COUNTS_LIMIT = timedelta(seconds=240)
 POLL_S = 50e-6
 
 
@@ -29,15 +26,8 @@ class CountsWait:
     """
 
     layer: str
-    limit: timedelta = COUNTS_LIMIT
-    is_computed: bool = True
-
-    @classmethod
-    def of_layer(cls, layer: str, vllm_config: VllmConfig) -> "CountsWait":
-        """With the limit that the engine's options give to its groups, if they give one."""
-        seconds = vllm_config.parallel_config.distributed_timeout_seconds
-        limit = COUNTS_LIMIT if seconds is None else timedelta(seconds=seconds)
-        return cls(layer, limit, components.device_computes())
+    limit: timedelta = field(default_factory=lambda: StepLimits.of_environment().row_counts)
+    is_computed: bool = field(default_factory=components.device_computes)
 
 
 class RowCounts:
@@ -62,8 +52,7 @@ class RowCounts:
                     f"{wait.layer}: rank {group.rank_in_group} of group {name!r} waited "
                     f"{wait.limit.total_seconds():g} s for the row counts that the "
                     f"{group.world_size} ranks of the group send each other. One of them has "
-                    "failed or is late: look for its error in the log above. A longer wait: "
-                    "--distributed-timeout-seconds."
+                    f"failed or is late: look for its error in the log above. {LONGER_WAIT}"
                 )
             time.sleep(POLL_S)
         self._arrival.synchronize()  # raises what the device has found

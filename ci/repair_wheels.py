@@ -1,0 +1,51 @@
+"""Gives compiled wheels the tag of the oldest Linux that they run on. Run by `nox -s build`.
+
+A wheel as it is built says `linux_x86_64`, which no index takes. auditwheel looks up which symbols
+of the C and C++ libraries it uses, and names the policy that has them (manylinux_2_34, say). The
+libraries of torch and torch_npu come from their own wheels and are not copied into ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# Libraries that the installed wheels of torch and torch_npu bring.
+FROM_OTHER_WHEELS = ("libtorch*.so", "libc10.so", "libtorch_npu.so", "libgomp*.so*")
+LIMIT_S = 600
+OTHER_PROCESSORS = (
+    "wheels for aarch64: run `nox -s build` on an aarch64 machine, or in a container of one, with "
+    "this glibc or an older one; nothing is compiled for another processor than the machine's"
+)
+
+
+def repair(wheel: Path, auditwheel: Path) -> Path:
+    """Replaces a wheel by the one with its policy's tag. Raises CalledProcessError."""
+    excluded = [option for name in FROM_OTHER_WHEELS for option in ("--exclude", name)]
+    with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+        command = [auditwheel, "repair", *excluded, "--wheel-dir", scratch, wheel]
+        subprocess.run([str(part) for part in command], check=True, timeout=LIMIT_S)
+        (repaired,) = Path(scratch).glob("*.whl")
+        wheel.unlink()
+        return repaired.rename(wheel.with_name(repaired.name))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("directory", type=Path, help="where the wheels are")
+    auditwheel = Path(sys.executable).with_name("auditwheel")
+    for wheel in sorted(parser.parse_args().directory.glob("*-linux_*.whl")):
+        try:
+            print(f"{wheel.name} -> {repair(wheel, auditwheel).name}", flush=True)
+        except subprocess.CalledProcessError as error:
+            print(f"{wheel.name}: auditwheel failed with status {error.returncode}, see above.")
+            return 1
+    print(OTHER_PROCESSORS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Runs the tests and says what they took; fails when they have become much too slow.
+
+`within_limit.py ARGUMENTS` runs `python ARGUMENTS`; `nox -s tests` calls it for the whole suite.
+The goal is 15 minutes on two idle cores. A limit on that would fail on a busy machine, so the limit
+is on the processor time of the tests and of all processes that they started. Other programs
+lengthen that little: by shared caches, and where two processors share a core. The goal allows 30
+core-minutes; the limit is three times as many: for processors that are half as fast as those that
+the goal was set on, and half as much again for busy neighbours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+GOAL_MINUTES = 15
+LIMIT_CORE_MINUTES = 90
+# What engines that a test left may take to end.
+ORPHANS_LIMIT_S = 20.0
+_SET_CHILD_SUBREAPER = 36  # of prctl: orphans of orphans become children of this process
+
+
+def run(command: list[str]) -> tuple[int, float, float]:
+    """Exit status, seconds, and seconds of processor time of all processes that the command had."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    began_s = time.monotonic()
+    process = subprocess.Popen(command)
+    while process.returncode is None:
+        with suppress(KeyboardInterrupt):  # the command gets it too, and says more when it ends
+            ended, status = os.waitpid(-1, 0)  # of any: tests see that what ends is gone
+            if ended == process.pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.monotonic() - began_s
+    wait_for_orphans()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process.returncode, seconds, used.ru_utime + used.ru_stime
+
+
+def wait_for_orphans() -> None:
+    end_s = time.monotonic() + ORPHANS_LIMIT_S
+    while time.monotonic() < end_s:
+        try:
+            found, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not found:
+            time.sleep(0.1)
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "unknown processor"
+
+
+def verdict(seconds: float, core_seconds: float, limit_minutes: float) -> tuple[bool, str]:
+    """Whether the limit is kept; what was taken, in words."""
+    text = (
+        f"tests took {seconds / 60:.1f} min (goal: {GOAL_MINUTES} on two idle cores), "
+        f"{core_seconds / 60:.1f} core-minutes (limit: {limit_minutes:g}), on "
+        f"{len(os.sched_getaffinity(0))} cores of {processor()}"
+    )
+    if core_seconds > 60 * limit_minutes:
+        return False, f"{text}\nToo slow: see the slowest files above; share their engines."
+    return True, text
+
+
+def main() -> int:
+    status, seconds, core_seconds = run([sys.executable, *sys.argv[1:]])
+    is_kept, text = verdict(seconds, core_seconds, LIMIT_CORE_MINUTES)
+    print(text, flush=True)
+    return status or (0 if is_kept else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

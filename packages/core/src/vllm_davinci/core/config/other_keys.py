@@ -1,0 +1,325 @@
+"""Keys of `additional_config` that other Ascend plugins and earlier releases have.
+
+Each says what becomes of it here: nothing is passed over in silence.
+Source: vllm-ascend's documentation of its additional configuration, 0.7 to 0.13.
+"""
+
+from typing import Any, Literal
+
+from vllm_davinci.core.config.options import GRAPHS, NEEDS_GRAPHS
+from vllm_davinci.core.config.row import Means, Needs, NoEffect, Refused, Row
+
+NO_BALANCING = Refused(
+    "experts do not move between ranks while serving", "Remove the key; expert_map_path takes a map"
+)
+CAPTURED_ONLY = "graphs are captured, and nothing is compiled"
+FULL_GRAPHS = "Use -cc.cudagraph_mode of vLLM"
+VLLM_SCHEDULES = "vLLM's own scheduler does it"
+NOT_PRESENT = "this release does not have it"
+
+
+def _elsewhere(key: str, today: str, type_: Any = bool) -> Row:
+    """A key whose option has another name or place here."""
+    return Row(
+        key,
+        type_,
+        ...,
+        f"Another plugin's spelling of {today}.",
+        Refused("its option has another name here", f"Use {today}"),
+    )
+
+
+GRAPH_KEYS = (
+    Row(
+        "enable_graph_mode",
+        bool,
+        False,
+        "Capture decode steps and replay them.",
+        Means("torchair_graph_config.enabled"),
+    ),
+    Row(
+        "init_torchair_graph_batch_sizes",
+        bool,
+        False,
+        "Derive the sizes of graphs.",
+        # Published commands give it together with enable_graph_mode = false.
+        Means("torchair_graph_config.graph_batch_sizes_init", only_with=GRAPHS),
+    ),
+    Row(
+        "trace_recompiles",
+        bool,
+        False,
+        "Log why graphs are compiled again.",
+        NoEffect("nothing is compiled; the log lists graphs when they are captured"),
+    ),
+    Row(
+        "torchair_graph_config.use_cached_graph",
+        bool,
+        False,
+        "Reuse a graph that an earlier run stored.",
+        NoEffect(
+            "graphs are captured at every start, and none is stored; it only allows "
+            "torchair_graph_config.use_cached_kv_cache_bytes"
+        ),
+        (NEEDS_GRAPHS,),
+    ),
+    Row(
+        "torchair_graph_config.enable_view_optimize",
+        bool,
+        True,
+        "Fold views when compiling.",
+        NoEffect("nothing is compiled"),
+    ),
+    Row(
+        "torchair_graph_config.enable_super_kernel",
+        bool,
+        False,
+        "Fuse consecutive kernels.",
+        NoEffect("the host launches a captured step as a whole"),
+        (
+            NEEDS_GRAPHS,
+            Needs("torchair_graph_config.enable_multistream_moe", "needs enable_multistream_moe"),
+        ),
+    ),
+    *(
+        Row(
+            key,
+            bool,
+            False,
+            "Keep the KV cache of MLA in the NZ layout.",
+            Refused("this release has no KV cache in the NZ layout"),
+        )
+        for key in ("torchair_graph_config.enable_kv_nz", "enable_kv_nz")
+    ),
+    Row(
+        "torchair_graph_config.mode",
+        str,
+        ...,
+        "Choose how the compiler optimizes.",
+        Refused(CAPTURED_ONLY),
+    ),
+    Row(
+        "torchair_graph_config.enable_frozen_parameter",
+        bool,
+        ...,
+        "Treat weights as constants of the graph.",
+        Refused("a captured graph reads its weights where they lie"),
+    ),
+    _elsewhere(
+        "torchair_graph_config.enable_multistream_shared_expert",
+        "torchair_graph_config.enable_multistream_moe",
+    ),
+    _elsewhere("enable_multistream_mla", "torchair_graph_config.enable_multistream_mla"),
+    _elsewhere("enable_multistream_moe", "torchair_graph_config.enable_multistream_moe"),
+    _elsewhere("enable_multistream_shared_expert", "torchair_graph_config.enable_multistream_moe"),
+    _elsewhere("multistream_overlap_shared_expert", "torchair_graph_config.enable_multistream_moe"),
+    _elsewhere("torchair_graph_batch_sizes", "torchair_graph_config.graph_batch_sizes", list[int]),
+    _elsewhere("graph_batch_sizes", "torchair_graph_config.graph_batch_sizes", list[int]),
+    _elsewhere("graph_batch_sizes_init", "torchair_graph_config.graph_batch_sizes_init"),
+    _elsewhere("use_cached_graph", "torchair_graph_config.use_cached_graph"),
+    _elsewhere("use_cached_kv_cache_bytes", "torchair_graph_config.use_cached_kv_cache_bytes"),
+    *(
+        Row(key, type_, ..., "Choose another kind of graph.", Refused(CAPTURED_ONLY, FULL_GRAPHS))
+        for key, type_ in (
+            ("ascend_compilation_config", dict),
+            ("xlite_graph_config", dict),
+            ("enable_npugraph_ex", bool),
+        )
+    ),
+)
+
+SCHEDULER_KEYS = (
+    Row(
+        "enable_inter_dp_scheduling",
+        bool,
+        False,
+        "Schedule across DP ranks.",
+        NoEffect("it never had an effect"),
+    ),
+    _elsewhere("max_num_batched_tokens", "--max-num-batched-tokens of vLLM", int),
+    _elsewhere("max_num_seqs", "--max-num-seqs of vLLM", int),
+    Row(
+        "ascend_scheduler_config.num_scheduler_steps",
+        int,
+        ...,
+        "Schedule several decode steps at once.",
+        Refused("vLLM no longer has steps of several tokens", "Use --async-scheduling of vLLM"),
+    ),
+    Row(
+        "ascend_scheduler_config.delay_factor",
+        float,
+        ...,
+        "Delay prompts, so that more of them share a step.",
+        Refused("vLLM no longer delays prompts"),
+    ),
+    *(
+        Row(
+            f"ascend_scheduler_config.{name}",
+            int,
+            ...,
+            "Limit the prompts that are prefilled in parts.",
+            Refused(
+                VLLM_SCHEDULES, "Use ascend_scheduler_config.enable_chunked_prefill, which takes it"
+            ),
+        )
+        for name in ("max_num_partial_prefills", "max_long_partial_prefills")
+    ),
+    _elsewhere("ascend_scheduler_config.enable_pd_transfer", "--kv-transfer-config of vLLM"),
+    _elsewhere("ascend_scheduler_config.decode_max_num_seqs", "--max-num-seqs of vLLM", int),
+    *(
+        Row(key, type_, ..., meaning, Refused(f"{NOT_PRESENT}; vLLM's own scheduler runs"))
+        for key, type_, meaning in (
+            ("recompute_scheduler_enable", bool, "Recompute preempted decodes on a prefill node."),
+            ("enable_balance_scheduling", bool, "Balance prompts over DP ranks."),
+            ("SLO_limits_for_dynamic_batch", int, "Limit the time between tokens, in ms."),
+            ("profiling_chunk_config", dict, "Choose chunks of prompts by measured time."),
+            ("scheduler_config", dict, "Choose one of several schedulers."),
+        )
+    ),
+)
+
+OVERLAP_KEYS = (
+    Row(
+        "dbo.num_micro_batches",
+        int,
+        2,
+        "Number of ubatches of a split step.",
+        Means("dbo.num_ubatches"),
+    ),
+    _elsewhere("enable_dbo", "dbo.enabled"),
+    Row(
+        "enable_shared_expert_dp",
+        bool,
+        ...,
+        "Keep shared experts whole on every rank.",
+        Refused("overlap decides how shared experts are reduced", "Use overlap"),
+    ),
+    Row(
+        "weight_prefetch_config.prefetch_ratio.mlp",
+        dict,
+        ...,
+        "Fractions of a dense MLP's weights to prefetch.",
+        NoEffect("weights of dense MLPs are not prefetched"),
+    ),
+    *(
+        Row(key, bool, False, meaning, NoEffect(because))
+        for key, meaning, because in (
+            ("multistream_overlap_gate", "Run the router beside shared experts.", NOT_PRESENT),
+            (
+                "enable_async_exponential",
+                "Draw the sampler's random numbers on another stream.",
+                NOT_PRESENT,
+            ),
+            (
+                "enable_flashcomm1",
+                "Replace all-reduces by reduce-scatters and all-gathers.",
+                "sequence_parallel decides it",
+            ),
+            (
+                "enable_matmul_allreduce",
+                "Fuse a row-parallel product with its all-reduce.",
+                NOT_PRESENT,
+            ),
+        )
+    ),
+)
+
+EXPERT_KEYS = (
+    Row("dynamic_eplb", bool, False, "Balance experts while serving.", NO_BALANCING),
+    Row(
+        "num_iterations_eplb_update",
+        int,
+        400,
+        "Steps between two updates of the map.",
+        NO_BALANCING,
+    ),
+    Row("num_wait_worker_iterations", int, 30, "Steps to wait for a new map.", NO_BALANCING),
+    Row("gate_eplb", bool, False, "Count the loads of experts in the router.", NO_BALANCING),
+    Row("eplb_config", dict, ..., "Balance experts while serving.", NO_BALANCING),
+    Row(
+        "enable_fused_mc2",
+        int,
+        0,
+        "Fuse experts with their dispatch and combine.",
+        Refused("this release does not fuse them", "Use moe_communication = 'fused'"),
+    ),
+    Row(
+        "enable_mc2_hierarchy_comm",
+        bool,
+        False,
+        "Send tokens between servers over RoCE.",
+        Refused(NOT_PRESENT, "Use moe_communication"),
+    ),
+)
+
+OTHER_KEYS: tuple[Row, ...] = (
+    *GRAPH_KEYS,
+    *SCHEDULER_KEYS,
+    *OVERLAP_KEYS,
+    *EXPERT_KEYS,
+    Row(
+        "chunked_prefill_for_mla",
+        bool,
+        False,
+        "Use the fused operator for chunked prefills of MLA.",
+        NoEffect("that operator is always used"),
+    ),
+    Row(
+        "enable_prefill_optimizations",
+        bool,
+        False,
+        "Use DeepSeek's prefill operators.",
+        NoEffect("DeepSeek's prefill operators are always used"),
+    ),
+    Row(
+        "enable_mlapo",
+        bool,
+        True,
+        "Use one fused operator before the attention of MLA.",
+        NoEffect("enable_compiled_operators decides which operators are used"),
+    ),
+    Row(
+        "kv_cache_dtype",
+        Literal["int8"],
+        None,
+        "Store the KV cache quantized.",
+        Refused("this release has no quantized KV cache"),
+    ),
+    Row(
+        "weight_nz_mode",
+        int,
+        ...,
+        "Choose which weights are cast to the NZ layout.",
+        Refused("its option has another name here", "Use enable_weight_nz_layout"),
+    ),
+    _elsewhere("lmhead_tensor_parallel_size", "lmhead_tp_size", int),
+    Row(
+        "finegrained_tp_config",
+        dict,
+        ...,
+        "Give single layers a tensor parallel size of their own.",
+        Refused("all layers are divided among the same ranks", "Use --tensor-parallel-size"),
+    ),
+    Row(
+        "enable_context_parallel",
+        bool,
+        False,
+        "Divide a prompt's tokens among ranks.",
+        Refused("this release has no context parallelism"),
+    ),
+    Row(
+        "refresh",
+        bool,
+        False,
+        "Read the options anew although an engine exists.",
+        NoEffect("options are read anew for every engine"),
+    ),
+    *(
+        Row(key, type_, ..., meaning, Refused(NOT_PRESENT, "Use --profiler-config of vLLM"))
+        for key, type_, meaning in (
+            ("dump_config", dict, "Dump tensors with msprobe."),
+            ("dump_config_path", str, "Dump tensors with msprobe."),
+            ("msmonitor_use_daemon", bool, "Let msMonitor watch the engine."),
+        )
+    ),
+)

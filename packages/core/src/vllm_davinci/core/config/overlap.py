@@ -1,0 +1,115 @@
+"""The option `overlap`: the single options that its presets stand for on this engine.
+
+Later code reads the single options only, and `overlap` itself where published and lean differ in
+more than these: whether shared and routed experts are summed over ranks apart or together.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core import components
+from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig
+from vllm_davinci.core.config.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
+from vllm_davinci.core.config.setting import Setting, Source
+from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, has_shared_experts
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+DUAL_BATCH = "dbo.enabled"
+
+
+def chosen_by_preset(
+    vllm_config: "VllmConfig", config: DavinciConfig, against_sequence_parallel: str | None
+) -> list[Setting]:
+    """The single options that `config.overlap` sets: those that the model has a use for.
+
+    `auto` sets those that are not given.
+    against_sequence_parallel: the reason why the engine cannot run it, or None
+    """
+    if config.overlap is None:
+        return []
+    if config.overlap == "auto":
+        chosen = _automatic(vllm_config, against_sequence_parallel)
+        return [choice for choice in chosen if not _is_given(config, choice)]
+    preset = f"overlap = {config.overlap!r}"
+    return [
+        Setting(key, value, Source.ADDITIONAL_CONFIG, preset)
+        for key, value in OVERLAP_PRESETS[config.overlap].items()
+        if not value or _applies(key, vllm_config, against_sequence_parallel)
+    ]
+
+
+def with_settings(config: DavinciConfig, settings: Sequence[Setting]) -> DavinciConfig:
+    """The configuration with these values."""
+    for setting in settings:
+        section, name = setting.key.split(".")
+        changed = getattr(config, section).model_copy(update={name: setting.value})
+        config = config.model_copy(update={section: changed})
+    return config
+
+
+def _is_given(config: DavinciConfig, choice: Setting) -> bool:
+    section, name = choice.key.split(".")
+    return name in getattr(config, section).model_fields_set
+
+
+def _applies(key: str, vllm_config: "VllmConfig", against_sequence_parallel: str | None) -> bool:
+    """Whether the engine has the part that the option is about."""
+    if key == SEQUENCE_PARALLEL:
+        return against_sequence_parallel is None
+    model = vllm_config.model_config
+    if model is None:
+        return False
+    if key == ATTENTION:
+        return bool(model.use_mla)
+    return has_shared_experts(model) if key == EXPERTS else True
+
+
+def _replays_decodes(vllm_config: "VllmConfig") -> bool:
+    from vllm.config import CUDAGraphMode  # vLLM imports this module first
+
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode is not None and mode != CUDAGraphMode.NONE
+
+
+def _automatic(
+    vllm_config: "VllmConfig", against_sequence_parallel: str | None
+) -> Iterator[Setting]:
+    if components.stream_scheduler() is None:
+        package = components.STREAMS.package
+        yield _auto(DUAL_BATCH, False, f"{package} is not installed")
+        return
+    parallel = vllm_config.parallel_config
+    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    if vllm_config.speculative_config is not None:
+        yield _auto(DUAL_BATCH, False, "a draft model reads the hidden states of whole steps")
+    elif ranks == 1:
+        yield _auto(DUAL_BATCH, False, "one rank computes each layer alone")
+    else:
+        yield _auto(
+            DUAL_BATCH, True, "ranks communicate in each layer; small steps and decodes stay whole"
+        )
+    if _applies(ATTENTION, vllm_config, against_sequence_parallel):
+        if _replays_decodes(vllm_config):
+            yield _auto(
+                ATTENTION, True, "decodes replay graphs, where side streams cost the host nothing"
+            )
+        else:
+            yield _auto(
+                ATTENTION, False, "without graph mode the host's launches take a decode's time"
+            )
+    if _applies(EXPERTS, vllm_config, against_sequence_parallel):
+        if parallel.data_parallel_size > 1:
+            yield _auto(EXPERTS, True, "tokens travel between DP ranks in every step")
+        else:
+            yield _auto(EXPERTS, False, "no token travels that shared experts could hide")
+    yield _auto(
+        SEQUENCE_PARALLEL,
+        against_sequence_parallel is None,
+        against_sequence_parallel or "each rank norms its shard of the tokens",
+    )
+
+
+def _auto(key: str, value: bool, reason: str) -> Setting:
+    return Setting(key, value, Source.MODEL, f"overlap = 'auto': {reason}")

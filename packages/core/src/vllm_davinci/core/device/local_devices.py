@@ -1,0 +1,80 @@
+"""Devices of this host: which one a worker takes, and whether there are enough."""
+
+import os
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.errors import DeviceError
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
+VISIBLE_DEVICES = "ASCEND_RT_VISIBLE_DEVICES"
+
+
+def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
+    """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
+    if parallel.distributed_executor_backend in ("ray", "external_launcher"):
+        return
+    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
+        return
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    dp_size = max(parallel.data_parallel_size_local, 1)
+    if ranks * dp_size <= num_visible:
+        return
+    raise DeviceError(
+        f"{ranks * dp_size} NPUs are needed (tensor parallel "
+        f"{parallel.tensor_parallel_size} x pipeline parallel "
+        f"{parallel.pipeline_parallel_size} x data parallel on this host "
+        f"{dp_size}) and {num_visible} are visible "
+        f"({VISIBLE_DEVICES} is {os.environ.get(VISIBLE_DEVICES) or 'not set'}). Lower "
+        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
+        f"devices visible with {VISIBLE_DEVICES}."
+    )
+
+
+def logical_device(local_rank: int, parallel: "ParallelConfig", num_visible: int) -> int:
+    """Number of a worker's device among those its engine may use.
+
+    local_rank:  the worker's rank among its engine's workers on this host
+    num_visible: devices this process can see
+    Raises DeviceError when there are not that many devices.
+    """
+    assigned = parallel.assigned_physical_gpu_ids
+    if assigned is not None:
+        # The engine was given its own devices, and counts among those.
+        return _checked(local_rank, len(assigned))
+    shares_all_devices = (
+        parallel.distributed_executor_backend not in ("ray", "external_launcher")
+        and parallel.data_parallel_backend != "ray"
+        and parallel.nnodes_within_dp == 1
+    )
+    if not shares_all_devices:
+        return _checked(local_rank, num_visible)
+    dp_rank = parallel.data_parallel_rank_local
+    if dp_rank is None:
+        dp_rank = parallel.data_parallel_index
+    ranks_per_dp_rank = parallel.pipeline_parallel_size * parallel.tensor_parallel_size
+    return _checked(dp_rank * ranks_per_dp_rank + local_rank, num_visible)
+
+
+def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, int]:
+    """A worker's number among those on this host, and how many there are.
+
+    device: logical number of its device, as logical_device gives it
+    """
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    count = ranks * max(parallel.data_parallel_size_local, 1)
+    if parallel.assigned_physical_gpu_ids is not None:
+        device += ranks * (parallel.data_parallel_rank_local or 0)
+    return device % count, count
+
+
+def _checked(number: int, count: int) -> int:
+    if number >= count:
+        raise DeviceError(
+            f"A worker needs NPU number {number} of those its engine may use, which are {count}, "
+            "counted from 0. Lower --tensor-parallel-size, --pipeline-parallel-size or "
+            "--data-parallel-size, or make more devices visible with "
+            f"{VISIBLE_DEVICES}."
+        )
+    return number

@@ -1,0 +1,194 @@
+"""A channel between all ranks of a world, beside the device, on which one says that it failed.
+
+It is a gloo group that nothing else uses. A thread waits in it for messages, so that a step costs
+nothing here. A second one waits for the next rank, of which nothing comes but the end of the
+connection: a process that ends, on whatever host, is noticed by one rank, which tells the others.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vllm_davinci.core.log import init_logger
+
+logger = init_logger(__name__)
+
+# Room for a fault in JSON, of which texts that are cut to these lengths take up to 6 bytes each.
+MESSAGE_BYTES = 16384
+CAUSE_CHARACTERS = 1200
+PLACE_LINES = 24
+# Nobody waits for the thread below: it listens until the process or the group ends. gloo wants a
+# number.
+LISTENS_FOR = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure: how one rank's part of a step ended.
+
+    rank, host, pid: whose, of the world that communicates
+    engine:          its data-parallel engine; ranks of one engine are given the same calls
+    call:            number of the call of the worker, counted from 1
+    name:            method of that call; "" where the process has ended
+    place:           lines of the sources that the error passed, the innermost one last
+    collectives:     process group -> collectives that the rank has launched on it
+    cause:           operator and text of the error
+    """
+
+    rank: int
+    host: str
+    pid: int
+    engine: int = 0
+    call: int = 0
+    name: str = ""
+    place: list[str] = field(default_factory=list)
+    cause: str = ""
+    collectives: dict[str, int] = field(default_factory=dict)
+
+    def is_like(self, other: "Fault") -> bool:
+        """Whether both ranks failed at the same point, with nothing launched that lacks a partner.
+
+        Messages may differ: an error of memory names each rank's own device and bytes.
+        """
+        common = self.collectives.keys() & other.collectives.keys()
+        return self.place == other.place and all(
+            self.collectives[name] == other.collectives[name] for name in common
+        )
+
+    @property
+    def who(self) -> str:
+        """The rank, its process and host."""
+        return f"rank {self.rank} (pid {self.pid} on host {self.host})"
+
+    def __str__(self) -> str:
+        if not self.name:
+            return (
+                f"The process of {self.who} has ended; its own output, or the kernel's log, says "
+                "why"
+            )
+        return (
+            f"{self.who} failed in {self.name}, call {self.call} of its worker, at "
+            f"{self.place[-1]}: {self.cause}"
+        )
+
+
+class FaultChannel:
+    """One rank's end. Every rank of the world makes it, once, at the same place of its start.
+
+    on_fault: called in the listening thread with a fault and the rank that told it, whose own it
+              need not be
+    on_end:   called in another one when the process of the next rank has ended
+    """
+
+    def __init__(
+        self, on_fault: Callable[[Fault, int], None], on_end: Callable[[Fault], None]
+    ) -> None:
+        self._on_fault, self._on_end = on_fault, on_end
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", group_desc="faults")
+        self._ranks = [
+            Fault(rank, *process)
+            for rank, process in enumerate(self._gather((socket.gethostname(), os.getpid())))
+        ]
+        self._sent: list[Any] = []  # gloo reads the messages until the others have them
+        self.is_closed = False
+        for listen in (self._listen, self._watch_next):
+            threading.Thread(target=listen, name="faults of ranks", daemon=True).start()
+
+    def _gather(self, own: tuple[str, int]) -> list[Any]:
+        """Every rank's host and process number."""
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, own, group=self._group)
+        return gathered
+
+    @property
+    def own(self) -> Fault:
+        """One of this rank, of which nothing is known yet."""
+        return self._ranks[self.rank]
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks."""
+        return [rank for rank in range(self.world_size) if rank != self.rank]
+
+    def stopped(self) -> list[Fault]:
+        """Those of the other ranks on this host whose processes are stopped, by SIGSTOP say."""
+        here = [r for r in self._ranks if r.host == self.own.host and r != self.own]
+        return [each for each in here if _state_of(each.pid) in ("T", "t")]
+
+    def tell(self, fault: Fault) -> None:
+        """Sends a fault to every other rank. Does not wait for them."""
+        text = json.dumps(asdict(fault)).encode()
+        message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+        message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        for rank in self.others:
+            try:
+                self._sent.append((message, dist.isend(message, rank, group=self._group)))
+            except RuntimeError as error:  # it has ended
+                logger.debug("Rank %d cannot be told: %s", rank, error)
+
+    def launched_collectives(self) -> dict[str, int]:
+        """How many this rank has launched on each of its process groups, by the group's name."""
+        return {
+            name: group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+            for group, name in dist.distributed_c10d._world.pg_names.items()
+            if group is not self._group
+        }
+
+    def leave_device_groups(self) -> None:
+        """Gives up every communicator, by which a device may notice that this rank will not come.
+
+        In a thread of its own: on a chip this may wait for what the others do.
+        """
+        threading.Thread(target=_abort_communicators, name="leave groups", daemon=True).start()
+
+    def close(self) -> None:
+        """From here on what comes, and who leaves, is of no interest."""
+        self.is_closed = True
+
+    def _listen(self) -> None:
+        message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+        while (teller := self._receive(message)) is not None:
+            self._on_fault(Fault(**json.loads(bytes(message.tolist()).rstrip(b"\0"))), teller)
+
+    def _watch_next(self) -> None:
+        rank = (self.rank + 1) % self.world_size
+        self._receive(torch.zeros(1, dtype=torch.uint8), rank, tag=1)
+        if not self.is_closed:
+            self._on_end(self._ranks[rank])
+
+    def _receive(self, message: torch.Tensor, rank: int | None = None, tag: int = 0) -> int | None:
+        """Waits for a message, of any rank unless one is given. Its rank; None at the end."""
+        try:
+            work = dist.irecv(message, rank, group=self._group, tag=tag)
+            assert work is not None
+            work.wait(LISTENS_FOR)
+            return work._source_rank()
+        except (RuntimeError, ValueError) as error:  # gloo's; of a group that was destroyed
+            logger.debug("The channel of faults has ended: %s", error)
+            return None
+
+
+def _abort_communicators() -> None:
+    npu = torch.device("npu")
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if npu in group._device_types:
+            backend: Any = group._get_backend(npu)
+            backend.abort_hccl_comm("this rank has failed")
+
+
+def _state_of(pid: int) -> str:
+    """The letter that Linux gives a process's state; "" where there is none of this number."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

@@ -1,0 +1,293 @@
+"""Writes a quantized checkpoint in ModelSlim's format from a float one, by round-to-nearest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.checkpoint.config_check import text_config
+from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.export.destination import file_name, quantized_file_name, written_as_a_whole
+from vllm_davinci.core.export.fused_experts import find_fused_experts
+from vllm_davinci.core.export.source import (
+    floats_of_fp8,
+    read_tensor,
+    require_float,
+    require_inside,
+    source_fp8,
+)
+from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.quantization.fp8 import DTYPE as FP8
+from vllm_davinci.core.quantization.fp8 import is_scale
+from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, Scheme, find_scheme
+from vllm_davinci.core.weight_files.files import (
+    INDEX_NAME,
+    QUANTIZED_INDEX_NAME,
+    StoredTensor,
+    read_config,
+    read_header,
+    tensor_files,
+)
+
+MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+FORMAT_VERSION = "1.0.0"
+UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not see
+# Projections and experts, by the last part of the layer's name.
+_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
+# MLA takes this one apart; the MTP head's is small and sensitive.
+_KEPT_FLOAT = re.compile(r"(^|\.)(kv_b_proj|eh_proj)$|(^|\.)(visual|vision_\w+|audio_\w+)\.")
+_LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
+_ROUTED = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of one export."""
+
+    directory: Path
+    counts: dict[str, int]  # layers per type
+    num_bytes: int
+    source_bytes: int
+
+
+@dataclass
+class Exporter:
+    """One export.
+
+    kind:   scheme of the projections, one of `written_types`; FLOAT only for fp8 weights, which
+            become floats. Routed experts become W8A8_DYNAMIC with W8A8, too: few tokens reach each,
+            and a range from a short text would cut off the rest. So do the layers after
+            config.json's `num_hidden_layers`
+    dtype:  of the model: the tensors that stay floats
+    ranges: layer -> range of its input, for static layers
+    """
+
+    source: Path
+    destination: Path
+    kind: str
+    dtype: torch.dtype
+    ranges: Mapping[str, InputRange]
+
+    def run(self, advance: Callable[[int], None]) -> Exported:
+        """Reads tensor by tensor, writes file by file. Leaves nothing behind when it fails.
+
+        advance: called after each tensor with its bytes in the source
+        Raises CheckpointError when the source is not a float checkpoint or the result is not whole.
+        """
+        with written_as_a_whole(self.destination) as directory:
+            return self._write(directory, advance)
+
+    def _write(self, directory: Path, advance: Callable[[int], None]) -> Exported:
+        config = read_config(self.source)
+        files = tensor_files(self.source)
+        headers = {path: read_header(path) for path in files}
+        stored = {name: tensor for header in headers.values() for name, tensor in header.items()}
+        self._fp8 = source_fp8(config)
+        if self._fp8 is None:
+            require_float(self.source, config, stored)
+            if self.kind == FLOAT:
+                raise CheckpointError(
+                    f"{self.source} holds floats, and there is nothing to turn into them. Choose "
+                    f"--type {', '.join(set(written_types()) - {FLOAT})}."
+                )
+        _require_whole(self.source, self.source)
+        self._fused = find_fused_experts(
+            {name: tensor for name, tensor in stored.items() if not is_scale(name)}
+        )
+        depth = text_config(config).get("num_hidden_layers")
+        self._num_layers = depth if isinstance(depth, int) and depth else sys.maxsize
+        description: dict[str, Any] = {
+            "version": FORMAT_VERSION,
+            "model_quant_type": self.kind,
+            "metadata": {},
+            "group_size": 0,
+            "optional": {},
+        }
+        places: dict[str, str] = {}
+        matrices: list[str] = []
+        total = 0
+        for number, (path, header) in enumerate(headers.items(), 1):
+            written = self._file(path, header, stored, description, advance)
+            file_name = self._file_name(number, len(headers))
+            save_file(written, directory / file_name, metadata={"format": "pt"})
+            places |= dict.fromkeys(written, file_name)
+            total += sum(tensor.nbytes for tensor in written.values())
+            matrices += [
+                name
+                for name, value in written.items()
+                if name.endswith(".weight") and value.dim() > 1
+            ]
+        self._copy_rest(directory, config)
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        if self.kind == FLOAT:
+            _write_json(directory / INDEX_NAME, index)
+        else:
+            _write_json(directory / QUANTIZED_INDEX_NAME, index)
+            _write_json(directory / DESCRIPTION, description)
+        _require_whole(directory, self.source)
+        counts = dict(Counter(description[name] for name in matrices))
+        return Exported(self.destination, counts, total, sum(path.stat().st_size for path in files))
+
+    def _file_name(self, number: int, count: int) -> str:
+        name = file_name if self.kind == FLOAT else quantized_file_name
+        return name(number, count)
+
+    def _file(
+        self,
+        path: Path,
+        header: Mapping[str, StoredTensor],
+        stored: Mapping[str, StoredTensor],
+        description: dict[str, Any],
+        advance: Callable[[int], None],
+    ) -> dict[str, torch.Tensor]:
+        """The tensors that stand in place of one file's, and their entries in the description."""
+        written: dict[str, torch.Tensor] = {}
+        with safe_open(path, framework="pt") as file:
+            for stored_name in header:
+                tensor = file.get_tensor(stored_name)
+                size = tensor.nbytes
+                if self._fp8 is not None and is_scale(stored_name):
+                    advance(size)
+                    continue  # read beside its weight
+                if tensor.dtype == FP8:
+                    assert self._fp8 is not None
+                    tensor = floats_of_fp8(stored_name, tensor, stored, self._fp8)
+                experts = self._fused.get(stored_name)
+                own = (
+                    [(stored_name, tensor)]
+                    if experts is None
+                    else experts.separate(stored_name, tensor)
+                )
+                for name, value in own:
+                    kind = self._kind(name, value.shape, value.dtype)
+                    for result_name, result in self._results(name, value, kind, stored).items():
+                        written[result_name] = result.contiguous()
+                        description[result_name] = kind
+                advance(size)
+        return written
+
+    def _results(
+        self, name: str, tensor: torch.Tensor, kind: str, stored: Mapping[str, StoredTensor]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors that take the place of one of the model's."""
+        if kind == FLOAT:
+            if name.endswith(".bias") and self._is_quantized(name.removesuffix(".bias"), stored):
+                return {name: tensor.to(torch.float32)}
+            # Routing biases and the like stay in fp32, where the source has them so.
+            narrows = tensor.dtype in (torch.float32, torch.float64) and tensor.dim() > 1
+            return {name: tensor.to(self.dtype) if narrows else _same_kind(tensor, self.dtype)}
+        prefix = name.removesuffix(".weight")
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{name} of {self.source} holds values that are not finite, for which no integers "
+                "stand. Copy the checkpoint again."
+            )
+        layer = self._layer(prefix, tensor, kind, stored)
+        return {f"{prefix}.{part}": value for part, value in layer.items()}
+
+    def _is_quantized(self, prefix: str, stored: Mapping[str, StoredTensor]) -> bool:
+        name = f"{prefix}.weight"
+        weight = stored.get(name)
+        if weight is None:
+            return False
+        return self._kind(name, weight.shape, weight.dtype) != FLOAT
+
+    def _kind(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> str:
+        prefix = name.removesuffix(".weight")
+        if self.kind == FLOAT or prefix == name or len(shape) != 2:
+            return FLOAT
+        if not dtype.is_floating_point:
+            return FLOAT
+        if not _QUANTIZED.search(prefix) or _KEPT_FLOAT.search(prefix):
+            return FLOAT
+        is_reached = not (_ROUTED.search(prefix) or self._is_after_the_model(prefix))
+        if SCHEMES[self.kind].needs_input_range and not is_reached:
+            return UNREACHED
+        return self.kind
+
+    def _is_after_the_model(self, prefix: str) -> bool:
+        """Whether it is a layer that predicts further tokens, which calibration does not run."""
+        number = _LAYER.match(prefix)
+        return number is not None and int(number[1]) >= self._num_layers
+
+    def _layer(
+        self,
+        prefix: str,
+        weight: torch.Tensor,
+        kind: str,
+        stored: Mapping[str, StoredTensor],
+    ) -> dict[str, torch.Tensor]:
+        scheme = find_scheme(kind, f"{prefix}.weight")
+        if not scheme.needs_input_range:
+            return scheme.rounded(weight, self.dtype)
+        if prefix not in self.ranges:
+            raise CheckpointError(
+                f"The calibration text never reached {prefix}, so its input has no range. Use a "
+                f"longer text, or --type {UNREACHED}, which needs none."
+            )
+        bias = read_tensor(stored, f"{prefix}.bias")
+        return scheme.rounded(weight, self.dtype, bias, self.ranges[prefix])
+
+    def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
+        """Tokenizer, generation settings and code of the model; config.json with its new dtype."""
+        for path in sorted(self.source.iterdir()):
+            is_weights = path.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+            if path.is_file() and not is_weights and path.name not in (INDEX_NAME, "config.json"):
+                require_inside(self.source, path)
+                shutil.copy2(path, directory / path.name)
+        name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
+        key = "torch_dtype" if "torch_dtype" in config else "dtype"
+        kept = {name: value for name, value in config.items() if name != "quantization_config"}
+        _write_json(directory / "config.json", {**kept, key: name})
+
+
+def _require_whole(directory: Path, source: Path) -> None:
+    """Raises CheckpointError when a checkpoint, `source` or its result, could not be loaded."""
+    if problems := check_checkpoint(directory).problems():
+        told = "is" if directory == source else "becomes something that is"
+        raise CheckpointError(
+            f"{source} {told} not whole, and nothing is kept of the result: "
+            f"{'; '.join(problems[:5])}. vllm-davinci check-model on the source tells more."
+        )
+
+
+def written_types() -> list[str]:
+    """The schemes that an export can have."""
+    return sorted(name for name, scheme in SCHEMES.items() if scheme.is_written)
+
+
+def written_scheme(name: str) -> Scheme:
+    """The scheme of that name. Raises UnsupportedFeatureError for one that is not written."""
+    if name in written_types():
+        return SCHEMES[name]()
+    raise UnsupportedFeatureError(
+        f"--type {name} is not written. Choose one of {', '.join(written_types())}."
+    )
+
+
+def model_dtype(config: Mapping[str, Any], asked: str | None) -> torch.dtype:
+    """The dtype to write: the asked one, else the configuration's where it is a 16-bit one."""
+    name = asked or str(config.get("dtype") or config.get("torch_dtype") or "")
+    return MODEL_DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
+
+
+def _same_kind(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A 16-bit tensor in the model's dtype; others as they are."""
+    return tensor.to(dtype) if tensor.dtype in MODEL_DTYPES.values() else tensor
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

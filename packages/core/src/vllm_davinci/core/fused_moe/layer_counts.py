@@ -1,0 +1,35 @@
+"""Layers of a model, by what a captured graph takes for them."""
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from vllm_davinci.core.fused_moe.communication import CommunicationMethod
+from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
+from vllm_davinci.core.graph.plan import LayerCounts
+
+
+def layer_counts(
+    model: torch.nn.Module, kv_cache_config: KVCacheConfig, embeds: bool
+) -> LayerCounts:
+    """The layers of one rank. embeds: whether its pipeline stage embeds tokens"""
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    forwards = [
+        method.moe_forward
+        for method in methods
+        if isinstance(method, NPUFusedMoEMethodBase) and method.moe_forward is not None
+    ]
+    are_fused = [
+        forward.dispatchers.rule.choose(1).method is CommunicationMethod.FUSED
+        for forward in forwards
+        if forward.dispatchers is not None
+    ]
+    return LayerCounts(
+        attention=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
+        embeds=embeds,
+        experts=len(forwards),
+        exchanging=are_fused.count(False),
+        fused=are_fused.count(True),
+        apart=sum(
+            forward.shared is not None and forward.shared.reduces_apart for forward in forwards
+        ),
+    )

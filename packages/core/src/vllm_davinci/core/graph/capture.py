@@ -1,0 +1,291 @@
+"""Captures a runner's model once per size, as far as the device has room."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch_npu
+from vllm.compilation.counter import compilation_counter
+from vllm.compilation.monitor import set_cudagraph_capturing_enabled
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import get_world_group, is_global_first_rank
+from vllm.forward_context import BatchDescriptor
+from vllm.platforms import current_platform
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.worker.workspace import lock_workspace
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.device.memory import format_bytes
+from vllm_davinci.core.device.soc import GraphLimits
+from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
+from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
+from vllm_davinci.core.log import init_logger
+
+logger = init_logger(__name__)
+
+
+class CapturableRunner(Protocol):
+    """The methods of vLLM's runner that a capture calls, in this order."""
+
+    def _init_minimal_kv_cache_for_profiling(self) -> None: ...
+    def _freeze_gc(self) -> AbstractContextManager[None]: ...
+    def _warmup_and_capture(self, desc: BatchDescriptor, **options: Any) -> None: ...
+    def _dummy_run(self, num_tokens: int, **options: Any) -> Any: ...
+    def _cleanup_profiling_kv_cache(self) -> None: ...
+
+
+class GraphCapture:
+    """The graphs of one runner: which sizes there are, what they take, how often they ran.
+
+    runner:     runs the steps that are captured
+    dispatcher: vLLM's, which asks for sizes and chooses one for each step
+    query_len:  tokens of a request that decodes
+    limits:     of the device
+    """
+
+    def __init__(
+        self,
+        runner: CapturableRunner,
+        vllm_config: VllmConfig,
+        dispatcher: CudagraphDispatcher,
+        query_len: int,
+        limits: GraphLimits,
+    ) -> None:
+        self._runner = runner
+        self._vllm_config = vllm_config
+        self._compilation = vllm_config.compilation_config
+        self._dispatcher = dispatcher
+        self._query_len = query_len
+        self._limits = limits
+        self._wrapper: NPUGraphWrapper | None = None  # without graphs
+        self._memory: GraphMemory | None = None  # as `profile_memory` has found it
+        self._workspace_bytes = 0
+        self.plan: CapturePlan | None = None  # of the graphs that there are
+        self.captured_bytes = 0  # of device memory that they have taken
+
+    def wrap(self, model: Any, forward: Callable[..., Any]) -> NPUGraphWrapper:
+        """The model for full graphs. forward: the part of a step that a graph holds"""
+        self._wrapper = NPUGraphWrapper(model, self._vllm_config, forward=forward)
+        return self._wrapper
+
+    def measure_workspaces(self) -> None:
+        """Keeps the bytes of the workspaces that torch_npu has given each stream by now.
+
+        vLLM does not count them: it measures after they have been given back.
+        """
+        self._workspace_bytes = _release_workspaces()
+
+    def profile_memory(self) -> GraphMemory:
+        """Captures the two largest sizes over a small KV cache and drops them again.
+
+        Operators ask for workspaces, which differ by chip and by release of CANN, and each stream
+        of a graph has its own: what they come to is only known from a capture. Sizes that cannot be
+        captured are left to `capture`, which says so.
+        """
+        workspaces = self._workspace_bytes
+        if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
+            return GraphMemory(0, 0, workspaces)
+        if not self._has_room_for_trial():
+            return GraphMemory(0, 0, workspaces)
+        taken: list[int] = []
+        model = self._wrapper
+        assert model is not None
+        pool, model.graph_pool = model.graph_pool, current_platform.graph_pool_handle()
+        captured_before = compilation_counter.num_cudagraph_captured
+        set_cudagraph_capturing_enabled(True)
+        try:
+            with self._runner._freeze_gc():
+                for mode, descriptors in self._dispatcher.get_capture_descs():
+                    for descriptor in descriptors[:2]:
+                        before = _free_bytes()
+                        if self._capture_on_all_ranks(descriptor, mode) is None:
+                            workspaces = max(workspaces, _release_workspaces())
+                            taken.append(before - _free_bytes())
+        finally:
+            set_cudagraph_capturing_enabled(False)
+            compilation_counter.num_cudagraph_captured = captured_before
+            model.clear_graphs()
+            model.graph_pool = pool
+            for keys in self._dispatcher.cudagraph_keys.values():
+                keys.clear()
+            self._dispatcher.keys_initialized = False
+            self._runner._cleanup_profiling_kv_cache()
+        if taken:
+            self._memory = GraphMemory(taken[0], taken[-1], workspaces)
+        return self._memory or GraphMemory(0, 0, workspaces)
+
+    def _has_room_for_trial(self) -> bool:
+        """Allocates a small KV cache. A device without room for it has none for a real one."""
+        try:
+            with set_current_vllm_config(self._vllm_config):
+                self._runner._init_minimal_kv_cache_for_profiling()
+            is_there = True
+        except torch.OutOfMemoryError:
+            is_there = False
+        if _least_of_all_ranks(is_there):
+            return True
+        self._runner._cleanup_profiling_kv_cache()
+        return False
+
+    def capture(self, layers: LayerCounts, ubatches_of: Callable[[int], int]) -> int:
+        """Captures every size, the largest first. Returns the bytes of device memory it took.
+
+        layers:      of this rank
+        ubatches_of: tokens -> as how many ubatches the graph of that size holds its steps
+        All ranks capture the same sizes: one that a rank cannot capture is given up by all.
+        Raises DeviceError for it when the options say so.
+        """
+        if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
+            return 0
+        begin = time.perf_counter()
+        before = _free_bytes()
+        self.plan = plan = self._plan(before, layers, ubatches_of)
+        logger.info_once("Graph mode, plan of a rank: %s.", plan.told())
+        if not plan.sizes and (asked := self._sizes()):
+            self._give_up(dict.fromkeys(asked, plan.notes[-1]))
+        self.use_sizes(list(plan.sizes))
+        captured: list[int] = []
+        failed: dict[int, str] = {}
+        set_cudagraph_capturing_enabled(True)
+        with self._runner._freeze_gc():
+            for mode, descriptors in self._dispatcher.get_capture_descs():
+                for descriptor in descriptors:
+                    failure = self._capture_on_all_ranks(descriptor, mode)
+                    if failure is None:
+                        captured.append(descriptor.num_tokens)
+                    else:
+                        failed[descriptor.num_tokens] = failure
+        set_cudagraph_capturing_enabled(False)
+        if failed:
+            self._give_up(failed)
+            self.use_sizes(captured)
+        self.captured_bytes = before - _free_bytes()
+        if self._wrapper is not None:
+            self._wrapper.replays.clear()  # those so far were no steps
+        lock_workspace()
+        logger.info_once(
+            "Graph mode: %d graphs captured in %.1f s, %s of device memory.",
+            len(captured),
+            time.perf_counter() - begin,
+            format_bytes(self.captured_bytes),
+        )
+        return self.captured_bytes
+
+    def _sizes(self) -> list[int]:
+        """Tokens of the graphs that the dispatcher asks for, ascending."""
+        descriptors = (of for _, of in self._dispatcher.get_capture_descs())
+        return sorted({each.num_tokens for of_mode in descriptors for each in of_mode})
+
+    def _plan(
+        self, available_bytes: int, layers: LayerCounts, ubatches_of: Callable[[int], int]
+    ) -> CapturePlan:
+        """The same sizes on all ranks. available_bytes: device memory that this one has left"""
+        sizes = self._sizes()
+        split = {size: count for size in sizes if (count := ubatches_of(size)) > 1}
+        plan = plan_capture(self._vllm_config, sizes, layers, split, self._memory)
+        plan = plan.within(self._limits, available_bytes)
+        fewest = _least_of_all_ranks(len(plan.sizes))
+        return plan.with_most(fewest, f"another rank has room for {fewest}")
+
+    def use_sizes(self, sizes: list[int]) -> None:
+        """Makes the dispatcher pad steps to these sizes alone; without any, all are eager."""
+        compilation, dispatcher = self._compilation, self._dispatcher
+        compilation.cudagraph_capture_sizes = sorted(sizes)
+        compilation.max_cudagraph_capture_size = max(sizes, default=0)
+        if not sizes:
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
+        for keys in dispatcher.cudagraph_keys.values():
+            keys.clear()
+        dispatcher.initialize_cudagraph_keys(compilation.cudagraph_mode, self._query_len)
+
+    def _capture_on_all_ranks(self, descriptor: BatchDescriptor, mode: CUDAGraphMode) -> str | None:
+        """Why some rank could not capture the size, or replay it; None if all could.
+
+        A device gives a graph its streams and events at the first replay.
+        """
+
+        def capture() -> None:
+            self._runner._warmup_and_capture(descriptor, cudagraph_runtime_mode=mode)
+
+        def replay() -> None:
+            self._runner._dummy_run(
+                descriptor.num_tokens,
+                cudagraph_runtime_mode=mode,
+                uniform_decode=descriptor.uniform,
+                skip_eplb=True,
+                remove_lora=False,
+                num_active_loras=descriptor.num_active_loras,
+            )
+
+        failure: str | None = None
+        for attempt in (capture, replay):
+            try:
+                attempt()
+                torch.accelerator.synchronize()
+            except RuntimeError as error:
+                failure = f"{type(error).__name__}: {error}"
+                logger.exception("The graph of %d tokens was not captured.", descriptor.num_tokens)
+            if not _least_of_all_ranks(failure is None):
+                assert self._wrapper is not None
+                self._wrapper.forget(descriptor)
+                return failure or "another rank could not; see its log"
+        return None
+
+    def _give_up(self, failed: dict[int, str]) -> None:
+        """Says which sizes are not there, or ends the start. failed: tokens -> why."""
+        reasons = "; ".join(f"{size} tokens: {why}" for size, why in failed.items())
+        if get_config(self._vllm_config).torchair_graph_config.on_capture_failure == "stop":
+            raise DeviceError(
+                f"Not all graphs were captured: {reasons}. Ask for fewer or smaller sizes "
+                "(--cudagraph-capture-sizes), lower --gpu-memory-utilization, or start with "
+                "--enforce-eager."
+            )
+        if is_global_first_rank():
+            logger.warning(
+                "Graph mode goes on without some sizes, whose steps run in larger ones or eagerly: "
+                "%s. Fewer or smaller sizes (--cudagraph-capture-sizes) or a lower "
+                "--gpu-memory-utilization make room.",
+                reasons,
+            )
+
+    def replays(self) -> dict[int, int]:
+        """Tokens of a graph -> steps that replayed it; empty without graphs."""
+        return {} if self._wrapper is None else dict(self._wrapper.replays)
+
+    def destroy(self) -> None:
+        """Gives the graphs up, once none of them runs."""
+        if self._wrapper is not None:
+            torch_npu.npu.synchronize()
+            self._wrapper.clear_graphs()
+
+
+def _least_of_all_ranks(value: int) -> int:
+    """The smallest of what the ranks of this engine give."""
+    world = get_world_group()
+    if world.world_size == 1:
+        return value
+    least = torch.tensor(value, dtype=torch.int64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=world.cpu_group)
+    return int(least)
+
+
+def _free_bytes() -> int:
+    """Free memory of the device, once nothing is cached."""
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
+    return int(torch.accelerator.get_memory_info()[0])
+
+
+def _release_workspaces() -> int:
+    """Gives back what torch_npu caches. Returns the bytes that its allocator does not count.
+
+    Those are workspaces, one for each stream, which later steps take again.
+    """
+    torch.accelerator.synchronize()
+    before = torch.accelerator.get_memory_info()[0] + torch.accelerator.memory_reserved()
+    after = _free_bytes() + torch.accelerator.memory_reserved()
+    return int(after - before)

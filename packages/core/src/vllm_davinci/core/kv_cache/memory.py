@@ -1,0 +1,163 @@
+"""The memory of the KV cache, in the layout that Ascend's operators read."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from vllm_davinci.core.attention.mla.cache import MLACache
+from vllm_davinci.core.attention.paged import PagedCache
+from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+
+
+class KVCacheMemory:
+    """Allocates, zeroes and copies the blocks that vLLM plans.
+
+    layers: name -> layer of the model that has a cache
+    parts:  vLLM's list of all caches' parts: filled here, cleared by vLLM, which copies blocks
+            between them along dimension 0
+    """
+
+    def __init__(
+        self, device: torch.device, layers: Mapping[str, Any], parts: list[torch.Tensor]
+    ) -> None:
+        self._device = device
+        self._layers = layers
+        self._parts = parts
+        self._num_blocks = 0
+
+    def operator_specs(self, specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+        """vLLM's specifications, with heads of the size that the operator is called with."""
+        sized = dict(specs)
+        for name, spec in specs.items():
+            size = getattr(getattr(self._layers[name], "impl", None), "operator_head_size", None)
+            if size is not None and isinstance(spec, AttentionSpec) and size != spec.head_size:
+                sized[name] = replace(spec, head_size=size, head_size_v=size)
+        return sized
+
+    def allocate(
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        shared_layers: Mapping[str, str],
+        context: AbstractContextManager[None] | None = None,
+    ) -> dict[str, PagedCache | MLACache]:
+        """Allocates the cache that vLLM planned, and binds each layer's part to it.
+
+        vLLM plans one allocation in which every layer has a contiguous region of
+        num_blocks pages. The first part of a region holds the keys of all blocks, the second
+        the values (with MLA: the kv_c rows, then the k_pe rows), so a block's
+        bytes differ from vLLM's own views but belong to the same block of the same region; cache
+        groups that overlay each other stay apart.
+
+        shared_layers: layer -> the one whose cache it shares
+        context:       in which the memory is allocated
+        Returns each layer's cache.
+        """
+        caches: dict[str, PagedCache | MLACache] = {}
+        if kv_cache_config.kv_cache_tensors:
+            with context or nullcontext():
+                size_bytes = kv_cache_config.kv_cache_tensors[0].size
+                memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
+            for placement in kv_cache_config.kv_cache_tensors:
+                for index, layer_name in enumerate(placement.layers):
+                    region = _layer_region(memory, placement, index, kv_cache_config.num_blocks)
+                    spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
+                    caches[layer_name] = self._cache(layer_name, region, spec, block_size)
+        for layer_name, target_name in shared_layers.items():
+            caches[layer_name] = caches[target_name]
+        for layer_name, cache in caches.items():
+            self._layers[layer_name].bind_kv_cache(cache)
+            self._parts.extend(cache[:2])
+        self._num_blocks = kv_cache_config.num_blocks
+        return caches
+
+    def _cache(
+        self, layer_name: str, region: torch.Tensor, spec: KVCacheSpec, block_size: int
+    ) -> PagedCache | MLACache:
+        if not isinstance(spec, MLAAttentionSpec):
+            return _paged_cache(region, spec, block_size, layer_name)
+        layer = self._layers[layer_name]
+        return MLACache.in_region(
+            region.view(spec.dtype), block_size, layer.kv_lora_rank, layer.qk_rope_head_dim
+        )
+
+    def zero(self, block_ids: Sequence[int]) -> None:
+        """Zeroes whole blocks of every layer's keys and values."""
+        if not block_ids:
+            return
+        index = async_tensor_h2d(list(block_ids), self._device, torch.int64)
+        for part in self._parts_by_block():
+            part.index_fill_(0, index, 0)
+
+    def copy(self, copies: Sequence[tuple[int, int]], new_blocks: Sequence[int]) -> bool:
+        """Copies blocks of every layer in one call: from the first of each pair to the second.
+
+        new_blocks: zeroed first: a copy's target is one of them
+        Returns whether an operator for it is there; without one nothing is written.
+        """
+        copy_blocks = fused_op("copy_kv_blocks")
+        if copy_blocks is None:
+            return False
+        self.zero(new_blocks)
+        copy_blocks(kv_caches=self._parts_by_block(), block_pairs=torch.tensor(copies))
+        return True
+
+    def _parts_by_block(self) -> list[torch.Tensor]:
+        """Every part of every layer's cache once, as [num_blocks, entries]."""
+        parts = {part.data_ptr(): part for part in self._parts}
+        return [part.view(self._num_blocks, -1) for part in parts.values()]
+
+
+def _layer_region(
+    memory: torch.Tensor, placement: KVCacheTensor, index: int, num_blocks: int
+) -> torch.Tensor:
+    start = placement.offset + index * placement.layer_stride
+    return memory[start : start + num_blocks * placement.block_stride]
+
+
+def _spec_of(
+    layer_name: str, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+) -> tuple[KVCacheSpec, int]:
+    """A layer's cache specification, and the block size its attention operator works with."""
+    for group, kernel_block_size in zip(
+        kv_cache_config.kv_cache_groups, kernel_block_sizes, strict=False
+    ):
+        if layer_name in group.layer_names:
+            spec = group.kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[layer_name]
+            return spec, kernel_block_size
+    raise AssertionError(f"{layer_name} is in no KV cache group")
+
+
+def _paged_cache(
+    region: torch.Tensor, spec: KVCacheSpec, block_size: int, layer_name: str
+) -> PagedCache:
+    if not isinstance(spec, AttentionSpec):
+        raise UnsupportedFeatureError(
+            f"Layer {layer_name} keeps a {type(spec).__name__} state, not keys and values. "
+            f"{RELEASE} runs attention models only; choose another model."
+        )
+    if spec.head_size_v != spec.head_size or spec.page_size_bytes != spec.unpadded_page_size_bytes:
+        raise UnsupportedFeatureError(
+            f"Layer {layer_name} needs keys of {spec.head_size} and values of {spec.head_size_v} "
+            f"entries in pages of {spec.page_size_bytes} bytes ({spec.unpadded_page_size_bytes} "
+            f"without padding). {RELEASE} stores keys and values of one size in "
+            "unpadded pages; choose another model."
+        )
+    shape = (-1, block_size, spec.num_kv_heads, spec.head_size)
+    key, value = (half.view(spec.dtype).view(shape) for half in region.chunk(2))
+    return PagedCache.of(key, value)

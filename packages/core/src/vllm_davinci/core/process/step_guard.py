@@ -1,0 +1,259 @@
+"""One rank's error ends the step of all ranks, or the engine.
+
+vLLM logs an exception of a rank that does not reply, and goes on. That rank's next collective would
+then meet the one that the others still wait in, one step behind: tokens would come out, and be
+wrong. So a rank that raises tells the others (core.distributed.fault_channel) and launches nothing
+more until every rank has raised at the same point. Where one has not, all ranks end
+(docs/decisions/0013-one-ranks-error.md).
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from vllm_davinci.core.distributed.fault_channel import (
+    CAUSE_CHARACTERS,
+    PLACE_LINES,
+    Fault,
+    FaultChannel,
+)
+from vllm_davinci.core.errors import RankFaultError
+from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.process.engine_exit import is_of_engine
+from vllm_davinci.core.process.fault_report import leave_report
+
+logger = init_logger(__name__)
+
+# How long ranks wait for each other to raise alike: by which one may be ahead of another. Less than
+# the 5 s after which torch_npu's watchdog ends a process whose collective has failed.
+SETTLE_S = 3.0
+# How long the rank that failed has to reply with its error before its process ends.
+REPLY_S = 2.0
+# The others end later: a device that notices that a rank has gone lets them reply with the cause.
+PEERS_REPLY_S = 4.0
+# How long a rank that is in a step waits for vLLM to end an engine of which a process has gone.
+LOSS_S = 5.0
+# An operator's name in the message of an error of CANN's or torch_npu's.
+OPERATOR = re.compile(r"\b(?:aclnn|aclrt|Hccl|npu_)\w+")
+
+T = TypeVar("T")
+
+
+class StepGuard:
+    """Stands around every call of a worker that launches a step or waits for its tokens.
+
+    All ranks of the world make it, once, at the same place of their start.
+
+    engine: number of the data-parallel engine; its ranks are given the same calls
+    exit:   ends the process at once, with a status
+    """
+
+    def __init__(self, engine: int, exit: Callable[[int], None] = os._exit) -> None:
+        self._engine, self._exit = engine, exit
+        self._calls = 0  # begun
+        self._ended_calls = 0
+        self._outputs = 0  # waited for
+        self._change = threading.Condition()  # of everything below
+        self._error: RankFaultError | None = None  # why there are no calls any more
+        self._first: Fault | None = None  # of those that are not settled
+        self._heard: dict[int, deque[Fault]] = {}
+        self._missing: Fault | None = None  # a process that has ended
+        self._channel = FaultChannel(self._hear, self._miss)
+
+    def call(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Runs a call of the worker, and raises what it raises where every rank has raised it.
+
+        Raises RankFaultError where one has not, and in every call from then on.
+        """
+        if self._missing is not None:
+            self._end(self._missing)
+        self._raise_error()
+        self._calls += 1
+        try:
+            output = work(*arguments, **options)
+        except Exception as error:
+            self._settle(work.__name__, error)
+            self._ended_calls = self._calls
+            raise
+        self._ended_calls = self._calls
+        if self._first is not None:
+            self._end_if_passed(self._first)
+        self._raise_error()
+        return output
+
+    def output(self, output: Any) -> Any:
+        """Returns what a call returned; tokens that are on the device only through `receive`."""
+        return GuardedOutput(output, self) if isinstance(output, AsyncModelRunnerOutput) else output
+
+    def receive(self, output: AsyncModelRunnerOutput) -> Any:
+        """Waits for tokens. Raises RankFaultError instead of them once a rank has failed."""
+        self._outputs += 1
+        try:
+            received = output.get_output()
+        except Exception as error:
+            # The device may say that a rank has gone before this process has heard why.
+            with self._change:
+                self._change.wait_for(lambda: self._error is not None, REPLY_S)
+            self._raise_error(error)
+            raise
+        finally:
+            self._outputs -= 1
+        self._raise_error()
+        return received
+
+    def close(self) -> None:
+        """The engine ends in order: what the other ranks do now is of no interest."""
+        self._channel.close()
+
+    def _raise_error(self, cause: Exception | None = None) -> None:
+        if self._error is not None:
+            raise self._error from cause
+
+    # --- this rank has failed ----------------------------------------------------------------
+
+    def _settle(self, name: str, error: Exception) -> None:
+        """Returns when every rank has failed alike; else raises RankFaultError."""
+        own = self._own_fault(name, error)
+        self._channel.tell(own)
+        with self._change:
+            first = self._first or own
+            self._first = first
+            patience_s = 0 if self._channel.stopped() else SETTLE_S
+            self._change.wait_for(lambda: self._error or self._is_decided(own), patience_s)
+            if self._error is None and self._is_shared(own):
+                for faults in self._heard.values():
+                    faults.popleft()
+                self._first = next((f for faults in self._heard.values() for f in faults), None)
+                return
+        self._end(first)
+        self._raise_error(error)
+
+    def _is_decided(self, own: Fault) -> bool:
+        """Whether all ranks have failed, or one in another way."""
+        unlike = any(faults and not own.is_like(faults[0]) for faults in self._heard.values())
+        return unlike or self._is_shared(own)
+
+    def _is_shared(self, own: Fault) -> bool:
+        heard = [self._heard.get(rank) for rank in self._channel.others]
+        return all(faults and own.is_like(faults[0]) for faults in heard)
+
+    def _own_fault(self, name: str, error: Exception) -> Fault:
+        place = [
+            f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        cause = f"{type(error).__name__}: {error}"[:CAUSE_CHARACTERS]
+        operator = OPERATOR.search(cause)
+        for stopped in self._channel.stopped():
+            cause += f" [The process of {stopped.who} is stopped: let it go on with SIGCONT.]"
+        return replace(
+            self._channel.own,
+            engine=self._engine,
+            call=self._calls,
+            name=name,
+            place=place[-PLACE_LINES:],
+            cause=f"operator {operator[0]}: {cause}" if operator else cause,
+            collectives=self._channel.launched_collectives(),
+        )
+
+    # --- another rank has --------------------------------------------------------------------
+
+    def _hear(self, fault: Fault, teller: int) -> None:
+        """In the thread of the channel."""
+        if teller != fault.rank:  # which has gone on, and tells the others so
+            self._end(fault)
+            return
+        with self._change:
+            self._heard.setdefault(fault.rank, deque()).append(fault)
+            self._first = self._first or fault
+            self._change.notify_all()
+        self._end_if_passed(fault)
+        _after(SETTLE_S, self._end_if_pending, fault)
+
+    def _end_if_passed(self, fault: Fault) -> None:
+        """Ends where this rank has gone through the call in which the other one failed."""
+        if fault.engine == self._engine and self._ended_calls >= fault.call:
+            self._end_if_pending(fault)
+
+    def _end_if_pending(self, fault: Fault) -> None:
+        with self._change:
+            is_pending = fault in self._heard.get(fault.rank, ())
+        if is_pending:
+            self._end(fault)
+
+    def _miss(self, ended: Fault) -> None:
+        """In another thread of the channel: the process of a rank has ended."""
+        self._missing = ended
+        _after(LOSS_S, self._end_if_busy, ended)
+
+    def _end_if_busy(self, ended: Fault) -> None:
+        """Where there is no step, the engine may be ending in order."""
+        if self._is_busy():
+            self._end(ended)
+
+    def _is_busy(self) -> bool:
+        return self._ended_calls < self._calls or self._outputs > 0
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _end(self, fault: Fault) -> None:
+        """Refuses all calls from here on, and ends the process when it can have said why."""
+        is_own = fault.rank == self._channel.rank
+        reason = (
+            "At least one other rank has not failed at the same point. Tokens of ranks that are a "
+            "step apart would be wrong"
+            if fault.name
+            else "None of the others can compute without it"
+        )
+        with self._change:
+            if self._error is not None or self._channel.is_closed:
+                return
+            self._error = RankFaultError(f"{fault}. {reason}, so all ranks of the engine end.")
+            self._change.notify_all()
+        leave_report(str(self._error))
+        logger.error("%s", self._error)
+        if is_own:
+            self._channel.leave_device_groups()
+        else:
+            self._channel.tell(fault)
+        if is_of_engine():
+            _after(REPLY_S if is_own else PEERS_REPLY_S, self._leave)
+        else:  # the program's own process, which has the error as soon as its step comes back
+            _after(SETTLE_S, self._leave_if_busy)
+
+    def _leave_if_busy(self) -> None:
+        if self._is_busy():
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._channel.is_closed:
+            return  # in order, which vLLM sees to
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._exit(1)
+
+
+class GuardedOutput(AsyncModelRunnerOutput):
+    """Tokens that are on their way to the host."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, guard: StepGuard) -> None:
+        self._output, self._guard = output, guard
+
+    def get_output(self) -> Any:
+        return self._guard.receive(self._output)
+
+
+def _after(seconds: float, work: Callable[..., None], *arguments: Any) -> None:
+    timer = threading.Timer(seconds, work, arguments)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,220 @@
+"""What a checkpoint says of its layers. Each format is one file of `formats`."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+from vllm_davinci.core.errors import CheckpointError, CoreError
+from vllm_davinci.core.quantization.registry import Registry
+from vllm_davinci.core.quantization.scheme import SCHEMES, Layout, Scheme, computing_scheme
+from vllm_davinci.core.weight_files.files import StoredTensor, read_header, tensor_files
+from vllm_davinci.core.weight_files.issues import CheckReport
+from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+_EXPERT_WEIGHT = re.compile(
+    r"^(?P<experts>.*\.experts)\.(?P<number>\d{1,9})\.(?P<part>[^.]+)\.weight$"
+)
+
+
+class Checkpoint(NamedTuple):
+    """Where a format looks for its description.
+
+    model:        a directory, or a name on the hub
+    quantization: config.json's `quantization_config`
+    """
+
+    model: str
+    revision: str | None = None
+    quantization: Mapping[str, Any] = {}
+
+    @property
+    def directory(self) -> Path | None:
+        path = Path(self.model)
+        return path if path.is_dir() else None
+
+    def tensor_names(self) -> list[str]:
+        """The tensors of the checkpoint, by its headers, or on the hub by its index."""
+        if self.directory is not None:
+            files = tensor_files(self.directory)
+            return [name for path in files for name in read_header(path)]
+        index = get_hf_file_to_dict("model.safetensors.index.json", self.model, self.revision)
+        if index is None:
+            raise CheckpointError(
+                f"{self.model} has no model.safetensors.index.json, by which to find its quantized "
+                "weights. Download it and name the directory."
+            )
+        return list(index["weight_map"])
+
+
+@dataclass(frozen=True)
+class Format(ABC):
+    """The description of one checkpoint: read once per engine, asked layer by layer.
+
+    A subclass in a file of `formats`, decorated with `FORMATS.register`, is all that a format
+    needs; one that vLLM is to find by a name of its own has a quantization configuration there.
+
+    types:  tensor name -> name of its scheme; a layer's is that of its weight
+    source: the file or model that says so, for messages
+    layout: how the exporter stores what several store in several ways
+    """
+
+    types: Mapping[str, str]
+    source: str
+    layout: Layout = field(default_factory=Layout)
+
+    name: ClassVar[str]
+    """The format's name in reports."""
+
+    quantizations: ClassVar[frozenset[str]] = frozenset()
+    """vLLM's names of the methods that serve it."""
+
+    has_own_file: ClassVar[bool] = False
+    """Whether a file of the checkpoint describes it, which goes before what config.json says."""
+
+    @classmethod
+    @abstractmethod
+    def find(cls, checkpoint: Checkpoint, quantization: str | None) -> Format | None:
+        """The description of a checkpoint, or None for one of another format.
+
+        quantization: the one of `quantizations` that serves it; None where it is only checked
+        Raises CheckpointError or UnsupportedFeatureError for a description that cannot be served.
+        """
+
+    @abstractmethod
+    def converted(self, weights: Weights, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that the model's loader takes, in place of those in the files.
+
+        dtype: of the model
+        """
+
+    @abstractmethod
+    def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
+        """Adds an issue for every tensor that is missing, left over, or not as it must be."""
+
+    def whole(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """With the names and shapes that weights have as floats."""
+        return dict(tensors)
+
+    @property
+    def label(self) -> str:
+        """The format and where it is said, for reports."""
+        return f"{self.name} (config.json)"
+
+    def loads_as(self, prefix: str) -> str:
+        """The type that a layer is loaded as, for reports."""
+        return self.name
+
+    def renamed(self, rename: Callable[[dict[str, str]], dict[str, str]]) -> Format:
+        """With the names of the model's modules in place of the checkpoint's."""
+        return replace(self, types=rename(dict(self.types)))
+
+    @property
+    def has_norm_biases(self) -> bool:
+        """Whether outliers were moved out of the activations, which gives norms a bias."""
+        return any(name.endswith(("norm.bias", "norm.module.bias")) for name in self.types)
+
+    @cached_property
+    def quantizes_inputs(self) -> bool:
+        """Whether some layers multiply integers, which the producers of their inputs may emit."""
+        kinds = {kind for name, kind in self.types.items() if name.endswith(".weight")}
+        return any(SCHEMES[kind].quantizes_input for kind in kinds & SCHEMES.keys())
+
+    def of_layer(
+        self, prefix: str, fused: Mapping[str, Sequence[str]] | None = None
+    ) -> Scheme | None:
+        """The scheme that computes the layer of that name, or None without an entry for it.
+
+        fused: layers that consist of several in the checkpoint -> their names
+        Raises CheckpointError when parts of one layer have different types, and
+        UnsupportedFeatureError for a type that is not known.
+        """
+        own = self.types.get(f"{prefix}.weight")
+        if own is not None:
+            return computing_scheme(own, f"{prefix}.weight")
+        parent, _, name = prefix.rpartition(".")
+        parts = (fused or {}).get(name) or FUSED_LAYERS.get(name)
+        if parts is None:
+            return None
+        names = [f"{parent}.{part}" if parent else part for part in parts]
+        return self._agreed(prefix, {name: self.types.get(f"{name}.weight") for name in names})
+
+    def of_experts(self, prefix: str) -> Scheme | None:
+        """The scheme of all routed experts under `<prefix>.<number>`, or None without an entry."""
+        return self._agreed(prefix, self._expert_types.get(prefix, {}))
+
+    @cached_property
+    def _expert_types(self) -> dict[str, dict[str, str | None]]:
+        """Name of a layer's experts -> the type of every part of every expert.
+
+        None stands for a part without an entry that another expert of the layer has.
+        """
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for name, value in self.types.items():
+            if match := _EXPERT_WEIGHT.match(name):
+                own = found.setdefault(match["experts"], {})
+                own.setdefault(match["number"], {})[match["part"]] = value
+        completed = {}
+        for experts, by_number in found.items():
+            # Numbers that are absent show only below a count that is plausible.
+            numbers = {str(number) for number in range(len(by_number))} | by_number.keys()
+            parts = dict.fromkeys(part for own in by_number.values() for part in own)
+            completed[experts] = {
+                f"{experts}.{number}.{part}": by_number.get(number, {}).get(part)
+                for number in sorted(numbers, key=int)
+                for part in parts
+            }
+        return completed
+
+    def _agreed(self, prefix: str, types: Mapping[str, str | None]) -> Scheme | None:
+        schemes: dict[str | None, Scheme | None] = {}
+        named: dict[str | None, list[str]] = {}
+        for name, value in types.items():
+            scheme = None if value is None else computing_scheme(value, f"{name}.weight")
+            key = None if scheme is None else scheme.name
+            schemes[key] = scheme
+            named.setdefault(key, []).append(name)
+        if len(named) > 1:
+            listed = ", ".join(
+                f"{shortened(names)} {'no entry' if kind is None else kind}"
+                for kind, names in named.items()
+            )
+            raise CheckpointError(
+                f"{prefix} is one product, and {self.source} gives its parts different types: "
+                f"{listed}. Export the model again with one type for all of them."
+            )
+        return next(iter(schemes.values()), None)
+
+
+FORMATS: Registry[type[Format]] = Registry("formats")
+
+
+def find_format(checkpoint: Checkpoint, quantization: str | None = None) -> Format | None:
+    """The description of a checkpoint by the first format that has one, or None.
+
+    quantization: vLLM's name of the method that serves it; None: any
+    """
+    for kind in sorted(FORMATS.values(), key=lambda each: not each.has_own_file):
+        if quantization is None or quantization in kind.quantizations:
+            try:
+                found = kind.find(checkpoint, quantization)
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                if isinstance(error, CoreError):
+                    raise
+                raise CheckpointError(
+                    f"{checkpoint.model} describes its quantization in a way that does not read "
+                    f"as {kind.name}: {type(error).__name__} {error}. Copy config.json again."
+                ) from error
+            if found is not None:
+                return found
+    return None

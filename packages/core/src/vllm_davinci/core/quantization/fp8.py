@@ -1,0 +1,209 @@
+"""fp8 weights, which no NPU multiplies, as floats or as the tensors of W8A8_DYNAMIC."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.scheme import find_scheme
+from vllm_davinci.core.quantization.tensors import dtype_name
+
+DTYPE = torch.float8_e4m3fn
+INTEGERS = "W8A8_DYNAMIC"  # the scheme of fp8 weights that become integers
+# Endings of the names of scales, behind the name of a weight.
+SCALES = ("_scale_inv", "_scale")
+INPUT_SCALE = "input_scale"  # of a product of fp8, which is not computed here
+_NAN = 0x7F  # and with the sign
+_SIGN_AND_NUMBER = 0x87F0 - 0x10000  # of a bf16 number's 16 bits
+_ROWS_AT_ONCE = 128  # of a weight with a scale per row
+
+
+class Block(NamedTuple):
+    """The size of the blocks that have one scale each."""
+
+    rows: int
+    columns: int
+
+    def scale_shape(self, shape: Sequence[int]) -> tuple[int, int]:
+        """That of the scales of a weight [out, in]."""
+        return -(-shape[0] // self.rows), -(-shape[1] // self.columns)
+
+
+def block_of_scale(
+    shape: Sequence[int], scale_shape: Sequence[int], blocks: Block | None
+) -> Block | None:
+    """The blocks of a weight [out, in] whose scales have that shape, or None where they do not fit.
+
+    blocks: those that config.json says; without any a scale is for the tensor, or for each row
+    """
+    count = 1
+    for size in scale_shape:
+        count *= size
+    if blocks is not None and tuple(scale_shape) == blocks.scale_shape(shape):
+        return blocks
+    if count == 1:
+        return Block(max(shape[0], 1), max(shape[1], 1))
+    is_per_row = tuple(scale_shape) in ((shape[0],), (shape[0], 1))
+    return Block(1, max(shape[1], 1)) if is_per_row else None
+
+
+def weight_of(name: str) -> str | None:
+    """The name of the weight whose scales have that name, or None for no scales of a weight."""
+    for ending in SCALES:
+        weight = name.removesuffix(ending)
+        if weight != name and weight.endswith(("weight", "_proj")):
+            return weight
+    return None
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor of that name holds the scales of an fp8 weight or of its input."""
+    return name.endswith(INPUT_SCALE) or weight_of(name) is not None
+
+
+def scale_of(name: str, names: Container[str]) -> str | None:
+    """The name of a weight's scales among others, or None without any."""
+    return next((f"{name}{ending}" for ending in SCALES if f"{name}{ending}" in names), None)
+
+
+def fits(shape: tuple[int, ...], scale: tuple[int, ...], blocks: Block | None) -> bool:
+    """Whether scales of one shape belong to a weight of another, also of several experts."""
+    if len(shape) == 3:
+        has_all = bool(scale) and scale[0] == shape[0]
+        return has_all and block_of_scale(shape[1:], scale[1:], blocks) is not None
+    return len(shape) == 2 and block_of_scale(shape, scale, blocks) is not None
+
+
+def expected(shape: tuple[int, ...], blocks: Block | None) -> str:
+    """The scales that a weight of that shape needs, for messages."""
+    if len(shape) not in (2, 3):
+        return "no shape: the weight is neither a matrix nor one of several experts"
+    told = f"one entry, or shape {[*shape[:-2], shape[-2], 1]}"
+    if blocks is None:
+        return told
+    return f"shape {[*shape[:-2], *blocks.scale_shape(shape[-2:])]}"
+
+
+def require_scale(
+    name: str,
+    weight: torch.Tensor,
+    scale_name: str,
+    scale: torch.Tensor | None,
+    blocks: Block | None,
+) -> None:
+    """Raises CheckpointError for an fp8 weight whose scales are absent or of another shape."""
+    if scale is None:
+        raise CheckpointError(
+            f"{name} holds fp8, and {scale_name} is in no file: without its scales the weight has "
+            "no values. Copy the rest of the checkpoint."
+        )
+    shape = tuple(weight.shape)
+    if not scale.dtype.is_floating_point or not fits(shape, tuple(scale.shape), blocks):
+        raise CheckpointError(
+            f"{scale_name} has shape {list(scale.shape)} and dtype {dtype_name(scale.dtype)}, and "
+            f"the weight {list(shape)} needs {expected(shape, blocks)} and a floating dtype. Copy "
+            "the file again."
+        )
+
+
+def dequantized(
+    weight: torch.Tensor, scale: torch.Tensor, block: Block
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The rows of some blocks after those of others, as fp32 [rows, in]: little memory at a time.
+
+    weight: [out, in] fp8; scale: [out blocks, in blocks]
+    """
+    columns = weight.shape[1]
+    step = 1 if block.rows > 1 else _ROWS_AT_ONCE
+    for first in range(0, scale.shape[0], step):
+        rows = slice(first * block.rows, (first + step) * block.rows)
+        wide = scale[first : first + step].float().repeat_interleave(block.columns, 1)
+        yield rows, _exact(weight[rows]).float().mul_(wide[:, :columns])
+
+
+def as_floats(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    blocks: Block | None,
+    dtype: torch.dtype,
+    spares: Sequence[torch.Tensor] = (),
+) -> torch.Tensor:
+    """The weight in the model's dtype, each value rounded once.
+
+    weight: [out, in], or [experts, out, in] with experts in front of the scale as well
+    scale:  any floating dtype; see `block_of_scale`
+    spares: whose memory the result may take, of one that no other tensor has
+    """
+    if weight.dim() == 3:
+        return torch.stack(
+            [as_floats(*one, blocks, dtype) for one in zip(weight, scale, strict=True)]
+        )
+    block = block_of_scale(weight.shape, scale.shape, blocks)
+    assert block is not None, "require_scale"
+    scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
+    if dtype in (torch.bfloat16, torch.float32) and (convert := fused_op("block_fp8_floats")):
+        return convert(
+            weight=weight,
+            scale=scale,
+            block_rows=block.rows,
+            block_columns=block.columns,
+            dtype=dtype,
+            spares=spares,
+        )
+    result = torch.empty(weight.shape, dtype=dtype)
+    for part, values in dequantized(weight, scale, block):
+        result[part] = values
+    return result
+
+
+def as_integers(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    blocks: Block | None,
+    spares: Sequence[torch.Tensor] = (),
+) -> dict[str, torch.Tensor]:
+    """The tensors of W8A8_DYNAMIC, rounded from the values that the fp8 weight stands for.
+
+    Arguments as for `as_floats`, of a matrix.
+    """
+    block = block_of_scale(weight.shape, scale.shape, blocks)
+    assert block is not None, "require_scale"
+    scale = scale.float().reshape(block.scale_shape(weight.shape)).contiguous()
+    if convert := fused_op("block_fp8_integers"):
+        integers, weight_scale = convert(
+            weight=weight,
+            scale=scale,
+            block_rows=block.rows,
+            block_columns=block.columns,
+            spares=spares,
+        )
+    else:
+        scheme = find_scheme(INTEGERS, "fp8")
+        integers = torch.empty(weight.shape, dtype=torch.int8)
+        weight_scale = torch.empty(weight.shape[0], 1)
+        for rows, values in dequantized(weight, scale, block):
+            made = scheme.rounded(values, torch.float32)
+            integers[rows], weight_scale[rows] = made["weight"], made["weight_scale"]
+    return {
+        "weight": integers,
+        "weight_scale": weight_scale,
+        "weight_offset": torch.zeros_like(weight_scale),
+    }
+
+
+def _exact(weight: torch.Tensor) -> torch.Tensor:
+    """fp8 as bf16, which holds all of its values.
+
+    By its bits, a tenth of the time of torch's conversion: sign and seven bits of exponent and
+    mantissa are those of a bf16 number whose exponent counts from 127 in place of 7.
+    """
+    stored = weight.view(torch.int8)
+    if bool(((stored == _NAN) | (stored == _NAN - 128)).any()):
+        return weight.to(torch.bfloat16)
+    wide = stored.to(torch.int16)
+    wide.bitwise_left_shift_(4).bitwise_and_(_SIGN_AND_NUMBER)
+    return wide.view(torch.bfloat16).mul_(2.0**120)

@@ -1,0 +1,34 @@
+"""Round-to-nearest: from float weights and observed ranges to integers and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class InputRange:
+    """The smallest and the largest value that a layer's input had."""
+
+    low: float
+    high: float
+
+    def joined(self, other: InputRange) -> InputRange:
+        return InputRange(min(self.low, other.low), max(self.high, other.high))
+
+
+def scale_and_offset(seen: InputRange) -> tuple[float, float]:
+    """The step and the integer of zero that map a range on -128 to 127."""
+    low, high = min(seen.low, 0.0), max(seen.high, 0.0)  # zero stays representable
+    scale = (high - low) / 255 or 1.0
+    return scale, float(max(-128, min(127, round(-128 - low / scale))))
+
+
+def rounded_per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 [out, in] and the scale of each row, fp32 [out, 1]."""
+    wide = weight.to(torch.float32)
+    scale = wide.abs().amax(1, keepdim=True) / 127
+    # A channel of zeros has no range; any scale serves it.
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (wide / scale).round().clamp(-128, 127).to(torch.int8), scale

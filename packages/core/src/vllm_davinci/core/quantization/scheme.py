@@ -1,0 +1,176 @@
+"""What a quantization scheme says. Each scheme is one file of `schemes`, found by the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.quantization.registry import Registry
+from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+FLOAT = "FLOAT"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an exporter stores tensors that several generations store in several ways.
+
+    version:    of the export's format; empty for exporters before 1.0.0
+    group_size: entries of the input that share a scale of a weight-only layer; 0: all
+    """
+
+    version: str = ""
+    group_size: int = 0
+
+
+class LayerSettings(NamedTuple):
+    """The settings of the engine that is being built, as its layers need them.
+
+    is_loaded:  whether tensors come through weight loaders, so that a missing one can be told
+    use_nz:     whether int8 weights take the NZ layout
+    group_size: see Layout
+    """
+
+    is_loaded: bool = True
+    use_nz: bool = False
+    group_size: int = 0
+
+
+class Scheme:
+    """How the layers of one quantization type are stored, converted and computed.
+
+    A subclass in a file of `schemes`, decorated with `SCHEMES.register`, is all that a scheme
+    needs: formats, checks, loading, serving and `vllm-davinci quantize` ask it by its name.
+    """
+
+    name: ClassVar[str]
+    """The type's name in descriptions."""
+
+    computed_as: ClassVar[str] = ""
+    """The scheme whose methods compute these layers; empty: this one."""
+
+    parameters: ClassVar[tuple[TensorSpec, ...]]
+    """The tensors that a layer keeps on the device. The first is the weight."""
+
+    linear_method: ClassVar[type[Any] | None] = None
+    """The method of linear layers, made from the scheme, the layer's name and the settings."""
+
+    experts_method: ClassVar[type[Any] | None] = None
+    """The method of routed experts, made like `experts` calls it."""
+
+    quantizes_input: ClassVar[bool] = False
+    """Whether producers of the input should emit integers (`layers.quantized_activation`)."""
+
+    is_symmetric: ClassVar[bool] = True
+    """Whether `weight_offset`, where a layer has one, must be zero."""
+
+    has_groups: ClassVar[bool] = False
+    """Whether a weight may have a scale per group of inputs (`Layout.group_size`)."""
+
+    folds_bias: ClassVar[bool] = False
+    """Whether a layer's bias is in another of its tensors, so that `bias` is left out."""
+
+    is_written: ClassVar[bool] = False
+    """Whether `vllm-davinci quantize` writes it, by `rounded`."""
+
+    needs_input_range: ClassVar[bool] = False
+    """Whether `rounded` needs the range that calibration finds for the layer's input."""
+
+    def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
+        """The tensors of a layer in a checkpoint. The first is the weight."""
+        return self.parameters
+
+    def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:
+        """One of `parameters` from one of the stored tensors, or None for one that is left out.
+
+        part: the last part of the tensor's name
+        """
+        return tensor
+
+    def require_sizes(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        group_size: int = 0,
+        is_expert: bool = False,
+    ) -> None:
+        """Raises UnsupportedFeatureError where the device takes no such weight on a rank."""
+
+    def refusal_of_groups(self, group_size: int) -> str | None:
+        """Why weights with groups of that size are not taken, or None when they are."""
+        return None
+
+    def linear(self, prefix: str, settings: LayerSettings) -> Any:
+        """The method of a linear layer. prefix: its name, for messages"""
+        if self.linear_method is None:
+            raise self._unavailable(prefix, "how to compute linear layers (linear_method)")
+        return self.linear_method(self, prefix, settings)
+
+    def experts(
+        self,
+        moe: FusedMoEConfig,
+        prefix: str,
+        settings: LayerSettings,
+        tensors: tuple[TensorSpec, ...] | None = None,
+    ) -> Any:
+        """The method of routed experts; None for vLLM's own.
+
+        tensors: those of a projection where the format has others than `parameters`
+        """
+        if self.experts_method is None:
+            raise self._unavailable(prefix, "how to compute routed experts (experts_method)")
+        return self.experts_method(self, moe, prefix, settings, tensors)
+
+    def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """fp32 [out, in], the values that a layer stands for. tensor: a parameter by its name"""
+        raise self._unavailable("A layer that is needed as floats", "its values (floats)")
+
+    def rounded(
+        self,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+        inputs: InputRange | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The stored tensors of a layer, rounded from a float weight [out, in].
+
+        dtype: of the model; bias: [out]; inputs: where `needs_input_range`
+        """
+        raise self._unavailable("A float weight", "how to round it (rounded)")
+
+    def _unavailable(self, subject: str, what: str) -> UnsupportedFeatureError:
+        return UnsupportedFeatureError(
+            f"{subject} is {self.name}, and this scheme does not say {what}. Export the model with "
+            "another type for it, such as W8A8_DYNAMIC."
+        )
+
+
+SCHEMES: Registry[type[Scheme]] = Registry("schemes")
+
+
+def find_scheme(name: str, tensor: str) -> Scheme:
+    """The scheme of that name. Raises UnsupportedFeatureError, which names the tensor, for none."""
+    if name in SCHEMES:
+        return SCHEMES[name]()
+    close = SCHEMES.nearest(str(name))
+    hint = f" Did the export mean {close}?" if close else ""
+    raise UnsupportedFeatureError(
+        f"{tensor} has quantization type {name!r}, and {', '.join(sorted(SCHEMES))} are supported."
+        f"{hint} Export the model again with a supported type for this layer, such as "
+        "W8A8_DYNAMIC, or run vllm-davinci quantize on the float checkpoint."
+    )
+
+
+def computing_scheme(name: str, tensor: str) -> Scheme:
+    """The scheme whose methods compute layers of that type; see `find_scheme`."""
+    stored = find_scheme(name, tensor)
+    return find_scheme(stored.computed_as, tensor) if stored.computed_as else stored

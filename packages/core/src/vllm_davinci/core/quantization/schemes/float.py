@@ -1,0 +1,31 @@
+"""FLOAT: weights in the model's dtype."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, LayerSettings, Scheme
+from vllm_davinci.core.quantization.tensors import Extent, TensorSpec
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+
+
+@SCHEMES.register
+class Float(Scheme):
+    name = FLOAT
+    parameters = (TensorSpec("weight", Extent.MATRIX),)
+    is_written = True  # of fp8 sources
+
+    def linear(self, prefix: str, settings: LayerSettings) -> NPUUnquantizedLinearMethod:
+        return NPUUnquantizedLinearMethod()
+
+    def experts(
+        self,
+        moe: FusedMoEConfig,
+        prefix: str,
+        settings: LayerSettings,
+        tensors: tuple[TensorSpec, ...] | None = None,
+    ) -> None:
+        """None: vLLM takes the method of unquantized experts."""

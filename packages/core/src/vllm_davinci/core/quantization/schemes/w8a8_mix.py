@@ -1,0 +1,27 @@
+"""W8A8_MIX: the tensors of W8A8 and of W8A8_DYNAMIC, computed as the latter.
+
+The scales of tokens are for prefills, the checkpoint's for decodes of another engine.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_davinci.core.quantization.scheme import SCHEMES, Layout
+from vllm_davinci.core.quantization.schemes.w8a8 import STATIC_TENSORS
+from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8Dynamic
+from vllm_davinci.core.quantization.tensors import PER_CHANNEL, TensorSpec
+
+
+@SCHEMES.register
+class W8A8Mix(W8A8Dynamic):
+    name = "W8A8_MIX"
+    computed_as = W8A8Dynamic.name
+    is_written = False
+
+    def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:
+        return *STATIC_TENSORS, *PER_CHANNEL
+
+    def converted(self, part: str, tensor: torch.Tensor, layout: Layout) -> torch.Tensor | None:
+        is_static = part in {spec.name for spec in STATIC_TENSORS[1:]}
+        return None if is_static else tensor

@@ -1,0 +1,88 @@
+"""How a step is run: whole or as ubatches, and what of it each part is given."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from vllm.v1.worker.ubatch_utils import UBatchSlice
+
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
+from vllm_davinci.core.components.protocols import Split
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """A cut of a step into ubatches.
+
+    split:                how it is cut
+    num_tokens_across_dp: per ubatch, every data-parallel rank's tokens, on the host
+    """
+
+    split: Split
+    num_tokens_across_dp: list[torch.Tensor] | None = None
+
+    def slices(self) -> list[UBatchSlice]:
+        """The parts in the form in which vLLM builds their attention metadata."""
+        return [UBatchSlice(part.requests, part.tokens) for part in self.split.ubatches]
+
+    def padded_slices(self, num_tokens: int) -> list[UBatchSlice]:
+        """Like `slices`; padding rows up to num_tokens belong to the last part."""
+        *slices, last = self.slices()
+        end = max(last.token_slice.stop, num_tokens)
+        return [*slices, UBatchSlice(last.request_slice, slice(last.token_slice.start, end))]
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The way in which all DP ranks run a step.
+
+    split:             how this rank's step is cut; None: it stays whole
+    any_rank_prefills: whether a DP rank has a prefill; False where no layer asks
+    """
+
+    split: SplitStep | None = None
+    any_rank_prefills: bool = False
+
+    def slots(self, by_layer: dict[str, torch.Tensor] | None, num_tokens: int) -> Any:
+        """The slots [num_tokens] of each layer, by layer; of a split step one dict per ubatch."""
+        if self.split is None or by_layer is None:
+            return by_layer
+        slices = [each.token_slice for each in self.split.padded_slices(num_tokens)]
+        # Layers of a group share a tensor: it is cut once.
+        return _cut_once(by_layer, slices, lambda slots, part: slots[part])
+
+    def metadata_options(self, decodes: bool) -> dict[str, Any]:
+        """What vLLM builds attention metadata with, per ubatch where the step is split.
+
+        decodes: the step has no prefill. Its requests are whole, and padding of a graph is requests
+                 as well, which vLLM cannot cut: `metadata` does.
+        """
+        return {} if self.split is None or decodes else {"ubatch_slices": self.split.slices()}
+
+    def metadata(self, built: Any, decodes: bool) -> Any:
+        """Each layer's metadata, of a split step one dict per ubatch. built: by vLLM"""
+        if self.split is not None and decodes:
+            parts = self.split.split.ubatches
+            built = _cut_once(built, parts, lambda all_, p: all_.of_decodes(p.requests, p.tokens))
+        if self.any_rank_prefills:
+            by_layer = built if isinstance(built, list) else [built]
+            for metadata in (each for part in by_layer for each in part.values()):
+                if isinstance(metadata, NPUMLAMetadata):
+                    metadata.others_prefill = True
+        return built
+
+
+WHOLE = PlannedStep()
+
+
+def _cut_once(
+    by_layer: dict[str, T], parts: Sequence[P], cut: Callable[[T, P], T]
+) -> list[dict[str, T]]:
+    """Per part, what each layer has of it; layers that share a whole share its parts."""
+    wholes = {id(whole): whole for whole in by_layer.values()}
+    cuts = [{key: cut(whole, part) for key, whole in wholes.items()} for part in parts]
+    return [{name: of[id(whole)] for name, whole in by_layer.items()} for of in cuts]

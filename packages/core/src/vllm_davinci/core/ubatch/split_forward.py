@@ -1,0 +1,140 @@
+"""The forward of a step as ubatches: parts of its inputs, their run, the merge of outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context, override_forward_context
+from vllm.sequence import IntermediateTensors
+from vllm.v1.worker.workspace import use_workspace_lane
+
+from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.device.core_limits import check_vector_cores, limit_memory_bound
+from vllm_davinci.core.device.timeline import launch_label
+from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
+from vllm_davinci.core.ubatch.moe_entry import SlotPerUBatch, let_experts_switch
+from vllm_davinci.core.ubatch.planned_step import SplitStep
+
+Forward = Callable[..., Any]
+
+
+class SplitForward:
+    """Runs the forward of split steps, one at a time.
+
+    norm_vector_cores: that norms may take in them; None stands for all
+    Raises ConfigurationError where the device has fewer.
+    """
+
+    def __init__(
+        self,
+        scheduler: StreamScheduler,
+        vllm_config: VllmConfig,
+        norm_vector_cores: int | None = None,
+    ) -> None:
+        check_vector_cores("dbo.norm_vector_cores", norm_vector_cores)
+        self._scheduler = scheduler
+        self._vllm_config = vllm_config
+        self._norm_vector_cores = norm_vector_cores
+        self._slots: list[SlotPerUBatch] = []
+        self._label = launch_label()
+        self._interleave = scheduler.interleave()
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Makes every collective of a loaded model a switching point. Call it once."""
+        self._slots = let_experts_switch(model, self._scheduler)
+
+    @property
+    def num_switches(self) -> int:
+        """Switches of the newest step from one ubatch to another inside a collective."""
+        return self._interleave.num_switches
+
+    def run(
+        self,
+        step: SplitStep,
+        forward: Forward,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: torch.Tensor | None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The model's output for the whole step.
+
+        forward: the model's, with the arguments below
+        input_ids:            [num_tokens], or None when inputs_embeds are given
+        positions:            [num_tokens] or [3, num_tokens]
+        intermediate_tensors: what the pipeline stage before this one made, rows as input_ids
+        inputs_embeds:        [num_tokens, hidden_size], or None
+        model_kwargs:         passed to every ubatch as they are
+        Must be called in vLLM's forward context of the step. Raises the first error of any part.
+        """
+        split = step.split
+        contexts = part_contexts(
+            get_forward_context(), split, self._vllm_config, step.num_tokens_across_dp
+        )
+        running = SwitchingContext.showing(contexts[0])
+
+        def show(index: int) -> None:
+            running.show(contexts[index])
+            if self._label is not None:
+                self._label(f"ubatch {index}")
+
+        def part(index: int, **inputs: Any) -> Callable[[], Any]:
+            def call() -> Any:
+                with use_workspace_lane(index):
+                    return forward(**inputs, **model_kwargs)
+
+            return call
+
+        ids, embeds = split.slice(input_ids), split.slice(inputs_embeds)
+        position_parts = split.slice(positions, dim=-1)
+        received = _slice_intermediate_tensors(split, intermediate_tensors)
+        forwards = [
+            part(
+                index,
+                input_ids=ids[index],
+                positions=position_parts[index],
+                intermediate_tensors=received[index],
+                inputs_embeds=embeds[index],
+            )
+            for index in range(len(contexts))
+        ]
+        try:
+            with (
+                override_forward_context(running),
+                limit_memory_bound(self._norm_vector_cores),
+            ):
+                outputs = self._interleave.run(forwards, show)
+        finally:
+            for slot in self._slots:
+                slot.clear()
+            if self._label is not None:
+                self._label("")
+        return _merge(split, outputs)
+
+
+def _slice_intermediate_tensors(
+    split: Split, whole: IntermediateTensors | None
+) -> list[IntermediateTensors | None]:
+    if whole is None:
+        return [None] * len(split.ubatches)
+    parts = {name: split.slice(tensor) for name, tensor in whole.items()}
+    return [
+        IntermediateTensors({name: rows[index] for name, rows in parts.items()})
+        for index in range(len(split.ubatches))
+    ]
+
+
+def _merge(split: Split, outputs: list[Any]) -> Any:
+    """Rows of all parts in order, in the structure that the model returned."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return split.merge(outputs)
+    if isinstance(first, IntermediateTensors):
+        names = first.tensors
+        return IntermediateTensors(
+            {name: split.merge([part.tensors[name] for part in outputs]) for name in names}
+        )
+    assert isinstance(first, tuple | list), f"cannot merge outputs of type {type(first).__name__}"
+    return type(first)(_merge(split, list(parts)) for parts in zip(*outputs, strict=True))

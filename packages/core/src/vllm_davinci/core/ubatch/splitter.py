@@ -1,0 +1,303 @@
+"""Whether and how each step is split into ubatches, the same on all data-parallel ranks."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import vllm.envs as envs
+from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
+from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
+from vllm.forward_context import BatchDescriptor
+from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
+
+from vllm_davinci.core.components.protocols import Decision, Split, StreamScheduler
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.side_streams import attention_scheduler
+from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
+from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
+from vllm_davinci.core.ubatch.metrics import CountWriter
+from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
+from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
+
+# As vLLM has it: graph mode, padded size, whether vLLM splits it, tokens per DP rank, statistics.
+Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A step as one DP rank would run it by itself.
+
+    query_lens:     [num_reqs], new tokens of each request, in batch order
+    is_real:        it serves requests, and is no profile, warm-up or dummy run
+    precedes_graph: it runs a size eagerly that is captured next: what the capture needs is made
+    """
+
+    query_lens: np.ndarray
+    is_real: bool
+    precedes_graph: bool = False
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """Facts about the batch of a step that serves requests.
+
+    can_be_cut: nothing in the step belongs to the step as a whole
+    prefixes:   what the requests have in the cache
+    """
+
+    can_be_cut: bool
+    prefixes: CachedPrefixes
+
+    @classmethod
+    def of(
+        cls,
+        batch: Any,
+        requests: Mapping[str, Any],
+        model: object,
+        model_kwargs: Mapping[str, Any],
+    ) -> "BatchFacts":
+        """The facts about vLLM's input batch.
+
+        requests:     those of the batch, and others, by name
+        model:        may keep rows of a step's images or videos and take them by the step's
+                      numbers, wherever the step is cut; it says so: `splits_multimodal_steps`
+        model_kwargs: what the model takes for the step as a whole
+        """
+        splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
+        has_multimodal = any(requests[name].mm_features for name in batch.req_ids)
+        return cls(
+            can_be_cut=not batch.lora_id_to_lora_request
+            and (splits_multimodal_steps or not has_multimodal)
+            and not model_kwargs,
+            prefixes=CachedPrefixes(
+                [
+                    BlockIds(table.get_numpy_array(), table.block_size)
+                    for table in batch.block_table.block_tables
+                ],
+                batch.num_computed_tokens_cpu[: batch.num_reqs],
+            ),
+        )
+
+
+class StepSplitter:
+    """Decides of each step of one runner whether and how it is split into ubatches.
+
+    scheduler:  None where dual-batch overlap is off: then DP ranks only tell each other of prefills
+    dispatcher: chooses the graph of a step
+    decode_query_len: tokens of a request that decodes
+    takes_images: whether the model takes multimodal input, whose graphs hold whole steps
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        scheduler: StreamScheduler | None,
+        dispatcher: CudagraphDispatcher,
+        decode_query_len: int,
+        takes_images: bool,
+    ) -> None:
+        self._options = get_config(vllm_config).dbo
+        self._parallel: ParallelConfig = vllm_config.parallel_config
+        self._dispatcher = dispatcher
+        self._decode_query_len = decode_query_len
+        self._takes_images = takes_images
+        self._is_causal = False  # until the KV cache is there
+        self._graph_decisions: dict[int, Decision] = {}  # by tokens of a graph
+        self._layers_ask_for_prefills = (
+            self._parallel.data_parallel_size > 1 and attention_scheduler(vllm_config) is not None
+        )
+        self._decisions: Decisions | None = None
+        if scheduler is not None:
+            tells = get_tp_group().rank_in_group == 0 and get_pp_group().is_first_rank
+            self._decisions = Decisions(
+                scheduler,
+                self._options,
+                has_communication(self._parallel),
+                interval_s=envs.VLLM_LOG_STATS_INTERVAL if tells else None,
+                publish=CountWriter(vllm_config) if tells else None,
+            )
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether `plan` has anything to do."""
+        return self._decisions is not None or self._layers_ask_for_prefills
+
+    @contextmanager
+    def one_dp_rank(self) -> Iterator[None]:
+        """Shows vLLM one DP rank during one call: the exchange between them is that of `plan`."""
+        size, self._parallel.data_parallel_size = self._parallel.data_parallel_size, 1
+        try:
+            yield
+        finally:
+            self._parallel.data_parallel_size = size
+
+    @contextmanager
+    def builder_per_ubatch(self) -> Iterator[None]:
+        """Shows vLLM the number of ubatches during one call: builders keep state of their batch."""
+        size = self._parallel.ubatch_size
+        if self._decisions is not None:
+            self._parallel.ubatch_size = self._options.num_ubatches
+        try:
+            yield
+        finally:
+            self._parallel.ubatch_size = size
+
+    def look_at_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Learns from the layers' cache whether steps may be cut at all."""
+        self._is_causal = attends_causally(kv_cache_config)
+
+    def plan(
+        self, step: ScheduledStep, execution: Execution, facts: BatchFacts | None
+    ) -> tuple[Execution, PlannedStep]:
+        """The step as all DP ranks run it. Called by all of them, once per step.
+
+        execution: vLLM's answer for this rank alone
+        facts:     about the batch; None in a step that serves no requests
+        Returns vLLM's answer for all ranks, which never tells of a split, and how it is run.
+        """
+        decisions = self._decisions
+        decision = None
+        if decisions is not None:
+            about = self._facts(decisions, step, execution, facts)
+            decision = decisions.decide(about, None if facts is None else facts.prefixes)
+        ubatch_sizes: list[torch.Tensor] | None = None
+        any_rank_prefills = False
+        if self._parallel.data_parallel_size > 1:
+            execution, ubatch_sizes, any_rank_prefills = self._agree(step, execution, decision)
+        if decisions is None or decision is None:
+            return execution, PlannedStep(None, any_rank_prefills)
+        if self._parallel.data_parallel_size > 1 and ubatch_sizes is None:
+            decision = decision.withdrawn("VETOED")
+        decisions.count(about, decision)
+        mode, descriptor = execution[:2]
+        split = decision.split
+        if mode == CUDAGraphMode.FULL or step.precedes_graph:
+            split = self._split_in_graph(descriptor)
+            ubatch_sizes = None if split is None else self._same_on_all_ranks(split, descriptor)
+        split_step = None if split is None else SplitStep(split, ubatch_sizes)
+        return execution, PlannedStep(split_step, any_rank_prefills)
+
+    def _facts(
+        self,
+        decisions: Decisions,
+        step: ScheduledStep,
+        execution: Execution,
+        facts: BatchFacts | None,
+    ) -> Any:
+        mode, descriptor = execution[:2]
+        replays = mode != CUDAGraphMode.NONE
+        return decisions.facts(
+            step.query_lens.tolist(),
+            decode_query_len=self._decode_query_len,
+            is_real=step.is_real,
+            is_graph_replay=replays,
+            is_split_in_graph=replays and self._split_in_graph(descriptor) is not None,
+            is_supported=self._is_causal and facts is not None and facts.can_be_cut,
+        )
+
+    def ubatches_of_graph(self, num_tokens: int) -> int:
+        """As how many ubatches the graph of so many tokens is captured; 1 is whole."""
+        split = self._split_in_graph(BatchDescriptor(num_tokens))
+        return 1 if split is None else len(split.ubatches)
+
+    def _split_in_graph(self, descriptor: BatchDescriptor) -> Split | None:
+        """How a graph holds its steps; None where whole. The same at capture and at each replay."""
+        if self._decisions is None or descriptor.has_lora or self._takes_images:
+            return None
+        if not self._is_causal:
+            return None
+        num_tokens, query_len = descriptor.num_tokens, self._decode_query_len
+        if num_tokens not in self._graph_decisions:
+            # However many of its decodes are padding.
+            step = self._decisions.facts(
+                [query_len] * (num_tokens // query_len), decode_query_len=query_len
+            )
+            decision = self._decisions.decide(step)
+            self._graph_decisions[num_tokens] = decision
+            if self._options.decode:
+                logger.info_once(
+                    "Dual-batch overlap: the graph of %d tokens holds its steps %s.",
+                    num_tokens,
+                    f"whole: {decision.reason.value}"
+                    if decision.split is None
+                    else f"as {len(decision.split.ubatches)} ubatches",
+                )
+        return self._graph_decisions[num_tokens].split
+
+    def _same_on_all_ranks(
+        self, split: Split, descriptor: BatchDescriptor
+    ) -> list[torch.Tensor] | None:
+        """Per ubatch, every DP rank's tokens in a step that has one size everywhere."""
+        dp_size = self._parallel.data_parallel_size
+        if dp_size == 1:
+            return None
+        return [
+            torch.full((dp_size,), size, dtype=torch.int32)
+            for size in _sizes(split, descriptor.num_tokens)
+        ]
+
+    def _agree(
+        self, step: ScheduledStep, execution: Execution, decision: Decision | None
+    ) -> tuple[Execution, list[torch.Tensor] | None, bool]:
+        """The execution of all DP ranks; per ubatch, every rank's tokens; whether any prefills,
+        where layers ask for it."""
+        mode, descriptor, _, _, statistics = execution
+        split = None if decision is None else decision.split
+        coordinated = coordinate_across_dp(
+            RankStep(
+                descriptor.num_tokens,
+                mode.value,
+                [] if split is None else _sizes(split, descriptor.num_tokens),
+                bool(step.is_real and step.query_lens.max() > self._decode_query_len),
+            ),
+            self._options.num_ubatches,
+            self._parallel.data_parallel_rank,
+            get_dp_group().cpu_group,
+        )
+        num_tokens = coordinated.num_tokens
+        if mode != CUDAGraphMode.NONE:
+            if coordinated.graph_mode is None:  # one DP rank cannot replay: none does
+                mode = CUDAGraphMode.NONE
+                descriptor = BatchDescriptor(descriptor.num_tokens)
+            else:  # a graph has one size everywhere
+                num_tokens = num_tokens.max().expand_as(num_tokens).clone()
+                mode, descriptor = self._dispatcher.dispatch(
+                    num_tokens=int(num_tokens[0]),
+                    uniform_decode=descriptor.uniform,
+                    has_lora=descriptor.has_lora,
+                    num_active_loras=descriptor.num_active_loras,
+                    valid_modes={mode},
+                )
+        agreed = mode, descriptor, False, num_tokens, statistics
+        prefills = self._layers_ask_for_prefills and coordinated.prefills
+        return agreed, coordinated.ubatch_sizes, prefills
+
+    def counts(self) -> Counts:
+        """Reason -> number of steps; empty where dual-batch overlap is off."""
+        return {} if self._decisions is None else self._decisions.counts()
+
+    def log(self) -> None:
+        """Writes what was decided since the last line to the log."""
+        if self._decisions is not None:
+            self._decisions.log()
+
+
+def attends_causally(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether the layers attend to earlier tokens only."""
+    groups = kv_cache_config.kv_cache_groups
+    return bool(groups) and not any(
+        isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec) for group in groups
+    )
+
+
+def _sizes(split: Split, num_tokens: int) -> list[int]:
+    """Rows of each ubatch; padding up to num_tokens is in the last one."""
+    return [end - begin for begin, end in pairwise([0, *split.cuts, num_tokens])]

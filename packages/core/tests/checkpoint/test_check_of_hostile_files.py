@@ -1,0 +1,209 @@
+"""Files that are made to mislead end a check with a report, and an export with an error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.errors import CheckpointError, CoreError
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
+from vllm_davinci.core.weight_files.files import INDEX_NAME, read_header, tensor_files
+
+FILE = "model.safetensors"
+WEIGHT = "model.layers.0.mlp.down_proj.weight"
+EXPERT = "model.layers.0.mlp.experts.{}.down_proj.weight"
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 1,
+    "num_experts": 2,
+    "hidden_size": 8,
+    "vocab_size": 16,
+    "num_attention_heads": 2,
+    "tie_word_embeddings": False,
+    "text_config": None,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]},
+}
+# In place of every value of a header, an index or a configuration.
+ODD: tuple[Any, ...] = (None, True, -1, 0, 10**12, 2**70, 0.5, "", "../x", [], [None], {}, {"a": 1})
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    tensors = {
+        "lm_head.weight": torch.ones(16, 8),
+        WEIGHT: torch.ones(8, 8),
+        **{EXPERT.format(number): torch.ones(8, 8) for number in range(2)},
+    }
+    save_file(tensors, directory / FILE)
+    write(directory / "config.json", {**CONFIG, "quantization_config": None})
+    write(directory / INDEX_NAME, {"metadata": {}, "weight_map": dict.fromkeys(tensors, FILE)})
+    assert check_checkpoint(directory).can_load
+    return directory
+
+
+def write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        found: dict[str, Any] = json.loads(file.read(length))
+        return found
+
+
+def write_header(path: Path, header: Any, length: int | None = None) -> None:
+    data = json.dumps(header).encode()
+    path.write_bytes(
+        struct.pack("<Q", len(data) if length is None else length) + data + bytes(1792)
+    )
+
+
+def spoilt(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any, Any]]:
+    """A place of a JSON value, an odd value, and the whole with that value in that place."""
+    keys = content if isinstance(content, dict) else range(len(content))
+    for key in list(keys):
+        for odd in ODD:
+            changed = copy.deepcopy(content)
+            changed[key] = odd
+            yield (*path, key), odd, changed
+        if isinstance(content[key], dict | list) and content[key]:
+            for place, odd, inner in spoilt(content[key], (*path, key)):
+                changed = copy.deepcopy(content)
+                changed[key] = inner
+                yield place, odd, changed
+
+
+def require_an_answer(directory: Path, destination: Path) -> bool:
+    """Neither the check nor an export raises anything but core's errors. Whether it can load."""
+    can_load = check_checkpoint(directory).can_load
+    try:
+        Exporter(directory, destination, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda count: None)
+    except CoreError:
+        assert not destination.exists()
+    else:
+        for path in destination.iterdir():
+            path.unlink()
+        destination.rmdir()
+    return can_load
+
+
+def test_every_field_of_a_header_may_be_odd(checkpoint: Path, tmp_path: Path):
+    header = header_of(checkpoint / FILE)
+    for place, odd, changed in spoilt(header):
+        write_header(checkpoint / FILE, changed)
+        can_load = require_an_answer(checkpoint, tmp_path / "out")
+        assert not can_load or place[0] == "__metadata__", (place, odd)
+    for whole in (None, [], 5, "text"):
+        write_header(checkpoint / FILE, whole)
+        assert not require_an_answer(checkpoint, tmp_path / "out")
+
+
+def test_every_field_of_an_index_may_be_odd(checkpoint: Path, tmp_path: Path):
+    index = json.loads((checkpoint / INDEX_NAME).read_text())
+    for _, _, changed in spoilt(index):
+        write(checkpoint / INDEX_NAME, changed)
+        require_an_answer(checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["fp8", "awq", "gptq", "compressed-tensors"])
+def test_every_field_of_a_configuration_may_be_odd(name: str, checkpoint: Path, tmp_path: Path):
+    group = {
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        "targets": ["Linear"],
+    }
+    section = {
+        "quant_method": name, "bits": 4, "group_size": 32, "dynamic": {"a": {"b": 1}},
+        "weight_block_size": [8, 8], "config_groups": {"group_0": group},
+    }  # fmt: skip
+    for _, _, changed in spoilt({**CONFIG, "quantization_config": section}):
+        write(checkpoint / "config.json", changed)
+        require_an_answer(checkpoint, tmp_path / "out")
+
+
+def test_a_file_that_is_cut_anywhere_is_named(checkpoint: Path):
+    whole = (checkpoint / FILE).read_bytes()
+    for size in [*range(64), len(whole) // 2, len(whole) - 1]:
+        (checkpoint / FILE).write_bytes(whole[:size])
+        assert FILE in check_checkpoint(checkpoint).problems()[0]
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX_NAME, FILE, DESCRIPTION])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, checkpoint: Path):
+    (checkpoint / name).unlink(missing_ok=True)
+    os.mkfifo(checkpoint / name)
+    report = check_checkpoint(checkpoint)
+    # Without its index, a checkpoint is all of its files.
+    assert report.can_load == (name == INDEX_NAME)
+
+
+def test_huge_counts_are_reported_as_they_are(checkpoint: Path):
+    huge = {"quantization_config": None, "num_hidden_layers": 10**12, "num_experts": 10**12}
+    write(checkpoint / "config.json", {**CONFIG, **huge})
+    told = check_checkpoint(checkpoint).problems()
+    assert "layers: config.json says 1000000000000, and 1, 2, 3, 4, 5, 6, 7, 8 and 9999" in told[0]
+    assert "missing: 2, 3, 4, 5, 6, 7, 8, 9 and 999999999990 more" in " ".join(told)
+    names = {EXPERT.format(number): "W8A8" for number in (0, 20_000_000)}
+    with pytest.raises(CheckpointError, match=r"experts\.1\.down_proj no entry"):
+        QuantDescription.parse(names).of_experts("model.layers.0.mlp.experts")
+
+
+def test_a_header_of_60_gib_is_not_read(checkpoint: Path):
+    with (checkpoint / FILE).open("wb") as file:
+        file.write(struct.pack("<Q", 60 << 30))
+        file.truncate(61 << 30)  # takes no room on the disk
+    with pytest.raises(CheckpointError, match="its header would have 64424509440 bytes"):
+        read_header(checkpoint / FILE)
+
+
+def test_json_without_an_end_of_its_depth_is_named(checkpoint: Path):
+    (checkpoint / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(CheckpointError, match="read"):
+        Exporter(checkpoint, checkpoint / "out", "W8A8_DYNAMIC", torch.bfloat16, {}).run(print)
+    assert not check_checkpoint(checkpoint).can_load
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd", "sub/model.safetensors"])
+def test_an_index_names_no_files_outside(name: str, checkpoint: Path):
+    save_file({"a": torch.ones(1)}, checkpoint.parent / "other.safetensors")
+    write(checkpoint / INDEX_NAME, {"weight_map": {WEIGHT: name}})
+    with pytest.raises(CheckpointError, match="lie in its directory"):
+        tensor_files(checkpoint)
+
+
+def test_a_link_out_of_the_checkpoint_is_not_copied(checkpoint: Path, tmp_path: Path):
+    secret = tmp_path / "id_rsa"
+    secret.write_text("secret")
+    (checkpoint / "notes.json").symlink_to(secret)
+    out = tmp_path / "out"
+    export = Exporter(checkpoint, out, "W8A8_DYNAMIC", torch.bfloat16, {})
+    with pytest.raises(CheckpointError, match=r"notes\.json is a link to .*id_rsa"):
+        export.run(lambda count: None)
+    assert not out.exists()
+
+
+def test_links_of_the_hubs_cache_are_files_of_the_checkpoint(checkpoint: Path, tmp_path: Path):
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "abc", tmp_path / "hub" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (checkpoint / "notes.json").write_text("{}")
+    for path in checkpoint.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    out = tmp_path / "out"
+    Exporter(snapshot, out, "W8A8_DYNAMIC", torch.bfloat16, {}).run(lambda count: None)
+    assert (out / "notes.json").is_file() and not (out / "notes.json").is_symlink()

@@ -1,0 +1,86 @@
+"""Every load format that is served is checked; parts that options leave out may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.registration import register
+from vllm_davinci_testing.engines.loaded_model import LoadedModel
+from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
+
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def save_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+FORMATS: dict[str, tuple[str, Callable[[dict[str, Tensor], Path], None]]] = {
+    "hf": ("model.safetensors", save_safetensors),
+    "pt": ("model.pt", torch.save),
+    "npcache": ("pytorch_model.bin", torch.save),
+    "mistral": ("consolidated.safetensors", save_safetensors),
+}
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = transformers.Qwen2Config(
+        num_hidden_layers=1, num_key_value_heads=1, vocab_size=64, hidden_size=64,
+        intermediate_size=96, num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("qwen2")
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    network.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.parametrize("load_format", FORMATS)
+def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: Path):
+    register()
+    tensors = load_file(qwen2 / "model.safetensors")
+    name, save = FORMATS[load_format]
+    model = LoadedModel(qwen2, torch.float16, load_format=load_format)
+    assert model.config.load_config.load_format == f"davinci_{load_format}"
+    for directory, content in (
+        (tmp_path / "whole", tensors),
+        (tmp_path / "cut", {key: value for key, value in tensors.items() if key != DOWN}),
+    ):
+        directory.mkdir()
+        (directory / "config.json").write_bytes((qwen2 / "config.json").read_bytes())
+        save(content, directory / name)
+    model.load(tmp_path / "whole")
+    loaded = model.parameters()[DOWN]
+    assert torch.equal(loaded, tensors[DOWN])
+    with pytest.raises(CheckpointError, match=f"lacks {DOWN}"):
+        model.load(tmp_path / "cut")
+
+
+@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.parametrize(
+    "options",
+    [{"limit_mm_per_prompt": {"image": 0, "video": 0}}, {"language_model_only": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_model_of_images_that_serves_text_alone_loads(options: dict[str, Any], tmp_path: Path):
+    register()
+    checkpoint = write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
+    tensors = load_file(checkpoint / "model.safetensors")
+    model = LoadedModel(checkpoint, torch.float32, **options)
+    model.load(checkpoint)
+    assert not any("visual" in name for name in model.parameters())
+    # What belongs to no part that is left out still needs a place.
+    tensors["model.language_model.layers.0.other.weight"] = torch.ones(2, 2)
+    save_safetensors(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.0\.other\.weight"):
+        model.load(checkpoint)

@@ -1,0 +1,47 @@
+"""Limits of waits stand in order, whatever the one is that they are shares of."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import pytest
+
+from vllm_davinci.core.config.time_limits import StepLimits, limit_device_waits
+
+
+@pytest.mark.parametrize("step_s", [2, 30, 300, 7200])
+def test_each_wait_is_shorter_than_the_one_around_it(step_s: int):
+    limits = StepLimits(timedelta(seconds=step_s))
+    inner_first = [
+        limits.collective,
+        limits.row_counts,
+        limits.coordination,
+        limits.device,
+        limits.step,
+    ]
+    assert inner_first == sorted(set(inner_first))
+
+
+def test_hccl_s_limit_follows_vllm_s_where_nobody_has_set_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
+    monkeypatch.setenv("VNPU_WAIT_LIMIT", "")
+    monkeypatch.delenv("VNPU_WAIT_LIMIT")
+    environment: dict[str, str] = {}
+    assert limit_device_waits(environment) == []
+    assert environment == {"HCCL_EXEC_TIMEOUT": "60"}
+    assert os.environ["VNPU_WAIT_LIMIT"] == "90.0"
+
+
+@pytest.mark.parametrize(("asked", "is_told"), [("99", False), ("100", True), ("0", True)])
+def test_a_limit_of_hccl_that_vllm_s_comes_before_is_told(
+    asked: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "100")
+    environment = {"HCCL_EXEC_TIMEOUT": asked}
+    told = limit_device_waits(environment)
+    assert environment == {"HCCL_EXEC_TIMEOUT": asked}
+    assert bool(told) == is_told
+    if told:
+        assert f"HCCL_EXEC_TIMEOUT={asked} is not below" in told[0]
+        assert "raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" in told[0]

@@ -1,0 +1,55 @@
+"""Which device a worker takes, for every way DP ranks share a host."""
+
+import pytest
+from vllm.config import ParallelConfig
+
+from vllm_davinci.core.device.local_devices import logical_device
+from vllm_davinci.core.errors import DeviceError
+
+
+def parallel(**changes: object) -> ParallelConfig:
+    config = ParallelConfig()
+    values = {
+        "assigned_physical_gpu_ids": None,
+        "distributed_executor_backend": "mp",
+        "data_parallel_rank_local": 0,
+        "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 2,
+    }
+    for name, value in {**values, **changes}.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "changes", "device"),
+    [
+        (0, {}, 0),
+        (1, {}, 1),
+        # DP ranks that share all devices count on from each other.
+        (1, {"data_parallel_rank_local": 1}, 3),
+        (1, {"data_parallel_rank_local": None, "data_parallel_index": 1}, 3),
+        (0, {"data_parallel_rank_local": 1, "pipeline_parallel_size": 2}, 4),
+        # A DP rank that was given devices counts among those.
+        (0, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 0),
+        (1, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 1),
+        # Ray shows each DP rank its own devices.
+        (0, {"data_parallel_rank_local": 1, "distributed_executor_backend": "ray"}, 0),
+        (0, {"data_parallel_rank_local": 1, "data_parallel_backend": "ray"}, 0),
+    ],
+)
+def test_each_worker_takes_its_own_device(local_rank: int, changes, device: int):
+    assert logical_device(local_rank, parallel(**changes), num_visible=8) == device
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "changes", "count"),
+    [
+        (4, {}, 4),
+        (2, {"assigned_physical_gpu_ids": [0, 1]}, 2),
+        (1, {"data_parallel_rank_local": 2}, 4),
+    ],
+)
+def test_a_rank_without_a_device_is_an_error_that_counts_them(local_rank: int, changes, count):
+    with pytest.raises(DeviceError, match=rf"which are {count}, .*ASCEND_RT_VISIBLE_DEVICES"):
+        logical_device(local_rank, parallel(**changes), num_visible=4)

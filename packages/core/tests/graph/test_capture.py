@@ -1,0 +1,36 @@
+"""Sizes that cannot be captured: the start ends, or goes on without them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.graph import capture
+from vllm_davinci.core.graph.capture import GraphCapture
+
+FAILED = {8: "RuntimeError: no memory", 16: "another rank could not; see its log"}
+
+
+def give_up(**options: Any) -> None:
+    config = SimpleNamespace(additional_config={"torchair_graph_config": options})
+    GraphCapture._give_up(SimpleNamespace(_vllm_config=config), FAILED)
+
+
+def test_the_start_ends_with_the_reasons_where_that_is_asked_for():
+    with pytest.raises(
+        DeviceError,
+        match=r"Not all graphs were captured: 8 tokens: RuntimeError: no memory; 16 tokens: .*"
+        "Ask for fewer or smaller sizes",
+    ):
+        give_up(on_capture_failure="stop", enabled=True)
+
+
+def test_else_it_goes_on_without_them_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(capture, "is_global_first_rank", lambda: True)
+    monkeypatch.setattr(capture.logger, "warning", lambda text, *values: told.append(text % values))
+    give_up()
+    (line,) = told
+    assert line.startswith("Graph mode goes on without some sizes")
+    assert "8 tokens: RuntimeError: no memory" in line

@@ -1,0 +1,158 @@
+"""A step as ubatches: contexts, inputs and outputs, without an engine."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import (
+    DPMetadata,
+    ForwardContext,
+    get_forward_context,
+    override_forward_context,
+)
+from vllm.sequence import IntermediateTensors
+
+from vllm_davinci.core import components
+from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
+from vllm_davinci.core.ubatch.planned_step import SplitStep
+from vllm_davinci.core.ubatch.split_forward import SplitForward
+
+
+@pytest.fixture
+def scheduler() -> StreamScheduler:
+    found = components.stream_scheduler()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def split(scheduler: StreamScheduler) -> Split:
+    """12 tokens of three requests in three parts: 0-3, 4-7, 8-11."""
+    policy = scheduler.split_policy(
+        mode="token", num_ubatches=3, min_total_tokens=1, min_prefill_tokens=1
+    )
+    decided = policy.decide(scheduler.step_facts([6, 3, 3])).split
+    assert decided is not None
+    return decided
+
+
+def whole_context(parts: int, **values: Any) -> ForwardContext:
+    return ForwardContext(
+        no_compile_layers={},
+        attn_metadata=[{"layer": f"metadata {index}"} for index in range(parts)],
+        slot_mapping=[{"layer": f"slots {index}"} for index in range(parts)],
+        **values,
+    )
+
+
+def test_a_switching_context_reads_and_writes_the_part_that_runs():
+    first, second = (whole_context(1, moe_layer_index=index) for index in (1, 2))
+    context = SwitchingContext.showing(first)
+    assert isinstance(context, ForwardContext)
+    context.moe_layer_index += 10
+    context.show(second)
+    assert context.moe_layer_index == 2
+    context.moe_layer_index += 20
+    assert (first.moe_layer_index, second.moe_layer_index) == (11, 22)
+    for field in fields(ForwardContext):
+        assert getattr(context, field.name) is getattr(second, field.name)
+
+
+def test_each_part_gets_its_own_context(split: Split, vllm_config: VllmConfig):
+    whole = whole_context(3, is_padding=torch.arange(14) > 11, moe_layer_index=5)
+    whole.dp_metadata = DPMetadata(torch.tensor([12, 9]))
+    counts = [torch.tensor([4, 3])] * 3
+    contexts = part_contexts(whole, split, vllm_config, counts)
+    assert [context.attn_metadata for context in contexts] == whole.attn_metadata
+    assert [context.slot_mapping for context in contexts] == whole.slot_mapping
+    assert [context.moe_layer_index for context in contexts] == [0, 0, 0]
+    assert [context.is_padding.tolist() for context in contexts] == [
+        [False] * 4,
+        [False] * 4,
+        [False] * 4 + [True] * 2,
+    ]
+    for context in contexts:
+        assert context.dp_metadata.num_tokens_across_dp_cpu.tolist() == [4, 3]
+    assert whole.moe_layer_index == 5
+
+
+def test_slices_cover_the_step_and_padding_belongs_to_the_last(split: Split):
+    step = SplitStep(split)
+    tokens = [(s.token_slice.start, s.token_slice.stop) for s in step.slices()]
+    requests = [(s.request_slice.start, s.request_slice.stop) for s in step.slices()]
+    assert tokens == [(0, 4), (4, 8), (8, 12)]
+    assert requests == [(0, 1), (0, 2), (1, 3)]
+    assert [s.token_slice.stop for s in step.padded_slices(16)] == [4, 8, 16]
+    assert step.padded_slices(12) == step.slices()
+    assert step.padded_slices(0) == step.slices()
+
+
+class Model:
+    """Takes turns at `communicate`, and remembers what it saw."""
+
+    def __init__(self, scheduler: StreamScheduler) -> None:
+        self.scheduler = scheduler
+        self.seen: list[tuple[str, int]] = []
+        self.fails_at: int | None = None
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None,
+        inputs_embeds: torch.Tensor | None,
+        scale: float,
+    ) -> Any:
+        rows = input_ids if input_ids is not None else inputs_embeds
+        assert rows is not None
+        if intermediate_tensors is not None:
+            rows = rows + intermediate_tensors["hidden_states"]
+        total = rows + positions[-1] * scale
+        for layer in range(2):
+            name = get_forward_context().attn_metadata["layer"]
+            self.seen.append((name, layer))
+            if layer == 1 and name == f"metadata {self.fails_at}":
+                raise ValueError(name)
+            self.scheduler.communicate(lambda: total.add_(1))
+        return total, IntermediateTensors({"hidden_states": total * 2})
+
+
+def run(model: Model, split: Split, vllm_config: VllmConfig) -> Any:
+    ids = torch.arange(14.0)
+    positions = torch.arange(3 * 14.0).view(3, 14)
+    received = IntermediateTensors({"hidden_states": torch.arange(14.0) * 100})
+    runner = SplitForward(model.scheduler, vllm_config)
+    with override_forward_context(whole_context(3)):
+        whole = get_forward_context()
+        try:
+            return runner.run(SplitStep(split), model, ids, positions, received, None, scale=10.0)
+        finally:
+            assert get_forward_context() is whole
+
+
+def test_a_split_step_gives_the_rows_of_a_whole_one(
+    split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
+):
+    model = Model(scheduler)
+    total, sent = run(model, split, vllm_config)
+    rows = torch.arange(14.0)
+    expected = rows + rows * 100 + (rows + 28) * 10 + 2
+    assert torch.equal(total, expected)
+    assert torch.equal(sent["hidden_states"], expected * 2)
+    assert model.seen == [(f"metadata {part}", layer) for layer in (0, 1) for part in range(3)]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_an_error_in_any_part_is_the_step_s_error_and_the_next_step_runs(
+    part: int, split: Split, scheduler: StreamScheduler, vllm_config: VllmConfig
+):
+    model = Model(scheduler)
+    model.fails_at = part
+    with pytest.raises(ValueError, match=f"metadata {part}"):
+        run(model, split, vllm_config)
+    model.fails_at = None
+    total, _ = run(model, split, vllm_config)
+    assert total.shape == (14,)

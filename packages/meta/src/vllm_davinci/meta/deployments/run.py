@@ -1,0 +1,125 @@
+"""Dry-runs of deployments, each in a process of its own, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import runpy
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.meta.deployments.table import Deployment
+
+LIMIT_S = 1200.0
+_PREFIX = "vllm-davinci dry-run: "
+_MOST_CHARACTERS = 400
+_MEMORY = ("weight", "activation", "other", "graph", "piece", "cache")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one dry-run of a deployment; every time is modelled.
+
+    reason:         why it did not start or did not end, in one line; None where it did
+    ranks:          of the engine
+    used_bytes:     that a device plans with, of memory_bytes
+    cache_tokens:   of one data-parallel rank
+    first_token_ms: until every request has its first token
+    token_ms:       of a step that only decodes
+    ..._bound_ms:   the same if all that can overlap did
+    """
+
+    name: str
+    reason: str | None = None
+    ranks: int = 0
+    used_bytes: int = 0
+    memory_bytes: int = 0
+    cache_tokens: int = 0
+    first_token_ms: float = 0.0
+    first_token_bound_ms: float = 0.0
+    token_ms: float = 0.0
+    token_bound_ms: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_all(rows: Iterable[Deployment], directory: Path) -> Iterator[Outcome]:
+    """Dry-runs one row after the other. Reports, logs and outcomes go into the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vllm_davinci.meta.dry_run.preload"])
+    for row in rows:
+        outcome = _run(row, directory, context)
+        path = directory / f"{row.name}.outcome.json"
+        path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
+        yield outcome
+
+
+def _run(row: Deployment, directory: Path, context: ForkServerContext) -> Outcome:
+    report, log = (directory / f"{row.name}.{kind}" for kind in ("report.json", "log"))
+    report.unlink(missing_ok=True)
+    process = context.Process(target=_dry_run, args=(row.name, report, log))
+    process.start()
+    process.join(LIMIT_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        return Outcome(row.name, f"the dry-run took more than {LIMIT_S:.0f} s")
+    if process.exitcode != 0 or not report.is_file():
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        return Outcome(row.name, reason_of(said) or f"exit status {process.exitcode}")
+    return outcome_of(row.name, json.loads(report.read_text(encoding="utf-8")))
+
+
+def _dry_run(name: str, report: Path, log: Path) -> None:
+    """The command, in a process of its own whose output goes to the log."""
+    with log.open("w", encoding="utf-8") as output:
+        for standard in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), standard.fileno())
+    sys.argv = ["vllm-davinci", "dry-run", f"--deployment={name}", f"--json={report}"]
+    runpy.run_module("vllm_davinci.meta", run_name="__main__")
+
+
+def reason_of(log: str) -> str:
+    """The command's own last word, or else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    own = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
+    own = [line for line in own if " nothing here: " not in line]
+    said = (own or lines or [""])[-1]
+    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}..."
+
+
+def outcome_of(name: str, report: dict[str, Any]) -> Outcome:
+    """The figures of a report of `dry-run --json`."""
+    memory, steps = report["memory"], report["steps"]
+    has_prompt = [any(tokens > 1 for tokens in step["tokens"]) for step in steps]
+    last = max((at for at, is_prompt in enumerate(has_prompt) if is_prompt), default=-1)
+    first, later = steps[: last + 1], steps[last + 1 :]
+
+    def ms(chosen: list[dict[str, Any]], take: Any, total: Any) -> float:
+        return total(take(step) for step in chosen) / 10**9 if chosen else 0.0
+
+    def taken(step: dict[str, Any]) -> int:
+        return int(step["modelled"]["host_ps"])
+
+    def bound(step: dict[str, Any]) -> int:
+        return int(step["overlap_bound_ps"])
+
+    return Outcome(
+        name,
+        ranks=report["world_size"],
+        used_bytes=sum(memory[f"{part}_bytes"] for part in _MEMORY),
+        memory_bytes=memory["total_bytes"],
+        cache_tokens=memory["cache_tokens"],
+        first_token_ms=ms(first, taken, sum),
+        first_token_bound_ms=ms(first, bound, sum),
+        token_ms=ms(later, taken, statistics.median),
+        token_bound_ms=ms(later, bound, statistics.median),
+    )

@@ -1,0 +1,232 @@
+#pragma once
+
+// How the arguments of a row cross the C interface, and how they reach the body.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/touched.h"
+#include "ops/values.h"
+
+struct aclScalar;
+struct aclIntArray;
+struct aclFloatArray;
+struct aclBoolArray;
+struct aclTensorList;
+struct aclScalarList;
+
+namespace vnpu::ops {
+
+// Collects what a launch needs while its C arguments are read.
+struct Launch {
+  const char* name;  // "aclnnAdd"
+  int position = 0;  // of the argument being read, from 1
+  Touched touched = {};
+  Launch& next() {
+    ++position;
+    return *this;
+  }
+  TensorView view(const aclTensor* tensor, bool write, bool read);
+  std::vector<TensorView> views(const aclTensorList* list, bool write, bool read);
+  [[noreturn]] void missing() const;  // a required argument is null
+};
+
+// Makes tensors for one run; those that lie in one storage share an at::Storage.
+class Tensors {
+ public:
+  Tensor make(const TensorView& view);
+  template <class List>
+  List make_list(const std::vector<TensorView>& views) {
+    List list;
+    list.reserve(views.size());
+    for (const TensorView& view : views) list.push_back(make(view));
+    return list;
+  }
+
+ private:
+  std::vector<std::pair<void*, Tensor>> made_;
+};
+
+TypedScalar read_scalar(const aclScalar* scalar);
+std::vector<Scalar> read_scalars(const aclScalarList* list);
+std::vector<int64_t> read_ints(const aclIntArray* array);
+std::vector<float> read_floats(const aclFloatArray* array);
+BoolArray read_bools(const aclBoolArray* array);
+ScalarType read_dtype(int32_t acl_data_type);
+
+// Argument<T>: C type, what is kept between the two phases, and the value that the body gets.
+template <class T>
+struct Argument;
+
+template <>
+struct Argument<Tensor> {
+  using C = const aclTensor*;
+  using Kept = TensorView;
+  static Kept keep(C c, Launch& launch) {
+    if (c == nullptr) launch.missing();
+    return launch.view(c, false, true);
+  }
+  static Tensor value(const Kept& kept, Tensors& tensors) { return tensors.make(kept); }
+};
+template <>
+struct Argument<OptionalTensor> {
+  using C = const aclTensor*;
+  using Kept = std::optional<TensorView>;
+  static Kept keep(C c, Launch& launch) {
+    return c == nullptr ? Kept() : Kept(launch.view(c, false, true));
+  }
+  static OptionalTensor value(const Kept& kept, Tensors& tensors) {
+    return kept ? OptionalTensor(tensors.make(*kept)) : OptionalTensor();
+  }
+};
+template <class T, bool kRead>
+struct WrittenArgument {
+  using C = const aclTensor*;
+  using Kept = TensorView;
+  static Kept keep(C c, Launch& launch) {
+    if (c == nullptr) launch.missing();
+    return launch.view(c, true, kRead);
+  }
+  static T value(const Kept& kept, Tensors& tensors) { return T{tensors.make(kept)}; }
+};
+template <class T, bool kRead>
+struct OptionalWrittenArgument {
+  using C = const aclTensor*;
+  using Kept = std::optional<TensorView>;
+  static Kept keep(C c, Launch& launch) {
+    return c == nullptr ? Kept() : Kept(launch.view(c, true, kRead));
+  }
+  static T value(const Kept& kept, Tensors& tensors) { return kept ? T{tensors.make(*kept)} : T{}; }
+};
+template <>
+struct Argument<Out> : WrittenArgument<Out, false> {};
+template <>
+struct Argument<InOut> : WrittenArgument<InOut, true> {};
+template <>
+struct Argument<WholeOut> : WrittenArgument<WholeOut, false> {
+  static WholeOut value(const Kept& kept, Tensors& tensors) {
+    return WholeOut{tensors.make(kept), kept};
+  }
+};
+template <>
+struct Argument<OptionalOut> : OptionalWrittenArgument<OptionalOut, false> {};
+template <>
+struct Argument<OptionalInOut> : OptionalWrittenArgument<OptionalInOut, true> {};
+template <>
+struct Argument<DynamicOut> {
+  using C = aclTensor*;
+  using Kept = std::pair<TensorView, aclTensor*>;
+  static Kept keep(C c, Launch& launch) {
+    if (c == nullptr) launch.missing();
+    return {launch.view(c, true, false), c};
+  }
+  static DynamicOut value(const Kept& kept, Tensors& tensors) {
+    return DynamicOut{tensors.make(kept.first), kept.second};
+  }
+};
+template <class T, bool kWrite, bool kRead, bool kOptional>
+struct ListArgument {
+  using C = const aclTensorList*;
+  using Kept = std::vector<TensorView>;
+  static Kept keep(C c, Launch& launch) {
+    if (c == nullptr && !kOptional) launch.missing();
+    return c == nullptr ? Kept() : launch.views(c, kWrite, kRead);
+  }
+  static T value(const Kept& kept, Tensors& tensors) { return tensors.make_list<T>(kept); }
+};
+template <>
+struct Argument<TensorList> : ListArgument<TensorList, false, true, false> {};
+template <>
+struct Argument<OptionalTensorList> : ListArgument<OptionalTensorList, false, true, true> {};
+template <>
+struct Argument<OutList> : ListArgument<OutList, true, false, false> {};
+template <>
+struct Argument<OptionalOutList> : ListArgument<OptionalOutList, true, false, true> {};
+template <>
+struct Argument<InOutList> : ListArgument<InOutList, true, true, false> {};
+
+template <class T>
+struct PlainArgument {
+  using Kept = T;
+  static const T& value(const Kept& kept, Tensors&) { return kept; }
+};
+template <>
+struct Argument<Scalar> {
+  using C = const aclScalar*;
+  using Kept = TypedScalar;
+  static Kept keep(C c, Launch& launch) {
+    if (c == nullptr) launch.missing();
+    return read_scalar(c);
+  }
+  static const Scalar& value(const Kept& kept, Tensors&) { return kept.value; }
+};
+template <>
+struct Argument<OptionalScalar> {
+  using C = const aclScalar*;
+  using Kept = std::optional<TypedScalar>;
+  static Kept keep(C c, Launch&) { return c == nullptr ? Kept() : Kept(read_scalar(c)); }
+  static OptionalScalar value(const Kept& kept, Tensors&) {
+    return kept ? OptionalScalar(kept->value) : OptionalScalar();
+  }
+};
+template <>
+struct Argument<ScalarList> : PlainArgument<ScalarList> {
+  using C = const aclScalarList*;
+  static ScalarList keep(C c, Launch&) { return c == nullptr ? ScalarList() : read_scalars(c); }
+};
+template <>
+struct Argument<IntArray> : PlainArgument<IntArray> {
+  using C = const aclIntArray*;
+  static IntArray keep(C c, Launch&) { return c == nullptr ? IntArray() : read_ints(c); }
+};
+template <>
+struct Argument<OptionalIntArray> : PlainArgument<OptionalIntArray> {
+  using C = const aclIntArray*;
+  static OptionalIntArray keep(C c, Launch&) {
+    return c == nullptr ? OptionalIntArray() : OptionalIntArray(read_ints(c));
+  }
+};
+template <>
+struct Argument<FloatArray> : PlainArgument<FloatArray> {
+  using C = const aclFloatArray*;
+  static FloatArray keep(C c, Launch&) { return c == nullptr ? FloatArray() : read_floats(c); }
+};
+template <>
+struct Argument<BoolArray> : PlainArgument<BoolArray> {
+  using C = const aclBoolArray*;
+  static BoolArray keep(C c, Launch&) { return c == nullptr ? BoolArray() : read_bools(c); }
+};
+template <>
+struct Argument<DType> : PlainArgument<DType> {
+  using C = int32_t;
+  static DType keep(C c, Launch&) { return DType{read_dtype(c)}; }
+};
+template <>
+struct Argument<Text> : PlainArgument<Text> {
+  using C = const char*;
+  static Text keep(C c, Launch&) { return c == nullptr ? Text() : Text(c); }
+};
+template <class T>
+struct ValueArgument : PlainArgument<T> {
+  using C = T;
+  static T keep(C c, Launch&) { return c; }
+};
+template <>
+struct Argument<bool> : ValueArgument<bool> {};
+template <>
+struct Argument<int8_t> : ValueArgument<int8_t> {};
+template <>
+struct Argument<int32_t> : ValueArgument<int32_t> {};
+template <>
+struct Argument<int64_t> : ValueArgument<int64_t> {};
+template <>
+struct Argument<uint64_t> : ValueArgument<uint64_t> {};
+template <>
+struct Argument<float> : ValueArgument<float> {};
+template <>
+struct Argument<double> : ValueArgument<double> {};
+
+}  // namespace vnpu::ops

@@ -1,0 +1,69 @@
+#pragma once
+
+// What a row of an operator declares beside its arguments and its body:
+//
+//   VNPU_OPERATOR(Gelu, (const Tensor& self, Out out),
+//                 {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu}) {
+//
+// From it come the operator's place in `vnpu coverage`, the work that the timing model gives it
+// (ops/costs.h), the calls that are refused (ops/rules.h) and its line on the reference pages.
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ops/costs.h"
+#include "ops/rules.h"
+
+namespace vnpu::ops {
+
+// Who needs an operator.
+enum class Tier : uint8_t {
+  kOther,  // training, vision, other accelerators' paths
+  kT1,     // plain PyTorch in model execution
+  kT2,     // fused serving operators
+  kT3,     // rare: LoRA, linear and sparse attention
+};
+using enum Tier;
+
+struct Declaration {
+  Tier tier = kOther;
+  // Null: the operator cannot be launched where time is modelled.
+  Cost cost = nullptr;
+  // Null: no document limits its calls.
+  Allowed (*allowed)() = nullptr;
+};
+
+// An operator as its row declares it; one static object for each row.
+class Operator {
+ public:
+  // name: "aclnnAdd". parameters: as the row spells them.
+  Operator(const char* name, const char* parameters, Declaration declared);
+
+  // The newest one; the others follow by `before`.
+  static const Operator* newest();
+
+  // Of the arguments, plain (ops/parameters.h).
+  const std::vector<std::string>& names() const;
+
+  const char* const name;
+  const char* const parameters;
+  const Declaration declared;
+  const Operator* const before;
+
+ private:
+  mutable std::once_flag named_;
+  mutable std::vector<std::string> names_;
+};
+
+// The operator of a name with "aclnn"; null where there is none.
+const Operator* operator_named(const std::string& name);
+
+// "T1"; "-" for kOther.
+const char* text_of(Tier tier);
+
+// All operators, one JSON object a line: operator, tier, priced, arguments.
+std::string listed_operators();
+
+}  // namespace vnpu::ops

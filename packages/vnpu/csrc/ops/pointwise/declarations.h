@@ -1,0 +1,53 @@
+#pragma once
+
+// What rows of operators refer to: costs of this family (*_costs.cpp), and the calls that its
+// documents allow (*_constraints.cpp).
+
+#include "ops/declaration.h"
+
+namespace vnpu::ops {
+
+Allowed allowed_add();
+Allowed allowed_adds();
+Allowed allowed_bitwise_and_tensor();
+Allowed allowed_clamp();
+Allowed allowed_cos();
+Allowed allowed_divs();
+Allowed allowed_eq_scalar();
+Allowed allowed_foreach_abs();
+Allowed allowed_foreach_add_list_v2();
+Allowed allowed_foreach_add_scalar_list();
+Allowed allowed_foreach_add_scalar_v2();
+Allowed allowed_foreach_addcdiv_scalar_list();
+Allowed allowed_foreach_addcdiv_scalar_v2();
+Allowed allowed_foreach_addcmul_scalar_list();
+Allowed allowed_foreach_addcmul_scalar_v2();
+Allowed allowed_foreach_copy();
+Allowed allowed_foreach_div_list();
+Allowed allowed_foreach_div_scalar_list();
+Allowed allowed_foreach_div_scalar_v2();
+Allowed allowed_foreach_lerp_list();
+Allowed allowed_foreach_lerp_scalar();
+Allowed allowed_foreach_mul_list();
+Allowed allowed_foreach_neg();
+Allowed allowed_foreach_norm();
+Allowed allowed_foreach_pow_scalar_and_tensor();
+Allowed allowed_foreach_round_off_number_v2();
+Allowed allowed_foreach_sign();
+Allowed allowed_foreach_zero_inplace();
+Allowed allowed_gelu();
+Allowed allowed_gelu_v2();
+Allowed allowed_inplace_add();
+Allowed allowed_inplace_log();
+Allowed allowed_inplace_masked_fill_scalar();
+Allowed allowed_le_tensor();
+Allowed allowed_lt_scalar();
+Allowed allowed_lt_tensor();
+Allowed allowed_ne_tensor();
+Allowed allowed_rsubs();
+Allowed allowed_s_where();
+void cost_of_dequant_swiglu_quant(const Call& call, timing::Work& work);
+void cost_of_foreach_abs(const Call& call, timing::Work& work);
+void cost_of_foreach_acos(const Call& call, timing::Work& work);
+
+}  // namespace vnpu::ops

@@ -1,0 +1,58 @@
+"""Reading the files of `chips/`, one per chip: the only place where its figures are stated.
+
+This module needs the standard library only: the build of libvnpu reads the same files through it
+(`cmake/generate_chips.py`), before anything of this package is built.
+"""
+
+import decimal
+import pathlib
+import tomllib
+from typing import Any
+
+FOLDER = pathlib.Path(__file__).parent / "chips"
+
+UNITS: dict[str, tuple[str, int]] = {
+    "GOP/s": ("rate of operations", 10**9),
+    "TOP/s": ("rate of operations", 10**12),
+    "GB/s": ("bandwidth", 10**9),
+    "TB/s": ("bandwidth", 10**12),
+    "ns": ("time", 10**3),
+    "us": ("time", 10**6),
+    "ms": ("time", 10**9),
+    "MiB": ("size", 1 << 20),
+    "GiB": ("size", 1 << 30),
+    "share": ("share", 10**6),
+    "cores": ("number", 1),
+    "devices": ("number", 1),
+    "events": ("number", 1),
+    "ranks": ("number", 1),
+    "streams": ("number", 1),
+    "tasks": ("number", 1),
+}
+"""For each unit of a figure: its dimension, and how many base units it is."""
+
+_MERGED = ("figures", "limits")
+
+
+def read_table(path: pathlib.Path) -> dict[str, Any]:
+    """The table of a TOML file, with exact decimals. Raises OSError or ValueError."""
+    return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=decimal.Decimal)
+
+
+def read_chip(path: pathlib.Path, folder: pathlib.Path = FOLDER) -> dict[str, Any]:
+    """The table of a chip, with what it leaves to the chip of `folder` that it is `based_on`.
+
+    Raises OSError or ValueError for a file that cannot be read.
+    """
+    table = read_table(path)
+    base = table.get("based_on")
+    if base is None:
+        return table
+    below = read_table(folder / f"{base}.toml")
+    merged = {key: {**below.get(key, {}), **table.get(key, {})} for key in _MERGED}
+    return {**below, **table, **merged}
+
+
+def amount(entry: dict[str, Any]) -> int:
+    """A figure `{ value, unit, source }` in its base unit."""
+    return int(entry["value"] * UNITS[entry["unit"]][1])

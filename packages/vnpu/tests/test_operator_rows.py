@@ -1,0 +1,21 @@
+"""The rows of the operator library, as documents and commands read them."""
+
+from __future__ import annotations
+
+from vllm_davinci_testing.processes.programs import output_of
+
+
+def test_a_process_without_torch_finds_libtorch_and_lists_all_rows():
+    """As a C++ program does, that is linked with CANN's libraries."""
+    (line,) = output_of(
+        """
+        import sys
+        from vllm_davinci.vnpu.operator_rows import constraints
+        rows = constraints()
+        assert "torch" not in sys.modules
+        print(len(rows), len({row.operator for row in rows}), all(row.source for row in rows))
+        """
+    )
+    rows, operators, have_sources = line.split()
+    assert int(rows) > 600 and int(operators) > 30
+    assert have_sources == "True"

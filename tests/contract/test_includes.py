@@ -1,0 +1,66 @@
+"""C++ units and folders include each other in one direction.
+
+A unit is a header with the source of the same name: who changes either reads both. Generated
+headers and those of other packages are in no unit.
+"""
+
+from __future__ import annotations
+
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+SOURCES = [ROOT / "packages" / name / "csrc" for name in ("vnpu", "kernels")]
+
+
+def units_of(csrc: Path) -> dict[str, set[str]]:
+    """Unit -> the units that it includes, both as paths without suffix."""
+    graph: dict[str, set[str]] = {}
+    for path in sorted([*csrc.rglob("*.h"), *csrc.rglob("*.cpp")]):
+        unit = path.relative_to(csrc).with_suffix("").as_posix()
+        included = (
+            place.with_suffix("").relative_to(csrc).as_posix()
+            for name in INCLUDE.findall(path.read_text(encoding="utf-8"))
+            for place in (csrc / name, path.parent / name)
+            if place.is_file()
+        )
+        graph.setdefault(unit, set()).update(name for name in included if name != unit)
+    return graph
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """A circle; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("csrc", SOURCES, ids=lambda csrc: csrc.parent.name)
+def test_no_units_include_each_other_in_a_circle(csrc: Path) -> None:
+    graph = units_of(csrc)
+    assert sum(map(len, graph.values())) > len(graph)
+    assert not circle_in(graph)
+
+
+@pytest.mark.parametrize("csrc", SOURCES, ids=lambda csrc: csrc.parent.name)
+def test_no_folders_include_each_other_in_a_circle(csrc: Path) -> None:
+    """Folders at the top of `csrc`; what is in none assembles them."""
+    graph: dict[str, set[str]] = {}
+    for unit, included in units_of(csrc).items():
+        if "/" not in unit:
+            continue
+        folder = unit.split("/")[0]
+        folders = {name.split("/")[0] for name in included if "/" in name}
+        graph.setdefault(folder, set()).update(folders - {folder})
+    assert not circle_in(graph)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})
+    assert not circle_in({"a": {"b"}, "b": {"c"}, "d": {"a"}})

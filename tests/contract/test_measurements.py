@@ -1,0 +1,75 @@
+"""Pages of figures say of when and of what they are, and are not much older than their code."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("docs/measurements/*.md")), ROOT / "docs" / "guides" / "model_time.md"]
+MOST_RELEASES_BEHIND = 1
+STAMP = re.compile(
+    r"^Figures of (?P<date>\d{4}-\d\d-\d\d) at commit (?P<commit>[0-9a-f]{7,40}), "
+    r"with vLLM \d+\.(?P<vllm>\d+)\.\d+; of (?P<packages>[^\n]+)\.$",
+    re.MULTILINE,
+)
+
+
+def releases_behind(changelog: str, version: str) -> int:
+    """How many releases of a package are newer. changelog: with a heading for each, newest first"""
+    return re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE).index(version)
+
+
+def problems(page: str, vllm_minor: int, changelogs: dict[str, str]) -> list[str]:
+    """Problems of a page's stamp. changelogs: by package"""
+    found = STAMP.search(page)
+    if found is None:
+        return ["it has no line 'Figures of DATE at commit ... ' (ci/versions.py: stamp)"]
+    behind = {"vLLM": vllm_minor - int(found["vllm"])}
+    for measured in found["packages"].split(", "):
+        name, version = measured.split()
+        behind[name] = releases_behind(changelogs[name], version)
+    return [
+        f"its figures are {count} releases of {name} old: measure again"
+        for name, count in behind.items()
+        if count > MOST_RELEASES_BEHIND
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_figures_are_of_this_release_or_the_one_before(page: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "ci"))
+    minor = int(import_module("versions").VLLM_VERSION.split(".")[1])
+    changelogs = {
+        path.parent.name: path.read_text(encoding="utf-8")
+        for path in ROOT.glob("packages/*/CHANGELOG.md")
+    }
+    assert not problems(page.read_text(encoding="utf-8"), minor, changelogs)
+
+
+@pytest.mark.parametrize(
+    ("version", "minor", "problem"),
+    [
+        ("0.3.0", 32, None),
+        ("0.2.0", 33, None),
+        ("0.1.0", 32, "2 releases of core old"),
+        ("0.3.0", 34, "2 releases of vLLM old"),
+    ],
+)
+def test_a_page_that_is_older_by_more_than_a_release_is_found(
+    version: str, minor: int, problem: str | None
+):
+    changelog = "# Changelog\n\n## 0.3.0\n\n- x\n\n## 0.2.0\n\n- x\n\n## 0.1.0\n\n- x\n"
+    page = f"# A\n\nFigures of 2026-11-23 at commit 35d48a0, with vLLM 0.32.0; of core {version}.\n"
+    found = problems(page, minor, {"core": changelog})
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+    assert problems("# A\n\nFigures of last week.\n", minor, {})
+
+
+def test_a_stamp_that_is_written_is_one_that_is_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "ci"))
+    assert STAMP.fullmatch(import_module("versions").stamp("core", "vnpu"))

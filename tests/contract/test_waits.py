@@ -1,0 +1,73 @@
+"""Every wait of core, kernels and vnpu is listed with what ends it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("packages/core/src", "packages/kernels/src", "packages/kernels/csrc")
+FOLDERS += ("packages/vnpu/src", "packages/vnpu/csrc")
+WAITS = {
+    ".py": re.compile(
+        r"\.(?:wait|wait_for|synchronize|select|accept|recv|barrier|all_gather_object)\("
+        r"|thread\.join\(|\ball_reduce\(message\b"
+    ),
+    ".cpp": re.compile(
+        r"(?<!simulation)(?<!simulation_)\.(?:wait|wait_for|wait_until)\(|FUTEX_WAIT\b"
+    ),
+    ".h": re.compile(r"\.(?:wait|wait_for|wait_until)\("),
+}
+
+# What ends a wait, by kind.
+DEVICE = "HCCL_EXEC_TIMEOUT where another rank is late, VNPU_WAIT_LIMIT on a virtual device"
+STREAM = "no wait of the host: a stream waits for an event or a collective"
+START = "--distributed-timeout-seconds, or VLLM_ENGINE_READY_TIMEOUT_S of the front end"
+OWN_LIMIT = "an argument: the limit stands in the call"
+IDLE = "nothing has to: a thread that waits for work, and for which nobody waits"
+USER = "the user's: a command that waits for the program it was given"
+CORE, CSRC = "packages/core/src/vllm_davinci/core/", "packages/vnpu/csrc/"
+# File, or folder, of each wait.
+LISTED = {
+    f"{CORE}device/refusals.py": DEVICE,
+    f"{CORE}device/torch_cuda_names.py": STREAM,
+    f"{CORE}distributed/communicator.py": STREAM,
+    f"{CORE}distributed/communicators.py": DEVICE,
+    f"{CORE}distributed/fault_channel.py": f"{START}; then {IDLE}",
+    f"{CORE}distributed/scheduled_communicator.py": STREAM,
+    f"{CORE}fused_moe/dispatcher/": f"config.time_limits, row_counts; then {DEVICE}",
+    f"{CORE}graph/": DEVICE,
+    f"{CORE}model_runner.py": DEVICE,
+    f"{CORE}process/step_guard.py": OWN_LIMIT,
+    f"{CORE}quantization/quant_matmul.py": DEVICE,
+    f"{CORE}sampling/": DEVICE,
+    f"{CORE}ubatch/coordination.py": "config.time_limits, coordination",
+    f"{CORE}upstream_overrides.py": "the text of a line of vLLM's",
+    f"{CORE}worker.py": START,
+    "packages/vnpu/src/vllm_davinci/vnpu/supervised_command.py": USER,
+    f"{CSRC}abi/ascendcl/event.cpp": STREAM,
+    f"{CSRC}abi/ascendcl/stream.cpp": OWN_LIMIT,
+    f"{CSRC}collective/": "HCCL_CONNECT_TIMEOUT, HCCL_EXEC_TIMEOUT",
+    f"{CSRC}device/schedule/threads.cpp": IDLE,
+    f"{CSRC}device/task_queues": f"VNPU_WAIT_LIMIT; in a background thread, {IDLE}",
+    f"{CSRC}trace/timeline.cpp": OWN_LIMIT,
+}
+
+
+def waits(path: Path) -> list[str]:
+    """Lines of a file that wait."""
+    pattern = WAITS[path.suffix]
+    return [line.strip() for line in path.read_text("utf-8").splitlines() if pattern.search(line)]
+
+
+def test_every_wait_is_listed_with_its_limit() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): lines
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in WAITS and "build" not in path.parts and (lines := waits(path))
+    }
+    new = {name: lines for name, lines in found.items() if not name.startswith(tuple(LISTED))}
+    assert not new, f"List these files with what ends their waits: {new}"
+    gone = [listed for listed in LISTED if not any(name.startswith(listed) for name in found)]
+    assert not gone, f"These wait no more: {gone}"

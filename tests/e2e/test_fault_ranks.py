@@ -1,0 +1,228 @@
+"""One rank that fails takes the step of all ranks with it: an error with its cause, no token."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+
+THOROUGH = pytest.mark.thorough
+MODEL = "llama_head64_gqa4"
+TWO_RANKS: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "distributed_executor_backend": "mp",
+    "worker_extension_cls": "vllm_davinci_testing.engines.failing_worker.FailingWorker",
+}
+MAX_TOKENS = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+FAILS_AT_TOKEN = 5
+# From the fault to the client's error.
+LIMIT_S = 30
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+ASYNCHRONOUS = {"async_scheduling": True}
+SYNCHRONOUS = {"async_scheduling": False}
+PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+GRAPHS = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [2, 4],
+    },
+}
+UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
+EXPERTS = {"enable_expert_parallel": True}
+ALL_TO_ALL = {**EXPERTS, "additional_config": {"moe_communication": "all_to_all"}}
+MOE = "qwen3_moe_softmax_top2_of_8"
+ENTERS, SAMPLES = "_model_forward", "_sample"
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "method", "rank"),
+    [
+        pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 1, id="asynchronous"),
+        pytest.param(MODEL, SYNCHRONOUS, ENTERS, 1, id="synchronous"),
+        pytest.param(MODEL, ASYNCHRONOUS, SAMPLES, 1, id="sampling"),
+        pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 0, id="replying_rank", marks=THOROUGH),
+        pytest.param(MODEL, SYNCHRONOUS, SAMPLES, 0, id="replying_rank_samples", marks=THOROUGH),
+        pytest.param(MODEL, SYNCHRONOUS, SAMPLES, 1, id="synchronous_sampling", marks=THOROUGH),
+        pytest.param(MODEL, PIPELINE, ENTERS, 0, id="first_stage"),
+        pytest.param(MODEL, PIPELINE, ENTERS, 1, id="last_stage", marks=THOROUGH),
+        pytest.param(MODEL, GRAPHS, ENTERS, 1, id="graphs"),
+        pytest.param(MODEL, UBATCHES, ENTERS, 1, id="ubatches", marks=THOROUGH),
+        pytest.param(MOE, EXPERTS, ENTERS, 1, id="experts", marks=THOROUGH),
+        pytest.param(MOE, ALL_TO_ALL, ENTERS, 1, id="row_counts", marks=THOROUGH),
+    ],
+)
+def test_an_error_of_one_rank_is_the_client_s_error(
+    model: str,
+    options: dict[str, Any],
+    method: str,
+    rank: int,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    engine = start_engine(zoo(model), **{**TWO_RANKS, **options})
+    engine.on_workers("fail_once_at", method, FAILS_AT_TOKEN, rank)
+    begin = time.monotonic()
+    with pytest.raises(EngineError) as error:
+        engine.generate(as_inputs(prompts[:4]), GREEDY)
+    assert time.monotonic() - begin < LIMIT_S
+    # A rank that waits for the replay of a graph cannot reply: the log has the cause then.
+    told = engine.log_text() if options == GRAPHS else str(error.value)
+    assert re.search(rf"rank {rank} \(pid \d+ on host .*planted in {method}", told), told[-8000:]
+    with pytest.raises(EngineError):  # and there is no way back
+        engine.generate(as_inputs(prompts[:4]), GREEDY)
+    engine.close()
+
+
+@pytest.mark.thorough
+def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
+):
+    checkpoint = vision_zoo.write_vision_checkpoint("qwen2_5_vl", tmp_path / "vision")
+    engine = start_engine(checkpoint, **TWO_RANKS, max_model_len=512)
+    engine.on_workers("fail_once_at", "_execute_mm_encoder", 0, 1)
+    request = {
+        "prompt": vision_zoo.prompt(1, "case"),
+        "multi_modal_data": {"image": [vision_zoo.image(112, 84, seed=1)]},
+    }
+    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in _execute_mm"):
+        engine.generate([request], GREEDY)
+    engine.close()
+
+
+@pytest.mark.thorough
+def test_an_error_of_one_data_parallel_engine_ends_the_others(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    options = {name: TWO_RANKS[name] for name in ("worker_extension_cls",)}
+    engines = DPEngines(start_engine, zoo(MOE), count=2, **options, **EXPERTS)
+    with ThreadPoolExecutor(2) as threads:
+        inputs = as_inputs(prompts[:4])
+        engines.engines[1].on_workers("fail_once_at", ENTERS, FAILS_AT_TOKEN)
+        begin = time.monotonic()
+        asked = [threads.submit(each.generate, inputs, GREEDY) for each in engines.engines]
+        for each in asked:
+            with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in "):
+                each.result()
+    assert time.monotonic() - begin < LIMIT_S
+    for engine in engines.engines:
+        engine.close()
+
+
+def test_a_stopped_rank_is_named_before_vllm_gives_up(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    limit_s = 40
+    engine = start_engine(
+        zoo(MODEL),
+        environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(limit_s)},
+        **TWO_RANKS,
+    )
+    _, *workers = engine.processes()
+    stopped = next(each for each in workers if "Worker_TP1" in " ".join(each.cmdline()))
+    stopped.suspend()
+    begin = time.monotonic()
+    with pytest.raises(EngineError) as error:
+        engine.generate(as_inputs(prompts[:4]), GREEDY)
+    assert time.monotonic() - begin < limit_s
+    told = f"{error.value}{engine.log_text()}"
+    named = rf"process of rank 1 \(pid {stopped.pid} on host \S+\) is stopped"
+    assert re.search(named, told), told[-8000:]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "is_asynchronous",
+    [True, pytest.param(False, marks=THOROUGH)],
+    ids=["asynchronous", "synchronous"],
+)
+def test_an_error_of_every_rank_is_that_step_s_and_serving_goes_on(
+    is_asynchronous: bool,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    with start_engine(zoo(MODEL), **TWO_RANKS, async_scheduling=is_asynchronous) as engine:
+        for method in ("_model_forward", "_sample"):
+            engine.on_workers("fail_once_at", method, FAILS_AT_TOKEN)
+            with pytest.raises(EngineError, match=f"planted in {method}"):
+                engine.generate(as_inputs(prompts[:4]), GREEDY)
+            engine.abort_all()
+            outputs = engine.generate(as_inputs(prompts[4:8]), GREEDY)
+            assert_greedy(reference(MODEL), prompts[4:8], outputs, MAX_TOKENS)
+
+
+def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
+    tiny_llama: Path, tmp_path: Path
+):
+    server = ForkedServer(
+        tiny_llama,
+        tmp_path / "log.txt",
+        *SMALL,
+        "--tensor-parallel-size=2",
+        f"--worker-extension-cls={TWO_RANKS['worker_extension_cls']}",
+        environment={"VLLM_SERVER_DEV_MODE": "1"},
+    ).wait_until_ready()
+    try:
+        prompt = [1, 2, 3]
+        right = server.complete(prompt, 40)
+        planted = {"method": "fail_once_at", "args": ["_model_forward", 17, 1]}
+        httpx.post(f"{server.url}/collective_rpc", json=planted, timeout=60).raise_for_status()
+        body = {
+            "model": str(tiny_llama),
+            "prompt": prompt,
+            "max_tokens": 40,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+        }
+        begin = time.monotonic()
+        tokens: list[int] = []
+        errors: list[str] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=90) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    errors.append(event["error"]["message"])
+                else:
+                    tokens += event["choices"][0]["token_ids"]
+        assert time.monotonic() - begin < LIMIT_S
+        assert tokens == right[: len(tokens)]
+        assert len(tokens) <= 17
+        (error,) = errors
+        assert re.search(r"rank 1 \(pid \d+ on host \S+\) failed in execute_model", error), error
+        assert "RuntimeError: planted in _model_forward" in error
+        server.wait_for_end()
+        assert "planted in _model_forward" in server.log_text()
+    finally:
+        server.kill()

@@ -1,0 +1,97 @@
+"""Which tokens a model of fp32 may choose, where another order of its sums decides between them.
+
+Every sum in fp32 depends on the order of its terms, and the order depends on the processor, on the
+number of rows and on how a model is divided among ranks. Where two logits are closer than that,
+both tokens are right. The same holds for two experts of a router, whose choice changes all logits
+after it.
+
+How much an order can change is not guessed but tried: the reference runs again, several times, with
+the input of each layer rounded otherwise. A sum of n terms that are added one after another, which
+is the worst order, has a random error with a standard deviation of u sqrt(n / 6) of the result's
+own (Higham 2002, section 4.2, with each partial sum's error uniform in +-u and the partial sums
+growing as a random walk), u = 2^-24. The inputs get errors of u sqrt(n), 2.4 times as large, for
+what a layer sums besides: attention's scores and weights. For the models of the tests, that lets
+two logits be about 1e-4 standard deviations apart; one token of 4,000 is chosen by less than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+UNIT_ROUNDOFF = torch.finfo(torch.float32).eps / 2
+# An expert that rounding chooses in one engine of 4 is found with a probability of 0.99.
+NUM_TRIES = 16
+
+# [tokens, vocabulary]: the logits from which each token of a text was chosen.
+Logits = Callable[[], Tensor]
+
+
+@contextmanager
+def rounded_otherwise(network: nn.Module, seed: int) -> Iterator[None]:
+    """Inside the block, the inputs of all layers of `network` have random errors of fp32."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def with_errors(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        num_terms = max(parameter.shape[-1] for parameter in layer.parameters(recurse=False))
+        size = UNIT_ROUNDOFF * math.sqrt(num_terms)
+
+        def changed(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            spread = value.pow(2).mean(-1, keepdim=True).sqrt()
+            return value + torch.randn(value.shape, generator=generator) * spread * size
+
+        return tuple(map(changed, inputs))
+
+    hooks = [
+        layer.register_forward_pre_hook(with_errors)
+        for layer in network.modules()
+        if next(layer.parameters(recurse=False), None) is not None
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def explained_by_rounding(network: nn.Module, logits: Logits) -> Tensor:
+    """[tokens]: how far apart two logits of a position may be whose order rounding decides."""
+    expected = logits()
+    most = torch.zeros(len(expected))
+    for seed in range(NUM_TRIES):
+        with rounded_otherwise(network, seed):
+            errors = (logits() - expected).nan_to_num(0).abs()  # of excluded tokens: inf - inf
+        most = most.maximum(errors.amax(dim=1))
+    return 2 * most  # one of the two rises, the other one falls
+
+
+def first_wrong_token(network: nn.Module, logits: Logits, tokens: Sequence[int]) -> str | None:
+    """The first of `tokens` that `network` does not choose however it rounds, in words, or None.
+
+    One pass over a prompt and its tokens gives the choice at every position, so a text is compared
+    on from a token whose choice was close.
+    """
+    rows = logits()
+    chosen = rows.gather(1, torch.tensor([list(tokens)]).T)[:, 0]
+    gaps = rows.amax(dim=1) - chosen
+    if not gaps.any():
+        return None
+    explained = explained_by_rounding(network, logits)
+    wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # and where they are no numbers
+    if not wrong:
+        return None
+    position = wrong[0]
+    row, token = rows[position], tokens[position]
+    expected = int(row.argmax())
+    return (
+        f"token {position} is {token}, transformers has {expected}; its logits are "
+        f"{row[token]:.6f} and {row[expected]:.6f}, {gaps[position]:.2e} apart, of which "
+        f"rounding explains {explained[position]:.2e}"
+    )

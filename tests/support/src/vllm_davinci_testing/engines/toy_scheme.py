@@ -1,0 +1,42 @@
+"""A quantization scheme in one file, as one of core's `quantization/schemes` would be.
+
+Named as `worker_extension_cls`, the module is imported by an engine's workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
+from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
+from vllm_davinci.core.quantization.scheme import SCHEMES, Scheme
+from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, Extent, TensorSpec
+
+
+@SCHEMES.register
+class PowersOfTwo(Scheme):
+    """int8 weights whose scale per channel is a power of two, in the files its exponent."""
+
+    name = "W8_POWERS_OF_TWO"
+    parameters = (INT8_WEIGHT, TensorSpec("exponent", Extent.CHANNEL_COLUMN))
+    linear_method = FloatsAtLoadLinearMethod
+    is_written = True
+
+    def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        return tensor("weight").float() * tensor("exponent").float().exp2()
+
+    def rounded(
+        self,
+        weight: torch.Tensor,
+        dtype: torch.dtype,
+        bias: torch.Tensor | None = None,
+        inputs: InputRange | None = None,
+    ) -> dict[str, torch.Tensor]:
+        exponent = rounded_per_channel(weight)[1].log2().ceil()
+        return {"weight": (weight.float() / exponent.exp2()).round().char(), "exponent": exponent}
+
+
+class Workers:
+    """Mixed into the workers, which have imported this module by then."""

@@ -1,0 +1,57 @@
+"""Runs on the instruction sets of older processors: `pytest --processor=avx2`.
+
+Libraries are told what they may use by variables that each reads at its first use. Seen with torch
+2.13: ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA hold on every x86-64. Of MKL's variables,
+MKL_ENABLE_INSTRUCTIONS holds on Intel's processors alone; on others only MKL_CBWR=COMPATIBLE
+changes a product. The virtual NPU's own loops follow ATEN_CPU_CAPABILITY.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# From newer to older.
+PROCESSORS: dict[str, dict[str, str]] = {
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "MKL_CBWR": "AVX2",
+    },
+    "sse4": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "MKL_CBWR": "COMPATIBLE",
+    },
+}
+# The newest of them that this machine is not.
+OLDER = "older"
+CHOICES = (*PROCESSORS, OLDER)
+
+
+def facts() -> tuple[str, frozenset[str]]:
+    """This machine's processor: its name, and what it can do, as /proc/cpuinfo names it."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        found.setdefault(name.strip(), value.strip())
+    return found.get("model name", "unknown"), frozenset(found.get("flags", "").split())
+
+
+def resolved(choice: str) -> str:
+    """One of PROCESSORS."""
+    if choice != OLDER:
+        return choice
+    return "avx2" if "avx512f" in facts()[1] else "sse4"
+
+
+def use(choice: str) -> None:
+    """For this process, before it imports torch, and for those that it starts."""
+    os.environ.update(PROCESSORS[resolved(choice)])
+
+
+def description(choice: str | None) -> str:
+    used = f", with the instruction sets of {resolved(choice)}" if choice else ""
+    return f"processor: {facts()[0]}, {len(os.sched_getaffinity(0))} cores{used}"
