@@ -26,9 +26,9 @@ def test_there_are_prefills_and_decodes_of_many_models_on_both_chips() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_one_that_a_dry_run_takes(name: str) -> None:
+def test_a_row_is_one_that_a_dry_run_takes(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
-    parsed = parse(["--model=M"], row.arguments())
+    parsed = parse([f"--model={tmp_path}"], row.arguments())
     machine = load_machine(row.chip, row.topology)
     ranks = PhantomEngineArgs.for_machine(parsed, "balanced", machine).world_size
     assert 1 <= ranks <= 64

@@ -1,11 +1,14 @@
 """Options of `vllm serve` in a dry-run: what does nothing and is named, and what cannot be."""
 
+from pathlib import Path
+
 import pytest
 
 from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.meta.errors import DryRunError
 from vllm_davinci.vnpu.timing import load_machine
 
+MODEL = f"--model={Path(__file__).parent}"  # nothing is asked of a hub
 PUBLISHED = (
     "--headless --data_parallel_size 4 --data-parallel-size-local 2 -dpr 2 --port 8006 "
     "--data_parallel_address=10.0.0.1 --data-parallel-rpc-port 13389 -tp=2 --max_num_seqs 8 "
@@ -16,7 +19,7 @@ PUBLISHED = (
 def arguments_of(*given: str) -> PhantomEngineArgs:
     machine = load_machine("ascend910c", "supernode")
     return PhantomEngineArgs.for_machine(
-        parse(["--model=M", "--max-num-seqs=1"], given), "balanced", machine
+        parse([MODEL, "--max-num-seqs=1"], given), "balanced", machine
     )
 
 
@@ -44,9 +47,9 @@ def test_options_of_a_front_end_do_something_where_there_is_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = ["--port=8006", "--host=::", "--reasoning-parser=qwen3"]
-    assert parse(["--model=M"], given, has_server=True).reasoning_parser == "qwen3"
+    assert parse([MODEL], given, has_server=True).reasoning_parser == "qwen3"
     assert capsys.readouterr().err == ""
-    assert not parse(["--model=M"], given).reasoning_parser  # it would ask for a tokenizer
+    assert not parse([MODEL], given).reasoning_parser  # it would ask for a tokenizer
     assert "--host, --port, --reasoning-parser do nothing here" in capsys.readouterr().err
 
 

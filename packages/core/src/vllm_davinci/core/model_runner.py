@@ -30,6 +30,7 @@ from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
+from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
@@ -96,10 +97,10 @@ class NPUModelRunner(GPUModelRunner):
             or self.speculative_config is not None
             or self.cache_config.kv_sharing_fast_prefill  # wants indices of the sampled rows
         )
-        if self.parallel_config.pipeline_parallel_size > 1 and not self.use_async_scheduling:
-            # A stage that hands its output on waits for no device. Without this, the host fills
-            # the next step's inputs into memory that the copies of this one still read.
-            self.prepare_inputs_event = torch_npu.npu.Event()
+        if self.use_async_scheduling or self.parallel_config.pipeline_parallel_size > 1:
+            # A stage that hands its output on waits for no device either. Without this, the host
+            # fills the next step's inputs into memory that the copies of this one still read.
+            self.prepare_inputs_event = CopiedEvent()
         map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
 
         self._is_real_step = False
