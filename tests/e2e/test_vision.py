@@ -135,6 +135,8 @@ class Reference:
         prompt = inputs["input_ids"].shape[1]
         following = torch.tensor([tokens])
         for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+            if name not in inputs:  # of families that mark places by tokens alone
+                continue
             added = {"input_ids": following, "attention_mask": following * 0 + 1}
             inputs[name] = torch.cat([inputs[name], added.get(name, following * 0)], dim=1)
         logits: torch.Tensor = self.network(**inputs).logits[0, prompt - 1 : -1]
@@ -282,7 +284,7 @@ def int8(vision: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
     kind = "W8A8_DYNAMIC"
     Exporter(vision("qwen2_5_vl"), directory, kind, torch.bfloat16, {}).run(lambda _: None)
     types = json.loads((directory / DESCRIPTION).read_text(encoding="utf-8"))
-    quantized = {name for name, value in types.items() if value == kind.value}
+    quantized = {name for name, value in types.items() if value == kind}
     assert quantized and not any(".visual." in name for name in quantized)
     return directory
 

@@ -23,8 +23,8 @@ class EncoderWorker:
         execute_model = self.model_runner.execute_model
 
         def execute(scheduled: Any, *arguments: Any) -> Any:
-            # What is counted are waits for the step's own work: a step may have to wait for the copies
-            # of the one before, where the device is slow.
+            # Waits for the step's own work are counted: where the device is slow, a step may have
+            # to wait for the copies of the one before.
             torch.npu.synchronize()
             before = HostCounts.now()
             output = execute_model(scheduled, *arguments)
