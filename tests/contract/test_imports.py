@@ -45,6 +45,7 @@ CORE_FOLDERS = (
     "scheduler",
     "inputs",
     "sampling",
+    "spec_decode",
     "multimodal",
     "graph",
     "distributed",

@@ -5,7 +5,8 @@ own: each vLLM module is recorded at the moment its own code has run, before any
 and compared after plugins were registered, a model was loaded and text was generated, then once
 more after ALTERED attributes were replaced, as proof that the comparison sees that. A module's
 own functions may rebind the names that they declare `global`; what comes from outside is found by
-who did it, whatever the name. What our hooks put into vLLM's registries changes no attribute.
+who did it, whatever the name. What our hooks put into vLLM's registries changes no attribute, but
+for stand-ins of Triton kernels: vLLM's own hook for them puts them in the kernels' places.
 """
 
 from __future__ import annotations
@@ -116,9 +117,21 @@ def _differs(before: dict[str, Any], now: dict[str, Any], attribute: str) -> boo
     if was is MISSING:
         origin = is_now.__name__ if isinstance(is_now, ModuleType) else _origin(is_now)
         return origin.split(".")[0] not in {"vllm", "builtins", ""}
+    if is_stand_in(was, is_now):
+        return False
     # vLLM's LazyLoader stands for a module until first use, then puts the module in its place.
     is_own_stand_in = type(was).__module__ == "vllm.utils.import_utils"
     return not (is_own_stand_in and is_now is sys.modules.get(was.__name__))
+
+
+def is_stand_in(kernel: Any, now: Any) -> bool:
+    """Whether vLLM's hook has put what the platform registered in the place of this kernel."""
+    dispatcher = sys.modules.get("vllm.triton_utils.dispatcher")
+    return (
+        dispatcher is not None
+        and type(now) is dispatcher.KernelOverride
+        and (kernel, now.func) in dispatcher._registry.values()
+    )
 
 
 def _origin(value: Any) -> str:

@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
 from vllm_davinci.core import components
@@ -39,6 +40,7 @@ from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_size
 from vllm_davinci.core.sampling.bookkeeping import record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.sampler import NPUSampler
+from vllm_davinci.core.spec_decode.drafters import with_own_drafter
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import BatchFacts, Execution, ScheduledStep, StepSplitter
@@ -59,7 +61,7 @@ class NPUModelRunner(GPUModelRunner):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
-        super().__init__(vllm_config, device)
+        super().__init__(with_own_drafter(vllm_config), device)
         dbo = get_config(vllm_config).dbo
         scheduler = components.stream_scheduler() if dbo.enabled else None
         self._steady_decode = SteadyDecode(
@@ -88,6 +90,10 @@ class NPUModelRunner(GPUModelRunner):
             soc_of(current_platform.get_device_name()).graphs,
         )
         self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
+        if self.speculative_config is not None and get_pp_group().is_last_rank:
+            self.rejection_sampler = RejectionSampler(
+                self.sampler, self.speculative_config, self.device
+            )
         self._token_history = TokenHistory()
 
         self._has_plain_inputs = not (

@@ -21,6 +21,7 @@ from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_defa
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
+from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
@@ -148,6 +149,12 @@ class NPUPlatform(Platform):
     @classmethod
     def import_kernels(cls) -> None:
         """vLLM's own compiled operators are for other devices."""
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        from vllm_davinci.core.spec_decode import triton_stand_ins  # imports torch's operators
+
+        triton_stand_ins.register()
 
     @classmethod
     def get_attn_backend_cls(
@@ -283,6 +290,7 @@ class NPUPlatform(Platform):
         check_streams(vllm_config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         refuse_unavailable(vllm_config)
+        check_speculation(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
             warnings += check_experts(vllm_config, config, _soc())

@@ -52,6 +52,32 @@ OVERRIDES: tuple[Override, ...] = (
         "Platform.register_triton_kernel_overrides gets device tensors alone)",
     ),
     Override(
+        what="Triton kernels of speculative decoding have stand-ins of torch's operators",
+        where=("core.spec_decode.triton_stand_ins:STAND_INS",),
+        why="vLLM has no other path beside them; its hook for platforms takes stand-ins by the "
+        "kernels' paths, and puts them into its own modules",
+        upstream={
+            "triton_utils/dispatcher.py": ("def register_kernels",),
+            "v1/sample/rejection_sampler.py": (
+                "rejection_greedy_sample_kernel",
+                "rejection_random_sample_kernel",
+                "expand_kernel",
+                "sample_recovered_tokens_kernel",
+            ),
+        },
+        goes_when="an NPU runs them",
+    ),
+    Override(
+        what="n-grams are looked up by a class of ours, which the runner takes for a custom one",
+        where=("core.spec_decode.drafters:with_own_drafter",),
+        why="vLLM's needs numba, which vLLM does not require",
+        upstream={
+            RUNNER: ('self.speculative_config.method == "custom_class"',),
+            "v1/spec_decode/ngram_proposer.py": ("from numba import",),
+        },
+        goes_when="vLLM requires numba, or looks n-grams up without it",
+    ),
+    Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
         where=(
             "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",

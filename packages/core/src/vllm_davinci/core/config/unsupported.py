@@ -26,7 +26,6 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "context parallelism (--prefill-context-parallel-size)": (
             parallel.prefill_context_parallel_size > 1
         ),
-        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
         # vLLM makes a KV transfer of it later.

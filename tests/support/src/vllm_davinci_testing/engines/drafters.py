@@ -1,0 +1,64 @@
+"""Drafters that vLLM's method custom_class takes: one that is always wrong, one that never is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from typing import Any
+
+import numpy as np
+from vllm.config import VllmConfig
+
+# A file with whole texts, each a list of tokens: [[3, 5, ...], ...].
+TEXTS = "TESTING_TEXTS_TO_DRAFT"
+WRONG = f"{__name__}.WrongDrafter"
+KNOWING = f"{__name__}.KnowingDrafter"
+
+
+class WrongDrafter:
+    """Drafts tokens by lot, the newest ones again, or fewer than it may, or none."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        config = vllm_config.speculative_config
+        assert config is not None
+        self.num_drafts: int = config.num_speculative_tokens
+        self.max_model_len: int = vllm_config.model_config.max_model_len
+        self._vocabulary: int = vllm_config.model_config.get_vocab_size()
+        self._draw = random.Random(1)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        return [
+            self.drafts(token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()) if sampled else []
+            for row, sampled in enumerate(sampled_token_ids)
+        ]
+
+    def drafts(self, text: list[int]) -> list[int]:
+        count = min(self._draw.randint(0, self.num_drafts), self.max_model_len - len(text))
+        if self._draw.random() < 0.3:
+            return text[-count:] if count else []
+        return [self._draw.randrange(self._vocabulary) for _ in range(count)]
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Has none."""
+
+
+class KnowingDrafter(WrongDrafter):
+    """Drafts what follows in the text of TEXTS that begins as the request does."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        with open(os.environ[TEXTS], encoding="utf-8") as file:
+            self._texts: list[list[int]] = json.load(file)
+
+    def drafts(self, text: list[int]) -> list[int]:
+        for known in self._texts:
+            if known[: len(text)] == text:
+                return known[len(text) : len(text) + self.num_drafts]
+        return []
