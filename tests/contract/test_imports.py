@@ -60,7 +60,7 @@ CORE_FOLDERS = (
     "platform",
     "model_runner",
     "worker",
-    "registration",
+    "out_of_tree",
     "upstream_overrides",
     "",  # core/__init__.py, the public API
     "export",  # offline work, which serving does not import

@@ -18,8 +18,8 @@ from vllm_davinci.core.components.compiled_operators import FUSED_OPS
 from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
+from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
 from vllm_davinci.kernels import HOST_OPERATORS

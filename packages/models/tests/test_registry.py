@@ -21,7 +21,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
-from vllm_davinci.core import registration
+from vllm_davinci.core import out_of_tree
 from vllm_davinci.models import registry
 
 
@@ -51,7 +51,7 @@ VLLMS = {
 
 @pytest.mark.parametrize("architecture", sorted(registry.MODELS))
 def test_vllm_takes_the_definition_after_registration(architecture: str):
-    registration.register()
+    out_of_tree.register()
     definition = ModelRegistry.models[architecture].load_model_cls()
     theirs = VLLMS[architecture]
     assert definition.__module__.startswith("vllm_davinci.models.")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
 

@@ -13,7 +13,7 @@ from vllm_davinci.core.device.core_limits import (
     memory_bound,
 )
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.out_of_tree import register
 
 
 def cores_of_current_stream() -> int:

@@ -26,7 +26,7 @@ from vllm.distributed import (
 )
 
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.distributed.communicators import make_communicators
+from vllm_davinci.core.distributed.hccl_buffers import make_communicators
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.fused_moe.process_groups import (
     expert_group,

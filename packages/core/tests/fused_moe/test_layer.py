@@ -21,8 +21,8 @@ from vllm_davinci.core.errors import (
 )
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8DynamicFusedMoEMethod
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 
 NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48

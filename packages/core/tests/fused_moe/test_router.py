@@ -7,7 +7,7 @@ import torch
 
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
-from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE = 16, 48, 24

@@ -8,7 +8,7 @@ from vllm.forward_context import BatchDescriptor, set_forward_context
 
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.layers.mla_layer import HIDDEN, Block, Step
 
 SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}

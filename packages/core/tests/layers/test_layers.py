@@ -14,7 +14,7 @@ from vllm_davinci.core.layers.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.layers.linear import NPUReplicatedLinear
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import NPURotaryEmbedding
-from vllm_davinci.core.registration import LAYERS, register
+from vllm_davinci.core.out_of_tree import LAYERS, register
 from vllm_davinci_testing.processes.forked import output_of
 
 
@@ -124,7 +124,7 @@ PARTLY_ROTATED = """
 import torch
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.out_of_tree import register
 
 register()
 with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="npu"))):

@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
-from vllm_davinci.core.fused_moe.experts import Experts
+from vllm_davinci.core.fused_moe.local_experts import Experts
 from vllm_davinci.core.quantization.experts_loading import ExpertTensorLoader
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.schemes.w8a8 import StaticExperts, StaticProjection

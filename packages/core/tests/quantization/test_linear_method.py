@@ -19,11 +19,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm_davinci.core.checkpoint.load_errors import describe_failure, require_norm_biases
 from vllm_davinci.core.errors import CheckpointError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.quant_matmul import arrange_weight
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
     IN,

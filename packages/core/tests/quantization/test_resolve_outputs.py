@@ -22,8 +22,8 @@ from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, map_rows
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
     IN,

@@ -9,6 +9,7 @@ import torch
 from vllm.model_executor.layers.linear import ReplicatedLinear
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
@@ -23,7 +24,6 @@ from vllm_davinci.core.quantization.scheme import (
     find_scheme,
 )
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT
-from vllm_davinci.core.registration import register
 
 
 class Unfinished(Scheme):

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.linear import (
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.schemes.weight_only import (
@@ -28,7 +29,6 @@ from vllm_davinci.core.quantization.weight_only import (
     refusal,
     unpacked_columns,
 )
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.quantized_linear import fill, prepare
 

@@ -246,7 +246,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
-        from vllm_davinci.core.quantization.registration import register  # imports vLLM's layers
+        from vllm_davinci.core.quantization.vllm_methods import register  # imports vLLM's layers
 
         register()
         if parser is not None:
@@ -266,7 +266,7 @@ class NPUPlatform(Platform):
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         from vllm.config import CompilationMode  # vLLM imports this module first
 
-        from vllm_davinci.core.quantization.registration import choose_quantization
+        from vllm_davinci.core.quantization.vllm_methods import choose_quantization
 
         choose_quantization(vllm_config)
         override_scheduler_fields(vllm_config)

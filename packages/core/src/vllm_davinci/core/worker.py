@@ -40,7 +40,8 @@ from vllm_davinci.core.device.memory import (
 )
 from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.timeline import name_streams
-from vllm_davinci.core.distributed.communicators import limit_host_waits, make_communicators
+from vllm_davinci.core.distributed.hccl_buffers import make_communicators
+from vllm_davinci.core.distributed.host_waits import limit_host_waits
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
 from vllm_davinci.core.log import init_logger

@@ -16,9 +16,9 @@ from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadataBuilder
 from vllm_davinci.core.attention.mla.projections import fusible_projections
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.mla_layer import (
     CHUNKED,

@@ -14,11 +14,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 
 from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan
 from vllm_davinci.core.quantization.tensors import bits_from_float
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.layers.mla_layer import BIAS_SIZES, DECODES, HIDDEN, MIXED, Block
 
 PREFIX = "layers.0.attention"

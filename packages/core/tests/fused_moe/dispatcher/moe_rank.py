@@ -44,9 +44,9 @@ from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.fused_moe.communication import RoutedSizes
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.fused_moe.process_groups import init_fused_group, init_groups_of
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
-from vllm_davinci.core.registration import register
 from vllm_davinci.core.ubatch.moe_entry import let_experts_switch
 from vllm_davinci.vnpu import _C
 from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch, to_int8

@@ -15,8 +15,8 @@ from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import TPSlice
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
-from vllm_davinci.core.fused_moe.experts import FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward, SumsOfParts
+from vllm_davinci.core.fused_moe.local_experts import FloatExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import OverlapHooks
 

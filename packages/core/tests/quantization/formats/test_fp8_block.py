@@ -19,9 +19,9 @@ from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.export.source import require_calibratable
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.formats.fp8_block import Fp8Weights
 from vllm_davinci.core.quantization.fp8 import Block, as_floats
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.engines.fp8_checkpoint import (
     deepseek_of_blocks,
     dequantized,

@@ -18,10 +18,10 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.components.fused_ops import choose_fused_ops
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.formats.fp8_block import Fp8Weights
 from vllm_davinci.core.quantization.fp8 import Block, as_floats, as_integers
 from vllm_davinci.core.quantization.scheme import find_scheme
-from vllm_davinci.core.registration import register
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 
 FP8 = torch.float8_e4m3fn

@@ -32,6 +32,6 @@ def register_components() -> None:
     if device_library.loader_error() is not None:
         return
     check_supported_versions()
-    from vllm_davinci.core import registration  # imports vLLM, which is importing its plugins
+    from vllm_davinci.core import out_of_tree  # imports vLLM, which is importing its plugins
 
-    registration.register()
+    out_of_tree.register()

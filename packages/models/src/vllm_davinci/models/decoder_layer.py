@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 
-from vllm_davinci.core.distributed.exchange import exchange
+from vllm_davinci.core.distributed.beside_ubatches import run_beside_ubatches
 from vllm_davinci.models.token_shards import TokenShards
 
 CHILDREN = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
@@ -111,7 +111,7 @@ class NPUDecoderLayer(nn.Module):
             shard, total = self._norm(self.input_layernorm, hidden_states.reduced(shards), residual)
             return shards.all_gather(self.attention_input(shard)), total
 
-        rows, total = exchange(before_attention)
+        rows, total = run_beside_ubatches(before_attention)
         partial = self.attend_gathered(positions, rows)
         scale, total = self.after_attention(partial.dtype, total)
         attended = ShardedStates(partial, True, scale)
@@ -120,7 +120,7 @@ class NPUDecoderLayer(nn.Module):
             shard, sums = self.post_attention_layernorm(attended.reduced(shards), total)
             return shards.all_gather(shard), sums
 
-        rows, sums = exchange(before_mlp)
+        rows, sums = run_beside_ubatches(before_mlp)
         return ShardedStates(self.mlp(rows), True, self.after_mlp(rows.dtype)), sums
 
     def attend(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:

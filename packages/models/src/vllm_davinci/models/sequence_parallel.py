@@ -11,7 +11,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.distributed.exchange import exchange
+from vllm_davinci.core.distributed.beside_ubatches import run_beside_ubatches
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer, ShardedStates
 from vllm_davinci.models.token_shards import TokenShards
@@ -89,11 +89,11 @@ class SequenceParallel(nn.Module):
             states, residual = layer.forward_sequence_parallel(positions, states, residual, shards)
 
         if get_pp_group().is_last_rank:
-            return exchange(
+            return run_beside_ubatches(
                 lambda: shards.all_gather(model.norm(states.reduced(shards), residual)[0])
             )
         assert residual is not None
-        gathered, gathered_residual = exchange(
+        gathered, gathered_residual = run_beside_ubatches(
             lambda: (shards.all_gather(states.reduced(shards)), shards.all_gather(residual))
         )
         return IntermediateTensors({"hidden_states": gathered, "residual": gathered_residual})

@@ -29,7 +29,7 @@ MODULES = {
     "vllm_davinci.core": (
         "vllm_davinci.core.worker",
         "vllm_davinci.core.attention.paged",
-        "vllm_davinci.core.registration",
+        "vllm_davinci.core.out_of_tree",
     ),
 }
 

@@ -81,7 +81,7 @@ def install() -> None:
         raise RuntimeError(
             "torch.cuda reports an available CUDA device, so its stream and event names cannot "
             "be pointed at torch.npu. Run vLLM for the NPU in an environment with a CPU build of "
-            "torch: pip install torch --index-url of PyTorch's CPU builds."
+            "torch, which PyTorch's installation page gives a command for (platform: CPU)."
         )
     for cuda_name, npu_name in ALIASES.items():
         target = getattr(npu, npu_name)

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from vllm_davinci.core.distributed.scheduled_communicator import ScheduledCommunicator
+from vllm_davinci.core.distributed.ubatch_communicator import UbatchCommunicator
 
 
-class NPUCommunicator(ScheduledCommunicator):
+class NPUCommunicator(UbatchCommunicator):
     """Collectives of one group of NPUs; they keep what they are given unless they say otherwise."""
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
@@ -18,7 +18,7 @@ class NPUCommunicator(ScheduledCommunicator):
 
     def all_reduce_in_place(self, input_: torch.Tensor) -> torch.Tensor:
         """Sum over the group, in input_'s own memory."""
-        self._collective("all_reduce", lambda: self._begin_sum(input_), input_)
+        self._collective("all_reduce", lambda: self._begin_sum(input_))
         return input_
 
     def _begin_sum(self, values: torch.Tensor) -> Any:
@@ -40,7 +40,7 @@ class NPUCommunicator(ScheduledCommunicator):
             handles[0].wait()
             return input_
 
-        self._collective("all_reduce", begin, input_, waits=False)
+        self._collective("all_reduce", begin, waits=False)
         return result
 
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -54,8 +54,6 @@ class NPUCommunicator(ScheduledCommunicator):
             lambda: dist.all_gather_single(
                 gathered, contiguous, group=self.device_group, async_op=True
             ),
-            contiguous,
-            gathered,
         )
         if dim == 0:
             return gathered
@@ -89,8 +87,6 @@ class NPUCommunicator(ScheduledCommunicator):
         self._collective(
             "all_gatherv",
             lambda: dist.all_gather(parts, contiguous, group=self.device_group, async_op=True),
-            contiguous,
-            gathered,
         )
         return gathered
 
@@ -110,8 +106,6 @@ class NPUCommunicator(ScheduledCommunicator):
             lambda: dist.reduce_scatter_single(
                 part, by_rows, group=self.device_group, async_op=True
             ),
-            by_rows,
-            part,
         )
         return part.movedim(0, dim).contiguous()
 
@@ -133,8 +127,6 @@ class NPUCommunicator(ScheduledCommunicator):
         self._collective(
             "reduce_scatterv",
             lambda: dist.reduce_scatter(part, parts, group=self.device_group, async_op=True),
-            by_rows,
-            part,
         )
         return part.movedim(0, dim).contiguous()
 
@@ -148,7 +140,6 @@ class NPUCommunicator(ScheduledCommunicator):
         self._collective(
             "broadcast",
             lambda: dist.broadcast(tensor, self.ranks[src], group=self.device_group, async_op=True),
-            tensor,
         )
         return tensor
 
@@ -186,8 +177,6 @@ class NPUCommunicator(ScheduledCommunicator):
                 group=self.device_group,
                 async_op=True,
             ),
-            rows,
-            received,
         )
         return received
 

@@ -9,7 +9,7 @@ from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
-from vllm_davinci.core.fused_moe.experts import Experts
+from vllm_davinci.core.fused_moe.local_experts import Experts
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 from vllm_davinci.core.fused_moe.shared_experts import (
     NO_OVERLAP,

@@ -15,7 +15,6 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.fused_moe.computable import check_computable
 from vllm_davinci.core.fused_moe.expert_layout import (
     ExpertLayout,
     check_expert_count,
@@ -24,6 +23,7 @@ from vllm_davinci.core.fused_moe.expert_layout import (
 )
 from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer
 from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
+from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
 
 
 class NPURoutedExperts(RoutedExperts):
@@ -93,7 +93,7 @@ class NPURoutedExperts(RoutedExperts):
             **options,
         )
         self.layout = layout
-        check_computable(self)
+        check_supported_experts(self)
 
     def _get_quant_method(
         self, prefix: str, quant_config: QuantizationConfig | None, moe_config: FusedMoEConfig

@@ -19,9 +19,9 @@ from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
-from vllm_davinci.core.fused_moe.experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
 

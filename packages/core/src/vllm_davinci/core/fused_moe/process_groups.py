@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import Soc, soc_of
-from vllm_davinci.core.distributed.communicators import needs_buffers_of
+from vllm_davinci.core.distributed.hccl_buffers import needs_buffers_of
 from vllm_davinci.core.fused_moe.communication import (
     CommunicationRule,
     RoutedSizes,

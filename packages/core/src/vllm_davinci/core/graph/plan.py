@@ -32,7 +32,7 @@ class GraphMemory:
     workspaces: int = 0
 
     def of_graphs(self, count: int) -> int:
-        """Of `count` graphs, without the workspaces."""
+        """Memory of `count` graphs without the workspaces, in bytes."""
         return self.first + (count - 1) * self.next if count else 0
 
     def room(self, available: int) -> int:
@@ -66,7 +66,7 @@ class CapturePlan:
 
     @property
     def parts(self) -> int:
-        """Of all graphs together: a whole step is one part, a split one has one per ubatch."""
+        """Number of parts of all graphs: a whole step is one, a split step has one per ubatch."""
         return sum(self.num_ubatches.get(size, 1) for size in self.sizes)
 
     def within(self, limits: GraphLimits, available_bytes: int | None = None) -> "CapturePlan":
@@ -106,7 +106,7 @@ class CapturePlan:
         )
 
     def totals(self) -> dict[str, int]:
-        """Of all graphs together."""
+        """Totals over all graphs, by resource; memory in bytes."""
         count = len(self.sizes)
         return {
             "graphs": count,
@@ -135,7 +135,7 @@ class CapturePlan:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Of this rank's pipeline stage.
+    """Numbers of layers in this rank's pipeline stage.
 
     attention:  attention layers
     experts:    layers of routed experts

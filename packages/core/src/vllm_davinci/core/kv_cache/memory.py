@@ -71,9 +71,9 @@ class KVCacheMemory:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
                 memory = torch.zeros(size_bytes, dtype=torch.int8, device=self._device)
-            for placement in kv_cache_config.kv_cache_tensors:
-                for index, layer_name in enumerate(placement.layers):
-                    region = _layer_region(memory, placement, index, kv_cache_config.num_blocks)
+            for planned in kv_cache_config.kv_cache_tensors:
+                for index, layer_name in enumerate(planned.layers):
+                    region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
                     caches[layer_name] = self._cache(layer_name, region, spec, block_size)
         for layer_name, target_name in shared_layers.items():
@@ -122,10 +122,10 @@ class KVCacheMemory:
 
 
 def _layer_region(
-    memory: torch.Tensor, placement: KVCacheTensor, index: int, num_blocks: int
+    memory: torch.Tensor, planned: KVCacheTensor, index: int, num_blocks: int
 ) -> torch.Tensor:
-    start = placement.offset + index * placement.layer_stride
-    return memory[start : start + num_blocks * placement.block_stride]
+    start = planned.offset + index * planned.layer_stride
+    return memory[start : start + num_blocks * planned.block_stride]
 
 
 def _spec_of(

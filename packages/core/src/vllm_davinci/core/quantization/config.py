@@ -131,7 +131,7 @@ class AscendQuantizationConfig(QuantizationConfig):
 
     @property
     def description(self) -> Format:
-        """What the checkpoint says, in the names of the model's modules."""
+        """The checkpoint's description, in the names of the model's modules."""
         if self._renamed is not None:
             return self._renamed
         if self.format is None:

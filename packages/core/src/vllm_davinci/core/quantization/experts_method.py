@@ -1,4 +1,4 @@
-"""What the methods of quantized experts share: their tensors made, filled, checked."""
+"""Base of the methods of quantized experts: makes, fills and checks their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its layers. Each format is one file of `formats`."""
+"""Descriptions of a checkpoint's layers. Each format is one file of `formats`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     columns: int
 
     def scale_shape(self, shape: Sequence[int]) -> tuple[int, int]:
-        """That of the scales of a weight [out, in]."""
+        """Shape of the scales of a weight [out, in]."""
         return -(-shape[0] // self.rows), -(-shape[1] // self.columns)
 
 

@@ -64,7 +64,7 @@ def per_token_quant_matmul(
 
 
 class Int8Scheme(Scheme):
-    """What schemes of int8 products have in common."""
+    """Base of the schemes whose products are of int8."""
 
     quantizes_input = True
     is_written = True

@@ -1,4 +1,4 @@
-"""What is found by its name: each entry is a class in a file of its own, imported when asked."""
+"""Entries that are found by name: each entry is a class in a file of its own, imported when asked."""
 
 from __future__ import annotations
 

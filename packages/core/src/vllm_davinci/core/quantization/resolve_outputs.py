@@ -23,7 +23,7 @@ logger = init_logger(__name__)
 
 
 class Producer(Protocol):
-    """Whose output's form depends on who reads it."""
+    """A layer whose readers decide the form of its output."""
 
     output: Output
 

@@ -1,4 +1,4 @@
-"""What a quantization scheme says. Each scheme is one file of `schemes`, found by the registry."""
+"""Interface of a quantization scheme. Each scheme is one file of `schemes`, found by the registry."""
 
 from __future__ import annotations
 

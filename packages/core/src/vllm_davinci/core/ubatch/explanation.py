@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of one reason.
+    """Explains one reason for a decision.
 
     meaning: what was seen
     change:  which option, threshold or request would change the decision

@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
 
 def _problem(options: argparse.Namespace) -> str | None:
-    """What is wrong with the options, and what to change. Settles the concurrency."""
+    """Names a wrong option and what to change, or None. Settles the concurrency."""
     concurrency = options.requests if options.concurrency is None else options.concurrency
     if min(options.requests, concurrency, *options.prompt_tokens, *options.output_tokens) < 1:
         return "--requests, --concurrency, --prompt-tokens and --output-tokens must be at least 1"

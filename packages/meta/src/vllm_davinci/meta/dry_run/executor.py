@@ -51,7 +51,7 @@ class PhantomExecutor(UniProcExecutor):
         return future
 
     def _of_the_last_stage(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """What it would send: token 0 for each request whose prompt is done."""
+        """Answer of the last stage: token 0 for each request whose prompt is done."""
         for name in step.finished_req_ids:
             self._prompts.pop(name, None)
         cached = step.scheduled_cached_reqs

@@ -26,7 +26,7 @@ _MILLION = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Of the whole group.
+    """Sizes of the whole group, and how evenly its experts are loaded.
 
     busiest: rows of the expert rank that has the most of them, over the mean of all ranks; 1 is
              balanced. The one real rank is that rank: the others wait for it
@@ -66,7 +66,7 @@ class Layout:
         parallel.world_size *= self.pipeline_parallel_size
 
     def routed_share(self, expert_ranks: int) -> tuple[int, int]:
-        """Of the rows of all experts, this rank's share: numerator and denominator."""
+        """This rank's share of the rows of all experts, as numerator and denominator."""
         return round(self.busiest * _MILLION), expert_ranks * _MILLION
 
 

@@ -55,7 +55,7 @@ def _create(store: Any, rank: int, world_size: int, timeout: timedelta) -> Phant
 
 
 class PhantomGroup(dist.ProcessGroup):
-    """Of the ranks `ranks`, this process is the first."""
+    """A process group in which this process is the first of the ranks `ranks`."""
 
     def __init__(self, ranks: Sequence[int], name: str, hccl_options: Any = None) -> None:
         super().__init__(0, len(ranks))  # type: ignore[call-arg]  # stubs lack it

@@ -1,4 +1,4 @@
-"""What steps of an engine take whole and split into ubatches, for the option `dbo.costs`."""
+"""Measures an engine's steps whole and split into ubatches, for the option `dbo.costs`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEVER = 1 << 30
 def measure(
     options: argparse.Namespace, engine_arguments: list[str], sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """What the file of `dbo.costs` holds; durations in modelled picoseconds. Raises DryRunError.
+    """Content of the file of `dbo.costs`, in modelled picoseconds. Raises DryRunError.
 
     Two dry-runs, each with a prompt of each size by itself; the second one splits them all.
     """

@@ -52,7 +52,7 @@ class Workload:
 
 @dataclasses.dataclass
 class RequestTimes:
-    """Of one request, in picoseconds of the modelled clock."""
+    """Times of one request, in picoseconds of the modelled clock."""
 
     output_tokens: int
     begin: int
@@ -62,7 +62,7 @@ class RequestTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What serving the workload took, modelled."""
+    """Modelled times of a workload that was served."""
 
     times: Sequence[RequestTimes]
     duration_ps: int

@@ -16,8 +16,8 @@ import torch_npu
 from vllm.model_executor.layers.linear import RowParallelLinear
 
 from vllm_davinci.core.errors import CheckpointError
-from vllm_davinci.core.fused_moe.experts import Experts, grouped_matmul
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 from vllm_davinci.core.layers.quantized_activation import InputScale
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor

@@ -17,8 +17,8 @@ import torch_npu
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_davinci.core.device.refusals import refusal_of
-from vllm_davinci.core.fused_moe.experts import Experts, grouped_matmul
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,

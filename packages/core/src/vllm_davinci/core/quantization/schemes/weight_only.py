@@ -10,8 +10,8 @@ import torch
 import torch_npu
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.fused_moe.experts import Experts, grouped_matmul
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
 from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
@@ -136,7 +136,10 @@ class WeightOnlyExperts(Experts):
 
 
 class WeightOnly(Scheme):
-    """What both have in common. bits: of an integer"""
+    """Base of the schemes that keep activations in floats.
+
+    bits: bits of one integer of a weight
+    """
 
     bits: ClassVar[int]
     linear_method = WeightOnlyLinearMethod

@@ -40,7 +40,7 @@ from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
 from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
-from vllm_davinci.core.quantization.registration import register as register_quantization
+from vllm_davinci.core.quantization.vllm_methods import register as register_quantization
 
 # class name in vLLM -> class that is instantiated in its place
 LAYERS: dict[str, type] = {

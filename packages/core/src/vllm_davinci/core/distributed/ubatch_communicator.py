@@ -1,4 +1,4 @@
-"""When collectives are launched, and who waits for them."""
+"""Collectives that take turns with the ubatches' computation: when they start, who waits."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-class ScheduledCommunicator(DeviceCommunicatorBase):
+class UbatchCommunicator(DeviceCommunicatorBase):
     """A group of NPUs, every collective of which passes through `_collective`.
 
     It runs on HCCL's own stream, which waits for the current one. The current stream waits for it
@@ -50,27 +50,25 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         )
         config = get_current_vllm_config_or_none()
         uses_ubatches = config is not None and get_config(config).dbo.enabled
-        self._scheduler = components.stream_scheduler() if uses_ubatches else None
+        self._stream_scheduler = components.stream_scheduler() if uses_ubatches else None
         # HCCL gathers and scatters unequal parts within one server only, and torch_npu makes a
         # broadcast per rank of it on A2. Source: HCCL's documentation of HcclAllGatherV.
         self.pads_unequal_parts = config is not None and spans_servers(config.parallel_config)
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
-    def _collective(
-        self, name: str, begin: Callable[[], Any], *tensors: torch.Tensor, waits: bool = True
-    ) -> None:
+    def _collective(self, name: str, begin: Callable[[], Any], waits: bool = True) -> None:
         """Runs one collective.
 
-        name:    which collective, for who counts them
-        begin:   enqueues it with async_op=True and returns its handle
-        tensors: what it reads and writes; allocated before, and held until this returns
-        waits:   False: a ubatch goes on beside it, and the caller waits for the handle
+        name:  which collective, for those who count them
+        begin: enqueues it with async_op=True and returns its handle; it holds the tensors that the
+               collective reads and writes, which were allocated before
+        waits: False: a ubatch goes on beside it, and the caller waits for the handle
         """
-        if self._scheduler is None:
+        if self._stream_scheduler is None:
             begin().wait()
         else:
-            self._scheduler.communicate(begin, on="library", waits=waits)
+            self._stream_scheduler.communicate(begin, on="library", waits=waits)
 
     def launch_own(
         self, launch: Callable[[], tuple[torch.Tensor, ...]]
@@ -80,9 +78,9 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         launch: enqueues it; its arguments are held by the caller until this returns
         Returns the results, for use on the current stream.
         """
-        if self._scheduler is None or self._scheduler.current_ubatch() is None:
+        if self._stream_scheduler is None or self._stream_scheduler.current_ubatch() is None:
             return launch()
-        results: tuple[torch.Tensor, ...] = self._scheduler.communicate(launch)
+        results: tuple[torch.Tensor, ...] = self._stream_scheduler.communicate(launch)
         for result in results:  # of the communication stream's pool
             result.record_stream(torch.accelerator.current_stream())
         return results
@@ -93,9 +91,9 @@ class ScheduledCommunicator(DeviceCommunicatorBase):
         In a ubatch the host waits in `move` while the device does the others' work, not for
         it; both run on the communication stream. What they read is held until this returns.
         """
-        if self._scheduler is None:
+        if self._stream_scheduler is None:
             return move(count())
-        moved: T = self._scheduler.communicate(count, then=move)
+        moved: T = self._stream_scheduler.communicate(count, then=move)
         return moved
 
 

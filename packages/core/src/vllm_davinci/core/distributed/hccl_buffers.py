@@ -1,4 +1,4 @@
-"""HCCL's communicators, made before the worker measures memory."""
+"""Device memory of HCCL's communicators, taken before the worker measures what is left."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,6 @@ from vllm.distributed.parallel_state import (
 )
 
 from vllm_davinci.core.config.environment_variables import HCCL_BUFFER, hccl_buffer_mib
-from vllm_davinci.core.config.time_limits import StepLimits
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import MIB
 from vllm_davinci.core.errors import DeviceError
@@ -45,17 +44,6 @@ def make_communicators(
             with needs_buffers_of(f"the group {group.unique_name}", hccl_buffer_mib()):
                 dist.all_reduce(torch.zeros(1, device=device), group=group.device_group)
     torch.accelerator.synchronize()
-
-
-def limit_host_waits() -> None:
-    """From here on, ranks wait for each other on the host no longer than a step allows.
-
-    Called once all of them serve: before, one may load its weights minutes longer than another.
-    """
-    limit = StepLimits.of_environment().coordination
-    for group in (get_tp_group(), get_pp_group(), get_dp_group()):
-        if group.world_size > 1:
-            dist.distributed_c10d._set_pg_timeout(limit, group.cpu_group)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.fused_moe.experts import grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import grouped_matmul
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SIDE = 32
 
 
-def check_computable(layer: "RoutedExperts") -> None:
+def check_supported_experts(layer: "RoutedExperts") -> None:
     """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
     wants = {
         f"activation {layer.activation.value!r} (only 'silu' is known)": (

@@ -20,11 +20,11 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.compressed_schemes import refusal
 from vllm_davinci.core.quantization.config import DESCRIPTION, NAME, AscendQuantizationConfig
-from vllm_davinci.core.quantization.registration import choose_quantization
 from vllm_davinci.core.quantization.scaled_mm import NPUInt8ScaledMMLinearKernel
-from vllm_davinci.core.registration import register
+from vllm_davinci.core.quantization.vllm_methods import choose_quantization
 from vllm_davinci_testing.operators.reference import dynamic_quant, static_quant
 
 

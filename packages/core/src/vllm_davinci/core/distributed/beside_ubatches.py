@@ -8,7 +8,7 @@ from vllm_davinci.core import components
 T = TypeVar("T")
 
 
-def exchange(work: Callable[[], T]) -> T:
+def run_beside_ubatches(work: Callable[[], T]) -> T:
     """Runs `work`, which calls collectives; inside a ubatch, the others compute meanwhile.
 
     work: runs on a side stream of its own then, after what the current stream has so far. It

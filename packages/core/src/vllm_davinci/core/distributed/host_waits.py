@@ -1,0 +1,17 @@
+"""How long ranks wait for each other on the host while they serve."""
+
+import torch.distributed as dist
+from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group
+
+from vllm_davinci.core.config.time_limits import StepLimits
+
+
+def limit_host_waits() -> None:
+    """From here on, ranks wait for each other on the host no longer than a step allows.
+
+    Called once all of them serve: before, one may load its weights minutes longer than another.
+    """
+    limit = StepLimits.of_environment().coordination
+    for group in (get_tp_group(), get_pp_group(), get_dp_group()):
+        if group.world_size > 1:
+            dist.distributed_c10d._set_pg_timeout(limit, group.cpu_group)
