@@ -1,4 +1,4 @@
-"""Entries that are found by name: each entry is a class in a file of its own, imported when asked."""
+"""Entries found by name: each is a class in a file of its own, imported when it is asked for."""
 
 from __future__ import annotations
 

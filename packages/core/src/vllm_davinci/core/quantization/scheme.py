@@ -1,4 +1,4 @@
-"""Interface of a quantization scheme. Each scheme is one file of `schemes`, found by the registry."""
+"""Interface of a quantization scheme. Each is one file of `schemes`; the registry finds it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class PlannedStep:
         return _cut_once(by_layer, slices, lambda slots, part: slots[part])
 
     def metadata_options(self, decodes: bool) -> dict[str, Any]:
-        """Keyword arguments that make vLLM build attention metadata per ubatch where the step is split.
+        """Arguments that make vLLM build attention metadata per ubatch of a split step.
 
         decodes: the step has no prefill. Its requests are whole, and padding of a graph is requests
                  as well, which vLLM cannot cut: `metadata` does.
