@@ -53,6 +53,7 @@ CORE_FOLDERS = (
     "fused_moe",
     "quantization",
     "attention",
+    "lora",
     "kv_cache",
     "checkpoint",
     "ubatch",

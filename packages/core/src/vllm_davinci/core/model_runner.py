@@ -15,6 +15,7 @@ from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
+from vllm.model_executor.models import supports_lora
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -29,11 +30,13 @@ from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
@@ -130,6 +133,19 @@ class NPUModelRunner(GPUModelRunner):
             self._split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
+
+    def load_lora_model(
+        self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
+    ) -> torch.nn.Module:
+        """Wraps the layers that take adapters. Returns the model."""
+        if not supports_lora(model):
+            raise UnsupportedFeatureError(
+                f"{type(model).__name__} does not support LoRA in vLLM. Start without "
+                "--enable-lora."
+            )
+        self.lora_manager = NPUWorkerLoRAManager(vllm_config, device, model.embedding_modules)
+        wrapped: torch.nn.Module = self.lora_manager.create_lora_manager(model, vllm_config)
+        return wrapped
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())

@@ -187,6 +187,10 @@ class NPUPlatform(Platform):
         return "vllm_davinci.core.distributed.communicator.NPUCommunicator"
 
     @classmethod
+    def get_punica_wrapper(cls) -> str:
+        return "vllm_davinci.core.lora.punica.NPUPunicaWrapper"
+
+    @classmethod
     def use_custom_op_collectives(cls) -> bool:
         return False
 

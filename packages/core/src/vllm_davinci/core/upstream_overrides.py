@@ -97,6 +97,19 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="a KV cache layout can put keys before values",
     ),
     Override(
+        what="layers that take adapters get our layout, and adapters that do not fit are refused",
+        where=(
+            "core.lora.adapter_manager:NPULoRAModelManager._create_lora_modules",
+            "core.lora.adapter_manager:NPUWorkerLoRAManager._load_adapter",
+        ),
+        why="vLLM skips layers that it cannot wrap, and copies tensors of too small a shape",
+        upstream={
+            "lora/model_manager.py": ("_create_lora_modules", "It will be ignored."),
+            "lora/worker_manager.py": ("_load_adapter", "_manager_cls"),
+        },
+        goes_when="vLLM refuses what it would leave out",
+    ),
+    Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
         where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",

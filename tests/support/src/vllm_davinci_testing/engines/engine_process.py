@@ -97,6 +97,10 @@ class EngineProcess:
         """Takes back what a failed call left in the engine."""
         self._call("abort_all", (), {})
 
+    def add_lora(self, adapter: Any) -> bool:
+        """Loads an adapter ahead of its requests, as a server does."""
+        return self._call("add_lora", (adapter,), {})
+
     def on_workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker; their answers by rank."""
         return self._call("collective_rpc", (method,), {"args": args})
@@ -227,6 +231,8 @@ def _serve(
             elif method == "abort_all":
                 left = list(llm.llm_engine.output_processor.request_states)
                 value = llm.llm_engine.abort_request(left, internal=True)
+            elif method == "add_lora":
+                value = llm.llm_engine.add_lora(*args)
             elif method == "collective_rpc":
                 value = llm.collective_rpc(*args, **kwargs)
             else:

@@ -31,6 +31,8 @@ def reason_against_sequence_parallel(vllm_config: "VllmConfig") -> str | None:
         return "DP ranks exchange whole steps with each other's experts"
     if vllm_config.speculative_config is not None:
         return "a draft model reads the hidden states of whole steps"
+    if vllm_config.lora_config is not None:
+        return "adapters are chosen for the rows of whole steps"
     return None
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
+from vllm_davinci.core.config.lora import refused_with_adapters
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
@@ -26,7 +27,7 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "context parallelism (--prefill-context-parallel-size)": (
             parallel.prefill_context_parallel_size > 1
         ),
-        "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
+        **refused_with_adapters(vllm_config),
         "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
         # vLLM makes a KV transfer of it later.
         "a KV cache that continues in the host's memory (--kv-offloading-size)": (

@@ -1,0 +1,44 @@
+"""Settings of LoRA that this release cannot serve."""
+
+from typing import TYPE_CHECKING
+
+import vllm.envs as envs
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# As vLLM names the layer in its models.
+ROUTED_EXPERTS = "experts"
+
+
+def refused_with_adapters(vllm_config: "VllmConfig") -> dict[str, bool]:
+    """Lists what cannot be had together with --enable-lora: name -> whether it is asked for."""
+    lora, model = vllm_config.lora_config, vllm_config.model_config
+    if lora is None or model is None:
+        return {}
+    return {
+        "adapters divided over ranks (--fully-sharded-loras)": lora.fully_sharded_loras,
+        f"adapters of another dtype than the model's (--lora-dtype {lora.lora_dtype})": (
+            lora.lora_dtype != model.dtype
+        ),
+        "adapters of image and audio towers (--enable-tower-connector-lora)": (
+            lora.enable_tower_connector_lora
+        ),
+        "adapters with drafts (--enable-lora with --speculative-config)": (
+            vllm_config.speculative_config is not None
+        ),
+        "adapters of pooling models (--enable-lora with --runner pooling)": (
+            model.runner_type == "pooling"
+        ),
+        "adapters of routed experts (--lora-target-modules experts)": (
+            ROUTED_EXPERTS in (lora.target_modules or ())
+        ),
+        "adapters on a second stream (VLLM_LORA_ENABLE_DUAL_STREAM)": (
+            envs.VLLM_LORA_ENABLE_DUAL_STREAM
+        ),
+        "adapters of quantized layers (--enable-lora with a quantized checkpoint)": (
+            vllm_config.quant_config is not None
+        ),
+        "adapters of models with MLA (--enable-lora; dense models and routed experts' "
+        "attention are served)": model.use_mla,
+    }

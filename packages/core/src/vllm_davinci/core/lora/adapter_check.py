@@ -1,0 +1,104 @@
+"""Whether an adapter fits the layers that take adapters, tensor by tensor."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
+from vllm.lora.layers.base import BaseLayerWithLoRA
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear
+from vllm.model_executor.models.utils import PPMissingLayer
+
+MOST_NAMED = 3  # layers in one error
+
+
+def reasons_against(
+    adapter: LoRAModel,
+    model: nn.Module,
+    layers: Mapping[str, BaseLayerWithLoRA],
+    packed: Mapping[str, list[str]],
+    max_rank: int,
+) -> list[str]:
+    """Why the adapter cannot be served, layer by layer; empty when all of it can.
+
+    layers: those that take adapters, by name
+    packed: name of such a layer -> names that checkpoints have for its parts
+    Layers of other pipeline stages are those stages' to check.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    for name, layer in layers.items():
+        sizes |= dict(zip(packed.get(name, [name]), _sizes(layer), strict=False))
+    reasons = []
+    for name, weights in adapter.loras.items():
+        if name in sizes:
+            against = _misfit(weights, *sizes[name], max_rank)
+        elif _is_on_another_stage(model, name):
+            against = None
+        else:
+            against = f"no layer here takes an adapter of this name ({_class_of(model, name)})"
+        if against is not None:
+            reasons.append(f"{name}: {against}")
+    return reasons
+
+
+def told(reasons: list[str]) -> str:
+    """One line that names the first layers."""
+    more = f"; and {len(reasons) - MOST_NAMED} more layers" if len(reasons) > MOST_NAMED else ""
+    return "; ".join(reasons[:MOST_NAMED]) + more
+
+
+def _sizes(layer: BaseLayerWithLoRA) -> list[tuple[int, int]]:
+    """Input and output features of the whole layer over all ranks, per part of a packed one."""
+    if isinstance(layer, LogitsProcessorWithLoRA):
+        return [(layer.hidden_size, layer.base_layer.vocab_size)]
+    base = layer.base_layer
+    if isinstance(layer, VocabParallelEmbeddingWithLoRA):
+        return [(base.org_vocab_size, base.embedding_dim)]
+    if isinstance(base, QKVParallelLinear):
+        heads, kv_heads = base.total_num_heads, base.total_num_kv_heads
+        outs = [heads * base.head_size, kv_heads * base.head_size, kv_heads * base.v_head_size]
+    elif isinstance(base, MergedColumnParallelLinear):
+        outs = list(base.output_sizes)
+    else:
+        outs = [base.output_size]
+    return [(base.input_size, out) for out in outs]
+
+
+def _misfit(weights: LoRALayerWeights, size_in: int, size_out: int, max_rank: int) -> str | None:
+    a, b = weights.lora_a, weights.lora_b
+    if a is None or b is None:
+        return f"lora_{'A' if a is None else 'B'} is missing"
+    rank = a.shape[0]
+    if rank > max_rank:
+        return f"rank {rank} is above {max_rank} (--max-lora-rank)"
+    shapes = tuple(a.shape), tuple(b.shape)
+    if shapes != ((rank, size_in), (size_out, rank)):
+        return (
+            f"shapes {list(shapes[0])} and {list(shapes[1])}, where the layer takes "
+            f"[rank, {size_in}] and [{size_out}, rank]"
+        )
+    # A step multiplies all slots and keeps each row's own: 0 * inf would reach other requests.
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        return "values that are not finite"
+    return None
+
+
+def _is_on_another_stage(model: nn.Module, name: str) -> bool:
+    module: nn.Module = model
+    for part in name.split("."):
+        if isinstance(module, PPMissingLayer):
+            return True
+        child = getattr(module, part, None)
+        if not isinstance(child, nn.Module):
+            return False
+        module = child
+    return isinstance(module, PPMissingLayer)
+
+
+def _class_of(model: nn.Module, name: str) -> str:
+    try:
+        return type(model.get_submodule(name)).__name__
+    except AttributeError:
+        return "the model has none"

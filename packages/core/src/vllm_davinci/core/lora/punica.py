@@ -1,0 +1,161 @@
+"""Adapters' deltas for the rows of a step: one product with all slots, foreign ones set to zero.
+
+Shapes depend on the number of rows alone, nothing is read back, and a row without an adapter gets
+exact zeros: it may share a step, and a captured graph, with rows of any adapters.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.lora.stacked_weights import StackedSlices, columns
+
+if TYPE_CHECKING:
+    from vllm.lora.layers import LoRAMapping
+
+
+class NPUPunicaWrapper(PunicaWrapperBase):
+    """Which slot each row of the running step uses, and the products with the slots' weights.
+
+    max_num_batched_tokens: rows of the largest step
+    max_batches:            requests of the largest step
+    lora_config:            vLLM's, by keyword
+    """
+
+    no_lora: bool  # no row of the step has an adapter
+
+    def __init__(
+        self,
+        max_num_batched_tokens: int,
+        max_batches: int,
+        device: torch.device | str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
+        config = kwargs["lora_config"]
+        slots, rank = config.max_loras, config.max_lora_rank
+        # Rows that only pad a step read these too: token ids must stay inside the tables.
+        self._embeddings_indices.zero_()
+        self._slot_of_column = torch.arange(slots, device=device, dtype=torch.int32)
+        self._slot_of_column = self._slot_of_column.repeat_interleave(rank)  # [slots * rank]
+        shape = max(max_num_batched_tokens, max_batches), slots * rank
+        self._foreign_to_token = torch.ones(shape, dtype=torch.bool, device=device)
+        self._foreign_to_sample = torch.ones(shape, dtype=torch.bool, device=device)
+        self.no_lora = True
+
+    def update_metadata(
+        self,
+        mapping: "LoRAMapping",
+        lora_index_to_id: list[int | None],
+        max_loras: int,
+        vocab_size: int,
+        **kwargs: Any,
+    ) -> None:
+        """Notes the slots of a step's tokens and sampled rows; four launches and one copy.
+
+        vLLM calls it when they are not those of the step before.
+        """
+        slot_of = {each: slot for slot, each in enumerate(lora_index_to_id) if each is not None}
+        num_tokens = len(mapping.index_mapping)
+        ids = np.fromiter(
+            (*mapping.index_mapping, *mapping.prompt_mapping),
+            np.int32,
+            num_tokens + len(mapping.prompt_mapping),
+        )
+        distinct, position = np.unique(ids, return_inverse=True)
+        slots = np.array([slot_of[each] if each > 0 else -1 for each in distinct.tolist()])
+        self.no_lora = not (distinct > 0).any()
+        on_device = async_tensor_h2d(slots.astype(np.int32)[position], device=self.device)
+        of_tokens, of_samples = on_device.split([num_tokens, len(ids) - num_tokens])
+        for foreign, of_rows in (
+            (self._foreign_to_token, of_tokens),
+            (self._foreign_to_sample, of_samples),
+        ):
+            rows = foreign[: of_rows.shape[0]]
+            torch.ne(of_rows.unsqueeze(1), self._slot_of_column, out=rows)
+        embeddings = self._embeddings_indices[:num_tokens]
+        embeddings.copy_(of_tokens.clamp(min=0)).mul_(vocab_size)
+
+    def add_lora_linear(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        lora_b_stacked: tuple[torch.Tensor, ...],
+        scale: float,
+        output_slices: tuple[int, ...],
+        *,
+        buffer: tuple[torch.Tensor, ...] | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Adds each row's delta, of all output slices, in four launches. y: [rows, out]"""
+        if self.no_lora:
+            return y
+        assert isinstance(lora_a_stacked, StackedSlices)
+        assert isinstance(lora_b_stacked, StackedSlices)
+        shrunk = torch.mm(x, lora_a_stacked.matrix.t())
+        rows = x.shape[0]
+        by_slice = shrunk.view(rows, len(lora_a_stacked), -1)
+        by_slice.masked_fill_(self._foreign_to_token[:rows].unsqueeze(1), 0)
+        return _add_product(y, shrunk, lora_b_stacked.matrix)
+
+    def add_lora_embedding(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        add_inputs: bool = True,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """y: [rows, hidden]; x: [rows, rank], looked up in the row's own slot or the first"""
+        if self.no_lora:
+            return y
+        rows, slots = x.shape[0], lora_b_stacked.shape[0]
+        spread = x.repeat(1, slots).masked_fill_(self._foreign_to_token[:rows], 0)
+        return _add_product(y, spread, columns(lora_b_stacked))
+
+    def add_lora_logits(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: torch.Tensor,
+        lora_b_stacked: torch.Tensor,
+        scale: float,
+        *,
+        buffer: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """y: [sampled rows, vocabulary]; x: [sampled rows, hidden]"""
+        if self.no_lora:
+            return y
+        shrunk = torch.mm(x, lora_a_stacked.flatten(0, 2).t())
+        shrunk.masked_fill_(self._foreign_to_sample[: x.shape[0]], 0)
+        # Logits have rows of the padded vocabulary where the head is divided.
+        _add_product(y[:, : lora_b_stacked.shape[2]], shrunk, columns(lora_b_stacked))
+        return y
+
+    # --- what a start with these refuses, see core.config.lora --------------------------------
+
+    def add_shrink(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        raise UnsupportedFeatureError(f"not available in {RELEASE}: --fully-sharded-loras")
+
+    def add_expand(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        raise UnsupportedFeatureError(f"not available in {RELEASE}: --fully-sharded-loras")
+
+    def apply_lora_full_linear(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: adapters of classification heads"
+        )
+
+
+def _add_product(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Adds x @ weight.T to y in place. weight: [out, in]
+
+    Not addmm_: the sum inside it may depend on the number of rows, and with it a row's bits on what
+    else is in its step.
+    """
+    return y.add_(torch.mm(x, weight.t()))

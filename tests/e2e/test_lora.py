@@ -1,0 +1,246 @@
+"""Adapters through the whole stack: tokens as with peft, and nothing of one request in another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+
+from vllm_davinci_testing.engines import adapters
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+
+MODEL = "llama_head64_gqa4"  # whose embeddings and head have weights of their own
+RANKS = {"rank8": 8, "rank16": 16, "rank32": 32, "rank64": 64}
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=5)
+LORA: dict[str, Any] = {
+    "enable_lora": True,
+    "max_loras": 5,
+    "max_lora_rank": 64,
+    "max_num_seqs": 16,
+    "worker_extension_cls": "vllm_davinci_testing.engines.adapter_worker.AdapterWorker",
+}
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [2, 8, 16],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def written(
+    reference: Callable[[str], TransformersReference], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """One adapter per rank, of every layer, and one whose deltas are zero; by name."""
+    directory = tmp_path_factory.mktemp("adapters")
+    network = reference(MODEL).network
+    made = {
+        name: adapters.write_adapter(
+            network, directory / name, rank, seed=rank, targets=adapters.EVERYWHERE
+        )
+        for name, rank in RANKS.items()
+    }
+    made["zero"] = adapters.write_adapter(network, directory / "zero", 8, seed=1, strength=0.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
+    return {
+        name: LoRARequest(name, number, str(path))
+        for number, (name, path) in enumerate(written.items(), start=1)
+    }
+
+
+@pytest.fixture(scope="module")
+def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
+    """Captured graphs, asynchronous scheduling, prefix cache, chunked prefill."""
+    return start_engine(zoo(MODEL), **LORA, **GRAPHS)
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def numbers(output: Any) -> list[tuple[int, dict[int, float]]]:
+    """A request's tokens, and the logprobs of the five likeliest, bit for bit."""
+    completion = output.outputs[0]
+    return [
+        (token, {each: value.logprob for each, value in of_token.items()})
+        for token, of_token in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
+
+
+def test_tokens_of_mixed_batches_equal_those_of_transformers(
+    engine: EngineProcess,
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+):
+    names = [None, *requests]
+    asked = [name for name in names for _ in range(4)]
+    given = prompts[3:7] * len(names)  # the same prompts, two of them over a cache block
+    outputs = engine.generate(
+        as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in asked]
+    )
+    of_request = [written.get(name) for name in asked]
+    assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
+    texts = {tuple(output.outputs[0].token_ids) for output in outputs}
+    assert len(texts) > 16  # the zero adapter's are the base's
+
+
+def test_mixed_batches_equal_single_requests_bit_for_bit(
+    engine: EngineProcess, requests: dict[str, LoRARequest], prompts: list[list[int]]
+):
+    names = [None, *requests]
+    given = [prompts[10 + index] for index in range(len(names))]
+    of_request = [requests.get(name) for name in names]
+    mixed = engine.generate(as_inputs(given), GREEDY, lora_request=of_request)
+    single = [
+        engine.generate(as_inputs([prompt]), GREEDY, lora_request=adapter)[0]
+        for prompt, adapter in zip(given, of_request, strict=True)
+    ]
+    assert [numbers(each) for each in mixed] == [numbers(each) for each in single]
+
+
+def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
+    engine: EngineProcess,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    requests: dict[str, LoRARequest],
+    prompts: list[list[int]],
+):
+    given = prompts[20:24]
+    with start_engine(zoo(MODEL), max_num_seqs=16, **GRAPHS) as plain:
+        expected = [numbers(each) for each in plain.generate(as_inputs(given), GREEDY)]
+    beside = [requests["rank64"]] * 4
+    outputs = engine.generate(
+        as_inputs(given * 3),
+        GREEDY,
+        lora_request=[None] * 4 + [requests["zero"]] * 4 + beside,
+    )
+    found = [numbers(each) for each in outputs]
+    assert found[:4] == expected
+    assert found[4:8] == expected
+    assert found[8:] != expected
+
+
+def test_every_tensor_of_an_adapter_is_in_its_slot(
+    engine: EngineProcess, written: dict[str, Path], requests: dict[str, LoRARequest]
+):
+    name = "rank16"
+    engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests[name])
+    (layers,) = engine.on_workers("layers_with", requests[name].lora_int_id)
+    assert sorted(layers) == sorted(adapters.layer_names(written[name]))
+
+
+def test_more_adapters_than_slots_on_two_ranks(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+):
+    names = [None, *requests] * 2
+    given = [prompts[30 + index % 3] for index in range(len(names))]
+    options = {**LORA, "max_loras": 2, "max_cpu_loras": 3, "tensor_parallel_size": 2}
+    with start_engine(zoo(MODEL), **options) as engine:
+        outputs = engine.generate(
+            as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in names]
+        )
+        slots = engine.on_workers("slots")
+        layers = engine.on_workers("wrapped_layers")
+    of_request = [written.get(name) for name in names]
+    assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
+    assert slots[0] == slots[1]
+    assert layers[0] == layers[1]
+
+
+# --- adapters that do not fit ---------------------------------------------------------------------
+
+
+def _with_shape(directory: Path, base: Path) -> None:
+    tensors = load_file(base / adapters.WEIGHTS)
+    name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
+    tensors[name] = tensors[name][:-1]
+    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["down_proj"]})
+
+
+def _with_another_layer(directory: Path, base: Path) -> None:
+    tensors = load_file(base / adapters.WEIGHTS)
+    tensors = {name.replace("layers.1.", "layers.7."): each for name, each in tensors.items()}
+    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["q_proj"]})
+
+
+def _with_target(directory: Path, base: Path) -> None:
+    pair = {
+        f"base_model.model.model.layers.0.self_attn.rotary.lora_{which}.weight": torch.ones(8, 8)
+        for which in "AB"
+    }
+    adapters.write_files(directory, pair, {"r": 8, "target_modules": ["rotary"]})
+
+
+def _with_infinity(directory: Path, base: Path) -> None:
+    tensors = load_file(base / adapters.WEIGHTS)
+    tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"][0, 0] = torch.inf
+    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["q_proj"]})
+
+
+def _with_rank(directory: Path, base: Path) -> None:
+    tensors = load_file(base / adapters.WEIGHTS)
+    adapters.write_files(directory, tensors, {"r": 128, "target_modules": ["q_proj"]})
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (_with_shape, r"layers.1.mlp.down_proj: shapes .* \[255, 8\], .*\[256, rank\]"),
+        (_with_another_layer, "layers.7.*the model has none"),
+        (_with_target, "rotary"),
+        (_with_infinity, "layers.0.self_attn.q_proj: values that are not finite"),
+        (_with_rank, "128"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
+    engine: EngineProcess,
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    tmp_path: Path,
+    write: Callable[[Path, Path], None],
+    told: str,
+):
+    write(tmp_path, written["rank8"])
+    engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests["rank8"])
+    with pytest.raises(EngineError, match=told):
+        engine.add_lora(LoRARequest("wrong", 99, str(tmp_path)))
+    outputs = engine.generate(as_inputs([[1, 2, 3]]), GREEDY, lora_request=requests["rank8"])
+    assert len(outputs[0].outputs[0].token_ids) == MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fully_sharded_loras": True}, "--fully-sharded-loras"),
+        ({"lora_dtype": "bfloat16"}, "--lora-dtype"),
+        ({"enable_tower_connector_lora": True}, "--enable-tower-connector-lora"),
+    ],
+)
+def test_what_is_not_served_with_adapters_ends_the_start(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    options: dict[str, Any],
+    told: str,
+):
+    with pytest.raises(EngineError, match=told):
+        start_engine(zoo(MODEL), enable_lora=True, **options)

@@ -1,0 +1,32 @@
+"""Answers of a worker about its adapters; vLLM makes the class a base of the worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class AdapterWorker:
+    model_runner: Any
+
+    def layers_with(self, adapter_id: int) -> list[str]:
+        """Names, as in checkpoints, of the layers of which the adapter's slot holds a delta."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        slot = manager.lora_index_to_id.index(adapter_id)
+        found = []
+        for name, layer in manager.modules.items():
+            names = manager.packed_modules.get(name, [name])
+            stacked = layer.lora_b_stacked
+            slices = stacked if isinstance(stacked, tuple) else (stacked,)
+            found += [
+                each for each, b in zip(names, slices, strict=True) if bool(b[slot].count_nonzero())
+            ]
+        return found
+
+    def wrapped_layers(self) -> dict[str, str]:
+        """Name of each layer that takes adapters -> class of the layer in it."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        return {name: type(each.base_layer).__name__ for name, each in manager.modules.items()}
+
+    def slots(self) -> list[int | None]:
+        """The adapter in each slot."""
+        return list(self.model_runner.lora_manager._adapter_manager.lora_index_to_id)

@@ -1,0 +1,137 @@
+"""LoRA adapters with random weights in peft's format, and what they make of transformers' model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+LINEAR = r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
+EVERYWHERE = LINEAR + r"|\.embed_tokens$|^lm_head$"
+# Of an adapter's delta to what it is added to, in standard deviations: large enough to change text.
+STRENGTH = 0.5
+
+
+def write_adapter(
+    network: nn.Module,
+    directory: Path,
+    rank: int,
+    seed: int,
+    targets: str = LINEAR,
+    strength: float = STRENGTH,
+    **config: Any,
+) -> Path:
+    """Writes an adapter for the layers of `network` whose names match. Its directory.
+
+    strength: 0 makes every B zero
+    config:   fields of the adapter's configuration beside rank, alpha and targets
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    names = set()
+    for name, layer in network.named_modules():
+        if not re.search(targets, name):
+            continue
+        names.add(name.rpartition(".")[2])
+        weight = layer.weight
+        is_embedding = isinstance(layer, nn.Embedding)
+        size_in, size_out = weight.shape if is_embedding else weight.shape[::-1]
+        a = torch.randn(rank, size_in, generator=generator)
+        b = torch.randn(size_out, rank, generator=generator)
+        # Rows of a product with random inputs of deviation 1, as norms and embeddings give them.
+        b *= strength * float(weight.detach().std()) * math.sqrt(1 if is_embedding else size_in)
+        b /= math.sqrt(rank) * 2  # alpha is twice the rank
+        prefix = f"base_model.model.{name}"
+        if is_embedding:
+            tensors |= {f"{prefix}.lora_embedding_A": a, f"{prefix}.lora_embedding_B": b}
+        else:
+            a /= math.sqrt(size_in)
+            tensors |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+    assert tensors, f"no layer is named like {targets}"
+    write_files(directory, tensors, {"r": rank, "target_modules": sorted(names), **config})
+    return directory
+
+
+def write_files(directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    """The two files of an adapter; `config` needs r and target_modules."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file({name: each.contiguous() for name, each in tensors.items()}, directory / WEIGHTS)
+    complete = {"peft_type": "LORA", "lora_alpha": 2 * config["r"], **config}
+    (directory / CONFIG).write_text(json.dumps(complete))
+
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def layer_names(directory: Path) -> set[str]:
+    """The layers that an adapter changes, as its checkpoint names them."""
+    suffixes = r"\.lora_([AB]\.weight|embedding_[AB])$"
+    return {
+        re.sub(suffixes, "", name).removeprefix("base_model.model.")
+        for name in load_file(directory / WEIGHTS)
+    }
+
+
+@contextmanager
+def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
+    """Inside, `network` computes as with peft's adapter: y + B(A(x)) * alpha / r, unmerged."""
+    if directory is None:
+        yield
+        return
+    tensors = load_file(directory / WEIGHTS)
+    config = json.loads((directory / CONFIG).read_text())
+    scaling = config["lora_alpha"] / config["r"]
+    handles = []
+    for name in sorted(layer_names(directory)):
+        prefix = f"base_model.model.{name}.lora_"
+        layer = network.get_submodule(name)
+        if isinstance(layer, nn.Embedding):
+            pair = tensors[f"{prefix}embedding_A"], tensors[f"{prefix}embedding_B"]
+            hook = _add_embedding
+        else:
+            pair = tensors[f"{prefix}A.weight"], tensors[f"{prefix}B.weight"]
+            hook = _add_linear
+        handles.append(layer.register_forward_hook(partial(hook, *pair, scaling)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _add_linear(
+    a: torch.Tensor, b: torch.Tensor, scaling: float, _: Any, inputs: Any, y: torch.Tensor
+) -> torch.Tensor:
+    delta = inputs[0].to(a.dtype) @ a.T @ b.T * scaling
+    return y + delta.to(y.dtype)
+
+
+def _add_embedding(
+    a: torch.Tensor, b: torch.Tensor, scaling: float, _: Any, inputs: Any, y: torch.Tensor
+) -> torch.Tensor:
+    return y + (a.T[inputs[0]] @ b.T * scaling).to(y.dtype)
+
+
+def first_differences(
+    reference: Any,
+    adapters: Sequence[Path | None],
+    prompts: Sequence[list[int]],
+    outputs: Sequence[Any],
+) -> list[str]:
+    """Requests whose tokens are not the greedy ones under their adapter, in words."""
+    found = []
+    for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):
+        with adapted(reference.network, adapter):
+            wrong = reference.first_difference(prompt, list(output.outputs[0].token_ids))
+        if wrong is not None:
+            found.append(f"{adapter and adapter.name}: {wrong}")
+    return found
