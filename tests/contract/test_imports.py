@@ -54,6 +54,7 @@ CORE_FOLDERS = (
     "quantization",
     "attention",
     "lora",
+    "sleep_mode",
     "kv_cache",
     "checkpoint",
     "ubatch",

@@ -41,6 +41,7 @@ from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 from vllm_davinci.core.quantization.vllm_methods import register as register_quantization
+from vllm_davinci.core.sleep_mode.backend import register as register_sleep_backend
 
 # class name in vLLM -> class that is instantiated in its place
 LAYERS: dict[str, type] = {
@@ -71,6 +72,7 @@ def register() -> None:
             PluggableLayer.register_oot(layer, name=name)
     register_quantization()
     register_loader()
+    register_sleep_backend()
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)

@@ -144,6 +144,9 @@ class NPUPlatform(Platform):
                 f"Start with --dtype and one of: {names}."
             )
 
+    def is_sleep_mode_available(self) -> bool:
+        return True
+
     # --- what vLLM may use -----------------------------------------------------------------
 
     @classmethod

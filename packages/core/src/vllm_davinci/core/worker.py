@@ -39,6 +39,7 @@ from vllm_davinci.core.device.memory import (
     use_expandable_segments,
 )
 from vllm_davinci.core.device.profiling import profiler_activities
+from vllm_davinci.core.device.sleeping_memory import KV_CACHE, WEIGHTS, Range, sleeping_memory
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
@@ -49,6 +50,7 @@ from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.process.engine_exit import finish_teardown
 from vllm_davinci.core.process.step_guard import StepGuard
+from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
 logger = init_logger(__name__)
 
@@ -139,7 +141,15 @@ class NPUWorker(Worker):
         return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
+        if self.model_config.enable_sleep_mode and tag in (WEIGHTS, KV_CACHE):
+            return sleeping_memory().pool(tag)
         return nullcontext()
+
+    def sleep(self, level: int = 1) -> None:
+        backend = self.sleep_mode_backend
+        assert isinstance(backend, NPUSleepModeBackend)
+        backend.parameters = [_range_of(each) for each in self.model_runner.model.parameters()]
+        super().sleep(level)
 
     @torch.inference_mode()
     def determine_available_memory(self) -> int:
@@ -252,3 +262,9 @@ class NPUWorker(Worker):
                 activities=profiler_activities(self.profiler_config.torch_profiler_activities),
             )
         super().profile(is_start=is_start, profile_prefix=profile_prefix, **options)
+
+
+def _range_of(tensor: torch.Tensor) -> Range:
+    """The addresses of all memory that the tensor is a view of."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -101,6 +101,12 @@ class EngineProcess:
         """Loads an adapter ahead of its requests, as a server does."""
         return self._call("add_lora", (adapter,), {})
 
+    def sleep(self, level: int = 1) -> None:
+        self._call("sleep", (), {"level": level})
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._call("wake_up", (), {"tags": tags})
+
     def on_workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker; their answers by rank."""
         return self._call("collective_rpc", (method,), {"args": args})
@@ -233,6 +239,8 @@ def _serve(
                 value = llm.llm_engine.abort_request(left, internal=True)
             elif method == "add_lora":
                 value = llm.llm_engine.add_lora(*args)
+            elif method in ("sleep", "wake_up"):
+                value = getattr(llm, method)(*args, **kwargs)
             elif method == "collective_rpc":
                 value = llm.collective_rpc(*args, **kwargs)
             else:

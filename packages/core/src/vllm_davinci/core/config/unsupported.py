@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.config.lora import refused_with_adapters
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.sleep import refused_with_sleep
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
         "recovery from a fault (--enable-fault-tolerance): the other ranks would have to go on "
         "without the one that failed, which HCCL's collectives cannot; one rank's error ends the "
         "engine": parallel.enable_fault_tolerance,
-        "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
+        **refused_with_sleep(vllm_config),
         f'{" and ".join(_foreign_profilers(vllm_config))} (--profiler-config; "torch" is, with the '
         "activities CPU and PrivateUse1)": bool(_foreign_profilers(vllm_config)),
         f"a KV cache of {cache_dtype} with a model of {dtype} (--kv-cache-dtype {cache_dtype}; "

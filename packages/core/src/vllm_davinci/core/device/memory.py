@@ -1,7 +1,8 @@
 """Device memory for the KV cache: sizes that earlier starts recorded, and too little of it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,9 @@ SMALL_SEGMENT_BYTES = 2 << 20
 EXPANDABLE_SEGMENTS = "expandable_segments"
 
 
+_are_expandable = False  # as `use_expandable_segments` has left it
+
+
 def use_expandable_segments(asked: str) -> None:
     """Lets torch's allocator map device memory where a large tensor needs it, so that pieces
     between tensors are of use to others.
@@ -30,8 +34,31 @@ def use_expandable_segments(asked: str) -> None:
     asked: the user's settings of the allocator; what they say about segments stays
     Called before the first tensor of the device.
     """
-    if EXPANDABLE_SEGMENTS not in asked:
-        torch_npu.npu.memory._set_allocator_settings(f"{EXPANDABLE_SEGMENTS}:True")
+    global _are_expandable
+    settings = [each for each in asked.split(",") if each.strip()]
+    others = [each for each in settings if EXPANDABLE_SEGMENTS not in each]
+    _are_expandable = len(others) == len(settings) or any(
+        each.replace(" ", "") == f"{EXPANDABLE_SEGMENTS}:True" for each in settings
+    )
+    if len(others) == len(settings):
+        _let_expand(True)
+
+
+@contextmanager
+def expandable_segments_off() -> Iterator[None]:
+    """Inside, torch's allocator asks a pool's own allocator for memory."""
+    if not _are_expandable:
+        yield
+        return
+    _let_expand(False)
+    try:
+        yield
+    finally:
+        _let_expand(True)
+
+
+def _let_expand(is_on: bool) -> None:
+    torch_npu.npu.memory._set_allocator_settings(f"{EXPANDABLE_SEGMENTS}:{is_on}")
 
 
 def discard_damaged_plans(cache_root: Path) -> None:

@@ -1,0 +1,107 @@
+"""Engines that sleep: memory goes back to the device, and the same tokens come afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+
+DENSE = "tiny_llama"
+MLA = "tiny_deepseek"
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+SLEEP: dict[str, Any] = {
+    "enable_sleep_mode": True,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "worker_extension_cls": "vllm_davinci_testing.engines.sleeping_worker.SleepingWorker",
+}
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [4, 8],
+    },
+}
+RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
+TP2 = {"tensor_parallel_size": 2}
+
+
+def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
+    """Tokens and logprobs, bit for bit."""
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [{t: p.logprob for t, p in each.items()} for each in output.outputs[0].logprobs],
+        )
+        for output in outputs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "environment"),
+    [
+        pytest.param(DENSE, GRAPHS, RACES, id="dense_graphs_races"),
+        pytest.param(MLA, {**GRAPHS, **TP2}, {}, id="mla_graphs_tp2"),
+        pytest.param(
+            "qwen3_moe_softmax_top2_of_8", {}, {}, id="experts", marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_tokens_after_sleep_are_those_before(
+    repository: Path,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    model: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+):
+    checkpoint = repository / "checkpoints" / model if model in (DENSE, MLA) else zoo(model)
+    given = prompts[3:9]
+    with start_engine(checkpoint, environment=environment, **SLEEP, **options) as engine:
+        expected = generate(engine, given)
+        weights = engine.on_workers("weight_bytes")
+        for level in (1, 2, 1):
+            before = engine.on_workers("memory")
+            engine.sleep(level=level)
+            asleep = engine.on_workers("memory")
+            for rank, (awake, sleeping) in enumerate(zip(before, asleep, strict=True)):
+                assert sleeping["weights"] == sleeping["kv_cache"] == 0
+                assert awake["weights"] >= weights[rank]
+                freed = sleeping["free"] - awake["free"]
+                assert freed >= awake["weights"] + awake["kv_cache"]
+            if level == 1:
+                engine.wake_up()
+            else:  # as a trainer does, which needs the memory of the cache for a while
+                engine.wake_up(tags=["weights"])
+                partly = engine.on_workers("memory")
+                assert all(each["weights"] and not each["kv_cache"] for each in partly)
+                engine.on_workers("reload_weights")
+                engine.wake_up(tags=["kv_cache"])
+            woken = engine.on_workers("memory")
+            assert [each["weights"] for each in woken] == [each["weights"] for each in before]
+            assert [each["kv_cache"] for each in woken] == [each["kv_cache"] for each in before]
+            assert generate(engine, given) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"sleep_mode_offload_cudagraph": True}, "--sleep-mode-offload-cudagraph"),
+        ({"enable_nccl_comm_suspend": True}, "--enable-nccl-comm-suspend"),
+    ],
+)
+def test_other_ways_to_sleep_end_the_start(
+    tiny_llama: Path,
+    start_engine: Callable[..., EngineProcess],
+    options: dict[str, Any],
+    told: str,
+):
+    with pytest.raises(EngineError, match=told):
+        start_engine(tiny_llama, enable_sleep_mode=True, **options)
