@@ -107,6 +107,59 @@ Greedy, from {prompts}:
     )
 
 
+@dataclass(frozen=True)
+class DraftMeasurements:
+    """What a training run of a draft model measured."""
+
+    steps: int
+    tokens: int
+    parameters: int
+    cpu_seconds: float
+    threads: int
+    seed: int
+    limit_minutes: float
+    agreement: list[float]
+    """By position: share of held-out tokens where this draft and all before it are the target's."""
+
+
+def write_draft_card(
+    directory: Path, target: str, recipe: Recipe, measured: DraftMeasurements
+) -> None:
+    """Writes the card of `target`'s draft model: MTP.md beside its weights, or a README.md."""
+    of_its_own = directory.name != target
+    what = (
+        f"An EAGLE-3 head for `../{target}`: one Llama layer that sees the inputs of three of its "
+        "layers and drafts from the 2048 most frequent tokens."
+        if of_its_own
+        else f"The multi-token prediction layer of {target}: one DeepSeek-V3 layer "
+        "(`mtp.safetensors`)."
+    )
+    shares = ", ".join(f"{share:.3f}" for share in measured.agreement)
+    command = (
+        f"python checkpoints/train_draft.py {target} --steps {recipe.steps} "
+        f"--threads {measured.threads} --minutes {measured.limit_minutes:g}"
+    )
+    (directory / ("README.md" if of_its_own else "MTP.md")).write_text(
+        f"""# {directory.name if of_its_own else "The MTP layer of " + target}
+
+{what}
+It was trained on the text that the target learned from, to have the target's distribution up to
+three tokens ahead; the target's weights stayed as they were. Made by
+
+    {command}
+
+| | |
+| --- | --- |
+| parameters of its own | {measured.parameters:,} (bf16) |
+| steps | {measured.steps} of {recipe.steps}, {recipe.batch_tokens} tokens each |
+| tokens seen | {measured.tokens:,} |
+| seed | {measured.seed} |
+| processor time | {measured.cpu_seconds / 60:.0f} minutes, threads: {measured.threads} |
+| agreement with the target's greedy choice on held-out text, by position | {shares} |
+"""
+    )
+
+
 @torch.no_grad()
 def _completion(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> str:
     encoded = tokenizer(prompt, return_tensors="pt")

@@ -68,7 +68,7 @@ def _deepseek_config() -> DeepseekV3Config:
         routed_scaling_factor=2.0,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=False,
-        num_mtp_layers=0,
+        num_mtp_layers=1,  # mtp.safetensors, of train_draft.py
         # Fixed in transformers' implementation, read from the configuration by vLLM's.
         scoring_func="sigmoid",
         topk_method="noaux_tc",

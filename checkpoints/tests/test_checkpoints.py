@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from corpus import held_out_files
+from drafts import MTPLayer
 from perplexity import SLICE_TOKENS, held_out_windows, perplexity
 from recipes import RECIPES
 from safetensors import safe_open
 from torch import nn
 from train import routers
+from train_draft import SLICE_TOKENS as DRAFT_SLICE_TOKENS
+from train_draft import agreement
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -20,7 +23,7 @@ from transformers import (
 )
 
 CHECKPOINTS = Path(__file__).parents[1]
-LIMIT_BYTES = 10_000_000
+LIMIT_BYTES = 15_000_000
 LAYOUT = {
     "README.md",
     "config.json",
@@ -29,6 +32,7 @@ LAYOUT = {
     "tokenizer.json",
     "tokenizer_config.json",
 }
+DRAFT_LAYOUT = {"tiny_deepseek": {"MTP.md", "mtp.safetensors"}}
 
 
 @pytest.fixture(scope="module", params=sorted(RECIPES))
@@ -55,7 +59,9 @@ def complete(
 
 
 def test_directory_has_the_standard_layout_and_stays_small(directory: Path) -> None:
-    assert {path.name for path in directory.iterdir()} == LAYOUT
+    assert {path.name for path in directory.iterdir()} == LAYOUT | DRAFT_LAYOUT.get(
+        directory.name, set()
+    )
     assert sum(path.stat().st_size for path in directory.iterdir()) < LIMIT_BYTES
 
 
@@ -176,3 +182,19 @@ def test_experts_share_the_held_out_tokens(
     for load in loads.values():
         assert load.max() < 2 * load.mean(), load.tolist()
         assert load.min() > 0.25 * load.mean(), load.tolist()
+
+
+def test_the_mtp_layer_foresees_held_out_text_as_its_card_says() -> None:
+    directory = CHECKPOINTS / "tiny_deepseek"
+    [stated] = re.findall(r"by position \| (.*) \|", (directory / "MTP.md").read_text())
+    target = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    draft = MTPLayer(target.eval())
+    draft.load(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    found = agreement(draft, target, held_out_windows(tokenizer, DRAFT_SLICE_TOKENS))
+    expected = [float(share) for share in stated.split(", ")]
+    assert len(expected) == len(found) == 3
+    # Another text under another Python.
+    assert all(abs(a - b) < 0.08 for a, b in zip(found, expected, strict=True)), found

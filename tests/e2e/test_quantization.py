@@ -44,7 +44,7 @@ from vllm_davinci_testing.engines.transformers_reference import (
 
 BF16 = {"dtype": "bfloat16", "max_model_len": 512}
 WEIGHTS = "model.safetensors"
-WRITTEN = "quant_model_weights-00001-of-00001.safetensors"
+WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
 # How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
 # the figures over long texts are those of benchmarks/quantization/perplexity.py.
 CLOSE = 0.05
@@ -112,12 +112,22 @@ def of_floats(likelihood_of: Callable[..., float]) -> Callable[[Path], float]:
     return cache(likelihood_of)
 
 
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint that was exported."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob(WRITTEN)):
+        found |= load_file(file)
+    return found
+
+
 def rewrite(
     directory: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any] | None = None
 ) -> None:
     """Other tensors and another description for a checkpoint that was exported, in one file."""
     (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
-    save_file(tensors, directory / WRITTEN, metadata={"format": "pt"})
+    for file in directory.glob(WRITTEN):
+        file.unlink()
+    save_file(tensors, directory / WRITTEN.replace("*", "of-one"), metadata={"format": "pt"})
     if description is not None:
         (directory / DESCRIPTION).write_text(json.dumps(description))
 
@@ -197,7 +207,7 @@ def test_experts_with_input_scales_of_their_own_run(
     likelihood_of: Callable[..., float],
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name=f"static-experts-{ranks}")
-    tensors = load_file(directory / WRITTEN)
+    tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
         if ".experts." in name:
@@ -224,7 +234,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
     text: list[int],
 ):
     directory = quantize(tiny_deepseek, "W8A8_DYNAMIC", name="mixed")
-    tensors = load_file(directory / WRITTEN)
+    tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     without_entry = "model.layers.3.mlp.shared_experts."
     for name, weight in load_file(tiny_deepseek / WEIGHTS).items():
@@ -253,7 +263,7 @@ def test_layers_that_stayed_floats_run_among_quantized_ones(
 def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     """Rewrites an int8 checkpoint of ours in place; what is float for us may be int8 there."""
     (directory / DESCRIPTION).unlink()
-    tensors = load_file(directory / WRITTEN)
+    tensors = tensors_of(directory)
     for name in [name for name in tensors if name.endswith(".deq_scale")]:
         prefix = name.removesuffix(".deq_scale")
         weight_scale = tensors[name] / tensors[f"{prefix}.input_scale"]
@@ -338,7 +348,7 @@ def test_biases_of_norms_do_what_they_do_in_transformers(
         rows = reference.logprobs(text)[:-1]
         return float(rows.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean())
 
-    tensors = load_file(directory / WRITTEN)
+    tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     generator = torch.Generator().manual_seed(0)
 
@@ -431,7 +441,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
         floats[name] = torch.ones_like(floats[name])
     save_file(floats, source / WEIGHTS, metadata={"format": "pt"})
     Exporter(source, model, kind, torch.bfloat16, ranges).run(lambda count: None)
-    tensors = load_file(model / WRITTEN)
+    tensors = tensors_of(model)
     for name in [name for name in tensors if name.endswith(f"{expert}.weight_scale")]:
         tensors[name].fill_(torch.finfo(torch.float32).max)
     rewrite(model, tensors)
@@ -455,7 +465,7 @@ def test_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
 
 def spoilt(directory: Path, tensor: str, type_name: str | None) -> Path:
     """Takes a tensor out of a checkpoint, or gives its entry another type."""
-    tensors = load_file(directory / WRITTEN)
+    tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())
     if type_name is None:
         del tensors[tensor]

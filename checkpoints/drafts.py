@@ -1,0 +1,205 @@
+"""The draft models: small networks that guess the target's next tokens from its hidden states.
+
+`MTPLayer` is DeepSeek-V3's multi-token prediction layer (DeepSeek-V3 report, 2.2); `Eagle3Head`
+is EAGLE-3's (arXiv 2503.01840). Both are written as vLLM runs them: a draft for position t sees
+the embedding of token t + 1 and a hidden state of position t, and its own output stands for the
+hidden state that the target has not computed when it drafts further.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RMSNorm,
+)
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+)
+
+EAGLE3_LAYERS = (1, 3, 5)  # the target's layers whose inputs the head sees
+EAGLE3_VOCAB_SIZE = 2048  # the most frequent tokens; the head drafts no others
+
+
+class Draft(Protocol):
+    """What the training needs of a draft model."""
+
+    def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
+        """The hidden states that the first draft token starts from, [rows, tokens, hidden]."""
+
+    def __call__(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits over the target's vocabulary, and the hidden states to draft on from."""
+
+
+def _causal_mask(tokens: int) -> Tensor:
+    """Additive mask, float32 [1, 1, tokens, tokens]."""
+    return torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
+
+
+class MTPLayer(nn.Module):
+    """One multi-token prediction layer, started from the target's last layer and its norm."""
+
+    def __init__(self, target: PreTrainedModel) -> None:
+        super().__init__()
+        config = target.config
+        size = config.hidden_size
+        self.enorm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
+        self.hnorm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.layer = DeepseekV3DecoderLayer(config, config.num_hidden_layers)
+        self.layer.load_state_dict(target.model.layers[-1].state_dict())
+        self.norm = DeepseekV3RMSNorm(size, config.rms_norm_eps)
+        self.norm.load_state_dict(target.model.norm.state_dict())
+        # Shared with the target, which is not trained here; not parameters of this module.
+        self._shared = (target.model.embed_tokens, target.lm_head, target.model.rotary_emb)
+        self.layer_index = config.num_hidden_layers
+
+    def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
+        return last  # after the target's final norm
+
+    def forward(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        embed_tokens, head, rotary = self._shared
+        positions = torch.arange(tokens.shape[1])[None]
+        embedded = torch.where(positions[..., None] == 0, 0, embed_tokens(tokens))
+        joined = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(hidden)], dim=-1))
+        output = self.layer(
+            joined,
+            attention_mask=_causal_mask(tokens.shape[1]),
+            position_embeddings=rotary(joined, positions),
+        )
+        normed = self.norm(output)
+        return head(normed), normed
+
+    def save(self, directory: Path) -> None:
+        """Writes `directory`/mtp.safetensors with the names that released checkpoints have.
+
+        transformers reads only model.safetensors; vLLM reads every file of the directory.
+        """
+        embed_tokens, head, _ = self._shared
+        prefix = f"model.layers.{self.layer_index}"
+        tensors = {
+            f"{prefix}.embed_tokens.weight": embed_tokens.weight,
+            f"{prefix}.enorm.weight": self.enorm.weight,
+            f"{prefix}.hnorm.weight": self.hnorm.weight,
+            f"{prefix}.eh_proj.weight": self.eh_proj.weight,
+            f"{prefix}.shared_head.norm.weight": self.norm.weight,
+            f"{prefix}.shared_head.head.weight": head.weight,
+        }
+        for name, tensor in self.layer.state_dict().items():
+            if name == "mlp.experts.gate_up_proj":
+                for expert, weight in enumerate(tensor):
+                    gate, up = weight.chunk(2)
+                    tensors[f"{prefix}.mlp.experts.{expert}.gate_proj.weight"] = gate
+                    tensors[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = up
+            elif name == "mlp.experts.down_proj":
+                for expert, weight in enumerate(tensor):
+                    tensors[f"{prefix}.mlp.experts.{expert}.down_proj.weight"] = weight
+            else:
+                tensors[f"{prefix}.{name}"] = tensor
+        save_file(
+            {name: _stored(name, tensor) for name, tensor in tensors.items()},
+            directory / "mtp.safetensors",
+            metadata={"format": "pt"},
+        )
+
+    def load(self, directory: Path) -> None:
+        """Reads what `save` has written."""
+        prefix = f"model.layers.{self.layer_index}."
+        stored = {
+            name.removeprefix(prefix): tensor.float()
+            for name, tensor in load_file(directory / "mtp.safetensors").items()
+        }
+        for name in ("enorm", "hnorm", "eh_proj"):
+            getattr(self, name).weight.data.copy_(stored.pop(f"{name}.weight"))
+        self.norm.weight.data.copy_(stored.pop("shared_head.norm.weight"))
+        del stored["embed_tokens.weight"], stored["shared_head.head.weight"]
+        experts = range(len(self.layer.mlp.experts.gate_up_proj))
+        gate, up, down = (
+            [stored.pop(f"mlp.experts.{expert}.{part}_proj.weight") for expert in experts]
+            for part in ("gate", "up", "down")
+        )
+        stored["mlp.experts.down_proj"] = torch.stack(down)
+        stored["mlp.experts.gate_up_proj"] = torch.cat([torch.stack(gate), torch.stack(up)], 1)
+        self.layer.load_state_dict(stored)
+
+
+class Eagle3Head(nn.Module):
+    """EAGLE-3's head: one Llama layer over embeddings and three layers' inputs of the target."""
+
+    def __init__(self, target: PreTrainedModel, frequent_tokens: Tensor) -> None:
+        super().__init__()
+        self.config: LlamaConfig = target.config
+        size = self.config.hidden_size
+        self.fc = nn.Linear(len(EAGLE3_LAYERS) * size, size, bias=False)
+        self.input_layernorm = LlamaRMSNorm(size, self.config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(size, self.config.rms_norm_eps)
+        self.self_attn = LlamaAttention(self.config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * size, old.out_features, bias=False))
+        self.post_attention_layernorm = LlamaRMSNorm(size, self.config.rms_norm_eps)
+        self.mlp = LlamaMLP(self.config)
+        self.mlp.load_state_dict(target.model.layers[-1].mlp.state_dict())
+        self.norm = LlamaRMSNorm(size, self.config.rms_norm_eps)
+        self.norm.load_state_dict(target.model.norm.state_dict())
+        self.lm_head = nn.Linear(size, len(frequent_tokens), bias=False)
+        self.lm_head.weight.data.copy_(target.lm_head.weight[frequent_tokens])
+        self.frequent_tokens = nn.Buffer(frequent_tokens)
+        self._shared = (target.model.embed_tokens, target.model.rotary_emb)
+
+    def first_hidden(self, states: tuple[Tensor, ...], last: Tensor) -> Tensor:
+        combined: Tensor = self.fc(torch.cat([states[layer] for layer in EAGLE3_LAYERS], dim=-1))
+        return combined
+
+    def forward(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        embed_tokens, rotary = self._shared
+        positions = torch.arange(tokens.shape[1])[None]
+        embedded = self.input_layernorm(embed_tokens(tokens))
+        attended, _ = self.self_attn(
+            torch.cat([embedded, self.hidden_norm(hidden)], dim=-1),
+            position_embeddings=rotary(hidden, positions),
+            attention_mask=_causal_mask(tokens.shape[1]),
+        )
+        residual = hidden + attended
+        output = residual + self.mlp(self.post_attention_layernorm(residual))
+        drafted = self.lm_head(self.norm(output))
+        logits = drafted.new_full((*tokens.shape, self.config.vocab_size), float("-inf"))
+        logits[..., self.frequent_tokens] = drafted
+        return logits, output
+
+    def save(self, directory: Path) -> None:
+        """Writes a directory of its own: weights and configuration as released heads have them."""
+        directory.mkdir(exist_ok=True)
+        trained = {
+            name: tensor for name, tensor in self.state_dict().items() if name != "frequent_tokens"
+        }
+        inside = ("self_attn.", "mlp.", "input_layernorm.", "hidden_norm.", "post_attention")
+        tensors = {
+            f"midlayer.{name}" if name.startswith(inside) else name: _stored(name, tensor)
+            for name, tensor in trained.items()
+        }
+        drafts = torch.arange(len(self.frequent_tokens))
+        tensors["d2t"] = self.frequent_tokens - drafts
+        is_drafted = torch.zeros(self.config.vocab_size, dtype=torch.bool)
+        is_drafted[self.frequent_tokens] = True
+        tensors["t2d"] = is_drafted
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        config = LlamaConfig.from_dict(self.config.to_dict())
+        config.architectures = ["LlamaForCausalLMEagle3"]
+        config.num_hidden_layers = 1
+        config.draft_vocab_size = len(self.frequent_tokens)
+        config.tie_word_embeddings = False
+        config.eagle_config = {"eagle_aux_hidden_state_layer_ids": list(EAGLE3_LAYERS)}
+        config.save_pretrained(directory)
+
+
+def _stored(name: str, tensor: Tensor) -> Tensor:
+    kept = tensor.detach().contiguous()
+    # It decides between near ties: kept in fp32, as published.
+    return kept.float() if name.endswith("e_score_correction_bias") else kept.bfloat16()

@@ -1,0 +1,193 @@
+"""Trains the draft model of a checkpoint on the text that the checkpoint learned from, on CPU.
+
+Run `python checkpoints/train_draft.py tiny_deepseek` (its MTP layer, written beside its weights)
+or `... tiny_llama` (an EAGLE-3 head, written to tiny_llama_eagle3). The target's weights stay as
+they are. The draft learns the target's distribution several tokens ahead, each from the hidden
+states of the draft before, as it runs when it serves.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from drafts import EAGLE3_VOCAB_SIZE, Draft, Eagle3Head, MTPLayer
+from model_card import DraftMeasurements, write_draft_card
+from perplexity import held_out_windows
+from recipes import RECIPES, Recipe
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from tqdm import tqdm
+from train import ExpertBalance, Schedule, code_streams, conversation_stream, optimizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+DRAFT_TOKENS = 3  # how many tokens ahead the training looks
+STEP_WEIGHT = 0.6  # what a token further ahead counts, of the one before
+SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
+SHARES = torch.tensor([0.5, 0.38, 0.12])  # of top-level code, lines and conversations
+
+
+@torch.no_grad()
+def target_states(target: PreTrainedModel, tokens: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The target's hidden states by layer, the last after the final norm, and its logits."""
+    output = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
+    return tuple(state.float() for state in output.hidden_states), output.logits.float()
+
+
+def drafted_logits(
+    draft: Draft, tokens: Tensor, states: tuple[Tensor, ...], count: int
+) -> list[Tensor]:
+    """Logits of `count` draft tokens; entry i at position t is a guess of token t + 2 + i.
+
+    tokens: int64 [rows, length]. Entry i has length - 1 - i positions.
+    """
+    hidden = draft.first_hidden(states, states[-1])[:, :-1]
+    logits = []
+    for ahead in range(1, count + 1):
+        drafted, hidden = draft(tokens[:, ahead:], hidden)
+        logits.append(drafted)
+        hidden = hidden[:, :-1]
+    return logits
+
+
+def divergence(drafted: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy of the target's distribution with the draft's, over the draft's tokens."""
+    known = torch.isfinite(drafted[0, 0])
+    wanted = torch.softmax(target[..., known], dim=-1)
+    return -(wanted * torch.log_softmax(drafted[..., known], dim=-1)).sum(-1).mean()
+
+
+@torch.no_grad()
+def agreement(draft: nn.Module, target: PreTrainedModel, windows: list[Tensor]) -> list[float]:
+    """Share of held-out positions where draft token i is the target's own choice, by i.
+
+    Token i counts only where all before it agreed, as in serving.
+    """
+    agreed, total = torch.zeros(DRAFT_TOKENS), 0
+    for window in windows:
+        tokens = window[None]
+        if tokens.shape[1] < DRAFT_TOKENS + 3:
+            continue
+        states, logits = target_states(target, tokens)
+        positions = tokens.shape[1] - DRAFT_TOKENS - 1
+        choices = logits.argmax(-1)
+        alive = torch.ones(positions, dtype=torch.bool)
+        for i, drafted in enumerate(drafted_logits(draft, tokens, states, DRAFT_TOKENS)):
+            wanted = choices[0, i + 1 : i + 1 + positions]
+            alive = alive & (drafted.argmax(-1)[0, :positions] == wanted)
+            agreed[i] += alive.sum()
+        total += positions
+    return (agreed / total).tolist()
+
+
+def frequent_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
+    """The EAGLE3_VOCAB_SIZE most frequent tokens of the text, in ascending order."""
+    counts = torch.bincount(tokens, minlength=vocab_size)
+    return counts.topk(EAGLE3_VOCAB_SIZE).indices.sort().values
+
+
+def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    directory = Path(__file__).parent / name
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    streams = (*code_streams(tokenizer), conversation_stream(tokenizer))
+    target = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    target.eval().requires_grad_(False)
+    draft: MTPLayer | Eagle3Head
+    if name == "tiny_deepseek":
+        draft = MTPLayer(target)
+    else:
+        draft = Eagle3Head(target, frequent_tokens(streams[0].tokens, target.config.vocab_size))
+    average = AveragedModel(
+        draft, multi_avg_fn=get_ema_multi_avg_fn(recipe.average_decay), use_buffers=False
+    )
+    balance = ExpertBalance(draft)
+    all_optimizers = optimizers(draft, recipe)
+    schedule, cpu_started = Schedule(recipe, minutes * 60), time.process_time()
+    parameters = sum(parameter.numel() for parameter in draft.parameters())
+    print(f"draft of {name}: {parameters} parameters, at most {recipe.steps} steps")
+
+    bar = tqdm(range(1, recipe.steps + 1), name, unit="step", mininterval=20)
+    for step in bar:
+        learning_rate = schedule.learning_rate(step - 1)
+        rows = recipe.batch_tokens // recipe.sequence_tokens
+        kinds = torch.multinomial(SHARES, rows, replacement=True, generator=generator)
+        tokens = torch.cat(
+            [
+                stream.windows(int((kinds == kind).sum()), recipe.sequence_tokens, generator)
+                for kind, stream in enumerate(streams)
+            ]
+        )
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            states, wanted = target_states(target, tokens)
+            drafted = drafted_logits(draft, tokens, states, DRAFT_TOKENS)
+        losses = [
+            divergence(logits.float(), wanted[:, ahead + 1 : ahead + 1 + logits.shape[1]])
+            for ahead, logits in enumerate(drafted)
+        ]
+        weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
+        loss = sum(
+            (w * value for w, value in zip(weights, losses, strict=True)), torch.zeros(())
+        ) / sum(weights)
+        loss.backward()
+        nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+        for optimizer in all_optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+            optimizer.zero_grad()
+        balance.update(learning_rate * recipe.balance_ratio)
+        if step > min(recipe.warmup_steps, recipe.steps // 2):
+            average.update_parameters(draft)
+        bar.set_postfix(loss=f"{losses[0].item():.3f}", imbalance=f"{balance.imbalance():.2f}")
+        if schedule.progress(step) >= 1:
+            break
+
+    trained = average.module
+    for kept, now in zip(trained.buffers(), draft.buffers(), strict=True):
+        kept.copy_(now)
+    trained.bfloat16().float()  # measured as it is saved
+    shares = agreement(trained, target, held_out_windows(tokenizer, SLICE_TOKENS))
+    print("agreement on held-out text, by position:", [f"{share:.3f}" for share in shares])
+    output = directory if name == "tiny_deepseek" else directory.with_name(f"{name}_eagle3")
+    trained.save(output)
+    write_draft_card(
+        output,
+        name,
+        recipe,
+        DraftMeasurements(
+            steps=step,
+            tokens=step * recipe.batch_tokens,
+            parameters=parameters,
+            cpu_seconds=time.process_time() - cpu_started,
+            threads=torch.get_num_threads(),
+            seed=seed,
+            limit_minutes=minutes,
+            agreement=shares,
+        ),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("name", choices=sorted(RECIPES))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=40, help="time limit; default: 40")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.steps < 1 or options.minutes <= 0:
+        parser.error("--steps and --minutes: use more than 0")
+    torch.set_num_threads(options.threads)
+    recipe = replace(
+        RECIPES[options.name], steps=options.steps, batch_tokens=2048, learning_rate=2e-3
+    )
+    train(options.name, recipe, options.seed, options.minutes)
+
+
+if __name__ == "__main__":
+    main()
