@@ -56,6 +56,7 @@ CORE_FOLDERS = (
     "lora",
     "sleep_mode",
     "kv_cache",
+    "kv_offload",
     "checkpoint",
     "ubatch",
     "process",

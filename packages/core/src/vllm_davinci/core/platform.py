@@ -17,6 +17,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
+from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
 from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
@@ -298,6 +299,7 @@ class NPUPlatform(Platform):
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         refuse_unavailable(vllm_config)
         check_speculation(vllm_config)
+        changes = settle_kv_transfer(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
             warnings += check_experts(vllm_config, config, _soc())
@@ -306,7 +308,7 @@ class NPUPlatform(Platform):
             check_device_count(vllm_config.parallel_config, cls.device_count())
             if vllm_config.parallel_config.world_size_across_dp > 1:
                 warnings += limit_device_waits(os.environ)
-        changes = set_for_npu(vllm_config)
+        changes += set_for_npu(vllm_config)
         changes += settle_scheduler(vllm_config)
         if not is_new:
             return

@@ -29,11 +29,6 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
             parallel.prefill_context_parallel_size > 1
         ),
         **refused_with_adapters(vllm_config),
-        "KV transfer (--kv-transfer-config)": vllm_config.kv_transfer_config is not None,
-        # vLLM makes a KV transfer of it later.
-        "a KV cache that continues in the host's memory (--kv-offloading-size)": (
-            vllm_config.cache_config.kv_offloading_size is not None
-        ),
         "weights in the host's memory (--cpu-offload-gb)": offload.uva.cpu_offload_gb > 0,
         "weights in the host's memory (--offload-group-size)": (
             offload.prefetch.offload_group_size > 0

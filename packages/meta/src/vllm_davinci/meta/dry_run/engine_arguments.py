@@ -86,6 +86,11 @@ class PhantomEngineArgs(AsyncEngineArgs):
                 "a KV connector waits for another engine: leave out --kv-transfer-config, and "
                 "dry-run the engines of prefills and of decodes by themselves."
             )
+        if self.kv_offloading_size is not None:
+            raise DryRunError(
+                "a host's memory is not modelled: leave out --kv-offloading-size; what the device "
+                "does with the tokens that it computes stays the same."
+            )
         if self.enable_eplb:
             raise DryRunError(
                 "expert load balancing moves the weights of real ranks: leave out --enable-eplb, "

@@ -1,0 +1,41 @@
+"""vLLM's offloading connector for caches whose keys and values lie apart."""
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+)
+
+
+class NPUOffloadingConnector(OffloadingConnector):
+    """Offloads both parts of every layer's cache.
+
+    vLLM's takes one tensor per layer whose blocks are whole pages. A layer here has two regions,
+    the keys of all blocks and then their values (with MLA: kv_c and k_pe); taken as vLLM does,
+    the keys of the first layer alone would be stored.
+    """
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Hands every region to the worker; `kv_caches` names the layers that have a cache."""
+        config = self._kv_cache_config
+        layers = self._vllm_config.compilation_config.static_forward_context
+        numbers: dict[int, int] = {}  # address of a region -> its place in `tensors`
+        tensors: list[CanonicalKVCacheTensor] = []
+        groups: list[list[CanonicalKVCacheRef]] = []
+        for group_id in get_offloading_group_ids(config):
+            refs: list[CanonicalKVCacheRef] = []
+            for name in config.kv_cache_groups[group_id].layer_names:
+                assert name in kv_caches, f"{name} has no cache"
+                for part in layers[name].kv_cache[:2]:
+                    region = part.view(config.num_blocks, -1).view(torch.int8)
+                    size = region.shape[1]
+                    number = numbers.setdefault(region.data_ptr(), len(tensors))
+                    if number == len(tensors):
+                        tensors.append(CanonicalKVCacheTensor(region, size))
+                    refs.append(CanonicalKVCacheRef(number, size))
+            groups.append(refs)
+        assert self.connector_worker is not None
+        self.connector_worker._init_worker(CanonicalKVCaches(tensors, groups))

@@ -1,0 +1,44 @@
+"""The host's share of the KV cache: vLLM's manager and metrics over our transfers."""
+
+from typing import Any
+
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.kv_offload.host_rows import slab_chunks
+from vllm_davinci.core.kv_offload.transfers import HostOffloadingWorker
+
+
+class NPUOffloadingSpec(CPUOffloadingSpec):
+    """vLLM's CPU offloading, whose own worker takes CUDA and XPU devices only."""
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self._slabs: list[int] = []
+        if not self.cpu_page_size_per_worker:
+            return  # vLLM asks for the metrics alone
+        num_ranks = config.parallel.world_size
+        budget_bytes = int(self.extra_config["cpu_bytes_to_use"])
+        self._slabs = slab_chunks(budget_bytes // num_ranks, self.cpu_page_size_per_worker)
+        self.num_chunks = sum(self._slabs)
+        if not self.num_chunks:
+            # Pinned memory comes in powers of two.
+            least_bytes = num_ranks << (self.cpu_page_size_per_worker - 1).bit_length()
+            raise ConfigurationError(
+                f"--kv-offloading-size of {budget_bytes / 2**30:g} GiB holds no block of the KV "
+                f"cache: one takes {self.cpu_page_size_per_worker} bytes of each of {num_ranks} "
+                f"ranks. Give at least {least_bytes / 2**30:g}."
+            )
+
+    def _uses_shared_region(self) -> bool:
+        return False  # each rank pins memory of its own
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        worker: Any = self._worker
+        if worker is None:
+            worker = HostOffloadingWorker(kv_caches, self.blocks_per_chunk, self._slabs)
+            self._worker = worker
+        assert isinstance(worker, OffloadingWorker)
+        return worker

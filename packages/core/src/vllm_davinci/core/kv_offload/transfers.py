@@ -1,0 +1,153 @@
+"""Copies of KV cache blocks between the device and the host, one stream for each direction."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch_npu
+from numpy.typing import NDArray
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+from vllm_davinci.core.kv_offload.host_rows import HostRows, Run
+
+
+class Pairs(NamedTuple):
+    """A group of layers, and which of its blocks belongs in which row."""
+
+    regions: list[int]
+    blocks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+@dataclass
+class Job:
+    """A transfer on its way."""
+
+    number: int
+    num_bytes: int
+    begin: torch_npu.npu.Event
+    end: torch_npu.npu.Event
+
+
+class Direction:
+    """Transfers in one direction, which run one after the other on a stream of their own."""
+
+    def __init__(self, regions: Sequence[torch.Tensor], host: HostRows, to_host: bool) -> None:
+        self._regions = regions
+        self._host = host
+        self._to_host = to_host
+        self._stream = torch_npu.npu.Stream()
+        self._jobs: deque[Job] = deque()
+
+    def submit(self, number: int, groups: Sequence[Pairs]) -> None:
+        """Starts copying, behind what the current stream has under way: a store reads what that
+        has written, a load writes where that may still zero. What the current stream gets next
+        waits for the copy. It uses other blocks, but operators are given the cache as a whole,
+        and nothing that can be checked would keep them apart.
+        """
+        begin, end = (torch_npu.npu.Event(enable_timing=True) for _ in range(2))
+        self._stream.wait_stream(torch_npu.npu.current_stream())
+        num_bytes = 0
+        with torch_npu.npu.stream(self._stream):
+            begin.record()
+            for group in groups:
+                for run in self._host.runs(group.blocks, group.rows):
+                    num_bytes += sum(self._copy(region, run) for region in group.regions)
+            end.record()
+        torch_npu.npu.current_stream().wait_event(end)
+        self._jobs.append(Job(number, num_bytes, begin, end))
+
+    def _copy(self, region: int, run: Run) -> int:
+        host = self._host.parts[run.slab][region][run.row : run.row + run.length]
+        device = self._regions[region][run.block : run.block + run.length]
+        source, target = (device, host) if self._to_host else (host, device)
+        target.copy_(source, non_blocking=True)
+        return source.nbytes
+
+    def finished(self) -> list[TransferResult]:
+        """Transfers that have ended since the last call; their bytes may be read."""
+        done = []
+        while self._jobs and self._jobs[0].end.query():
+            job = self._jobs.popleft()
+            seconds = job.begin.elapsed_time(job.end) * 1e-3
+            done.append(TransferResult(job.number, True, job.num_bytes, seconds))
+        return done
+
+    def wait(self, numbers: set[int] | None = None) -> None:
+        """Waits for the transfers of these numbers, or for all."""
+        for job in self._jobs:
+            if numbers is None or job.number in numbers:
+                job.end.synchronize()
+
+
+class HostOffloadingWorker(OffloadingWorker):
+    """Stores blocks of the KV cache in pinned host memory, and loads them.
+
+    A chunk of the host holds `blocks_per_chunk` blocks of a request that follow each other.
+
+    caches: regions of the device's cache, int8 [num_blocks, bytes], and the regions of each group
+    slabs:  chunks of each slab of the host's memory
+    """
+
+    def __init__(
+        self, caches: CanonicalKVCaches, blocks_per_chunk: int, slabs: Sequence[int]
+    ) -> None:
+        regions = [part.tensor for part in caches.tensors]
+        sizes = [part.page_size_bytes for part in caches.tensors]
+        self._groups = [[ref.tensor_idx for ref in refs] for refs in caches.group_data_refs]
+        self._blocks_per_chunk = blocks_per_chunk
+        host = HostRows(sizes, slabs, blocks_per_chunk)
+        self._stores = Direction(regions, host, to_host=True)
+        self._loads = Direction(regions, host, to_host=False)
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        self._stores.submit(job_id, self._pairs(src_spec, dst_spec))
+        return True
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        self._loads.submit(job_id, self._pairs(dst_spec, src_spec))
+        return True
+
+    def _pairs(self, device: GPULoadStoreSpec, host: LoadStoreSpec) -> list[Pairs]:
+        """Row of each block. Only the first and the last chunk of a group may be in part."""
+        assert isinstance(host, BlockIDsLoadStoreSpec)
+        pairs, block, chunk = [], 0, 0
+        of_chunk = self._blocks_per_chunk
+        for regions, count, first in zip(
+            self._groups, device.group_sizes, device.block_indices, strict=True
+        ):
+            if count == 0:
+                continue
+            skipped = first % of_chunk
+            num_chunks = -(-(skipped + count) // of_chunk)
+            chunks = host.block_ids[chunk : chunk + num_chunks].astype(np.int64)
+            rows = (chunks[:, None] * of_chunk + np.arange(of_chunk)).ravel()
+            blocks = device.block_ids[block : block + count].astype(np.int64)
+            pairs.append(Pairs(regions, blocks, rows[skipped : skipped + count]))
+            block, chunk = block + count, chunk + num_chunks
+        assert (block, chunk) == (len(device.block_ids), len(host.block_ids))
+        return pairs
+
+    def get_finished(self) -> list[TransferResult]:
+        return self._stores.finished() + self._loads.finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        self._stores.wait(job_ids)
+        self._loads.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """Waits for what is under way: it reads and writes memory that is freed after this."""
+        self._stores.wait()
+        self._loads.wait()

@@ -1,0 +1,124 @@
+"""KV cache blocks in the host's memory: tokens and logprobs are those of an engine without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+
+BLOCK_TOKENS = 128
+SAMPLING = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 768,
+    "max_num_seqs": 2,
+    "kv_cache_memory_bytes": None,
+    "gpu_memory_utilization": 0.02,
+    "disable_log_stats": False,
+}
+# Two requests at a time in 12 blocks, of which a prompt takes five: what is asked next evicts it.
+FEW_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 12}
+# Nothing is evicted: what the host gives back above stays on the device here.
+MANY_BLOCKS: dict[str, Any] = {"num_gpu_blocks_override": 64}
+RACES = {"environment": {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}}
+
+
+def prompts() -> list[list[int]]:
+    """Six prompts of five blocks; each shares its first two with another one."""
+    prefixes = [[3 + (i * 7 + n) % 97 for i in range(2 * BLOCK_TOKENS)] for n in range(3)]
+    return [
+        [*prefixes[n % 3], *(3 + (i * 11 + n) % 89 for i in range(3 * BLOCK_TOKENS + 9))]
+        for n in range(6)
+    ]
+
+
+def answers(engine: EngineProcess, asked: list[list[int]]) -> list[tuple[list[int], Any]]:
+    """Tokens, and the logprobs of the three best at each place."""
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in asked], SAMPLING)
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [
+                {token: entry.logprob for token, entry in place.items()}
+                for place in output.outputs[0].logprobs
+            ],
+        )
+        for output in outputs
+    ]
+
+
+def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Tokens of prompts that came from the host's memory in between."""
+    name = "vllm:external_prefix_cache_hits"
+    return after[name] - before[name]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "options"),
+    [
+        pytest.param("tiny_llama", {"async_scheduling": False}, id="dense_sync"),
+        pytest.param("tiny_llama", {"enforce_eager": False, **RACES}, id="dense_graphs_races"),
+        pytest.param("tiny_deepseek", RACES, id="mla_races"),
+        pytest.param("tiny_llama", {"tensor_parallel_size": 2, **RACES}, id="dense_tp2"),
+    ],
+)
+def test_evicted_blocks_come_back_bit_by_bit(
+    checkpoint: str,
+    options: dict[str, Any],
+    repository: Path,
+    start_engine: Callable[..., EngineProcess],
+) -> None:
+    model, asked = repository / "checkpoints" / checkpoint, prompts()
+    options = {**OPTIONS, **options}
+    with start_engine(model, **MANY_BLOCKS, **options) as engine:
+        alone = answers(engine, asked)
+        again = answers(engine, asked)
+    with start_engine(model, kv_offloading_size=0.25, **FEW_BLOCKS, **options) as engine:
+        first = answers(engine, asked)
+        before = engine.metrics()
+        second = answers(engine, asked)
+        loaded = loaded_tokens(before, engine.metrics())
+    assert first == alone
+    assert second == again
+    # Of the first prompts at least, nothing was left on the device.
+    assert loaded >= 2 * 4 * BLOCK_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_offloading_size": 1e-6}, "holds no block of the KV cache.*Give at least"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache; native is"),
+        (
+            {"kv_transfer_config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}},
+            "the KV connector 'MooncakeConnector'.*OffloadingConnector is",
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}},
+            "needs cpu_bytes_to_use",
+        ),
+        (
+            {"kv_offloading_size": 1.0, "enable_sleep_mode": True},
+            r"together with sleep mode \(--enable-sleep-mode\)",
+        ),
+        (
+            {
+                "kv_offloading_size": 1.0,
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+            },
+            "together with speculative decoding",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_on_the_host_ends_the_start(
+    options: dict[str, Any],
+    message: str,
+    tiny_llama: Path,
+    start_engine: Callable[..., EngineProcess],
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        start_engine(tiny_llama, **OPTIONS, **FEW_BLOCKS, **options)
