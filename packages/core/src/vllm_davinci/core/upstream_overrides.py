@@ -44,6 +44,22 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="the runner asks get_static_graph_wrapper_cls for full graphs too",
     ),
     Override(
+        what="the offloading connector's worker gets both parts of every layer's cache",
+        where=("core.kv_offload.connector:NPUOffloadingConnector.register_kv_caches",),
+        why="vLLM takes one tensor per layer for whole pages, and would store keys alone",
+        upstream={
+            "distributed/kv_transfer/kv_connector/v1/offloading/worker.py": (
+                "def register_kv_caches",
+                "def _init_worker",
+                "CanonicalKVCaches(",
+            ),
+            "distributed/kv_transfer/kv_connector/v1/offloading_connector.py": (
+                "self.connector_worker = OffloadingConnectorWorker(",
+            ),
+        },
+        goes_when="vLLM asks the attention backend for a layer's regions",
+    ),
+    Override(
         what="our input batch's block tables are of our class",
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",

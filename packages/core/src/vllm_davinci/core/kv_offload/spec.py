@@ -1,7 +1,5 @@
 """The host's share of the KV cache: vLLM's manager and metrics over our transfers."""
 
-from typing import Any
-
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
@@ -17,6 +15,7 @@ class NPUOffloadingSpec(CPUOffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._slabs: list[int] = []
+        self._transfers: HostOffloadingWorker | None = None
         if not self.cpu_page_size_per_worker:
             return  # vLLM asks for the metrics alone
         num_ranks = config.parallel.world_size
@@ -32,13 +31,8 @@ class NPUOffloadingSpec(CPUOffloadingSpec):
                 f"ranks. Give at least {least_bytes / 2**30:g}."
             )
 
-    def _uses_shared_region(self) -> bool:
-        return False  # each rank pins memory of its own
-
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        worker: Any = self._worker
-        if worker is None:
-            worker = HostOffloadingWorker(kv_caches, self.blocks_per_chunk, self._slabs)
-            self._worker = worker
-        assert isinstance(worker, OffloadingWorker)
-        return worker
+        if self._transfers is None:
+            # Each rank pins memory of its own.
+            self._transfers = HostOffloadingWorker(kv_caches, self.blocks_per_chunk, self._slabs)
+        return self._transfers
