@@ -30,6 +30,7 @@ CORE, CSRC = "packages/core/src/vllm_davinci/core/", "packages/vnpu/csrc/"
 # File, or folder, of each wait.
 LISTED = {
     f"{CORE}device/refusals.py": DEVICE,
+    f"{CORE}device/sleeping_memory.py": DEVICE,
     f"{CORE}device/torch_cuda_names.py": STREAM,
     f"{CORE}distributed/communicator.py": STREAM,
     f"{CORE}distributed/hccl_buffers.py": DEVICE,
@@ -37,6 +38,8 @@ LISTED = {
     f"{CORE}distributed/ubatch_communicator.py": STREAM,
     f"{CORE}fused_moe/dispatcher/": f"config.time_limits, row_counts; then {DEVICE}",
     f"{CORE}graph/": DEVICE,
+    f"{CORE}inputs/copied_event.py": DEVICE,
+    f"{CORE}kv_offload/transfers.py": DEVICE,
     f"{CORE}model_runner.py": DEVICE,
     f"{CORE}process/step_guard.py": OWN_LIMIT,
     f"{CORE}quantization/quant_matmul.py": DEVICE,
