@@ -44,6 +44,8 @@ from vllm_davinci.core.sampling.bookkeeping import record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
+from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
+from vllm_davinci.core.spec_decode.proposers import on_npu
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import BatchFacts, Execution, ScheduledStep, StepSplitter
@@ -60,6 +62,7 @@ class NPUModelRunner(GPUModelRunner):
     model: Any
     input_batch: Any
     sampler: Any
+    drafter: Any
     prepare_inputs_event: torch.Event | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
@@ -97,6 +100,8 @@ class NPUModelRunner(GPUModelRunner):
             self.rejection_sampler = RejectionSampler(
                 self.sampler, self.speculative_config, self.device
             )
+            self.drafter = on_npu(self.drafter, self._tokens_of_step)
+        self._rejected = RejectedDrafts(self.max_num_reqs)
         self._token_history = TokenHistory()
 
         self._has_plain_inputs = not (
@@ -110,7 +115,7 @@ class NPUModelRunner(GPUModelRunner):
             # A stage that hands its output on waits for no device either. Without this, the host
             # fills the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = CopiedEvent()
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
 
         self._is_real_step = False
         self._planned = WHOLE  # how the step is run that is being prepared
@@ -175,7 +180,7 @@ class NPUModelRunner(GPUModelRunner):
 
     def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
         super().may_reinitialize_input_batch(*args, **kwargs)
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
 
     def initialize_kv_cache_tensors(
         self,
@@ -266,7 +271,32 @@ class NPUModelRunner(GPUModelRunner):
             and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
         ):
             return self._steady_decode.prepare(self.input_batch), None, 1
-        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
+        prepare = partial(super()._prepare_inputs, scheduler_output, num_scheduled_tokens)
+        if not self._counts_drafts_as_kept():
+            return prepare(*args, **kwargs)
+        batch, tokens = self.input_batch, self._get_valid_sampled_token_count()
+        with self._rejected.known(batch, self.prev_num_draft_tokens.np, tokens) as rejected:
+            inputs = prepare(*args, **kwargs)
+            self.optimistic_seq_lens_cpu[: len(rejected)] -= torch.from_numpy(rejected)
+        return inputs
+
+    def _counts_drafts_as_kept(self) -> bool:
+        """Whether vLLM prepares the step before the host knows which drafts were kept."""
+        return bool(
+            self.use_async_spec_decode
+            and self.valid_sampled_token_count_gpu is not None
+            and self.input_batch.prev_req_id_to_index
+            and self.prev_num_draft_tokens.np.any()
+        )
+
+    def _tokens_of_step(self, counts: torch.Tensor) -> list[int]:
+        """Waits for the number of tokens that each request has got in this step.
+
+        counts: [num_requests] on the device, whose copy vLLM has begun under asynchronous
+                scheduling
+        """
+        counted: list[int] = self._get_valid_sampled_token_count()
+        return counted or counts.tolist()
 
     # --- its split, and the metadata of each part --------------------------------------------
 
@@ -373,6 +403,20 @@ class NPUModelRunner(GPUModelRunner):
             return super()._sample(logits, spec_decode_metadata)
         with self.sampler.knowing(self._token_history.settle(batch)):
             return self.sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
+
+    def _copy_valid_sampled_token_count(
+        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
+    ) -> None:
+        """vLLM's, on a stream of its own, for which nothing else keeps the counts."""
+        super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
+        if self.valid_sampled_token_count_copy_stream is not None:
+            valid_sampled_tokens_count.record_stream(self.valid_sampled_token_count_copy_stream)
+
+    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""
+        super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
+        if isinstance(self._draft_token_ids, torch.Tensor):
+            self._draft_token_ids.record_stream(self.draft_token_ids_copy_stream)
 
     def _bookkeeping_sync(
         self,
