@@ -60,7 +60,12 @@ class _HostLengths(SpecDecodeBaseProposer):
         return common, *places
 
     def _update_positions_dependent_metadata(
-        self, positions: torch.Tensor, common_attn_metadata: Any, *args: Any
+        self,
+        positions: torch.Tensor,
+        common_attn_metadata: Any,
+        batch_size: int,
+        input_batch_size: int,
+        block_size: int,
     ) -> torch.Tensor:
         if self._verified is not None:
             counts, num_drafts = self._verified
@@ -71,7 +76,7 @@ class _HostLengths(SpecDecodeBaseProposer):
                 rejected, dtype=torch.int32
             )
         moved: torch.Tensor = super()._update_positions_dependent_metadata(
-            positions, common_attn_metadata, *args
+            positions, common_attn_metadata, batch_size, input_batch_size, block_size
         )
         return moved
 
