@@ -37,9 +37,17 @@ def asked(method: str, pipeline: int = 1, data: int = 1, **changes: Any) -> Vllm
         "draft_parallel_config": SimpleNamespace(tensor_parallel_size=2),
         "target_parallel_config": SimpleNamespace(tensor_parallel_size=2),
     }
+    beside = {
+        "lora_config": None,
+        "kv_transfer_config": None,
+        "cache_config": SimpleNamespace(kv_offloading_size=None),
+        "model_config": SimpleNamespace(enable_sleep_mode=False),
+    }
+    beside |= {name: changes.pop(name) for name in beside if name in changes}
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(**options | changes),
         parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline, data_parallel_size=data),
+        **beside,
     )
     return config
 
@@ -69,6 +77,10 @@ def test_every_other_method_of_vllm_is_refused_with_its_name(method: str):
         ({"rejection_sample_method": "block"}, "rejection_sample_method 'block'"),
         ({"pipeline": 2}, "over pipeline stages"),
         ({"data": 2}, "'mtp', whose drafter runs a model, with data parallelism"),
+        ({"lora_config": SimpleNamespace()}, "with LoRA adapters"),
+        ({"kv_transfer_config": SimpleNamespace()}, "KV cache that goes on elsewhere"),
+        ({"cache_config": SimpleNamespace(kv_offloading_size=1)}, "--kv-offloading-size"),
+        ({"model_config": SimpleNamespace(enable_sleep_mode=True)}, "with sleep mode"),
         ({"draft_model_config": model(architectures=["Glm4MoeMTPModel"])}, "of Glm4MoeMTPModel"),
         ({"parallel_drafting": True}, "parallel_drafting"),
         ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),

@@ -57,7 +57,20 @@ def _refused(asked: "SpeculativeConfig") -> dict[str, bool]:
 def _refused_beside(asked: "SpeculativeConfig", vllm_config: "VllmConfig") -> dict[str, bool]:
     """By reason, whether it holds for what is asked beside --speculative-config."""
     parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
     return {
+        "speculative decoding with LoRA adapters (--enable-lora)": (
+            vllm_config.lora_config is not None
+        ),
+        "speculative decoding with a KV cache that goes on elsewhere (--kv-transfer-config, "
+        "--kv-offloading-size)": (
+            vllm_config.kv_transfer_config is not None
+            or vllm_config.cache_config.kv_offloading_size is not None
+        ),
+        f"method {asked.method!r}, whose drafter runs a model, with sleep mode "
+        "(--enable-sleep-mode)": (
+            asked.method in WITH_MODEL and model is not None and model.enable_sleep_mode
+        ),
         "speculative decoding over pipeline stages (--pipeline-parallel-size "
         f"{parallel.pipeline_parallel_size})": parallel.pipeline_parallel_size > 1,
         f"method {asked.method!r}, whose drafter runs a model, with data parallelism "
