@@ -25,9 +25,11 @@ from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelR
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.block_table import map_slots_on_host
+from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -133,11 +135,17 @@ class NPUModelRunner(GPUModelRunner):
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
         plan_prefetches(self.vllm_config)
+        self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
         if self._split_forward is not None:
             self._split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; what follows from the weights follows in the same memory."""
+        refuse_new_weights(self.vllm_config)
+        super().reload_weights(*args, **kwargs)
 
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
@@ -225,6 +233,8 @@ class NPUModelRunner(GPUModelRunner):
             # A whole step ends with a wait for its tokens. One that raised has not come to it, and
             # its copies may still read the memory that this step's inputs are written into.
             torch_npu.npu.synchronize(self.device)
+        for layer in self._mla_layers:
+            layer.follow_weights()
         self._has_failed, self._is_settled, self._is_real_step = True, False, True
         try:
             output = super().execute_model(*args, **kwargs)
