@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,7 @@ SERVING = ROOT / ".nox" / "serving"
 DENSE_CHECKPOINT = "checkpoints/tiny_llama"
 DEEPSEEK_CHECKPOINT = "checkpoints/tiny_deepseek"
 DEPENDENCY_GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+TOOLS = ("build", "test", "typecheck", "lint")
 # Tests of several ranks start as many processes, and each engine takes about 1 GB.
 CORES = len(os.sched_getaffinity(0))
 TEST_PROCESSES = max(1, min(4, CORES))
@@ -56,14 +58,18 @@ DEVICE_FOLDERS = (
 CPP_SUFFIXES = (".h", ".hpp", ".cpp")
 
 
-def prepare(session: nox.Session, directory: Path = SERVING, *options: str) -> Path:
-    """Bring the shared environment up to date; its folder of commands."""
-    groups = [f"--group={group}" for group in ("build", "test", "typecheck", "lint")]
+def prepare(
+    session: nox.Session, directory: Path = SERVING, *options: str, groups: Sequence[str] = TOOLS
+) -> Path:
+    """Bring the shared environment up to date; its folder of commands.
+
+    groups: dependency groups whose tools the session needs; those that are there stay
+    """
     session.run(
         sys.executable,
         "ci/prepare_environment.py",
         f"--directory={directory}",
-        *groups,
+        *(f"--group={group}" for group in groups),
         *options,
         external=True,
     )
@@ -246,7 +252,7 @@ def demo(session: nox.Session) -> None:
 
     VLLM_LOGGING_LEVEL=INFO shows vLLM's own log as well.
     """
-    commands = prepare(session)
+    commands = prepare(session, groups=())
     run_on_vnpu(session, commands, "vllm-davinci", "doctor")
     generate = ("python", "examples/generate.py", DEEPSEEK_CHECKPOINT, *session.posargs)
     level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
@@ -263,7 +269,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def serve(session: nox.Session) -> None:
     """Start the OpenAI server on the shipped checkpoint. `-- VLLM ARGUMENTS` are added."""
-    commands = prepare(session)
+    commands = prepare(session, groups=())
     run_on_vnpu(
         session,
         commands,

@@ -17,7 +17,6 @@ import wheel_cache
 from prepare_environment import (
     INSTALL_LIMIT_S,
     installed_projects,
-    is_compiled,
     present_packages,
 )
 from progress import StepFailedError, Steps, wait_for_all
@@ -35,7 +34,7 @@ def build_own_wheels(directory: Path, steps: Steps) -> None:
     directory.mkdir(parents=True)
     python = Path(sys.executable)
     for package in installed_projects():
-        if is_compiled(package):
+        if wheel_cache.is_compiled(package):
             shutil.copy(wheel_cache.compiled_wheel(package, python, steps), directory)
         else:
             steps.run(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import versions
 import wheel_cache
+from builds_beside import builds_beside
 from progress import StepFailedError, Steps
 from versions import ROOT, read_toml
 
@@ -40,10 +41,6 @@ def installed_projects() -> list[Path]:
     return [*present_packages(), TEST_SUPPORT]
 
 
-def is_compiled(package: Path) -> bool:
-    return (package / "CMakeLists.txt").is_file()
-
-
 def third_party_requirements(groups: list[str]) -> list[str]:
     """The root's dependency groups, as pip takes them."""
     known = read_toml(ROOT / "pyproject.toml")["dependency-groups"]
@@ -58,7 +55,7 @@ def own_requirements() -> list[str]:
     return sorted(name for name in needed if not name.startswith(("vllm", "torch")))
 
 
-def requirements_fingerprint(groups: list[str], vllm_version: str) -> str:
+def requirements_fingerprint(vllm_version: str) -> str:
     """Hash of everything whose change means a new environment."""
     digest = hashlib.sha256()
     for fact in (
@@ -67,7 +64,6 @@ def requirements_fingerprint(groups: list[str], vllm_version: str) -> str:
         versions.TORCH_NPU_VERSION,
         vllm_version,
         *wheel_cache.BUILD_REQUIREMENTS,
-        *third_party_requirements(groups),
     ):
         digest.update(f"{fact}\0".encode())
     return digest.hexdigest()[:16]
@@ -75,7 +71,7 @@ def requirements_fingerprint(groups: list[str], vllm_version: str) -> str:
 
 def package_fingerprint(package: Path, editable: bool) -> str:
     """Hash of everything whose change means installing this package again."""
-    if is_compiled(package):
+    if wheel_cache.is_compiled(package):
         return f"{'editable' if editable else 'wheel'}-{wheel_cache.compiled_package_key(package)}"
     metadata = hashlib.sha256((package / "pyproject.toml").read_bytes())
     for path in sorted(package.glob("src/*.pth")):
@@ -103,59 +99,78 @@ def prepare(
             f"{directory} exists and was not made by this task, so it is left alone: rename or "
             "remove it, then run the task again."
         )
-    wanted = requirements_fingerprint(groups, vllm_version)
-    fingerprints = {
-        project.name: package_fingerprint(project, editable) for project in installed_projects()
-    }
+    wanted = requirements_fingerprint(vllm_version)
+    # A demonstration needs nothing of the tests.
+    projects = installed_projects() if "test" in groups else present_packages()
+    fingerprints = {project.name: package_fingerprint(project, editable) for project in projects}
     installed = _read_stamp(stamp_path) if python.exists() else {}
     is_new = installed.get("requirements") != wanted
     if is_new:
         installed = {}
     stale = [
-        project
-        for project in installed_projects()
-        if installed.get(project.name) != fingerprints[project.name]
+        project for project in projects if installed.get(project.name) != fingerprints[project.name]
     ]
-    if not stale and not is_new:
+    tools = installed.get("tools", "").split("\n")
+    missing = [each for each in third_party_requirements(groups) if each not in tools]
+    if not stale and not missing and not is_new:
         return
 
-    steps = Steps((4 if is_new else 0) + len(stale), directory.parent / f"{directory.name}-logs")
+    count = (4 if is_new else bool(missing)) + len(stale)
+    steps = Steps(count, directory.parent / f"{directory.name}-logs")
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check"]
     if is_new:
-        _create(directory, python, pip, groups, vllm_version, steps)
-        installed["requirements"] = wanted
+        _create(directory, python, pip, steps)
+    with builds_beside(() if editable else stale, python, steps.log_directory) as builds:
+        if is_new:
+            _install_vllm(python, pip, missing, vllm_version, steps)
+            installed["requirements"] = wanted
+        elif missing:
+            steps.start(f"tools: {', '.join(groups)}")
+            steps.run([*pip, "install", *missing], limit_s=INSTALL_LIMIT_S)
+        installed["tools"] = "\n".join(sorted({*filter(None, tools), *missing}))
         _write_stamp(stamp_path, installed)
-    for package in stale:
-        _install(package, python, pip, editable, vllm_version == versions.VLLM_VERSION, steps)
-        installed[package.name] = fingerprints[package.name]
-        _write_stamp(stamp_path, installed)
+        # Compiled packages last: what they are built from is ready when the others are installed.
+        for package in sorted(stale, key=lambda each: each.name in builds):
+            steps.start(str(package.relative_to(ROOT)))
+            alone: list[str | Path] = [] if vllm_version == versions.VLLM_VERSION else ["--no-deps"]
+            wheel = builds[package.name].result() if package.name in builds else None
+            _install(package, python, pip, alone, wheel, steps)
+            installed[package.name] = fingerprints[package.name]
+            _write_stamp(stamp_path, installed)
     print(f"environment ready: source {directory}/bin/activate", flush=True)
 
 
-def _create(
-    directory: Path,
-    python: Path,
-    pip: list[str | Path],
-    groups: list[str],
-    vllm_version: str,
-    steps: Steps,
-) -> None:
+def _create(directory: Path, python: Path, pip: list[str | Path], steps: Steps) -> None:
+    """An environment with what the C++ builds need, and nothing more."""
     steps.start(f"new environment in {directory}")
     if directory.exists():
         shutil.rmtree(directory)
     steps.run([sys.executable, "-m", "virtualenv", directory], limit_s=120)
     _write_stamp(directory / STAMP, {})
 
-    steps.start(f"torch {versions.TORCH_VERSION} and the build tools")
+    steps.start(
+        f"torch {versions.TORCH_VERSION}, torch_npu {versions.TORCH_NPU_VERSION}, the build tools"
+    )
     steps.run(
-        [*pip, "install", f"torch=={versions.TORCH_VERSION}", *wheel_cache.BUILD_REQUIREMENTS],
+        [
+            *pip,
+            "install",
+            f"torch=={versions.TORCH_VERSION}",
+            f"torch-npu=={versions.TORCH_NPU_VERSION}",
+            *wheel_cache.BUILD_REQUIREMENTS,
+        ],
         limit_s=INSTALL_LIMIT_S,
     )
 
+
+def _install_vllm(
+    python: Path, pip: list[str | Path], tools: list[str], vllm_version: str, steps: Steps
+) -> None:
+    """vLLM, its requirements and the tools; torch and torch_npu stay as they are."""
     steps.start(f"vLLM {vllm_version} for the target `empty`")
     vllm_wheel = wheel_cache.vllm_wheel(python, steps, vllm_version)
 
-    steps.start(f"vLLM, torch_npu {versions.TORCH_NPU_VERSION}, their requirements, test tools")
+    steps.start("vLLM's requirements, tools")
     steps.run(
         [
             *pip,
@@ -163,7 +178,7 @@ def _create(
             vllm_wheel,
             f"torch=={versions.TORCH_VERSION}",
             f"torch-npu=={versions.TORCH_NPU_VERSION}",
-            *third_party_requirements(groups),
+            *tools,
             *(own_requirements() if vllm_version != versions.VLLM_VERSION else ()),
         ],
         limit_s=INSTALL_LIMIT_S,
@@ -174,18 +189,21 @@ def _install(
     package: Path,
     python: Path,
     pip: list[str | Path],
-    editable: bool,
-    with_requirements: bool,
+    alone: list[str | Path],
+    wheel: Path | None,
     steps: Steps,
 ) -> None:
-    steps.start(str(package.relative_to(ROOT)))
-    alone: list[str | Path] = [] if with_requirements else ["--no-deps"]
-    if not is_compiled(package):
+    """Installs a package of this checkout.
+
+    alone: options that leave its requirements out, or none
+    wheel: of a compiled package that is not installed editable
+    """
+    if not wheel_cache.is_compiled(package):
         steps.run(
             [*pip, "install", "--no-build-isolation", *alone, "-e", package],
             limit_s=INSTALL_LIMIT_S,
         )
-    elif editable:
+    elif wheel is None:
         options = _editable_options(package, python, pip, steps)
         steps.run(
             [*pip, "install", "-v", "--no-build-isolation", *options, "-e", package],
@@ -193,7 +211,6 @@ def _install(
             environment=wheel_cache.build_environment(python),
         )
     else:
-        wheel = wheel_cache.compiled_wheel(package, python, steps)
         steps.run([*pip, "install", "--force-reinstall", "--no-deps", wheel], limit_s=600)
         steps.run([*pip, "install", *alone, wheel], limit_s=INSTALL_LIMIT_S)
 

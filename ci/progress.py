@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -36,7 +37,12 @@ class Steps:
         self.log_directory = log_directory
         self.number = 0
         self.began_s = time.monotonic()
+        self._running: set[subprocess.Popen[str]] = set()
         log_directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def log_path(self) -> Path:
+        return self.log_directory / f"step-{self.number}.log"
 
     def start(self, title: str) -> None:
         self.number += 1
@@ -54,7 +60,7 @@ class Steps:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Run one command, showing its latest line; raise StepFailedError with its last lines."""
-        log_path = self.log_directory / f"step-{self.number}.log"
+        log_path = self.log_path
         began_s = time.monotonic()
         with log_path.open("a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(map(str, command))}\n")
@@ -69,12 +75,14 @@ class Steps:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # a build's compilers end with it
             )
-            display = _Display(began_s)
+            self._running.add(process)
+            display = self._display(began_s)
             reader = threading.Thread(target=_copy, args=(process, log, display), daemon=True)
             reader.start()
             try:
                 status = wait_for_all(process, limit_s)
             finally:
+                self._running.discard(process)
                 reader.join(timeout=5)
                 if process.stdout is not None:
                     process.stdout.close()
@@ -87,6 +95,36 @@ class Steps:
             "\n".join(tail)
             + f"\n\n{' '.join(map(str, command))}\n{what}. The whole output is in {log_path}."
         )
+
+    def stop(self) -> None:
+        """Ends the commands that run, and what they started."""
+        for process in tuple(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+    def _display(self, began_s: float) -> _Display:
+        return _Display(began_s)
+
+
+class StepsBeside(Steps):
+    """Commands that run beside the steps on the terminal, and write to a log of their own only."""
+
+    def __init__(self, name: str, log_directory: Path) -> None:
+        super().__init__(1, log_directory)
+        self.name = name
+
+    @property
+    def log_path(self) -> Path:
+        return self.log_directory / f"{self.name}.log"
+
+    def start(self, title: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def _display(self, began_s: float) -> _Display:
+        return _NoDisplay(began_s)
 
 
 def wait_for_all(process: subprocess.Popen[Any], limit_s: float) -> int | None:
@@ -126,6 +164,16 @@ class _Display:
     def close(self) -> None:
         if self.on_terminal:
             print("\r\033[K", end="", flush=True)
+
+
+class _NoDisplay(_Display):
+    """Shows nothing: another command has the terminal."""
+
+    def show(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def _copy(process: subprocess.Popen[str], log: TextIO, display: _Display) -> None:

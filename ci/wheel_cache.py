@@ -54,6 +54,10 @@ def cache_directory() -> Path:
     return path.resolve()
 
 
+def is_compiled(package: Path) -> bool:
+    return (package / "CMakeLists.txt").is_file()
+
+
 def compiled_package_key(package: Path) -> str:
     """Hash of a compiled package's sources, of what it is compiled against, and of the Python."""
     digest = hashlib.sha256()

@@ -122,6 +122,39 @@ def test_isolated_tests_past_their_limit_end_with_all_that_they_started(tmp_path
     assert time.monotonic() - begin < 30
 
 
+def test_a_build_beside_the_steps_ends_when_they_fail(progress, tmp_path: Path, monkeypatch):
+    """Its commands are waited for where nothing fails, and ended where a download does."""
+    beside = import_module("builds_beside")
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "CMakeLists.txt").write_text("")
+
+    def build(package: Path, python: Path, steps: object) -> Path:
+        steps.run(["sh", "-c", f"touch {tmp_path}/began; sleep 60"], limit_s=60)
+        return package
+
+    monkeypatch.setattr(beside.wheel_cache, "compiled_wheel", build)
+    begin = time.monotonic()
+    with (
+        pytest.raises(progress.StepFailedError, match="no network"),
+        beside.builds_beside([package], Path(sys.executable), tmp_path) as builds,
+    ):
+        while not (tmp_path / "began").is_file():
+            assert time.monotonic() - begin < 30
+            time.sleep(0.01)
+        raise progress.StepFailedError("no network")
+    assert time.monotonic() - begin < 30
+    assert isinstance(builds["kernels"].exception(), progress.StepFailedError)
+
+
+def test_a_wheel_that_is_built_beside_the_steps_is_handed_over(tmp_path: Path, monkeypatch):
+    beside = import_module("builds_beside")
+    (tmp_path / "CMakeLists.txt").write_text("")
+    monkeypatch.setattr(beside.wheel_cache, "compiled_wheel", lambda package, *_: package)
+    with beside.builds_beside([tmp_path], Path(sys.executable), tmp_path) as builds:
+        assert builds[tmp_path.name].result(timeout=30) == tmp_path
+
+
 def test_every_package_of_the_checkout_is_known_to_the_tasks(packages: list[Path]):
     known = import_module("prepare_environment").PACKAGES
     assert {package.name for package in packages} <= set(known)

@@ -21,7 +21,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 from vllm_davinci_testing.engines.engine_process import ON_910C, EngineError, EngineProcess
@@ -217,7 +217,9 @@ def test_experts_with_input_scales_of_their_own_run(
             # Ranges that hold all but a few of this model's activations.
             seen = InputRange(-4, 4) if "down_proj" in name else InputRange(-6, 6)
             static = find_scheme("W8A8", name)
-            for part, value in static.rounded(weight, torch.bfloat16, inputs=seen).items():
+            for part, value in static.rounded(
+                FloatLayer(weight, torch.bfloat16, inputs=seen)
+            ).items():
                 tensors[f"{prefix}.{part}"] = value
                 description[f"{prefix}.{part}"] = "W8A8"
     rewrite(directory, tensors, description)
@@ -273,7 +275,7 @@ def as_compressed_tensors(directory: Path, source: Path, kind: str) -> Path:
     for name, weight in load_file(source / WEIGHTS).items():
         if name.endswith("kv_b_proj.weight"):
             prefix = name.removesuffix(".weight")
-            made = find_scheme("W8A8_DYNAMIC", "p").rounded(weight, torch.bfloat16)
+            made = find_scheme("W8A8_DYNAMIC", "p").rounded(FloatLayer(weight, torch.bfloat16))
             tensors |= {f"{prefix}.{part}": tensor for part, tensor in made.items()}
     renamed = {
         name.replace("input_offset", "input_zero_point"): tensor

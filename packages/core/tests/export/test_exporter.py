@@ -18,7 +18,7 @@ from vllm_davinci.core.export.destination import PARTIAL_NAME
 from vllm_davinci.core.export.exporter import Exported, Exporter, model_dtype
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.tensors import float_from_bits
 from vllm_davinci_testing.engines.model_zoo import small_deepseek
@@ -53,7 +53,7 @@ def export(
 def test_a_rounded_weight_is_within_half_a_step():
     weight = torch.randn(20, 32)
     weight[3] = 0
-    tensors = find_scheme("W8A8_DYNAMIC", "p").rounded(weight, torch.bfloat16)
+    tensors = find_scheme("W8A8_DYNAMIC", "p").rounded(FloatLayer(weight, torch.bfloat16))
     scale = tensors["weight_scale"]
     assert scale.dtype == torch.float32 and scale.shape == (20, 1)
     back = tensors["weight"].float() * scale
@@ -65,7 +65,7 @@ def test_a_rounded_weight_is_within_half_a_step():
 def test_static_tensors_reproduce_the_product_and_its_bias(dtype: torch.dtype):
     weight, bias, x = torch.randn(24, 48), torch.randn(24), torch.rand(7, 48) * 5 - 1
     seen = InputRange(x.min().item(), x.max().item())
-    tensors = find_scheme("W8A8", "p").rounded(weight, dtype, bias, seen)
+    tensors = find_scheme("W8A8", "p").rounded(FloatLayer(weight, dtype, bias, seen))
     assert list(tensors) == ["weight", "quant_bias", "input_scale", "input_offset", "deq_scale"]
     scale, offset = tensors["input_scale"], tensors["input_offset"]
     assert scale.dtype == offset.dtype == torch.float32

@@ -14,6 +14,7 @@ from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
+from vllm_davinci.core.quantization.rounding import FloatLayer
 from vllm_davinci.core.quantization.scheme import (
     FLOAT,
     SCHEMES,
@@ -56,7 +57,7 @@ def test_a_scheme_without_a_method_is_an_error_and_no_other_scheme():
     with pytest.raises(UnsupportedFeatureError, match=r"\(floats\)"):
         Unfinished().floats(lambda name: torch.ones(1))
     with pytest.raises(UnsupportedFeatureError, match=r"\(rounded\)"):
-        Unfinished().rounded(torch.ones(1, 1), torch.bfloat16)
+        Unfinished().rounded(FloatLayer(torch.ones(1, 1), torch.bfloat16))
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_one():

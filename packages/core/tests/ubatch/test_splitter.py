@@ -12,7 +12,8 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
 )
 
-from vllm_davinci.core.ubatch.splitter import BatchFacts, attends_causally
+from vllm_davinci.core.ubatch.splitter import attends_causally
+from vllm_davinci.core.ubatch.step_facts import BatchFacts
 
 CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
 

@@ -92,6 +92,11 @@ struct Scope {
 };
 inline constexpr unsigned kA2 = unsigned(Generation::kA2), kA3 = unsigned(Generation::kA3),
                           k310P = unsigned(Generation::k310P);
+// Chips of the training servers. Documents that say nothing of 310P mean these.
+inline constexpr unsigned kBigChips = kA2 | kA3;
+inline constexpr Scope kOnBigChips{.chips = kBigChips};
+
+inline std::string text(int64_t number) { return std::to_string(number); }
 
 struct Row {
   const char* argument;

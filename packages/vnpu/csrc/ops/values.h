@@ -2,7 +2,7 @@
 
 // The types of an operator's arguments, as its row states them and as its body gets them.
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>

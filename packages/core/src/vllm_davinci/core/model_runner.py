@@ -4,15 +4,13 @@ import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch_npu
-import vllm.envs as envs
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.models import supports_lora
@@ -21,15 +19,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.rejection_sampler import RejectionSampler
-from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.block_table import map_slots_on_host
-from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -40,17 +36,16 @@ from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
-from vllm_davinci.core.quantization.config import AscendQuantizationConfig
-from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
-from vllm_davinci.core.sampling.bookkeeping import record
+from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
+from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
+from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
-from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
-from vllm_davinci.core.spec_decode.proposers import on_npu
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
-from vllm_davinci.core.ubatch.splitter import BatchFacts, Execution, ScheduledStep, StepSplitter
+from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
+from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
 class NPUModelRunner(GPUModelRunner):
@@ -64,7 +59,6 @@ class NPUModelRunner(GPUModelRunner):
     model: Any
     input_batch: Any
     sampler: Any
-    drafter: Any
     prepare_inputs_event: torch.Event | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
@@ -102,8 +96,6 @@ class NPUModelRunner(GPUModelRunner):
             self.rejection_sampler = RejectionSampler(
                 self.sampler, self.speculative_config, self.device
             )
-            self.drafter = on_npu(self.drafter, self._tokens_of_step)
-        self._rejected = RejectedDrafts(self.max_num_reqs)
         self._token_history = TokenHistory()
 
         self._has_plain_inputs = not (
@@ -117,11 +109,11 @@ class NPUModelRunner(GPUModelRunner):
             # A stage that hands its output on waits for no device either. Without this, the host
             # fills the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = CopiedEvent()
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
 
         self._is_real_step = False
         self._planned = WHOLE  # how the step is run that is being prepared
-        self._output_being_copied: AsyncGPUModelRunnerOutput | None = None
+        self._output_copy = OutputCopy()
         self._has_failed = False  # the newest step, and there is nothing to sample
         self._output_plan: OutputPlan | None = None  # of a quantized model
         self._is_settled = True  # nothing is left on the device of a step that raised
@@ -135,17 +127,11 @@ class NPUModelRunner(GPUModelRunner):
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
         plan_prefetches(self.vllm_config)
-        self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
         if self._split_forward is not None:
             self._split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
-
-    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's; what follows from the weights follows in the same memory."""
-        refuse_new_weights(self.vllm_config)
-        super().reload_weights(*args, **kwargs)
 
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
@@ -165,16 +151,7 @@ class NPUModelRunner(GPUModelRunner):
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, of a model whose operators have their output kinds already."""
-        quantization = self.vllm_config.quant_config
-        if (
-            isinstance(quantization, AscendQuantizationConfig)
-            and quantization.description.quantizes_inputs
-        ):
-            self._output_plan = OutputPlan(self.get_model())
-            self._output_plan.resolve(
-                partial(self._dummy_run, size, skip_eplb=True, is_profile=True)
-                for size in step_sizes(self.vllm_config)
-            )
+        self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
         super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
 
@@ -188,7 +165,7 @@ class NPUModelRunner(GPUModelRunner):
 
     def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
         super().may_reinitialize_input_batch(*args, **kwargs)
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
 
     def initialize_kv_cache_tensors(
         self,
@@ -210,21 +187,10 @@ class NPUModelRunner(GPUModelRunner):
 
     def capture_model(self) -> int:
         if self._output_plan is not None:
-            self._check_steps_with_attention(self._output_plan)
+            longest = self.max_model_len - 1  # a dummy prefill has one token of context
+            self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
         layers = layer_counts(self.get_model(), self.kv_cache_config, get_pp_group().is_first_rank)
         return self.graphs.capture(layers, self.splitter.ubatches_of_graph)
-
-    def _check_steps_with_attention(self, plan: OutputPlan) -> None:
-        """Holds against steps with attention what steps without it have told of the outputs."""
-        longest = self.max_model_len - 1  # a dummy prefill has one token of context
-        sizes = {min(size, longest) for size in step_sizes(self.vllm_config)[1:]}
-        batches: list[tuple[int, dict[str, bool]]] = [(1, {"uniform_decode": True})]
-        batches += [(size, {"create_mixed_batch": True}) for size in sorted(sizes)]
-        eager = {"cudagraph_runtime_mode": CUDAGraphMode.NONE, "force_attention": True}
-        plan.check(
-            partial(self._dummy_run, size, skip_eplb=True, **kind, **eager)
-            for size, kind in batches
-        )
 
     # --- a step: its batch and inputs --------------------------------------------------------
 
@@ -233,8 +199,6 @@ class NPUModelRunner(GPUModelRunner):
             # A whole step ends with a wait for its tokens. One that raised has not come to it, and
             # its copies may still read the memory that this step's inputs are written into.
             torch_npu.npu.synchronize(self.device)
-        for layer in self._mla_layers:
-            layer.follow_weights()
         self._has_failed, self._is_settled, self._is_real_step = True, False, True
         try:
             output = super().execute_model(*args, **kwargs)
@@ -281,32 +245,7 @@ class NPUModelRunner(GPUModelRunner):
             and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
         ):
             return self._steady_decode.prepare(self.input_batch), None, 1
-        prepare = partial(super()._prepare_inputs, scheduler_output, num_scheduled_tokens)
-        if not self._counts_drafts_as_kept():
-            return prepare(*args, **kwargs)
-        batch, tokens = self.input_batch, self._get_valid_sampled_token_count()
-        with self._rejected.known(batch, self.prev_num_draft_tokens.np, tokens) as rejected:
-            inputs = prepare(*args, **kwargs)
-            self.optimistic_seq_lens_cpu[: len(rejected)] -= torch.from_numpy(rejected)
-        return inputs
-
-    def _counts_drafts_as_kept(self) -> bool:
-        """Whether vLLM prepares the step before the host knows which drafts were kept."""
-        return bool(
-            self.use_async_spec_decode
-            and self.valid_sampled_token_count_gpu is not None
-            and self.input_batch.prev_req_id_to_index
-            and self.prev_num_draft_tokens.np.any()
-        )
-
-    def _tokens_of_step(self, counts: torch.Tensor) -> list[int]:
-        """Waits for the number of tokens that each request has got in this step.
-
-        counts: [num_requests] on the device, whose copy vLLM has begun under asynchronous
-                scheduling
-        """
-        counted: list[int] = self._get_valid_sampled_token_count()
-        return counted or counts.tolist()
+        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
 
     # --- its split, and the metadata of each part --------------------------------------------
 
@@ -325,11 +264,8 @@ class NPUModelRunner(GPUModelRunner):
         with self.splitter.one_dp_rank():
             alone = determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
         is_real = self._is_real_step
-        step = ScheduledStep(
-            num_scheduled_tokens_np,
-            is_real,
-            precedes_graph=not is_real and bool(kwargs.get("force_uniform_decode")),
-        )
+        precedes_graph = not is_real and bool(kwargs.get("force_uniform_decode"))
+        step = ScheduledStep(num_scheduled_tokens_np, is_real, precedes_graph)
         facts = None
         if is_real:
             facts = BatchFacts.of(
@@ -385,22 +321,14 @@ class NPUModelRunner(GPUModelRunner):
     # --- its tokens --------------------------------------------------------------------------
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples, and keeps an asynchronous output until the next step.
+        """Samples. After a step that raised there is nothing to sample.
 
-        A rank whose output nobody asks for drops it at once, and with it device memory that the
-        copy to the host still reads. After a step that raised there is nothing to sample: None
-        makes vLLM's engine raise that step's error, where an empty output would hide it.
+        None makes vLLM's engine raise that step's error then, where an empty output would hide it.
         """
         if self._has_failed:
             self._has_failed = False
             return None
-        output = super().sample_tokens(*args, **kwargs)
-        if self._output_being_copied is not None:
-            # Not Stream.wait_event: torch's own stream takes no torch_npu event.
-            self._output_being_copied.async_copy_ready_event.wait()
-        is_asynchronous = isinstance(output, AsyncGPUModelRunnerOutput)
-        self._output_being_copied = output if is_asynchronous else None
-        return output
+        return self._output_copy.keep(super().sample_tokens(*args, **kwargs))
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Samples; penalties and bad words take the newest tokens from the device.
@@ -414,20 +342,6 @@ class NPUModelRunner(GPUModelRunner):
         with self.sampler.knowing(self._token_history.settle(batch)):
             return self.sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
 
-    def _copy_valid_sampled_token_count(
-        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
-    ) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the counts."""
-        super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
-        if self.valid_sampled_token_count_copy_stream is not None:
-            valid_sampled_tokens_count.record_stream(self.valid_sampled_token_count_copy_stream)
-
-    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""
-        super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
-        if isinstance(self._draft_token_ids, torch.Tensor):
-            self._draft_token_ids.record_stream(self.draft_token_ids_copy_stream)
-
     def _bookkeeping_sync(
         self,
         scheduler_output: SchedulerOutput,
@@ -437,13 +351,10 @@ class NPUModelRunner(GPUModelRunner):
         num_scheduled_tokens: int,
     ) -> Any:
         """vLLM's. Where every request gets one token, those of all are written at once."""
-        batch, sampled = self.input_batch, sampler_output.sampled_token_ids
-        num_reqs = batch.num_reqs
-        if (
-            self.speculative_config is not None
-            or envs.VLLM_COMPUTE_NANS_IN_LOGITS
-            or sampled.shape != (num_reqs, 1)
-            or np.count_nonzero(self.discard_request_mask.np[:num_reqs])
+        batch = self.input_batch
+        discarded = self.discard_request_mask.np[: batch.num_reqs]
+        if self.speculative_config is not None or not gets_one_token_each(
+            batch, sampler_output, discarded
         ):
             return super()._bookkeeping_sync(
                 scheduler_output, sampler_output, logits, hidden_states, num_scheduled_tokens

@@ -21,6 +21,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.formats.fp8_block import Fp8Weights
 from vllm_davinci.core.quantization.fp8 import Block, as_floats, as_integers
+from vllm_davinci.core.quantization.rounding import FloatLayer
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 
@@ -65,7 +66,7 @@ def test_scales_of_every_dtype_and_extent_are_multiplied(
     assert torch.equal(as_floats(weight, scale, blocks, torch.bfloat16), expected.bfloat16())
     assert torch.equal(as_floats(weight, scale, blocks, torch.float16), expected.half())
     made = as_integers(weight, scale, blocks)
-    rounded = find_scheme("W8A8_DYNAMIC", "p").rounded(expected, torch.float32)
+    rounded = find_scheme("W8A8_DYNAMIC", "p").rounded(FloatLayer(expected, torch.float32))
     assert made.keys() == rounded.keys()
     assert all(torch.equal(value, rounded[name]) for name, value in made.items())
     experts = as_floats(

@@ -5,9 +5,12 @@
 #define FUNC_VISIBILITY
 #include "acl/acl.h"
 
+#include "device/system.h"
 #include "interface/status.h"
 
 namespace vnpu::abi {
+
+inline Executor& executor() { return System::instance().executor(); }
 
 // Refuses `what`, a call for which the host waits, while a capture is under way that minds it; see
 // aclmdlRICaptureThreadExchangeMode. In graph.cpp.

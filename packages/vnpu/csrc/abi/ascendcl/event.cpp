@@ -6,11 +6,10 @@
 #include "timing/model.h"
 
 using namespace vnpu;
+using abi::executor;
 using abi::guarded;
 
 namespace {
-
-Executor& executor() { return System::instance().executor(); }
 
 // Whether an event only marks time or progress: no stream waits for it, and no device counts it.
 bool only_marks(uint32_t flags) {

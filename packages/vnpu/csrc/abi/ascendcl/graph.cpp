@@ -8,11 +8,10 @@
 #include "device/system.h"
 
 using namespace vnpu;
+using abi::executor;
 using abi::guarded;
 
 namespace {
-
-Executor& executor() { return System::instance().executor(); }
 
 // Graphs that have a handle (an aclmdlRI is the Graph's address).
 class Graphs {

@@ -12,6 +12,7 @@
 #include "interface/handles.h"
 
 using namespace vnpu;
+using abi::executor;
 using abi::guarded;
 
 namespace {
@@ -162,8 +163,6 @@ class ValueWrite final : public Task {
   uint64_t* address_;
   uint64_t value_;
 };
-
-Executor& executor() { return System::instance().executor(); }
 
 Executor::Limit limit_of(int32_t timeout_ms) {
   return timeout_ms < 0 ? Executor::Limit()

@@ -7,7 +7,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr unsigned kChips = kA2 | kA3;
 constexpr char kScatter[] = "aclnnScatterPaKvCache.md, parameters";
 constexpr char kScatterTiling[] = "scatter_pa_kv_cache_tiling.cpp";
 constexpr char kGather[] = "aclnnGatherPaKvCache.md, parameters";
@@ -15,8 +14,6 @@ constexpr char kNorm[] = "aclnnKvRmsNormRopeCache.md, parameters";
 constexpr char kInterleave[] = "aclnnInterleaveRope.md, parameters";
 constexpr char kRotary[] = "aclnnRopeWithSinCosCache.md, constraints";
 constexpr char kUpdate[] = "aclnnAttentionUpdate.md, parameters";
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 const auto kNorms = std::vector<std::string>{"", "Norm", "None"};
 const auto kPieces = std::vector<std::string>{"PA_NZ"};
@@ -95,7 +92,7 @@ Allowed allowed_scatter_pa_kv_cache() {
           {"slot_mapping", same_size(0, "key", 0).when(is_missing("compress_lens")), kScatter},
           {"cache_mode", one_of(std::vector<std::string>{"", "Norm", "None", "PA_NZ"}), kScatter},
       },
-      kChips};
+      kBigChips};
 }
 
 Allowed allowed_gather_pa_kv_cache() {
@@ -131,7 +128,7 @@ Allowed allowed_gather_pa_kv_cache() {
                "gather_pa_kv_cache_tiling.cpp",
                {.tiling = true}},
           },
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_kv_rms_norm_rope_cache() {
@@ -198,7 +195,7 @@ Allowed allowed_kv_rms_norm_rope_cache() {
           {"rope_offset", absent(), kNorm, {.until = CannRelease::k8_5}},
           {"latent_offset", absent(), kNorm, {.until = CannRelease::k8_5}},
       },
-      kChips};
+      kBigChips};
 }
 
 Allowed allowed_interleave_rope() {
@@ -217,7 +214,7 @@ Allowed allowed_interleave_rope() {
               {"out", same_sizes("x"), kInterleave},
               {"out", same_dtype("x"), kInterleave},
           },
-          kChips};
+          kBigChips};
 }
 
 namespace {
@@ -285,7 +282,9 @@ std::vector<Row> rotary_rows() {
 }
 }  // namespace
 
-Allowed allowed_rope_with_sin_cos_cache() { return {{.bytes = 16 * kMiB}, rotary_rows(), kChips}; }
+Allowed allowed_rope_with_sin_cos_cache() {
+  return {{.bytes = 16 * kMiB}, rotary_rows(), kBigChips};
+}
 
 Allowed allowed_attention_update() {
   return {{.bytes = 16 * kMiB},
@@ -309,7 +308,7 @@ Allowed allowed_attention_update() {
               {"out", same_sizes("parts"), kUpdate},
               {"wants_lse", one_of(std::vector<int64_t>{0, 1}), kUpdate},
           },
-          kChips};
+          kBigChips};
 }
 
 }  // namespace vnpu::ops

@@ -23,8 +23,6 @@ constexpr char kSizes[] =
 
 constexpr int64_t kMaskSide = 2048;
 
-std::string text(int64_t number) { return std::to_string(number); }
-
 Condition packed() {
   return equals("layout", std::vector<std::string>{"TND", "NTD", "TND_NTD", "NTD_TND"});
 }

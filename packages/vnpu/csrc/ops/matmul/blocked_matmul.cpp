@@ -1,8 +1,12 @@
 #include "ops/matmul/blocked_matmul.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>

@@ -73,7 +73,7 @@ Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_
 }
 
 // A list that may be absent, or hold an empty tensor in place of nothing.
-std::vector<Tensor> present(const OptionalTensorList& list) {
+std::vector<Tensor> given(const OptionalTensorList& list) {
   for (const Tensor& tensor : list) {
     if (tensor.numel() > 0) return {list.begin(), list.end()};
   }
@@ -343,10 +343,9 @@ void finalize_routing(const FinalizeRouting& call, const Out& out) {
       const OptionalTensorList &row_scale, const OptionalTensor &group_list,                       \
       const OptionalTensorList &, const OptionalTensorList &, const OptionalTensorList &, int64_t, \
       int64_t group_type, int64_t group_list_form, int64_t activation
-#define VNPU_GROUPED_MATMUL_CALL                                                      \
-  grouped_matmul({x, weight, present(bias), present(scale), present(weight_scale),    \
-                  present(weight_offset), present(row_scale), group_list, group_type, \
-                  group_list_form, activation, out})
+#define VNPU_GROUPED_MATMUL_CALL                                                                   \
+  grouped_matmul({x, weight, given(bias), given(scale), given(weight_scale), given(weight_offset), \
+                  given(row_scale), group_list, group_type, group_list_form, activation, out})
 
 VNPU_OPERATOR(GroupedMatmulV4,
               (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out, const OptionalOutList&,

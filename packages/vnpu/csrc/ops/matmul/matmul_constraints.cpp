@@ -9,7 +9,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr unsigned kChips = kA2 | kA3;
 constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
 // The documents exclude bfloat16 beside float32; the library casts either to float32, and
 // quantizers rely on it.
@@ -30,8 +29,6 @@ constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmu
 
 constexpr int32_t kFractal = 29;  // ACL_FORMAT_FRACTAL_NZ
 constexpr int64_t kMostInner = 65535;
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 Check no_mix_with(const char* other) {
   return that(
@@ -136,7 +133,7 @@ Allowed allowed_transpose_batch_mat_mul() {
           {"scale", dtype({at::kLong, at::kUInt64}), kTransposed},
           {"out", same_dtype("x1").when(is_missing("scale")), kTransposed},
       },
-      kChips};
+      kBigChips};
 }
 
 namespace {
@@ -287,11 +284,11 @@ std::vector<Row> tiled_quantized_rows() {
 }  // namespace
 
 Allowed allowed_quant_matmul_v5() {
-  return {{.bytes = 16 * kMiB, .copies = true}, plain_quantized_rows(), kChips};
+  return {{.bytes = 16 * kMiB, .copies = true}, plain_quantized_rows(), kBigChips};
 }
 
 Allowed allowed_quant_matmul_weight_nz() {
-  return {{.bytes = 16 * kMiB}, tiled_quantized_rows(), kChips};
+  return {{.bytes = 16 * kMiB}, tiled_quantized_rows(), kBigChips};
 }
 
 namespace {
@@ -448,11 +445,11 @@ std::vector<Row> tiled_grouped_rows() {
 }  // namespace
 
 Allowed allowed_grouped_matmul_v4() {
-  return {{.bytes = 16 * kMiB, .copies = true}, grouped_rows(), kChips};
+  return {{.bytes = 16 * kMiB, .copies = true}, grouped_rows(), kBigChips};
 }
 
 Allowed allowed_grouped_matmul_weight_nz() {
-  return {{.bytes = 16 * kMiB}, tiled_grouped_rows(), kChips};
+  return {{.bytes = 16 * kMiB}, tiled_grouped_rows(), kBigChips};
 }
 
 }  // namespace vnpu::ops

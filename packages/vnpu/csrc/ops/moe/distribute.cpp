@@ -158,8 +158,8 @@ bool is_16_bit(const TensorView& view) {
   return view.dtype == at::kHalf || view.dtype == at::kBFloat16;
 }
 
-constexpr int64_t kNotQuantized = 0;
-constexpr int64_t kDynamic = 2;
+constexpr int64_t kDispatchUnquantized = 0;
+constexpr int64_t kDispatchDynamic = 2;
 
 struct DispatchArguments {
   const TensorIn& x;
@@ -185,10 +185,10 @@ TaskPtr dispatch(const Launch& launch, const Arguments& common, const DispatchAr
     reject(launch, "x has " + text(a.x.view.sizes[0]) + " tokens, expertIds " +
                        text(exchange.expert_ids.sizes[0]) + ".");
   }
-  if (a.quant_mode != kNotQuantized && a.quant_mode != kDynamic) {
+  if (a.quant_mode != kDispatchUnquantized && a.quant_mode != kDispatchDynamic) {
     reject(launch, "quantMode " + text(a.quant_mode) + "; use 0 none or 2 dynamic.");
   }
-  const bool quantized = a.quant_mode == kDynamic;
+  const bool quantized = a.quant_mode == kDispatchDynamic;
   if (a.rows.view.dtype != (quantized ? at::kChar : a.x.view.dtype)) {
     reject(launch, "expandX has the wrong dtype: int8 when quantized, else that of x.");
   }

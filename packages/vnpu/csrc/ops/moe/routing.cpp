@@ -56,7 +56,7 @@ Tensor count_experts(const Tensor& experts, int64_t first, int64_t last) {
 struct QuantizedRows {
   Tensor values, scales;
 };
-constexpr int64_t kNotQuantized = -1;
+constexpr int64_t kUnquantized = -1;
 constexpr int64_t kStatic = 0;
 constexpr int64_t kDynamic = 1;
 
@@ -146,7 +146,7 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
   }
   const Tensor tokens = at::floor_divide(assignments, k);
   const Tensor rows = call.x.index_select(0, tokens);
-  if (call.quant_mode == kNotQuantized) {
+  if (call.quant_mode == kUnquantized) {
     rows_out.index_copy_(0, place, rows.to(rows_out.scalar_type()));
     if (call.scale && out.scale && out.scale->numel() > 0) {
       out.scale->view({-1}).index_copy_(0, place,
@@ -166,7 +166,7 @@ Tensor init_routing(const InitRouting& call, const InitRoutingOut& out) {
 
 // Whether nothing is dropped, padded, quantized or converted, as in a model's decode steps.
 bool is_plain(const InitRouting& call, const InitRoutingOut& out) {
-  return !call.drop_and_pad && call.quant_mode == kNotQuantized && !call.scale &&
+  return !call.drop_and_pad && call.quant_mode == kUnquantized && !call.scale &&
          !call.rows_by_position && call.x.dim() == 2 && call.x.is_contiguous() &&
          out.x.is_contiguous() && out.x.scalar_type() == call.x.scalar_type() &&
          call.expert_index.scalar_type() == at::kInt && call.expert_index.is_contiguous() &&
@@ -350,7 +350,7 @@ VNPU_OPERATOR(MoeInitRoutingV2,
                                       capacity,
                                       experts,
                                       drop_pad_mode == 1,
-                                      kNotQuantized,
+                                      kUnquantized,
                                       0,
                                       last_expert(experts),
                                       false},

@@ -7,7 +7,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr unsigned kChips = kA2 | kA3;
 constexpr char kInit[] = "aclnnMoeInitRoutingV3.md, parameters";
 constexpr char kInitTiling[] = "moe_init_routing_v3_tiling.cpp";
 constexpr char kGating[] = "aclnnMoeGatingTopK.md, constraints";
@@ -15,8 +14,6 @@ constexpr char kGatingTiling[] = "moe_gating_top_k_tiling.cpp";
 constexpr char kSoftmax[] = "op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters";
 constexpr char kFinalize[] = "op-plugin torch_npu-npu_moe_finalize_routing.md, parameters";
 constexpr char kReRouting[] = "op-plugin torch_npu-npu_moe_re_routing.md, parameters";
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 std::string range_text(const std::vector<int64_t>& range) {
   std::string shown = "value [";
@@ -101,7 +98,7 @@ Allowed allowed_moe_init_routing_v3() {
           {"counts_out", dtype({at::kLong}), kInit},
           {"row_index_out", dtype({at::kInt}), kInit},
       },
-      kChips};
+      kBigChips};
 }
 
 Allowed allowed_moe_gating_top_k() {
@@ -167,7 +164,7 @@ Allowed allowed_moe_gating_top_k() {
           {"expert_index", dtype({at::kInt}), kGating},
           {"scores", dtype({at::kFloat}), kGating},
       },
-      kChips};
+      kBigChips};
 }
 
 Allowed allowed_moe_gating_top_k_softmax_v2() {
@@ -191,7 +188,7 @@ Allowed allowed_moe_gating_top_k_softmax_v2() {
               {"expert_index", dtype({at::kInt}), kSoftmax},
               {"softmax_out", dtype({at::kFloat}), kSoftmax},
           },
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_moe_finalize_routing_v2() {
@@ -231,7 +228,7 @@ Allowed allowed_moe_finalize_routing_v2() {
           {"expert_index", dtype({at::kInt}), kFinalize},
           {"out", same_dtype("rows"), kFinalize},
       },
-      kChips};
+      kBigChips};
 }
 
 namespace {
@@ -257,7 +254,7 @@ Allowed allowed_moe_re_routing() {
               {"index_out", dtype({at::kInt}), kReRouting},
               {"counts_out", same_dtype("counts"), kReRouting},
           },
-          kChips};
+          kBigChips};
 }
 
 }  // namespace vnpu::ops

@@ -8,7 +8,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr Scope kBig{.chips = kA2 | kA3};
 constexpr char kArithmetic[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_{add,sub,mul,div}.cpp";
 constexpr char kSizes[] = "OP_CHECK_SHAPE_NOT_EQUAL in aclnn_{add,sub,mul}.cpp";
 constexpr char kRsub[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_rsub.cpp";
@@ -31,24 +30,28 @@ const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         
 
 Allowed allowed_add() {
   return {{},
-          {{"self", dtype(kNumbers), kArithmetic, kBig},
-           {"other", dtype(kNumbers), kArithmetic, kBig}}};
+          {{"self", dtype(kNumbers), kArithmetic, kOnBigChips},
+           {"other", dtype(kNumbers), kArithmetic, kOnBigChips}}};
 }
 
 Allowed allowed_inplace_add() {
   return {{},
-          {{"self", dtype(kNumbers), kArithmetic, kBig},
-           {"other", dtype(kNumbers), kArithmetic, kBig}}};
+          {{"self", dtype(kNumbers), kArithmetic, kOnBigChips},
+           {"other", dtype(kNumbers), kArithmetic, kOnBigChips}}};
 }
 
 Allowed allowed_adds() {
-  return {{}, {{"self", dtype(kNumbers), kArithmetic, kBig}, {"out", same_sizes("self"), kSizes}}};
+  return {
+      {},
+      {{"self", dtype(kNumbers), kArithmetic, kOnBigChips}, {"out", same_sizes("self"), kSizes}}};
 }
 
-Allowed allowed_divs() { return {{}, {{"self", dtype(kNumbers), kArithmetic, kBig}}}; }
+Allowed allowed_divs() { return {{}, {{"self", dtype(kNumbers), kArithmetic, kOnBigChips}}}; }
 
 Allowed allowed_rsubs() {
-  return {{}, {{"self", dtype(kRealAndComplex), kRsub, kBig}, {"out", same_sizes("self"), kRsub}}};
+  return {
+      {},
+      {{"self", dtype(kRealAndComplex), kRsub, kOnBigChips}, {"out", same_sizes("self"), kRsub}}};
 }
 
 Allowed allowed_lt_scalar() {
@@ -57,23 +60,26 @@ Allowed allowed_lt_scalar() {
       {{"self",
         dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kShort,
                at::kChar, at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64}),
-        kLess, kBig},
+        kLess, kOnBigChips},
        {"out", same_sizes("self"), kLess}}};
 }
 
 Allowed allowed_eq_scalar() {
-  return {{}, {{"self", dtype(kNumbers), kEqual, kBig}, {"out", same_sizes("self"), kEqual}}};
+  return {{},
+          {{"self", dtype(kNumbers), kEqual, kOnBigChips}, {"out", same_sizes("self"), kEqual}}};
 }
 
 Allowed allowed_ne_tensor() {
-  return {{}, {{"self", dtype(kNumbers), kEqual, kBig}, {"other", dtype(kNumbers), kEqual, kBig}}};
+  return {{},
+          {{"self", dtype(kNumbers), kEqual, kOnBigChips},
+           {"other", dtype(kNumbers), kEqual, kOnBigChips}}};
 }
 
 namespace {
 
 std::vector<Row> less_rows(const std::vector<ScalarType>& dtypes) {
-  return {{"self", dtype(dtypes), kLessTensors, kBig},
-          {"other", dtype(dtypes), kLessTensors, kBig}};
+  return {{"self", dtype(dtypes), kLessTensors, kOnBigChips},
+          {"other", dtype(dtypes), kLessTensors, kOnBigChips}};
 }
 }  // namespace
 
@@ -91,11 +97,12 @@ const std::vector<ScalarType> kBitDtypes{at::kShort, at::kInt,  at::kLong,  at::
 
 Allowed allowed_bitwise_and_tensor() {
   return {{},
-          {{"self", dtype(kBitDtypes), kBits, kBig}, {"other", dtype(kBitDtypes), kBits, kBig}}};
+          {{"self", dtype(kBitDtypes), kBits, kOnBigChips},
+           {"other", dtype(kBitDtypes), kBits, kOnBigChips}}};
 }
 
 Allowed allowed_clamp() {
-  return {{}, {{"self", dtype(kReal), kClamp, kBig}, {"out", same_sizes("self"), kClamp}}};
+  return {{}, {{"self", dtype(kReal), kClamp, kOnBigChips}, {"out", same_sizes("self"), kClamp}}};
 }
 
 Allowed allowed_inplace_masked_fill_scalar() {
@@ -103,7 +110,7 @@ Allowed allowed_inplace_masked_fill_scalar() {
       {},
       {{"self",
         dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt, at::kLong, at::kChar, at::kBool}),
-        kMaskedFill, kBig},
+        kMaskedFill, kOnBigChips},
        {"mask", dtype({at::kBool}), kMaskedFill}}};
 }
 
@@ -111,23 +118,25 @@ Allowed allowed_s_where() { return {{}, {{"condition", dtype({at::kBool, at::kBy
 
 Allowed allowed_cos() {
   return {{},
-          {{"self", dtype(kNumbers), kFunction, kBig},
-           {"out", dtype(kFloatsAndComplex), kFunction, kBig},
+          {{"self", dtype(kNumbers), kFunction, kOnBigChips},
+           {"out", dtype(kFloatsAndComplex), kFunction, kOnBigChips},
            {"out", same_sizes("self"), kFunction}}};
 }
 
-Allowed allowed_inplace_log() { return {{}, {{"self", dtype(kFloatsAndComplex), kLog, kBig}}}; }
+Allowed allowed_inplace_log() {
+  return {{}, {{"self", dtype(kFloatsAndComplex), kLog, kOnBigChips}}};
+}
 
 Allowed allowed_gelu() {
   return {{},
-          {{"self", dtype(kFloats), kGelu, kBig},
+          {{"self", dtype(kFloats), kGelu, kOnBigChips},
            {"out", same_dtype("self"), kGelu},
            {"out", same_sizes("self"), kGelu}}};
 }
 
 Allowed allowed_gelu_v2() {
   return {{},
-          {{"x", dtype(kFloats), kGeluV2, kBig},
+          {{"x", dtype(kFloats), kGeluV2, kOnBigChips},
            {"out", same_dtype("x"), kGeluV2},
            {"out", same_sizes("x"), kGeluV2}}};
 }

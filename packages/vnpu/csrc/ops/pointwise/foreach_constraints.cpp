@@ -10,7 +10,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr unsigned kChips = kA2 | kA3;
 constexpr Workspace kSmall{.bytes = 32};  // WORK_SPACE_SIZE in foreach_tiling_func.cpp
 constexpr char kUnary[] = "ops-nn foreach/foreach_*/docs/aclnnForeach*.md of one list, parameters";
 constexpr char kCopy[] = "ops-nn foreach/foreach_copy/docs/aclnnForeachCopy.md, parameters";
@@ -68,17 +67,19 @@ void add_integer(std::vector<Row>& rows, const char* number, const char* list, c
 
 }  // namespace
 
-Allowed allowed_foreach_abs() { return {kSmall, list_rows("x", kFloats, {"out"}, kUnary), kChips}; }
+Allowed allowed_foreach_abs() {
+  return {kSmall, list_rows("x", kFloats, {"out"}, kUnary), kBigChips};
+}
 
 Allowed allowed_foreach_neg() {
-  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kUnary), kChips};
+  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kUnary), kBigChips};
 }
 
 Allowed allowed_foreach_sign() {
   return {kSmall,
           list_rows("x", {at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::kLong},
                     {"out"}, kUnary),
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_foreach_copy() {
@@ -89,19 +90,19 @@ Allowed allowed_foreach_copy() {
             kCopy},
            {"out", same_count("x"), kCopy},
            {"out", same_sizes_each("x"), kCopy}},
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_foreach_zero_inplace() {
   return {kSmall,
           {{"x", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kShort, at::kInt}), kZero}},
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_foreach_round_off_number_v2() {
   std::vector<Row> rows = list_rows("x", kNumbersToo, {"out"}, kRound);
   rows.push_back({"roundMode", dtype({at::kChar, at::kLong}), kRoundMode});
-  return {kSmall, std::move(rows), kChips};
+  return {kSmall, std::move(rows), kBigChips};
 }
 
 Allowed allowed_foreach_norm() {
@@ -119,7 +120,7 @@ Allowed allowed_foreach_norm() {
                    return "value " + std::to_string(order);
                  }),
             kNormKernel}},
-          kChips};
+          kBigChips};
 }
 
 namespace {
@@ -139,39 +140,41 @@ std::vector<Row> numbers_rows(const std::vector<ScalarType>& dtypes) {
 
 }  // namespace
 
-Allowed allowed_foreach_add_scalar_v2() { return {kSmall, number_rows(kNumbersToo, true), kChips}; }
+Allowed allowed_foreach_add_scalar_v2() {
+  return {kSmall, number_rows(kNumbersToo, true), kBigChips};
+}
 
-Allowed allowed_foreach_div_scalar_v2() { return {kSmall, number_rows(kFloats, false), kChips}; }
+Allowed allowed_foreach_div_scalar_v2() { return {kSmall, number_rows(kFloats, false), kBigChips}; }
 
-Allowed allowed_foreach_add_scalar_list() { return {kSmall, numbers_rows(kNumbersToo), kChips}; }
+Allowed allowed_foreach_add_scalar_list() { return {kSmall, numbers_rows(kNumbersToo), kBigChips}; }
 
-Allowed allowed_foreach_div_scalar_list() { return {kSmall, numbers_rows(kFloats), kChips}; }
+Allowed allowed_foreach_div_scalar_list() { return {kSmall, numbers_rows(kFloats), kBigChips}; }
 
 Allowed allowed_foreach_pow_scalar_and_tensor() {
-  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kOfNumbers), kChips};
+  return {kSmall, list_rows("x", kNumbersToo, {"out"}, kOfNumbers), kBigChips};
 }
 
 Allowed allowed_foreach_mul_list() {
-  return {kSmall, list_rows("x1", kNumbersToo, {"x2", "out"}, kPair), kChips};
+  return {kSmall, list_rows("x1", kNumbersToo, {"x2", "out"}, kPair), kBigChips};
 }
 
 Allowed allowed_foreach_div_list() {
-  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kPair), kChips};
+  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kPair), kBigChips};
 }
 
 Allowed allowed_foreach_lerp_list() {
-  return {kSmall, list_rows("x1", kFloats, {"x2", "weight", "out"}, kLerp), kChips};
+  return {kSmall, list_rows("x1", kFloats, {"x2", "weight", "out"}, kLerp), kBigChips};
 }
 
 Allowed allowed_foreach_lerp_scalar() {
-  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kLerp), kChips};
+  return {kSmall, list_rows("x1", kFloats, {"x2", "out"}, kLerp), kBigChips};
 }
 
 Allowed allowed_foreach_add_list_v2() {
   std::vector<Row> rows = list_rows("x1", kNumbersToo, {"x2", "out"}, kSum);
   add_number(rows, "alpha", "x1", kSum);
   add_integer(rows, "alpha", "x1", kSum);
-  return {kSmall, std::move(rows), kChips};
+  return {kSmall, std::move(rows), kBigChips};
 }
 
 namespace {
@@ -201,17 +204,19 @@ std::vector<Row> term_numbers_rows(const std::vector<ScalarType>& dtypes) {
 }  // namespace
 
 Allowed allowed_foreach_addcmul_scalar_v2() {
-  return {kSmall, term_rows(kNumbersToo, true), kChips};
+  return {kSmall, term_rows(kNumbersToo, true), kBigChips};
 }
 
-Allowed allowed_foreach_addcdiv_scalar_v2() { return {kSmall, term_rows(kFloats, false), kChips}; }
+Allowed allowed_foreach_addcdiv_scalar_v2() {
+  return {kSmall, term_rows(kFloats, false), kBigChips};
+}
 
 Allowed allowed_foreach_addcmul_scalar_list() {
-  return {kSmall, term_numbers_rows(kNumbersToo), kChips};
+  return {kSmall, term_numbers_rows(kNumbersToo), kBigChips};
 }
 
 Allowed allowed_foreach_addcdiv_scalar_list() {
-  return {kSmall, term_numbers_rows(kFloats), kChips};
+  return {kSmall, term_numbers_rows(kFloats), kBigChips};
 }
 
 }  // namespace vnpu::ops

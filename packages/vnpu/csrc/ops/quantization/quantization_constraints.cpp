@@ -7,7 +7,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr unsigned kChips = kA2 | kA3;
 constexpr char kDynamic[] = "op-plugin torch_npu-npu_dynamic_quant.md, parameters";
 constexpr char kQuantize[] = "op-plugin torch_npu-npu_quantize.md, parameters";
 constexpr char kAscendQuant[] = "ops-nn quant/ascend_quant_v2/docs/aclnnAscendQuantV3.md";
@@ -16,8 +15,6 @@ constexpr char kSwiglu[] = "op-plugin torch_npu-npu_dequant_swiglu_quant.md, con
 constexpr char kSwigluTiling[] = "dequant_swiglu_quant_tiling.cpp";
 // op-plugin's page excludes a bias beside groups; the operator's own page and check have one.
 constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 std::vector<Row> dynamic_rows() {
   return {
@@ -46,11 +43,11 @@ std::vector<Row> asymmetric_rows() {
 }  // namespace
 
 Allowed allowed_dynamic_quant() {
-  return {{.bytes = 16 * kMiB, .copies = true}, dynamic_rows(), kChips};
+  return {{.bytes = 16 * kMiB, .copies = true}, dynamic_rows(), kBigChips};
 }
 
 Allowed allowed_dynamic_quant_v2() {
-  return {{.bytes = 16 * kMiB, .copies = true}, asymmetric_rows(), kChips};
+  return {{.bytes = 16 * kMiB, .copies = true}, asymmetric_rows(), kBigChips};
 }
 
 namespace {
@@ -80,7 +77,7 @@ Allowed allowed_quantize() {
            kQuantize},
           {"x", dtype({at::kBFloat16}).when(has_dtype("scales", {at::kBFloat16})), kQuantize},
       },
-      kChips};
+      kBigChips};
 }
 
 Allowed allowed_ascend_quant() {
@@ -91,7 +88,7 @@ Allowed allowed_ascend_quant() {
               {"offset", same_dtype("scale"), kAscendQuant},
               {"offset", same_sizes("scale"), kAscendQuant},
           },
-          kChips};
+          kBigChips};
 }
 
 Allowed allowed_dequant_bias() {
@@ -114,7 +111,7 @@ Allowed allowed_dequant_bias() {
           {"bias", dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kInt}), kDequantBias},
           {"out", dtype({at::kHalf, at::kBFloat16}), kDequantBias},
       },
-      kChips};
+      kBigChips};
 }
 
 namespace {
@@ -174,7 +171,7 @@ Allowed allowed_dequant_swiglu_quant() {
               {"quant_mode", one_of(std::vector<std::string>{"", "static", "dynamic"}), kSwiglu},
               {"y", dtype({at::kChar}), kSwiglu},
           },
-          kChips};
+          kBigChips};
 }
 
 }  // namespace vnpu::ops

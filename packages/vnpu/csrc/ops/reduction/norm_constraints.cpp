@@ -13,8 +13,6 @@ constexpr char kAddRmsNorm[] = "ops-nn norm/add_rms_norm/docs/aclnnAddRmsNorm.md
 constexpr char kLayerNorm[] = "CheckDtypeValid, CheckShape in aclnn_layer_norm.cpp of ops-nn";
 constexpr char kSwiGlu[] = "ops-nn activation/swi_glu/docs/aclnnSwiGlu.md, parameters";
 
-std::string text(int64_t number) { return std::to_string(number); }
-
 Check trailing_dimensions_of(const char* other) {
   return fits(std::string("have the trailing sizes of ") + other, {other},
               [](const RuleArguments& own) -> Found {

@@ -8,7 +8,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr Scope kBig{.chips = kA2 | kA3};
 constexpr char kSum[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp";
 constexpr char kCumsum[] = "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
 constexpr char kArgMax[] = "ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters";
@@ -22,17 +21,20 @@ const std::vector<ScalarType> kFloatsAndDouble = with(kFloats, {at::kDouble});
 }  // namespace
 
 Allowed allowed_reduce_sum() {
-  return {{}, {{"self", dtype(kNumbers), kSum, kBig}, {"out", dtype(kNumbers), kSum, kBig}}};
+  return {
+      {},
+      {{"self", dtype(kNumbers), kSum, kOnBigChips}, {"out", dtype(kNumbers), kSum, kOnBigChips}}};
 }
 
 Allowed allowed_cumsum() {
   return {{},
-          {{"out", dtype(kRealAndComplex), kCumsum, kBig}, {"out", same_sizes("self"), kCumsum}}};
+          {{"out", dtype(kRealAndComplex), kCumsum, kOnBigChips},
+           {"out", same_sizes("self"), kCumsum}}};
 }
 
 Allowed allowed_arg_max() {
   return {{},
-          {{"self", dtype(kReal), kArgMax, kBig},
+          {{"self", dtype(kReal), kArgMax, kOnBigChips},
            {"dim",
             fits("be a dimension of self", {"self"},
                  [](const RuleArguments& own) -> Found {
@@ -50,17 +52,17 @@ Allowed allowed_any() {
           {{"self",
             dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong,
                    at::kShort, at::kChar, at::kByte, at::kBool}),
-            kAny, kBig},
+            kAny, kOnBigChips},
            {"out", dtype({at::kByte, at::kBool}), kAny}}};
 }
 
 Allowed allowed_softmax() {
   return {{},
-          {{"self", dtype(kFloatsAndDouble), kSoftmax, kBig},
-           {"out", dtype(kFloatsAndDouble), kSoftmax, kBig},
+          {{"self", dtype(kFloatsAndDouble), kSoftmax, kOnBigChips},
+           {"out", dtype(kFloatsAndDouble), kSoftmax, kOnBigChips},
            {"out", same_sizes("self"), kSoftmax}}};
 }
 
-Allowed allowed_inplace_uniform() { return {{}, {{"self", dtype(kReal), kUniform, kBig}}}; }
+Allowed allowed_inplace_uniform() { return {{}, {{"self", dtype(kReal), kUniform, kOnBigChips}}}; }
 
 }  // namespace vnpu::ops

@@ -8,7 +8,6 @@
 namespace vnpu::ops {
 namespace {
 
-constexpr Scope kBig{.chips = kA2 | kA3};
 constexpr char kFill[] = "DTYPE_SUPPORT_GE910B_LIST in aclnn_fill_scalar.cpp";
 constexpr char kZero[] = "DTYPE_SUPPORT_LIST in aclnn_zero.cpp";
 constexpr char kOne[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_ones.cpp";
@@ -31,31 +30,33 @@ const std::vector<ScalarType> kIndices{at::kInt, at::kLong};
 
 }  // namespace
 
-Allowed allowed_inplace_fill_scalar() { return {{}, {{"self", dtype(kNumbers), kFill, kBig}}}; }
-
-Allowed allowed_inplace_zero() {
-  return {{}, {{"self", dtype(with(kNumbers, {at::kUInt16})), kZero, kBig}}};
+Allowed allowed_inplace_fill_scalar() {
+  return {{}, {{"self", dtype(kNumbers), kFill, kOnBigChips}}};
 }
 
-Allowed allowed_inplace_one() { return {{}, {{"self", dtype(kRealAndBool), kOne, kBig}}}; }
+Allowed allowed_inplace_zero() {
+  return {{}, {{"self", dtype(with(kNumbers, {at::kUInt16})), kZero, kOnBigChips}}};
+}
+
+Allowed allowed_inplace_one() { return {{}, {{"self", dtype(kRealAndBool), kOne, kOnBigChips}}}; }
 
 Allowed allowed_arange() {
   return {{},
           {{"out", dtype({at::kHalf, at::kFloat, at::kDouble, at::kLong, at::kInt, at::kBFloat16}),
-            kArange, kBig}}};
+            kArange, kOnBigChips}}};
 }
 
 Allowed allowed_cast() { return {{}, {{"out", same_sizes("self"), kCast}}}; }
 
 Allowed allowed_cat() {
-  return {{}, {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kCat, kBig}}};
+  return {{}, {{"out", dtype(with(kRealAndBool, {at::kComplexFloat})), kCat, kOnBigChips}}};
 }
 
 Allowed allowed_repeat() { return {{}, {{"out", same_dtype("self"), kRepeat}}}; }
 
 Allowed allowed_triu() {
   return {{},
-          {{"self", dtype(kAnyReal), kTriu, kBig},
+          {{"self", dtype(kAnyReal), kTriu, kOnBigChips},
            {"self", dims(2, 8), kTriu},
            {"out", same_dtype("self"), kTriu},
            {"out", same_sizes("self"), kTriu}}};
@@ -84,14 +85,15 @@ Check indices_that_are_given(std::vector<ScalarType> allowed) {
 
 Allowed allowed_index() {
   return {{},
-          {{"self", dtype(kRealAndBool), kIndex, kBig},
+          {{"self", dtype(kRealAndBool), kIndex, kOnBigChips},
            {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndex},
            {"out", same_dtype("self"), kIndex}}};
 }
 
 Allowed allowed_nonzero() {
   return {{},
-          {{"self", dtype(kRealAndBool), kNonzero, kBig}, {"out", dtype({at::kLong}), kNonzero}}};
+          {{"self", dtype(kRealAndBool), kNonzero, kOnBigChips},
+           {"out", dtype({at::kLong}), kNonzero}}};
 }
 
 Allowed allowed_index_select() {
@@ -100,7 +102,7 @@ Allowed allowed_index_select() {
 
 Allowed allowed_gather() {
   return {{},
-          {{"self", dtype(kAnyReal), kGather, kBig},
+          {{"self", dtype(kAnyReal), kGather, kOnBigChips},
            {"index", dtype(kIndices), kGather},
            {"out", same_dtype("self"), kGather},
            {"out", same_sizes("index"), kGather}}};
@@ -108,7 +110,7 @@ Allowed allowed_gather() {
 
 Allowed allowed_inplace_scatter() {
   return {{},
-          {{"self", dtype(kNumbers), kScatter, kBig},
+          {{"self", dtype(kNumbers), kScatter, kOnBigChips},
            {"index", dtype(kIndices), kScatter},
            {"src", same_dtype("self"), kScatter}}};
 }
@@ -118,7 +120,7 @@ Allowed allowed_sort() {
           {{"self",
             dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kByte, at::kChar, at::kShort, at::kInt,
                    at::kLong, at::kBool}),
-            kSort, kBig},
+            kSort, kOnBigChips},
            {"values", same_sizes("self"), kSort},
            {"indices", dtype({at::kLong}), kSort},
            {"indices", same_sizes("self"), kSort}}};
@@ -126,7 +128,7 @@ Allowed allowed_sort() {
 
 Allowed allowed_topk() {
   return {{},
-          {{"self", dtype(kReal), kTopk, kBig},
+          {{"self", dtype(kReal), kTopk, kOnBigChips},
            {"values", same_dtype("self"), kTopk},
            {"indices", dtype({at::kLong}), kTopk}}};
 }

@@ -9,7 +9,6 @@ namespace {
 
 constexpr char kConvolution[] =
     "ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters";
-constexpr Scope kBig{.chips = kA2 | kA3};
 
 Check one_for_each_dimension() {
   return fits("have a number for each dimension of input but two", {"input"},
@@ -24,9 +23,9 @@ Check one_for_each_dimension() {
 
 Allowed allowed_convolution() {
   return {{},
-          {{"input", dtype(kFloats), kConvolution, kBig},
-           {"weight", dtype(kFloats), kConvolution, kBig},
-           {"bias", dtype(kFloats), kConvolution, kBig},
+          {{"input", dtype(kFloats), kConvolution, kOnBigChips},
+           {"weight", dtype(kFloats), kConvolution, kOnBigChips},
+           {"bias", dtype(kFloats), kConvolution, kOnBigChips},
            {"input", dims(3, 5), kConvolution},
            {"weight", dims(3, 5), kConvolution},
            {"stride", one_for_each_dimension(), kConvolution},

@@ -19,7 +19,38 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="vnpu", description="Virtual Ascend NPUs.")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    run = commands.add_parser("run", help="start a command on virtual NPUs")
+    _add_run(commands.add_parser("run", help="start a command on virtual NPUs"))
+
+    trace = commands.add_parser("trace", help="work with traces of several processes")
+    trace_commands = trace.add_subparsers(dest="trace_command", required=True)
+    merge = trace_commands.add_parser("merge", help="make one file of them")
+    merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
+    merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
+
+    refused = commands.add_parser("refusals", help="what `vnpu run --refusals` has kept")
+    refused.add_argument("directory", type=pathlib.Path)
+
+    drawing = commands.add_parser("picture", help="draw modelled timelines below each other")
+    drawing.add_argument("sources", nargs="+", type=pathlib.Path, metavar="TIMELINE")
+    drawing.add_argument(
+        "--output", "-o", type=pathlib.Path, required=True, metavar="FILE.png|FILE.svg"
+    )
+    drawing.add_argument(
+        "--begin", type=float, default=0.0, metavar="MS", help="after the first task (default: 0)"
+    )
+    drawing.add_argument("--length", type=float, metavar="MS", help="(default: the longest)")
+
+    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
+    commands.add_parser("devices", help="the virtual devices of this environment")
+
+    cover = commands.add_parser("coverage", help="operators asked for and present")
+    cover.add_argument("names", nargs="*", help="explain these operators only")
+    cover.add_argument("--missing", action="store_true", help="list every missing operator")
+    cover.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--devices", type=int, help="number of devices (default 8)")
     run.add_argument("--soc", help="SoC name (default Ascend910B3), reference or reference:NAME")
     run.add_argument("--cann", help="CANN release: 8.3, 8.5 or 9.0 (default 8.5)")
@@ -67,34 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
-
-    trace = commands.add_parser("trace", help="work with traces of several processes")
-    trace_commands = trace.add_subparsers(dest="trace_command", required=True)
-    merge = trace_commands.add_parser("merge", help="make one file of them")
-    merge.add_argument("sources", nargs="+", type=pathlib.Path, metavar="FILE|DIRECTORY")
-    merge.add_argument("--output", "-o", type=pathlib.Path, required=True, metavar="FILE")
-
-    refused = commands.add_parser("refusals", help="what `vnpu run --refusals` has kept")
-    refused.add_argument("directory", type=pathlib.Path)
-
-    drawing = commands.add_parser("picture", help="draw modelled timelines below each other")
-    drawing.add_argument("sources", nargs="+", type=pathlib.Path, metavar="TIMELINE")
-    drawing.add_argument(
-        "--output", "-o", type=pathlib.Path, required=True, metavar="FILE.png|FILE.svg"
-    )
-    drawing.add_argument(
-        "--begin", type=float, default=0.0, metavar="MS", help="after the first task (default: 0)"
-    )
-    drawing.add_argument("--length", type=float, metavar="MS", help="(default: the longest)")
-
-    commands.add_parser("machines", help="the chips and topologies whose time can be modelled")
-    commands.add_parser("devices", help="the virtual devices of this environment")
-
-    cover = commands.add_parser("coverage", help="operators asked for and present")
-    cover.add_argument("names", nargs="*", help="explain these operators only")
-    cover.add_argument("--missing", action="store_true", help="list every missing operator")
-    cover.add_argument("--json", action="store_true", help="machine-readable output")
-    return parser
 
 
 def _run(options: argparse.Namespace) -> int:

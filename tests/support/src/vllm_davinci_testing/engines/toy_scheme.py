@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from vllm_davinci.core.quantization.floats_at_load import FloatsAtLoadLinearMethod
-from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
+from vllm_davinci.core.quantization.rounding import FloatLayer, rounded_per_channel
 from vllm_davinci.core.quantization.scheme import SCHEMES, Scheme
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, Extent, TensorSpec
 
@@ -27,15 +27,10 @@ class PowersOfTwo(Scheme):
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
         return tensor("weight").float() * tensor("exponent").float().exp2()
 
-    def rounded(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-        inputs: InputRange | None = None,
-    ) -> dict[str, torch.Tensor]:
-        exponent = rounded_per_channel(weight)[1].log2().ceil()
-        return {"weight": (weight.float() / exponent.exp2()).round().char(), "exponent": exponent}
+    def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
+        exponent = rounded_per_channel(layer.weight)[1].log2().ceil()
+        integers = (layer.weight.float() / exponent.exp2()).round().char()
+        return {"weight": integers, "exponent": exponent}
 
 
 class Workers:

@@ -62,16 +62,7 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
             "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
             "token; how tokens reach experts is moe_communication's matter",
         )
-    # vLLM forks by default, which saves the imports of every process. An NPU context does not
-    # survive it.
-    if not components.can_fork():
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
-    # killed leaves shared memory behind.
-    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
-
-    if get_config(vllm_config).torchair_graph_config.use_cached_kv_cache_bytes:
-        os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "1"
+    _set_variables(vllm_config)
     load_config = vllm_config.load_config
     if load_config.load_format in REPLACED:
         load_config.load_format = f"{PREFIX}{load_config.load_format}"
@@ -96,3 +87,17 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
             f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens",
         )
     return changes
+
+
+def _set_variables(vllm_config: "VllmConfig") -> None:
+    """Sets the environment variables of vLLM that processes of this engine read."""
+    # vLLM forks by default, which saves the imports of every process. An NPU context does not
+    # survive it.
+    if not components.can_fork():
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    # A device that closes, and several ranks on few cores, need longer than vLLM's 5 s. What is
+    # killed leaves shared memory behind.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(SHUTDOWN_LIMIT_S))
+
+    if get_config(vllm_config).torchair_graph_config.use_cached_kv_cache_bytes:
+        os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "1"

@@ -31,7 +31,7 @@ from vllm_davinci.core.export.source import (
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.fp8 import DTYPE as FP8
 from vllm_davinci.core.quantization.fp8 import is_scale
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, Scheme, find_scheme
 from vllm_davinci.core.weight_files.files import (
     INDEX_NAME,
@@ -232,14 +232,14 @@ class Exporter:
     ) -> dict[str, torch.Tensor]:
         scheme = find_scheme(kind, f"{prefix}.weight")
         if not scheme.needs_input_range:
-            return scheme.rounded(weight, self.dtype)
+            return scheme.rounded(FloatLayer(weight, self.dtype))
         if prefix not in self.ranges:
             raise CheckpointError(
                 f"The calibration text never reached {prefix}, so its input has no range. Use a "
                 f"longer text, or --type {UNREACHED}, which needs none."
             )
         bias = read_tensor(stored, f"{prefix}.bias")
-        return scheme.rounded(weight, self.dtype, bias, self.ranges[prefix])
+        return scheme.rounded(FloatLayer(weight, self.dtype, bias, self.ranges[prefix]))
 
     def _copy_rest(self, directory: Path, config: dict[str, Any]) -> None:
         """Tokenizer, generation settings and code of the model; config.json with its new dtype."""

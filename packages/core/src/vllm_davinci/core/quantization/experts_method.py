@@ -12,7 +12,7 @@ from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase, transposed
 from vllm_davinci.core.quantization.experts_loading import SHARDS, ExpertTensorLoader
 from vllm_davinci.core.quantization.loading import require_loaded, require_symmetric
 from vllm_davinci.core.quantization.quant_matmul import arrange_weight
-from vllm_davinci.core.quantization.scheme import LayerSettings, Scheme
+from vllm_davinci.core.quantization.scheme import LayerSettings, Scheme, WeightSize
 from vllm_davinci.core.quantization.tensors import TensorSpec, device_dtype
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
             "w2": (hidden_size, intermediate_size_per_partition),
         }
         for group, matrix in matrices.items():
-            self.scheme.require_sizes(
-                self._prefix, matrix[1], matrix[0], self._group_size, is_expert=True
-            )
+            size = WeightSize(self._prefix, matrix[1], matrix[0], self._group_size, is_expert=True)
+            self.scheme.require_sizes(size)
             for spec in self._tensors:
                 name = f"{group}_{spec.name}"
                 loader = ExpertTensorLoader(load, f"{self._prefix}.{name}", spec, params_dtype)
@@ -98,8 +97,6 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
         if self.settings.is_loaded:
             self._check_loaded(layer)
         super().process_weights_after_loading(layer)
-        for loader in self._loaders.values():
-            loader.is_closed = True
 
     def arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         plain = transposed_in_memory(parameter)

@@ -9,6 +9,7 @@ import torch
 
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.quantization.rounding import FloatLayer
 from vllm_davinci.core.quantization.scheme import find_scheme
 from vllm_davinci.core.quantization.tensors import dtype_name
 
@@ -186,7 +187,7 @@ def as_integers(
         integers = torch.empty(weight.shape, dtype=torch.int8)
         weight_scale = torch.empty(weight.shape[0], 1)
         for rows, values in dequantized(weight, scale, block):
-            made = scheme.rounded(values, torch.float32)
+            made = scheme.rounded(FloatLayer(values, torch.float32))
             integers[rows], weight_scale[rows] = made["weight"], made["weight_scale"]
     return {
         "weight": integers,

@@ -26,7 +26,7 @@ from vllm_davinci.core.quantization.loading import (
     require_symmetric,
 )
 from vllm_davinci.core.quantization.quant_matmul import QuantMatmul
-from vllm_davinci.core.quantization.scheme import LayerSettings, Scheme
+from vllm_davinci.core.quantization.scheme import LayerSettings, Scheme, WeightSize
 from vllm_davinci.core.quantization.tensors import Extent, TensorSpec, device_dtype
 
 
@@ -69,7 +69,8 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         load = extra_weight_attrs["weight_loader"]
         out_features = sum(output_partition_sizes)
         group_size = self.settings.group_size
-        self.scheme.require_sizes(self.prefix, input_size_per_partition, out_features, group_size)
+        size = WeightSize(self.prefix, input_size_per_partition, out_features, group_size)
+        self.scheme.require_sizes(size)
         for spec in self.scheme.parameters:
             loader = RecordingLoader(load, f"{self.prefix}.{spec.name}", spec, params_dtype)
             self._loaders[spec.name] = loader
@@ -103,8 +104,6 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         offset = "weight_offset"
         if offset in self._loaders and self.scheme.is_symmetric:
             require_symmetric(self.prefix, self.scheme, offset, plain_tensor(layer, offset))
-        for loader in self._loaders.values():
-            loader.is_closed = True
 
 
 def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:

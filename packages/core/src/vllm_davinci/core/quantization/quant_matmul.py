@@ -11,7 +11,7 @@ import torch_npu
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.errors import DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import InputScale, quantize
-from vllm_davinci.core.quantization.scheme import Scheme
+from vllm_davinci.core.quantization.scheme import Scheme, WeightSize
 
 FRACTAL_NZ = 29  # aclFormat: 16 x 32 tiles, the matrix unit's own order
 
@@ -69,16 +69,9 @@ class Int8Scheme(Scheme):
     quantizes_input = True
     is_written = True
 
-    def require_sizes(
-        self,
-        prefix: str,
-        in_features: int,
-        out_features: int,
-        group_size: int = 0,
-        is_expert: bool = False,
-    ) -> None:
-        if not is_expert:
-            require_sizes(prefix, in_features, out_features)
+    def require_sizes(self, size: WeightSize) -> None:
+        if not size.is_expert:
+            require_sizes(size.prefix, size.in_features, size.out_features)
 
 
 def require_sizes(prefix: str, in_features: int, out_features: int) -> None:

@@ -8,15 +8,17 @@ attention before memory is measured, those with it once there is a KV cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.quantized_activation import InputScale, Output, OutputKind, Readers
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase
 
 logger = init_logger(__name__)
@@ -65,6 +67,22 @@ class OutputPlan:
             if producer.output is OutputKind.FLOAT and before[name] is not OutputKind.FLOAT
         ]
 
+    def check_with_attention(
+        self, vllm_config: VllmConfig, longest: int, dummy_run: Callable[..., object]
+    ) -> None:
+        """Holds against steps with attention what steps without it have told of the outputs.
+
+        longest:   tokens of the longest prefill that a dummy run may have
+        dummy_run: vLLM's `_dummy_run`, which every rank calls at the same time
+        """
+        sizes = {min(size, longest) for size in step_sizes(vllm_config)[1:]}
+        batches: list[tuple[int, dict[str, bool]]] = [(1, {"uniform_decode": True})]
+        batches += [(size, {"create_mixed_batch": True}) for size in sorted(sizes)]
+        eager = {"cudagraph_runtime_mode": CUDAGraphMode.NONE, "force_attention": True}
+        self.check(
+            partial(dummy_run, size, skip_eplb=True, **kind, **eager) for size, kind in batches
+        )
+
     def check(self, dummy_runs: Iterable[Callable[[], object]]) -> None:
         """`resolve`, of a plan that memory was measured with; says what has changed."""
         if self._producers and (changed := self.resolve(dummy_runs)):
@@ -73,6 +91,26 @@ class OutputPlan:
                 "layers return floats in all steps, which takes more memory than was measured.",
                 ", ".join(changed),
             )
+
+
+def resolved_plan(
+    vllm_config: VllmConfig, model: torch.nn.Module, dummy_run: Callable[..., object]
+) -> OutputPlan | None:
+    """The plan of a model of quantized inputs, by steps without attention; None of another model.
+
+    dummy_run: vLLM's `_dummy_run`, which every rank calls at the same time
+    """
+    quantization = vllm_config.quant_config
+    if not isinstance(quantization, AscendQuantizationConfig):
+        return None
+    if not quantization.description.quantizes_inputs:
+        return None
+    plan = OutputPlan(model)
+    plan.resolve(
+        partial(dummy_run, size, skip_eplb=True, is_profile=True)
+        for size in step_sizes(vllm_config)
+    )
+    return plan
 
 
 def step_sizes(vllm_config: VllmConfig) -> list[int]:

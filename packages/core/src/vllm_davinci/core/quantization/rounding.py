@@ -18,6 +18,22 @@ class InputRange:
         return InputRange(min(self.low, other.low), max(self.high, other.high))
 
 
+@dataclass(frozen=True)
+class FloatLayer:
+    """A linear layer, or one expert's projection, that is to be rounded.
+
+    weight: [out, in]
+    dtype:  of the model
+    bias:   [out]
+    inputs: the range of the layer's input, for schemes with `needs_input_range`
+    """
+
+    weight: torch.Tensor
+    dtype: torch.dtype
+    bias: torch.Tensor | None = None
+    inputs: InputRange | None = None
+
+
 def scale_and_offset(seen: InputRange) -> tuple[float, float]:
     """The step and the integer of zero that map a range on -128 to 127."""
     low, high = min(seen.low, 0.0), max(seen.high, 0.0)  # zero stays representable
@@ -32,3 +48,9 @@ def rounded_per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     # A channel of zeros has no range; any scale serves it.
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     return (wide / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+def stored_per_channel(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that symmetric int8 weights with a scale per channel are stored as."""
+    integers, scale = rounded_per_channel(weight)
+    return {"weight": integers, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}

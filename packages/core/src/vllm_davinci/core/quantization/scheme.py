@@ -10,7 +10,7 @@ import torch
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.quantization.registry import Registry
-from vllm_davinci.core.quantization.rounding import InputRange
+from vllm_davinci.core.quantization.rounding import FloatLayer
 from vllm_davinci.core.quantization.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -42,6 +42,21 @@ class LayerSettings(NamedTuple):
     is_loaded: bool = True
     use_nz: bool = False
     group_size: int = 0
+
+
+class WeightSize(NamedTuple):
+    """Size of a weight on one rank.
+
+    prefix:     name of the layer, for messages
+    group_size: see Layout
+    is_expert:  whether the weight is one of routed experts
+    """
+
+    prefix: str
+    in_features: int
+    out_features: int
+    group_size: int = 0
+    is_expert: bool = False
 
 
 class Scheme:
@@ -95,14 +110,7 @@ class Scheme:
         """
         return tensor
 
-    def require_sizes(
-        self,
-        prefix: str,
-        in_features: int,
-        out_features: int,
-        group_size: int = 0,
-        is_expert: bool = False,
-    ) -> None:
+    def require_sizes(self, size: WeightSize) -> None:
         """Raises UnsupportedFeatureError where the device takes no such weight on a rank."""
 
     def refusal_of_groups(self, group_size: int) -> str | None:
@@ -134,17 +142,8 @@ class Scheme:
         """fp32 [out, in], the values that a layer stands for. tensor: a parameter by its name"""
         raise self._unavailable("A layer that is needed as floats", "its values (floats)")
 
-    def rounded(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-        inputs: InputRange | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The stored tensors of a layer, rounded from a float weight [out, in].
-
-        dtype: of the model; bias: [out]; inputs: where `needs_input_range`
-        """
+    def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
+        """The tensors of a layer as they are stored."""
         raise self._unavailable("A float weight", "how to round it (rounded)")
 
     def _unavailable(self, subject: str, what: str) -> UnsupportedFeatureError:

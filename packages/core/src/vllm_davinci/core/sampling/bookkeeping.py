@@ -8,10 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm.envs as envs
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 from vllm.v1.outputs import LogprobsLists, SamplerOutput
 
 from vllm_davinci.core.sampling.newest_tokens import PLACEHOLDER
+
+
+def gets_one_token_each(batch: Any, output: SamplerOutput, discarded: np.ndarray) -> bool:
+    """Whether every request of vLLM's input batch gets exactly one token, and keeps it.
+
+    discarded: [num_requests], bool: requests that are still prompts, whose tokens count for nothing
+    """
+    return bool(
+        not envs.VLLM_COMPUTE_NANS_IN_LOGITS
+        and output.sampled_token_ids.shape == (batch.num_reqs, 1)
+        and not np.count_nonzero(discarded)
+    )
 
 
 def record(

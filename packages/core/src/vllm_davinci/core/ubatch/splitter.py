@@ -1,12 +1,10 @@
 """Whether and how each step is split into ubatches, the same on all data-parallel ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import vllm.envs as envs
 from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
@@ -23,68 +21,12 @@ from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
 from vllm_davinci.core.ubatch.metrics import CountWriter
 from vllm_davinci.core.ubatch.planned_step import PlannedStep, SplitStep
-from vllm_davinci.core.ubatch.prefix_order import BlockIds, CachedPrefixes
+from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 # As vLLM has it: graph mode, padded size, whether vLLM splits it, tokens per DP rank, statistics.
 Execution = tuple[CUDAGraphMode, BatchDescriptor, bool, torch.Tensor | None, Any]
 
 logger = init_logger(__name__)
-
-
-@dataclass(frozen=True)
-class ScheduledStep:
-    """A step as one DP rank would run it by itself.
-
-    query_lens:     [num_reqs], new tokens of each request, in batch order
-    is_real:        it serves requests, and is no profile, warm-up or dummy run
-    precedes_graph: it runs a size eagerly that is captured next: what the capture needs is made
-    """
-
-    query_lens: np.ndarray
-    is_real: bool
-    precedes_graph: bool = False
-
-
-@dataclass(frozen=True)
-class BatchFacts:
-    """Facts about the batch of a step that serves requests.
-
-    can_be_cut: nothing in the step belongs to the step as a whole
-    prefixes:   what the requests have in the cache
-    """
-
-    can_be_cut: bool
-    prefixes: CachedPrefixes
-
-    @classmethod
-    def of(
-        cls,
-        batch: Any,
-        requests: Mapping[str, Any],
-        model: object,
-        model_kwargs: Mapping[str, Any],
-    ) -> "BatchFacts":
-        """The facts about vLLM's input batch.
-
-        requests:     those of the batch, and others, by name
-        model:        may keep rows of a step's images or videos and take them by the step's
-                      numbers, wherever the step is cut; it says so: `splits_multimodal_steps`
-        model_kwargs: what the model takes for the step as a whole
-        """
-        splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
-        has_multimodal = any(requests[name].mm_features for name in batch.req_ids)
-        return cls(
-            can_be_cut=not batch.lora_id_to_lora_request
-            and (splits_multimodal_steps or not has_multimodal)
-            and not model_kwargs,
-            prefixes=CachedPrefixes(
-                [
-                    BlockIds(table.get_numpy_array(), table.block_size)
-                    for table in batch.block_table.block_tables
-                ],
-                batch.num_computed_tokens_cpu[: batch.num_reqs],
-            ),
-        )
 
 
 class StepSplitter:

@@ -50,6 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help=f"links between chips (default: {_DEFAULTS['topology']})",
     )
+    _add_work(parser)
+    _add_server(parser)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
+    parser.add_argument(
+        "--split-costs",
+        type=Path,
+        metavar="FILE",
+        help="instead: what steps of these prompts' tokens take whole and as ubatches, for the "
+        "option dbo.costs (default: 128 to 16384 tokens)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("the work")
     work.add_argument(
         "--requests",
@@ -82,6 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of the busiest rank of experts over the mean: a number, or recorded loads as "
         "JSON, a list of layers, each a list of its experts' rows (default: %(default)s)",
     )
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     served = parser.add_argument_group("a server instead")
     served.add_argument(
         "--serve",
@@ -96,15 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="this host's seconds for each modelled one; divide clients' figures by it "
         "(default: %(default)s)",
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
-    parser.add_argument(
-        "--split-costs",
-        type=Path,
-        metavar="FILE",
-        help="instead: what steps of these prompts' tokens take whole and as ubatches, for the "
-        "option dbo.costs (default: 128 to 16384 tokens)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

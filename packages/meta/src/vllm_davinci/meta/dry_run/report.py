@@ -113,6 +113,25 @@ def print_report(result: DryRun, console: Console) -> None:
         "All times are modelled; nothing here was measured on an NPU.",
         markup=False,
     )
+    console.print(_memory_table(result))
+    console.print(_step_table(result))
+    console.print(_use_table(result))
+    _print_served(result, console)
+    console.print(
+        f"{len(machine.assumptions)} figures of this machine are assumed, such as "
+        f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
+        markup=False,
+    )
+    wall = [step.wall_seconds for step in result.steps]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
+    console.print(
+        f"This host: start-up {result.start_seconds:.1f} s, steps {min(wall, default=0):.3f} to "
+        f"{max(wall, default=0):.3f} s, {peak:.2f} GiB of memory at most.",
+        markup=False,
+    )
+
+
+def _memory_table(result: DryRun) -> Table:
     plan = result.memory
     memory = Table(title="memory of one device")
     memory.add_column("for")
@@ -127,8 +146,10 @@ def print_report(result: DryRun, console: Console) -> None:
         ("all there is", plan.total_bytes),
     ):
         memory.add_row(name, f"{count / _GIB:.2f}")
-    console.print(memory)
+    return memory
 
+
+def _step_table(result: DryRun) -> Table:
     table = Table(title="steps, modelled ms")
     columns = ("step", "count", "total", "device", "compute", "communication", "exposed", "bound")
     for column in columns:
@@ -144,8 +165,10 @@ def print_report(result: DryRun, console: Console) -> None:
             step.overlap_bound_ps,
         )
         table.add_row(kind, str(len(steps)), *(f"{ps / _MS:.3f}" for ps in figures))
-    console.print(table)
+    return table
 
+
+def _use_table(result: DryRun) -> Table:
     use = Table(title="share of the step in which a resource is busy, and of communication")
     busy = [n for n in _names(result.steps) if any(s.modelled.busy_ps[n] for s in result.steps)]
     for column in ("step", *busy, "communication", "tokens/s"):
@@ -157,20 +180,7 @@ def print_report(result: DryRun, console: Console) -> None:
         shares.append(step.communication_ps / max(step.host_ps, 1))
         speed = sum(chosen.tokens) / max(step.host_ps, 1) * 10**12
         use.add_row(kind, *(f"{share:.0%}" for share in shares), f"{speed:,.0f}")
-    console.print(use)
-    _print_served(result, console)
-    console.print(
-        f"{len(machine.assumptions)} figures of this machine are assumed, such as "
-        f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
-        markup=False,
-    )
-    wall = [step.wall_seconds for step in result.steps]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
-    console.print(
-        f"This host: start-up {result.start_seconds:.1f} s, steps {min(wall, default=0):.3f} to "
-        f"{max(wall, default=0):.3f} s, {peak:.2f} GiB of memory at most.",
-        markup=False,
-    )
+    return use
 
 
 def _print_served(result: DryRun, console: Console) -> None:

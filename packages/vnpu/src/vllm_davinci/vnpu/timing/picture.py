@@ -103,7 +103,7 @@ def draw(
             "pictures need matplotlib: pip install 'vllm-davinci-vnpu[picture]'"
         ) from error
     matplotlib.use("Agg")
-    from matplotlib import patches, pyplot
+    from matplotlib import pyplot
 
     # Text stays text, and names of parts do not depend on chance.
     matplotlib.rcParams["svg.fonttype"] = "none"
@@ -115,48 +115,55 @@ def draw(
         len(sources), 1, figsize=(14, 2.2 * len(sources) + 1), squeeze=False, layout="constrained"
     )
     for (axes,), source, picture in zip(panels, sources, pictures, strict=True):
-        begin = picture.begin + begin_ms * 1000
-        end = begin + length_ms * 1000
-        rows = _rows_in(picture, begin, end)
-        labels = sorted({bar.label for bar in picture.bars} - {""})
-        # All bars of a kind at once: a step has thousands.
-        kinds: dict[tuple[str, str, bool, bool], list[tuple[float, float]]] = {}
-        for bar in _visible(picture, begin, end):
-            left, width = (bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000
-            kind = (bar.row, bar.label, bar.category == "collective", width > length_ms * _EDGED)
-            kinds.setdefault(kind, []).append((left, width))
-            if width > length_ms * _NAMED:
-                shown = max(left, 0.0), min(left + width, length_ms)
-                axes.text(
-                    sum(shown) / 2,
-                    rows.index(bar.row),
-                    bar.name.removeprefix("aclnn"),
-                    fontsize=7,
-                    ha="center",
-                    va="center",
-                    clip_on=True,
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-                )
-        for (row, label, is_collective, is_edged), spans in kinds.items():
-            axes.broken_barh(
-                spans,
-                (rows.index(row) - 0.4, 0.8),
-                facecolors=_colour(label, labels),
-                edgecolor="white" if is_edged else "none",
-                linewidth=0.2,
-                hatch=_COLLECTIVE_HATCH if is_collective else None,
-            )
-        if labels:
-            keys = [patches.Patch(color=_colour(each, labels), label=each) for each in labels]
-            axes.legend(handles=keys, loc="lower right", fontsize=7, ncols=len(keys))
-        axes.set_yticks(range(len(rows)), rows, fontsize=7)
-        axes.set_xlim(0, length_ms)
-        axes.invert_yaxis()
+        _draw_panel(axes, picture, begin_ms, length_ms)
         axes.set_title(f"{source.stem}: {picture.title}", fontsize=8, loc="left")
     panels[-1][0].set_xlabel("ms, modelled; hatched: collectives")
     # Without dates and versions, so that the same timelines give the same bytes.
     figure.savefig(destination, dpi=150, metadata={"Date": None} if _is_svg(destination) else None)
     pyplot.close(figure)
+
+
+def _draw_panel(axes: Any, picture: Picture, begin_ms: float, length_ms: float) -> None:
+    """Draws one timeline. axes: matplotlib's"""
+    from matplotlib import patches
+
+    begin = picture.begin + begin_ms * 1000
+    end = begin + length_ms * 1000
+    rows = _rows_in(picture, begin, end)
+    labels = sorted({bar.label for bar in picture.bars} - {""})
+    # All bars of a kind at once: a step has thousands.
+    kinds: dict[tuple[str, str, bool, bool], list[tuple[float, float]]] = {}
+    for bar in _visible(picture, begin, end):
+        left, width = (bar.begin - begin) / 1000, (bar.end - bar.begin) / 1000
+        kind = (bar.row, bar.label, bar.category == "collective", width > length_ms * _EDGED)
+        kinds.setdefault(kind, []).append((left, width))
+        if width > length_ms * _NAMED:
+            shown = max(left, 0.0), min(left + width, length_ms)
+            axes.text(
+                sum(shown) / 2,
+                rows.index(bar.row),
+                bar.name.removeprefix("aclnn"),
+                fontsize=7,
+                ha="center",
+                va="center",
+                clip_on=True,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+            )
+    for (row, label, is_collective, is_edged), spans in kinds.items():
+        axes.broken_barh(
+            spans,
+            (rows.index(row) - 0.4, 0.8),
+            facecolors=_colour(label, labels),
+            edgecolor="white" if is_edged else "none",
+            linewidth=0.2,
+            hatch=_COLLECTIVE_HATCH if is_collective else None,
+        )
+    if labels:
+        keys = [patches.Patch(color=_colour(each, labels), label=each) for each in labels]
+        axes.legend(handles=keys, loc="lower right", fontsize=7, ncols=len(keys))
+    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    axes.set_xlim(0, length_ms)
+    axes.invert_yaxis()
 
 
 def _colour(label: str, labels: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ from vllm_davinci.core.quantization.quant_matmul import (
     arrange_weight,
 )
 from vllm_davinci.core.quantization.rounding import (
-    InputRange,
+    FloatLayer,
     rounded_per_channel,
     scale_and_offset,
 )
@@ -199,27 +199,21 @@ class W8A8(Int8Scheme):
         scale = deq_scale_as_float(tensor("deq_scale").cpu()) / tensor("input_scale").cpu()
         return weight.float() * scale.unsqueeze(1).to(weight.device)
 
-    def rounded(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-        inputs: InputRange | None = None,
-    ) -> dict[str, torch.Tensor]:
+    def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
         """The input's range is mapped on -128 to 127; the bias goes into `quant_bias`."""
-        assert inputs is not None, "needs_input_range"
-        integers, weight_scale = rounded_per_channel(weight)
-        scale, integer_of_zero = scale_and_offset(inputs)
+        assert layer.inputs is not None, "needs_input_range"
+        integers, weight_scale = rounded_per_channel(layer.weight)
+        scale, integer_of_zero = scale_and_offset(layer.inputs)
         input_scale, input_offset = torch.tensor([scale]), torch.tensor([integer_of_zero])
         deq_scale = input_scale * weight_scale.flatten()
         quant_bias = -input_offset.double() * integers.double().sum(1)
-        if bias is not None:
-            quant_bias += bias.double() / deq_scale.double()
+        if layer.bias is not None:
+            quant_bias += layer.bias.double() / deq_scale.double()
         limits = torch.iinfo(torch.int32)
         return {
             "weight": integers,
             "quant_bias": quant_bias.round().clamp(limits.min, limits.max).to(torch.int32),
             "input_scale": input_scale,
             "input_offset": input_offset,
-            "deq_scale": bits_from_float(deq_scale) if dtype == torch.float16 else deq_scale,
+            "deq_scale": bits_from_float(deq_scale) if layer.dtype == torch.float16 else deq_scale,
         }

@@ -36,7 +36,7 @@ from vllm_davinci.core.quantization.quant_matmul import (
     arrange_weight,
     per_token_quant_matmul,
 )
-from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
+from vllm_davinci.core.quantization.rounding import FloatLayer, stored_per_channel
 from vllm_davinci.core.quantization.scheme import SCHEMES, LayerSettings, Scheme
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, PER_CHANNEL
 
@@ -228,16 +228,5 @@ class W8A8Dynamic(Int8Scheme):
     def floats(self, tensor: Callable[[str], torch.Tensor]) -> torch.Tensor:
         return tensor("weight").float() * tensor("weight_scale").float()
 
-    def rounded(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-        inputs: InputRange | None = None,
-    ) -> dict[str, torch.Tensor]:
-        integers, scale = rounded_per_channel(weight)
-        return {
-            "weight": integers,
-            "weight_scale": scale,
-            "weight_offset": torch.zeros_like(scale),
-        }
+    def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
+        return stored_per_channel(layer.weight)

@@ -14,8 +14,8 @@ from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
-from vllm_davinci.core.quantization.rounding import InputRange, rounded_per_channel
-from vllm_davinci.core.quantization.scheme import SCHEMES, Layout, Scheme
+from vllm_davinci.core.quantization.rounding import FloatLayer, stored_per_channel
+from vllm_davinci.core.quantization.scheme import SCHEMES, Layout, Scheme, WeightSize
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, Extent, TensorSpec
 from vllm_davinci.core.quantization.weight_only import (
     WAY_OUT,
@@ -151,14 +151,8 @@ class WeightOnly(Scheme):
         is_column = part in ("weight_scale", "weight_offset") and tensor.dim() == 1
         return tensor.unsqueeze(1) if is_column else tensor
 
-    def require_sizes(
-        self,
-        prefix: str,
-        in_features: int,
-        out_features: int,
-        group_size: int = 0,
-        is_expert: bool = False,
-    ) -> None:
+    def require_sizes(self, size: WeightSize) -> None:
+        prefix, in_features, out_features, group_size, is_expert = size
         if reason := refusal(self.bits, group_size, in_features, out_features, is_expert):
             told = "are" if is_expert else "is"
             raise UnsupportedFeatureError(f"{prefix} {told} {self.name}: {reason}. {WAY_OUT}.")
@@ -179,19 +173,8 @@ class W8A16(WeightOnly):
     parameters = (INT8_WEIGHT, *_PER_GROUP)
     is_written = True
 
-    def rounded(
-        self,
-        weight: torch.Tensor,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
-        inputs: InputRange | None = None,
-    ) -> dict[str, torch.Tensor]:
-        integers, scale = rounded_per_channel(weight)
-        return {
-            "weight": integers,
-            "weight_scale": scale,
-            "weight_offset": torch.zeros_like(scale),
-        }
+    def rounded(self, layer: FloatLayer) -> dict[str, torch.Tensor]:
+        return stored_per_channel(layer.weight)
 
 
 @SCHEMES.register

@@ -1,95 +1,12 @@
-#include "ops/rules.h"
+// Rules about the dtypes, dimensions, layouts and sizes of tensors.
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
+#include "ops/rule_text.h"
+#include "ops/rules.h"
+
 namespace vnpu::ops {
-namespace {
-
-constexpr int64_t kNoMost = std::numeric_limits<int64_t>::max();
-
-template <class List, class Text>
-std::string listed(const List& list, Text text, const char* last = " or ") {
-  std::string result;
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (i > 0) result += i + 1 == list.size() ? last : ", ";
-    result += text(list[i]);
-  }
-  return result;
-}
-
-std::string digits(int64_t value) { return std::to_string(value); }
-
-std::string in_quotes(const std::string& text) { return '"' + text + '"'; }
-std::string quoted_dtype(ScalarType type) { return in_quotes(name_of(type)); }
-
-std::string form_of(const std::string& kind, const std::string& values = "") {
-  return "[" + in_quotes(kind) + (values.empty() ? "" : ", ") + values + "]";
-}
-
-Check formed(Check check, std::string form) {
-  check.form = std::move(form);
-  return check;
-}
-
-}  // namespace
-
-// --- values --------------------------------------------------------------------------------------
-
-const TensorView& RuleArguments::tensor(size_t index) const {
-  const ArgumentValue& value = (*this)[index];
-  // The rules of a list hold for each of its tensors; those that compare look at the first.
-  return value.kind == ArgumentValue::Kind::kTensors ? value.tensors[0] : *value.tensor;
-}
-
-int64_t RuleArguments::count(size_t index) const {
-  const ArgumentValue& value = (*this)[index];
-  return value.kind == ArgumentValue::Kind::kScalars ? static_cast<int64_t>(value.scalars->size())
-                                                     : value.tensors.count;
-}
-
-bool RuleArguments::has(size_t index) const {
-  const ArgumentValue& value = (*this)[index];
-  switch (value.kind) {
-    case ArgumentValue::Kind::kAbsent: return false;
-    case ArgumentValue::Kind::kTensors: return value.tensors.count > 0;
-    default: return true;
-  }
-}
-
-std::string name_of(ScalarType type) {
-  switch (type) {
-    case at::kFloat: return "float32";
-    case at::kHalf: return "float16";
-    case at::kBFloat16: return "bfloat16";
-    case at::kDouble: return "float64";
-    case at::kChar: return "int8";
-    case at::kByte: return "uint8";
-    case at::kShort: return "int16";
-    case at::kInt: return "int32";
-    case at::kLong: return "int64";
-    case at::kUInt16: return "uint16";
-    case at::kUInt32: return "uint32";
-    case at::kUInt64: return "uint64";
-    case at::kComplexFloat: return "complex64";
-    case at::kComplexDouble: return "complex128";
-    case at::kBool: return "bool";
-    case at::ScalarType::QUInt4x2: return "int4";
-    default: return c10::toString(type);
-  }
-}
-
-std::string sizes_of(const TensorView& view) {
-  std::vector<int64_t> sizes(view.sizes, view.sizes + view.dims);
-  return "[" + listed(sizes, digits, ", ") + "]";
-}
-
-int64_t size_of(const TensorView& view, int dimension) {
-  const int index = dimension < 0 ? view.dims + dimension : dimension;
-  return index >= 0 && index < view.dims ? view.sizes[index] : 1;
-}
-
 namespace {
 
 bool dense_from(const TensorView& view, int first) {
@@ -106,17 +23,6 @@ std::string strides_of(const TensorView& view) {
   return "strides [" + listed(strides, digits, ", ") + "] for sizes " + sizes_of(view);
 }
 
-bool given(const RuleArguments& own, size_t index) {
-  if (!own.has(index)) return false;
-  const ArgumentValue& value = own[index];
-  if (value.kind == ArgumentValue::Kind::kTensor) return value.tensor->numel() > 0;
-  if (value.kind != ArgumentValue::Kind::kTensors) return true;
-  for (size_t i = 0; i < value.tensors.count; ++i) {
-    if (value.tensors[i].numel() > 0) return true;
-  }
-  return false;
-}
-
 // Of each tensor of the argument.
 template <class Find>
 Found in_each(const RuleArguments& arguments, Find find) {
@@ -128,41 +34,9 @@ Found in_each(const RuleArguments& arguments, Find find) {
   return std::nullopt;
 }
 
-std::string dimension_text(int dimension) {
-  return dimension == -1 ? "last dimension"
-         : dimension < 0 ? "dimension " + std::to_string(dimension)
-                         : "dimension " + std::to_string(dimension);
-}
-
-std::string multiple_text(int64_t multiple) {
-  return multiple == 1 ? "" : " and a multiple of " + std::to_string(multiple);
-}
-
 }  // namespace
 
 bool is_contiguous(const TensorView& view) { return view.numel() == 0 || dense_from(view, 0); }
-
-// --- rules ---------------------------------------------------------------------------------------
-
-Check Check::when(Condition condition) && {
-  const size_t own = names.size() + 1;
-  names.insert(names.end(), condition.names.begin(), condition.names.end());
-  text += " when " + condition.text;
-  form.clear();
-  // The condition's arguments may be null, which it then says itself; the rule's own may not.
-  const bool sees = sees_absence;
-  sees_absence = true;
-  find = [own, sees, holds = std::move(condition.holds),
-          find = std::move(find)](const RuleArguments& arguments) -> Found {
-    if (!sees) {
-      for (size_t i = 0; i < own; ++i) {
-        if (!arguments.has(i)) return std::nullopt;
-      }
-    }
-    return holds(arguments.after(own)) ? find(arguments) : std::nullopt;
-  };
-  return std::move(*this);
-}
 
 Check dtype(std::vector<ScalarType> allowed) {
   std::string text = "be " + listed(allowed, name_of);
@@ -363,105 +237,6 @@ Check same_sizes_each(const char* other) {
         }
         return std::nullopt;
       });
-}
-
-Check between(int64_t least, int64_t most) {
-  return formed(that("be " + std::to_string(least) +
-                         (most == kNoMost ? " or more" : " to " + std::to_string(most)),
-                     {},
-                     [=](const RuleArguments& own) -> Found {
-                       if (own.integer() >= least && own.integer() <= most) return std::nullopt;
-                       return "value " + std::to_string(own.integer());
-                     }),
-                form_of("between", digits(least) + ", " + digits(most)));
-}
-
-Check one_of(std::vector<int64_t> allowed) {
-  const std::string numbers = listed(allowed, digits, ", ");
-  std::string text = "be " + listed(allowed, digits);
-  return formed(
-      that(std::move(text), {},
-           [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-             if (std::find(allowed.begin(), allowed.end(), own.integer()) != allowed.end()) {
-               return std::nullopt;
-             }
-             return "value " + std::to_string(own.integer());
-           }),
-      form_of("one_of", "[" + numbers + "]"));
-}
-
-Check one_of(std::vector<std::string> allowed) {
-  const std::string texts = listed(allowed, in_quotes, ", ");
-  std::string text =
-      "be " + listed(allowed, [](const std::string& each) { return "'" + each + "'"; });
-  return formed(fits(std::move(text), {},
-                     [allowed = std::move(allowed)](const RuleArguments& own) -> Found {
-                       if (std::find(allowed.begin(), allowed.end(), own.text()) != allowed.end()) {
-                         return std::nullopt;
-                       }
-                       return "value '" + own.text() + "'";
-                     }),
-                form_of("one_of", "[" + texts + "]"));
-}
-
-Check that(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find) {
-  return {.text = std::move(text), .names = std::move(names), .find = std::move(find)};
-}
-
-Check fits(std::string text, std::vector<const char*> names,
-           std::function<Found(const RuleArguments&)> find) {
-  Check check = that(std::move(text), std::move(names), std::move(find));
-  check.is_limit = false;
-  return check;
-}
-
-// --- conditions ----------------------------------------------------------------------------------
-
-Condition is_given(const char* argument) {
-  return {std::string(argument) + " is given", {argument}, [](const RuleArguments& own) {
-            return given(own, 0);
-          }};
-}
-
-Condition is_missing(const char* argument) {
-  return {std::string(argument) + " is null", {argument}, [](const RuleArguments& own) {
-            return !given(own, 0);
-          }};
-}
-
-Condition equals(const char* argument, std::vector<std::string> texts) {
-  return {std::string(argument) + " is " + listed(texts, [](const std::string& t) { return t; }),
-          {argument},
-          [texts](const RuleArguments& own) {
-            return own.has() && std::find(texts.begin(), texts.end(), own.text()) != texts.end();
-          }};
-}
-
-Condition equals(const char* argument, std::vector<int64_t> numbers) {
-  return {std::string(argument) + " is " + listed(numbers, digits),
-          {argument},
-          [numbers](const RuleArguments& own) {
-            return std::find(numbers.begin(), numbers.end(), own.integer()) != numbers.end();
-          }};
-}
-
-Condition has_dtype(const char* argument, std::vector<ScalarType> dtypes) {
-  return {std::string(argument) + " is " + listed(dtypes, name_of),
-          {argument},
-          [dtypes](const RuleArguments& own) {
-            return own.has() &&
-                   std::find(dtypes.begin(), dtypes.end(), own.tensor().dtype) != dtypes.end();
-          }};
-}
-
-Condition both(Condition first, Condition second) {
-  const size_t count = first.names.size();
-  std::vector<const char*> names = first.names;
-  names.insert(names.end(), second.names.begin(), second.names.end());
-  return {first.text + " and " + second.text, std::move(names),
-          [count, one = std::move(first.holds), two = std::move(second.holds)](
-              const RuleArguments& own) { return one(own) && two(own.after(count)); }};
 }
 
 }  // namespace vnpu::ops

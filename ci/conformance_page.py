@@ -1,0 +1,100 @@
+"""The page of other people's suites, from the last recorded run of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reference_cells import GENERATED, cell
+
+MOST_NAMES = 3  # of one file's tests in a cell
+
+
+def conformance_page(records: list[dict[str, Any]]) -> str:
+    """Results of other people's suites, of the last recorded run of each."""
+    text = "# Other people's suites\n\n" + GENERATED.format(source="ci/conformance/*/results.json")
+    text += (
+        "Tests that others wrote for chips, run over the virtual NPU as it is by default: strict, "
+        "Ascend910B3, CANN 8.5. Tests that ask for an operator that is not exported, and tests "
+        "that skip themselves, are counted in no share; a file is whole where none of its tests "
+        "fails.\n\n"
+        "| suite | what | version | selection | tests passed | files whole | lack an operator "
+        "| skipped |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    for record in records:
+        ran = record["passed"] + record["not_passed"]
+        able = record["files"] - record["files_lacking_an_operator"]
+        text += (
+            f"| [{record['suite']}](#{record['suite']}) | {cell(record['what'])} "
+            f"| {record['version']} | {record['selection']} "
+            f"| {_share(record['passed'], ran)} | {_share(record['files_whole'], able)} "
+            f"| {record['lacks_operator']} | {record['skipped']} |\n"
+        )
+    for record in records:
+        text += (
+            f"\n## {record['suite']}\n\n"
+            f"Again: `python3 -m nox -s conformance -- {record['suite']} "
+            f"{record.get('arguments', '--checkout DIR')} --record`, "
+            f"where DIR is {cell(record['source'])}.\n\n"
+        )
+        if rule := record.get("rule"):
+            text += f"{rule}\n\n"
+        if sources := record.get("sources"):
+            text += _sources(sources) + "\n"
+        backend = record.get("backend")
+        there = [f"pass on {backend}"] if backend else []
+        columns = ["why tests do not pass", "tests", *there, ""]
+        text += f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
+        unexplained = sorted(record["unexplained"])
+        reasons = record["reasons"] | ({"no reason is known": unexplained} if unexplained else {})
+        for why, tests in reasons.items():
+            cells = [cell(why), str(len(tests))]
+            if backend:
+                cells.append(str(len(set(tests) & set(record["pass_on_backend"]))))
+            text += f"| {' | '.join(cells)} | {cell(', '.join(_short_names(tests)))} |\n"
+        if not_built := record.get("not_built"):
+            text += "\n| why programs could not be built | programs |  |\n| --- | --- | --- |\n"
+            for why, programs in not_built.items():
+                names = ", ".join(_short_names(programs))
+                text += f"| {cell(why)} | {len(programs)} | {cell(names)} |\n"
+    return text
+
+
+def _sources(sources: list[dict[str, Any]]) -> str:
+    """Table of the programs of each source, and how many passed."""
+    kinds = sorted({kind for source in sources for kind in source["left_out"]})
+    columns = ["sources", "version", "programs", *kinds, "not built", "built", "passed"]
+    text = f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
+    for source in sources:
+        left_out = [source["left_out"].get(kind, 0) for kind in kinds]
+        built = source["built"]
+        not_built = source["programs"] - sum(left_out) - built
+        passed = _share(source["passed"], built) if built else "0"
+        numbers = [source["programs"], *left_out, not_built, built, passed]
+        text += f"| {source['name']} | {source['version']} | {' | '.join(map(str, numbers))} |\n"
+    return text
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}, {100 * part / whole:.1f} %"
+
+
+def _short_names(tests: list[str]) -> list[str]:
+    """`test_stream.py::test_priority`; of many in one file, its name and their number."""
+    of_file: dict[str, list[str]] = {}
+    for test in tests:
+        path, *names = test.split("::")
+        of_file.setdefault(_short_path(path), []).append(names[-1] if names else "")
+    return [
+        f"`{file}` ({len(names)})"
+        if len(names) > MOST_NAMES
+        else ", ".join(f"`{file}::{name}`" if name else f"`{file}`" for name in names)
+        for file, names in of_file.items()
+    ]
+
+
+def _short_path(path: str) -> str:
+    """A file's name; of a program that is not named after what it shows, with its folder."""
+    *_, folder, name = ("", *Path(path).parts)
+    return name if "." in name or name.startswith("test_") else f"{folder}/{name}"

@@ -1,0 +1,47 @@
+#pragma once
+
+// How rules say what they ask for, in words and in the forms that programs read.
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "ops/rules.h"
+
+namespace vnpu::ops {
+
+inline constexpr int64_t kNoMost = std::numeric_limits<int64_t>::max();
+
+template <class List, class Text>
+std::string listed(const List& list, Text text, const char* last = " or ") {
+  std::string result;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i > 0) result += i + 1 == list.size() ? last : ", ";
+    result += text(list[i]);
+  }
+  return result;
+}
+
+inline std::string digits(int64_t value) { return std::to_string(value); }
+
+inline std::string in_quotes(const std::string& text) { return '"' + text + '"'; }
+inline std::string quoted_dtype(ScalarType type) { return in_quotes(name_of(type)); }
+
+inline std::string form_of(const std::string& kind, const std::string& values = "") {
+  return "[" + in_quotes(kind) + (values.empty() ? "" : ", ") + values + "]";
+}
+
+inline Check formed(Check check, std::string form) {
+  check.form = std::move(form);
+  return check;
+}
+
+inline std::string dimension_text(int dimension) {
+  return dimension == -1 ? "last dimension" : "dimension " + std::to_string(dimension);
+}
+
+inline std::string multiple_text(int64_t multiple) {
+  return multiple == 1 ? "" : " and a multiple of " + std::to_string(multiple);
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,162 @@
+"""A reader can hold a file and a function: 300 lines, and 60."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("packages", "tests", "benchmarks", "checkpoints", "ci", "examples")
+SUFFIXES = (".py", ".h", ".cpp", ".inc")
+FILE_LINES, FUNCTION_LINES = 300, 60
+# Lists that have one row, or one case, for each thing that they name; nothing in them is read in
+# order. The generated one is written by `nox -s docs`.
+TABLES = {
+    "packages/core/src/vllm_davinci/core/components/compiled_operators.py",
+    "packages/core/src/vllm_davinci/core/config/other_keys.py",
+    "packages/core/src/vllm_davinci/core/upstream_overrides.py",
+    "packages/kernels/src/vllm_davinci/kernels/calls.py",
+    "packages/vnpu/csrc/ops/attention/fused_infer_attention_constraints.cpp",
+    "packages/vnpu/csrc/ops/attention/cache_constraints.cpp",
+    "packages/vnpu/csrc/ops/matmul/matmul_constraints.cpp",
+    "tests/support/src/vllm_davinci_testing/operators/illegal_calls.py",
+}
+# Longer ones, with the lines that they may have (files rounded up to fifties, functions to tens):
+# the lists only shrink.
+FILES: dict[str, int] = {
+    "benchmarks/published/deepseek_r1_w8a8.py": 450,
+    "checkpoints/train.py": 350,
+    "ci/conformance/modelslim/run.py": 350,
+    "packages/core/src/vllm_davinci/core/attention/mla/layer.py": 350,
+    "packages/core/src/vllm_davinci/core/model_runner.py": 400,
+    "packages/core/src/vllm_davinci/core/platform.py": 350,
+    "packages/core/tests/attention/mla/test_mla.py": 400,
+    "packages/core/tests/checkpoint/test_check.py": 350,
+    "packages/core/tests/config/test_overlap.py": 350,
+    "packages/core/tests/fused_moe/dispatcher/moe_rank.py": 400,
+    "packages/core/tests/fused_moe/dispatcher/test_dispatcher_ranks.py": 350,
+    "packages/core/tests/fused_moe/test_layer.py": 350,
+    "packages/core/tests/quantization/test_experts_method.py": 350,
+    "packages/core/tests/quantization/test_linear_method.py": 400,
+    "packages/core/tests/quantization/test_resolve_outputs.py": 450,
+    "packages/core/tests/scheduler/test_prefill_first.py": 450,
+    "packages/multistream/tests/test_interleave.py": 500,
+    "packages/vnpu/csrc/abi/ascendcl/memory.cpp": 400,
+    "packages/vnpu/csrc/abi/hccl/communicator.cpp": 450,
+    "packages/vnpu/csrc/collective/group.cpp": 400,
+    "packages/vnpu/csrc/collective/operations.cpp": 500,
+    "packages/vnpu/csrc/device/memory.cpp": 500,
+    "packages/vnpu/csrc/ops/attention/attention_kernel_body.h": 550,
+    "packages/vnpu/csrc/ops/attention/fused_attention.cpp": 350,
+    "packages/vnpu/csrc/ops/attention/kv_cache.cpp": 350,
+    "packages/vnpu/csrc/ops/attention/mla.cpp": 350,
+    "packages/vnpu/csrc/ops/matmul/grouped_matmul.cpp": 450,
+    "packages/vnpu/csrc/ops/moe/distribute.cpp": 350,
+    "packages/vnpu/csrc/ops/moe/expert_exchange.cpp": 400,
+    "packages/vnpu/csrc/ops/moe/routing.cpp": 550,
+    "packages/vnpu/csrc/ops/pointwise/elementwise.cpp": 350,
+    "packages/vnpu/csrc/ops/random/random.cpp": 350,
+    "packages/vnpu/csrc/ops/reduction/norm.cpp": 350,
+    "packages/vnpu/csrc/timing/machine.cpp": 350,
+    "packages/vnpu/csrc/timing/model.cpp": 500,
+    "packages/vnpu/csrc/timing/simulation.cpp": 350,
+    "packages/vnpu/tests/collective/test_collective.py": 650,
+    "packages/vnpu/tests/cpp/executor_tests.cpp": 400,
+    "packages/vnpu/tests/cpp/timing_tests.cpp": 500,
+    "packages/vnpu/tests/device/test_stream.py": 350,
+    "packages/vnpu/tests/ops/attention/test_fused_infer_attention.py": 350,
+    "packages/vnpu/tests/ops/moe/test_expert_exchange.py": 400,
+    "packages/vnpu/tests/ops/moe/test_routing.py": 350,
+    "packages/vnpu/tests/race/test_detector.py": 550,
+    "tests/e2e/test_generate.py": 550,
+    "tests/e2e/test_graph_mode.py": 400,
+    "tests/e2e/test_moe.py": 350,
+    "tests/e2e/test_overlap.py": 500,
+    "tests/e2e/test_overlap_matrix.py": 400,
+    "tests/e2e/test_quantization.py": 550,
+    "tests/e2e/test_vision.py": 600,
+    "tests/support/src/vllm_davinci_testing/engines/model_zoo.py": 450,
+    "tests/support/src/vllm_davinci_testing/engines/vision_zoo.py": 350,
+}
+FUNCTIONS: dict[str, int] = {
+    "benchmarks/kernels/decode_layer_w8a8.py:ours": 80,
+    "benchmarks/kernels/launch.py:_measure": 80,
+    "benchmarks/multistream/copy_engine.py:run": 90,
+    "benchmarks/multistream/switch.py:run": 90,
+    "checkpoints/model_card.py:write_model_card": 80,
+    "checkpoints/train.py:train": 90,
+    "checkpoints/train_draft.py:train": 90,
+    "packages/core/src/vllm_davinci/core/attention/mla/impl.py:_attend": 70,
+    "packages/core/src/vllm_davinci/core/attention/mla/layer.py:__init__": 70,
+    "packages/core/src/vllm_davinci/core/ubatch/split_forward.py:run": 70,
+    "packages/core/tests/distributed/communicator_rank.py:main": 70,
+    "packages/kernels/src/vllm_davinci/kernels/reference/mla.py:mla_preprocess_w8a8": 70,
+    "packages/vnpu/tests/timing/test_simulation.py:solve": 70,
+    "tests/e2e/test_overlap.py:test_dp_ranks_split_together_and_the_metrics_say_so": 70,
+}
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            relative = path.relative_to(ROOT)
+            if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
+                continue
+            if {"build", "__pycache__", "node_modules"} & set(relative.parts):
+                continue
+            yield relative.as_posix(), path
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and lines of each Python function."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def problems(found: dict[str, int], limit: int, listed: dict[str, int]) -> list[str]:
+    """Names files or functions that are too long, and rows of the list that are not needed."""
+    long = [
+        f"{name}: {lines} lines, at most {listed.get(name, limit)}: split it where it has a "
+        "second reason to change"
+        for name, lines in found.items()
+        if lines > listed.get(name, limit)
+    ]
+    done = [
+        f"{name}: {found.get(name, 0)} lines now: take it off the list"
+        for name in listed
+        if found.get(name, 0) <= limit
+    ]
+    return [*long, *done]
+
+
+def test_files_are_short() -> None:
+    found = {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in sources()
+        if name not in TABLES
+    }
+    wrong = problems(found, FILE_LINES, FILES)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_are_short() -> None:
+    found: dict[str, int] = {}
+    for name, path in sources():
+        if path.suffix == ".py":
+            for function, lines in functions(path):
+                key = f"{name}:{function}"
+                found[key] = max(lines, found.get(key, 0))
+    wrong = problems(found, FUNCTION_LINES, FUNCTIONS)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_too_long_is_told() -> None:
+    assert len(problems({"a.py": 301, "b.py": 300}, FILE_LINES, {})) == 1
+    assert len(problems({"a.py": 350}, FILE_LINES, {"a.py": 349})) == 1
+    assert not problems({"a.py": 349}, FILE_LINES, {"a.py": 349})
+    assert problems({"a.py": 290}, FILE_LINES, {"a.py": 349}) == [
+        "a.py: 290 lines now: take it off the list"
+    ]
