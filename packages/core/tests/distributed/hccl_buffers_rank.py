@@ -1,4 +1,4 @@
-"""One rank of test_communicators.py: `communicators_rank.py CHECKPOINT`, torchrun's variables.
+"""One rank of test_hccl_buffers.py: `hccl_buffers_rank.py CHECKPOINT`, torchrun's variables.
 
 Two TP ranks of each of two DP ranks, and two ranks of each expert. Prints the device memory that
 the first collective of each group takes once communicators are made.

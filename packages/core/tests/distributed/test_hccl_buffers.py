@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 
-RANK_PROGRAM = Path(__file__).with_name("communicators_rank.py")
+RANK_PROGRAM = Path(__file__).with_name("hccl_buffers_rank.py")
 CHECKPOINT = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
 TWO_BUFFERS_BYTES = 2 * 200 << 20  # of each group, by default
 
