@@ -135,6 +135,28 @@ def test_base_requests_and_a_zero_adapter_equal_an_engine_without_lora(
     assert found[8:] != expected
 
 
+def test_logprobs_of_prompts_are_those_under_the_adapter(
+    engine: EngineProcess,
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+):
+    names = [None, "rank8", "rank64", None]
+    given = [prompts[40 + index] for index in range(len(names))]
+    asked = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
+    outputs = engine.generate(
+        as_inputs(given), asked, lora_request=[requests.get(name) for name in names]
+    )
+    for name, prompt, output in zip(names, given, outputs, strict=True):
+        with adapters.adapted(reference(MODEL).network, written.get(name)):
+            expected = reference(MODEL).logprobs(prompt)
+        for row, token, of_token in zip(
+            expected, prompt[1:], output.prompt_logprobs[1:], strict=False
+        ):
+            assert of_token[token].logprob == pytest.approx(float(row[token]), abs=2e-4), name
+
+
 def test_every_tensor_of_an_adapter_is_in_its_slot(
     engine: EngineProcess, written: dict[str, Path], requests: dict[str, LoRARequest]
 ):
@@ -165,6 +187,51 @@ def test_more_adapters_than_slots_on_two_ranks(
     assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
     assert slots[0] == slots[1]
     assert layers[0] == layers[1]
+
+
+def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+):
+    names = [None, "rank8", "rank64", "rank32"] * 2
+    given = [prompts[50 + index] for index in range(len(names))]
+    checked = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+    with start_engine(zoo(MODEL), environment=checked, **{**LORA, "max_loras": 2}) as engine:
+        outputs = engine.generate(
+            as_inputs(given), GREEDY, lora_request=[requests.get(name) for name in names]
+        )
+    of_request = [written.get(name) for name in names]
+    assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
+
+
+def test_attention_beside_routed_experts_takes_adapters(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    name = "qwen3_moe_softmax_top2_of_8"
+    path = adapters.write_adapter(
+        reference(name).network, tmp_path / "attention", 8, seed=2, targets=r"\.[qkvo]_proj$"
+    )
+    pair = {
+        f"base_model.model.model.layers.0.mlp.experts.0.down_proj.lora_{which}.weight": value
+        for which, value in (("A", torch.ones(8, 32)), ("B", torch.ones(32, 8)))
+    }
+    adapters.write_files(tmp_path / "experts", pair, {"r": 8, "target_modules": ["down_proj"]})
+    given = prompts[3:7] * 2
+    asked = [None] * 4 + [LoRARequest("attention", 1, str(path))] * 4
+    with start_engine(zoo(name), **LORA) as engine:
+        outputs = engine.generate(as_inputs(given), GREEDY, lora_request=asked)
+        with pytest.raises(EngineError, match=r"experts\.0\.down_proj"):
+            engine.add_lora(LoRARequest("experts", 2, str(tmp_path / "experts")))
+    of_request = [None] * 4 + [path] * 4
+    assert not adapters.first_differences(reference(name), of_request, given, outputs)
 
 
 # --- adapters that do not fit ---------------------------------------------------------------------
@@ -244,3 +311,10 @@ def test_what_is_not_served_with_adapters_ends_the_start(
 ):
     with pytest.raises(EngineError, match=told):
         start_engine(zoo(MODEL), enable_lora=True, **options)
+
+
+def test_adapters_of_mla_end_the_start(
+    tiny_deepseek: Path, start_engine: Callable[..., EngineProcess]
+):
+    with pytest.raises(EngineError, match="adapters of models with MLA"):
+        start_engine(tiny_deepseek, enable_lora=True)

@@ -58,6 +58,7 @@ class NPUModelRunner(GPUModelRunner):
     # Created anew by vLLM under these names.
     model: Any
     input_batch: Any
+    num_prompt_logprobs: dict[str, int]
     sampler: Any
     prepare_inputs_event: torch.Event | None
 
@@ -366,6 +367,24 @@ class NPUModelRunner(GPUModelRunner):
         )
         requests, row_of_request = batch.req_ids.copy(), batch.req_id_to_index.copy()
         return {}, None, logprobs, tokens, prompt_logprobs, requests, row_of_request, []
+
+    def _get_prompt_logprobs_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """vLLM's; with adapters one request at a time, whose rows are all of one adapter."""
+        if not self.lora_config or not self.num_prompt_logprobs:
+            return super()._get_prompt_logprobs_dict(*args, **kwargs)
+        wanted = self.num_prompt_logprobs
+        found: dict[str, Any] = {}
+        for request, number in list(wanted.items()):
+            row = self.input_batch.req_id_to_index.get(request)
+            if row is None:
+                continue  # preempted
+            self.num_prompt_logprobs = {request: number}
+            with self.lora_manager.logits_of(int(self.input_batch.request_lora_mapping[row])):
+                found |= super()._get_prompt_logprobs_dict(*args, **kwargs)
+            if not self.num_prompt_logprobs:
+                del wanted[request]
+        self.num_prompt_logprobs = wanted
+        return found
 
     def shutdown(self) -> None:
         """vLLM's, without its search for garbage: the engine core does one, or the process ends."""

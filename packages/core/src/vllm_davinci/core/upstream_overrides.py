@@ -117,11 +117,14 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.lora.adapter_manager:NPULoRAModelManager._create_lora_modules",
             "core.lora.adapter_manager:NPUWorkerLoRAManager._load_adapter",
+            "core.model_runner:NPUModelRunner._get_prompt_logprobs_dict",
         ),
-        why="vLLM skips layers that it cannot wrap, and copies tensors of too small a shape",
+        why="vLLM skips layers that it cannot wrap, copies tensors of too small a shape, and takes "
+        "rows of a prompt for those that are sampled",
         upstream={
             "lora/model_manager.py": ("_create_lora_modules", "It will be ignored."),
             "lora/worker_manager.py": ("_load_adapter", "_manager_cls"),
+            RUNNER: ("_get_prompt_logprobs_dict",),
         },
         goes_when="vLLM refuses what it would leave out",
     ),

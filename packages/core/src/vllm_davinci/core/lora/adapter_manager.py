@@ -1,5 +1,8 @@
 """vLLM's managers of adapters, with our layout of weights and a check of every tensor."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
@@ -52,3 +55,13 @@ class NPUWorkerLoRAManager(LRUCacheWorkerLoRAManager):
             )
         logger.info("Adapter %s: %d layers.", lora_request.lora_name, len(adapter.loras))
         return adapter
+
+    @contextmanager
+    def logits_of(self, adapter_id: int) -> Iterator[None]:
+        """Inside, all rows whose logits are computed are of this adapter; 0 for none."""
+        manager = self._adapter_manager
+        slot = manager.lora_index_to_id.index(adapter_id) if adapter_id else -1
+        with ExitStack() as stack:
+            for wrapper in manager.punica_wrapper_mapping.values():
+                stack.enter_context(wrapper.of_one_slot(slot))
+            yield

@@ -4,6 +4,8 @@ Shapes depend on the number of rows alone, nothing is read back, and a row witho
 exact zeros: it may share a step, and a captured graph, with rows of any adapters.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +47,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         shape = max(max_num_batched_tokens, max_batches), slots * rank
         self._foreign_to_token = torch.ones(shape, dtype=torch.bool, device=device)
         self._foreign_to_sample = torch.ones(shape, dtype=torch.bool, device=device)
+        self._foreign_to_all: torch.Tensor | None = None  # [1, slots * rank], see `of_one_slot`
         self.no_lora = True
 
     def update_metadata(
@@ -79,6 +82,15 @@ class NPUPunicaWrapper(PunicaWrapperBase):
             torch.ne(of_rows.unsqueeze(1), self._slot_of_column, out=rows)
         embeddings = self._embeddings_indices[:num_tokens]
         embeddings.copy_(of_tokens.clamp(min=0)).mul_(vocab_size)
+
+    @contextmanager
+    def of_one_slot(self, slot: int) -> Iterator[None]:
+        """Inside, all rows whose logits are computed use this slot; -1 for no adapter."""
+        self._foreign_to_all = self._slot_of_column.ne(slot).unsqueeze(0)
+        try:
+            yield
+        finally:
+            self._foreign_to_all = None
 
     def add_lora_linear(
         self,
@@ -133,7 +145,10 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         if self.no_lora:
             return y
         shrunk = torch.mm(x, lora_a_stacked.flatten(0, 2).t())
-        shrunk.masked_fill_(self._foreign_to_sample[: x.shape[0]], 0)
+        foreign = self._foreign_to_all
+        shrunk.masked_fill_(
+            self._foreign_to_sample[: x.shape[0]] if foreign is None else foreign, 0
+        )
         # Logits have rows of the padded vocabulary where the head is divided.
         _add_product(y[:, : lora_b_stacked.shape[2]], shrunk, columns(lora_b_stacked))
         return y
