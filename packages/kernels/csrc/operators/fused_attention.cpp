@@ -3,6 +3,7 @@
 #include "operators/fused_attention.h"
 
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
@@ -10,11 +11,6 @@ namespace {
 Operator kFusedInferAttentionScore("aclnnFusedInferAttentionScoreV3");
 Operator kScatterPaKvCache("aclnnScatterPaKvCache");
 Operator kInplaceCopy("aclnnInplaceCopy");
-
-// [blocks, block_size, heads, size] as [blocks, block_size, heads * size].
-View flat(const Tensor& cache) {
-  return View::of(cache).reshaped({cache.size(0), cache.size(1), cache.size(2) * cache.size(3)});
-}
 
 void check_rows(const Tensor& query, const Tensor& key, const Tensor& value) {
   TORCH_CHECK_VALUE(query.dim() == 3 && key.dim() == 3 && value.dim() == 3 &&

@@ -4,6 +4,7 @@
 #include "operators/fused_attention.h"
 #include "operators/heads_product.h"
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
@@ -18,11 +19,6 @@ void check(const arguments::mla_decode_attention& a) {
       " and W_UV of sizes ", a.W_UV.sizes(),
       ": give [tokens, heads, kv_lora_rank], [tokens, heads, rope] and [heads, kv_lora_rank, "
       "value]");
-}
-
-// [blocks, block_size, 1, size] as [blocks, block_size, size].
-View flat(const Tensor& cache) {
-  return View::of(cache).reshaped({cache.size(0), cache.size(1), cache.size(2) * cache.size(3)});
 }
 
 }  // namespace

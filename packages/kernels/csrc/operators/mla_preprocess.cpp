@@ -2,12 +2,12 @@
 
 #include "operators/mla_stage.h"
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
 
 Operator kMm("aclnnMm");
-Operator kRmsNorm("aclnnRmsNorm");
 
 class FloatProjections : public Projections {
  public:

@@ -2,16 +2,13 @@
 
 #include "operators/mla_stage.h"
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
 
 Operator kQuantMatmul("aclnnQuantMatmulV5");
 Operator kQuantMatmulWeightNz("aclnnQuantMatmulWeightNz");
-Operator kRmsNorm("aclnnRmsNorm");
-Operator kInplaceAdd("aclnnInplaceAdd");
-Operator kDynamicQuant("aclnnDynamicQuant");
-Operator kQuantize("aclnnQuantize");
 
 // One projection: (rows times weight + bias) * scale, and times the rows' scales.
 struct QuantMatmul {

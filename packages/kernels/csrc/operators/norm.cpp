@@ -2,15 +2,12 @@
 
 #include "launch/stage.h"
 #include "operators/operators.h"
+#include "operators/shared.h"
 
 namespace davinci {
 namespace {
 
-Operator kRmsNorm("aclnnRmsNorm");
 Operator kAddRmsNorm("aclnnAddRmsNorm");  // takes no empty tensors
-Operator kInplaceAdd("aclnnInplaceAdd");
-Operator kDynamicQuant("aclnnDynamicQuant");
-Operator kQuantize("aclnnQuantize");
 
 // Sizes of x with the last replaced.
 std::vector<int64_t> with_last(const Tensor& x, int64_t last) {

@@ -1,0 +1,19 @@
+#pragma once
+
+// CANN's operators that several of ours launch.
+
+#include "launch/stage.h"
+
+namespace davinci {
+
+inline Operator kRmsNorm("aclnnRmsNorm");
+inline Operator kInplaceAdd("aclnnInplaceAdd");
+inline Operator kDynamicQuant("aclnnDynamicQuant");
+inline Operator kQuantize("aclnnQuantize");
+
+// A paged cache [blocks, block_size, heads, size] with its heads in one dimension.
+inline View flat(const Tensor& cache) {
+  return View::of(cache).reshaped({cache.size(0), cache.size(1), cache.size(2) * cache.size(3)});
+}
+
+}  // namespace davinci
