@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.engines.unfit_adapters import UNFIT
 
 MODEL = "llama_head64_gqa4"  # whose embeddings and head have weights of their own
 RANKS = {"rank8": 8, "rank16": 16, "rank32": 32, "rank64": 64}
@@ -237,48 +237,7 @@ def test_attention_beside_routed_experts_takes_adapters(
 # --- adapters that do not fit ---------------------------------------------------------------------
 
 
-def _with_shape(directory: Path, base: Path) -> None:
-    tensors = load_file(base / adapters.WEIGHTS)
-    name = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
-    tensors[name] = tensors[name][:-1]
-    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["down_proj"]})
-
-
-def _with_another_layer(directory: Path, base: Path) -> None:
-    tensors = load_file(base / adapters.WEIGHTS)
-    tensors = {name.replace("layers.1.", "layers.7."): each for name, each in tensors.items()}
-    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["q_proj"]})
-
-
-def _with_target(directory: Path, base: Path) -> None:
-    pair = {
-        f"base_model.model.model.layers.0.self_attn.rotary.lora_{which}.weight": torch.ones(8, 8)
-        for which in "AB"
-    }
-    adapters.write_files(directory, pair, {"r": 8, "target_modules": ["rotary"]})
-
-
-def _with_infinity(directory: Path, base: Path) -> None:
-    tensors = load_file(base / adapters.WEIGHTS)
-    tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"][0, 0] = torch.inf
-    adapters.write_files(directory, tensors, {"r": 8, "target_modules": ["q_proj"]})
-
-
-def _with_rank(directory: Path, base: Path) -> None:
-    tensors = load_file(base / adapters.WEIGHTS)
-    adapters.write_files(directory, tensors, {"r": 128, "target_modules": ["q_proj"]})
-
-
-@pytest.mark.parametrize(
-    ("write", "told"),
-    [
-        (_with_shape, r"layers.1.mlp.down_proj: shapes .* \[255, 8\], .*\[256, rank\]"),
-        (_with_another_layer, "layers.7.*the model has none"),
-        (_with_target, "rotary"),
-        (_with_infinity, "layers.0.self_attn.q_proj: values that are not finite"),
-        (_with_rank, "128"),
-    ],
-)
+@pytest.mark.parametrize(("write", "told"), UNFIT)
 def test_an_adapter_that_does_not_fit_is_named_and_the_engine_goes_on(
     engine: EngineProcess,
     written: dict[str, Path],
