@@ -157,6 +157,17 @@ class Eagle3Head(nn.Module):
         combined: Tensor = self.fc(torch.cat([states[layer] for layer in EAGLE3_LAYERS], dim=-1))
         return combined
 
+    @classmethod
+    def load(cls, target: PreTrainedModel, directory: Path) -> "Eagle3Head":
+        """Reads what `save` has written."""
+        stored = load_file(directory / "model.safetensors")
+        del stored["t2d"]
+        offsets = stored.pop("d2t")
+        head = cls(target, offsets + torch.arange(len(offsets)))
+        named = {name.removeprefix("midlayer."): tensor for name, tensor in stored.items()}
+        head.load_state_dict({**named, "frequent_tokens": head.frequent_tokens})
+        return head
+
     def forward(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         embed_tokens, rotary = self._shared
         positions = torch.arange(tokens.shape[1])[None]
@@ -192,6 +203,7 @@ class Eagle3Head(nn.Module):
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         config = LlamaConfig.from_dict(self.config.to_dict())
         config.architectures = ["LlamaForCausalLMEagle3"]
+        config.dtype = torch.bfloat16
         config.num_hidden_layers = 1
         config.draft_vocab_size = len(self.frequent_tokens)
         config.tie_word_embeddings = False

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from corpus import held_out_files
-from drafts import MTPLayer
+from drafts import Eagle3Head, MTPLayer
 from perplexity import SLICE_TOKENS, held_out_windows, perplexity
 from recipes import RECIPES
 from safetensors import safe_open
@@ -184,16 +184,23 @@ def test_experts_share_the_held_out_tokens(
         assert load.min() > 0.25 * load.mean(), load.tolist()
 
 
-def test_the_mtp_layer_foresees_held_out_text_as_its_card_says() -> None:
-    directory = CHECKPOINTS / "tiny_deepseek"
-    [stated] = re.findall(r"by position \| (.*) \|", (directory / "MTP.md").read_text())
-    target = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    )
-    draft = MTPLayer(target.eval())
-    draft.load(directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    found = agreement(draft, target, held_out_windows(tokenizer, DRAFT_SLICE_TOKENS))
+@pytest.mark.parametrize(
+    ("target", "card"),
+    [("tiny_deepseek", "tiny_deepseek/MTP.md"), ("tiny_llama", "tiny_llama_eagle3/README.md")],
+)
+def test_a_draft_model_foresees_held_out_text_as_its_card_says(target: str, card: str) -> None:
+    [stated] = re.findall(r"by position \| (.*) \|", (CHECKPOINTS / card).read_text())
+    model = AutoModelForCausalLM.from_pretrained(
+        CHECKPOINTS / target, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    draft: MTPLayer | Eagle3Head
+    if target == "tiny_deepseek":
+        draft = MTPLayer(model)
+        draft.load(CHECKPOINTS / target)
+    else:
+        draft = Eagle3Head.load(model, (CHECKPOINTS / card).parent)
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / target)
+    found = agreement(draft, model, held_out_windows(tokenizer, DRAFT_SLICE_TOKENS))
     expected = [float(share) for share in stated.split(", ")]
     assert len(expected) == len(found) == 3
     # Another text under another Python.

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from operator import attrgetter
 
 import pytest
@@ -273,7 +274,11 @@ def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
-    """With no CUDA device to be seen, vLLM takes an installed Triton for usable."""
+    """With no CUDA device to be seen, vLLM takes an installed Triton for usable.
+
+    Whether it is installed is another package's matter.
+    """
+    has_triton = find_spec("triton") is not None
     done = run_program(
         """
         import os
@@ -290,5 +295,6 @@ def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
         CUDA_VISIBLE_DEVICES="",
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "found True False 0" in done.stdout
-    assert (done.stdout + done.stderr).count("model runner: V1") == 1
+    assert f"found {has_triton} False 0" in done.stdout, done.stderr[-3000:]
+    said = (done.stdout + done.stderr).count("model runner: V1")
+    assert said == int(has_triton), done.stderr[-3000:]

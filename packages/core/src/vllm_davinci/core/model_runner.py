@@ -23,9 +23,11 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.block_table import map_slots_on_host
+from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -42,6 +44,8 @@ from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
+from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
+from vllm_davinci.core.spec_decode.proposers import on_npu
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
@@ -60,6 +64,7 @@ class NPUModelRunner(GPUModelRunner):
     input_batch: Any
     num_prompt_logprobs: dict[str, int]
     sampler: Any
+    drafter: Any
     prepare_inputs_event: torch.Event | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
@@ -97,6 +102,8 @@ class NPUModelRunner(GPUModelRunner):
             self.rejection_sampler = RejectionSampler(
                 self.sampler, self.speculative_config, self.device
             )
+            self.drafter = on_npu(self.drafter, self._tokens_of_step)
+        self._rejected = RejectedDrafts(self.max_num_reqs)
         self._token_history = TokenHistory()
 
         self._has_plain_inputs = not (
@@ -110,7 +117,7 @@ class NPUModelRunner(GPUModelRunner):
             # A stage that hands its output on waits for no device either. Without this, the host
             # fills the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = CopiedEvent()
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
 
         self._is_real_step = False
         self._planned = WHOLE  # how the step is run that is being prepared
@@ -128,11 +135,17 @@ class NPUModelRunner(GPUModelRunner):
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
         plan_prefetches(self.vllm_config)
+        self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
         if self._split_forward is not None:
             self._split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; what follows from the weights follows in the same memory."""
+        refuse_new_weights(self.vllm_config)
+        super().reload_weights(*args, **kwargs)
 
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
@@ -166,7 +179,7 @@ class NPUModelRunner(GPUModelRunner):
 
     def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
         super().may_reinitialize_input_batch(*args, **kwargs)
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos)
+        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
 
     def initialize_kv_cache_tensors(
         self,
@@ -200,6 +213,8 @@ class NPUModelRunner(GPUModelRunner):
             # A whole step ends with a wait for its tokens. One that raised has not come to it, and
             # its copies may still read the memory that this step's inputs are written into.
             torch_npu.npu.synchronize(self.device)
+        for layer in self._mla_layers:
+            layer.follow_weights()
         self._has_failed, self._is_settled, self._is_real_step = True, False, True
         try:
             output = super().execute_model(*args, **kwargs)
@@ -246,7 +261,32 @@ class NPUModelRunner(GPUModelRunner):
             and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
         ):
             return self._steady_decode.prepare(self.input_batch), None, 1
-        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
+        prepare = partial(super()._prepare_inputs, scheduler_output, num_scheduled_tokens)
+        if not self._counts_drafts_as_kept():
+            return prepare(*args, **kwargs)
+        batch, tokens = self.input_batch, self._get_valid_sampled_token_count()
+        with self._rejected.known(batch, self.prev_num_draft_tokens.np, tokens) as rejected:
+            inputs = prepare(*args, **kwargs)
+            self.optimistic_seq_lens_cpu[: len(rejected)] -= torch.from_numpy(rejected)
+        return inputs
+
+    def _counts_drafts_as_kept(self) -> bool:
+        """Whether vLLM prepares the step before the host knows which drafts were kept."""
+        return bool(
+            self.use_async_spec_decode
+            and self.valid_sampled_token_count_gpu is not None
+            and self.input_batch.prev_req_id_to_index
+            and self.prev_num_draft_tokens.np.any()
+        )
+
+    def _tokens_of_step(self, counts: torch.Tensor) -> list[int]:
+        """Waits for the number of tokens that each request has got in this step.
+
+        counts: [num_requests] on the device, whose copy vLLM has begun under asynchronous
+                scheduling
+        """
+        counted: list[int] = self._get_valid_sampled_token_count()
+        return counted or counts.tolist()
 
     # --- its split, and the metadata of each part --------------------------------------------
 
@@ -342,6 +382,20 @@ class NPUModelRunner(GPUModelRunner):
             return super()._sample(logits, spec_decode_metadata)
         with self.sampler.knowing(self._token_history.settle(batch)):
             return self.sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
+
+    def _copy_valid_sampled_token_count(
+        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
+    ) -> None:
+        """vLLM's, on a stream of its own, for which nothing else keeps the counts."""
+        super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
+        if self.valid_sampled_token_count_copy_stream is not None:
+            valid_sampled_tokens_count.record_stream(self.valid_sampled_token_count_copy_stream)
+
+    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""
+        super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
+        if isinstance(self._draft_token_ids, torch.Tensor):
+            self._draft_token_ids.record_stream(self.draft_token_ids_copy_stream)
 
     def _bookkeeping_sync(
         self,

@@ -80,8 +80,51 @@ OVERRIDES: tuple[Override, ...] = (
                 "expand_kernel",
                 "sample_recovered_tokens_kernel",
             ),
+            "v1/spec_decode/utils.py": (
+                "eagle_prepare_next_token_padded_kernel",
+                "eagle_prepare_inputs_padded_kernel",
+                "eagle_step_slot_mapping_metadata_kernel",
+                "copy_and_expand_eagle_inputs_kernel",
+            ),
         },
         goes_when="an NPU runs them",
+    ),
+    Override(
+        what="which drafts were kept is waited for where lengths and slots are made of it",
+        where=(
+            "core.spec_decode.proposers:_HostLengths._update_positions_dependent_metadata",
+            "core.spec_decode.host_counts:RejectedDrafts",
+        ),
+        why="vLLM corrects them on the device alone, and the attention operator takes lengths from "
+        "the host; it also writes into memory that the device may still copy from",
+        upstream={
+            RUNNER: (
+                "def _get_valid_sampled_token_count",
+                "self.prev_num_draft_tokens.np",
+                "self.input_batch.num_computed_tokens_cpu_tensor[:num_reqs].to(",
+                "def correct_spec_decode_token_counts",
+            ),
+            "v1/spec_decode/llm_base_proposer.py": (
+                "common_attn_metadata.seq_lens -= num_rejected_tokens_gpu",
+                "common_attn_metadata.seq_lens_cpu_upper_bound += 1",
+            ),
+        },
+        goes_when="the attention operator takes lengths from the device",
+    ),
+    Override(
+        what="counts and drafts are kept until a side stream has copied them to the host",
+        where=(
+            "core.model_runner:NPUModelRunner._copy_valid_sampled_token_count",
+            "core.model_runner:NPUModelRunner._copy_draft_token_ids_to_cpu",
+        ),
+        why="vLLM lets go of them in the next step, whether or not the host has waited",
+        upstream={
+            RUNNER: (
+                "self.valid_sampled_token_count_copy_stream.wait_stream(",
+                "self.draft_token_ids_copy_stream.wait_stream(",
+            ),
+        },
+        goes_when="vLLM records the streams",
     ),
     Override(
         what="n-grams are looked up by a class of ours, which the runner takes for a custom one",

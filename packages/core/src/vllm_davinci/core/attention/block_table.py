@@ -81,16 +81,20 @@ class NPUMultiGroupBlockTable(MultiGroupBlockTable):
         return ours
 
 
-def map_slots_on_host(batch: Any, req_indices: CpuGpuBuffer, query_pos: CpuGpuBuffer) -> None:
+def map_slots_on_host(
+    batch: Any, req_indices: CpuGpuBuffer, query_pos: CpuGpuBuffer, rejected: np.ndarray
+) -> None:
     """Makes vLLM's input batch map tokens to cache slots on the host.
 
     req_indices: row of each token's request, written before slots are asked for
     query_pos:   number of each token among the new ones of its request, likewise
+    rejected:    [max_num_reqs], tokens that the batch counts as computed and that are not
     """
 
     def host_batch(num_tokens: int) -> HostBatch:
         rows = req_indices.np[:num_tokens]
-        positions: np.ndarray = batch.num_computed_tokens_cpu[rows] + query_pos.np[:num_tokens]
+        computed = batch.num_computed_tokens_cpu[rows] - rejected[rows]
+        positions: np.ndarray = computed + query_pos.np[:num_tokens]
         return HostBatch(rows, positions)
 
     batch.block_table = NPUMultiGroupBlockTable.taking_over(batch.block_table, host_batch)

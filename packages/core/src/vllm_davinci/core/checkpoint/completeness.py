@@ -24,10 +24,12 @@ from vllm_davinci.core.quantization.scheme import SCHEMES
 from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
-# Computed from config.json; older files have them, too.
-_DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$")
+# Computed from config.json, or of an EAGLE-3 head's own d2t; files have them, too.
+_DERIVED = re.compile(
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$|^(model\.)?t2d$"
+)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _EXPERT_PARTS = {"w13_": ("gate_proj", "up_proj", "w1", "w3"), "w2_": ("down_proj", "w2")}
@@ -38,23 +40,39 @@ def require_complete(
     model: torch.nn.Module,
     vllm_config: VllmConfig,
     format: Format | None,
+    model_config: ModelConfig | None = None,
 ) -> None:
-    """Raises CheckpointError with the names of tensors that were left over, or did not come."""
+    """Raises CheckpointError with the names of tensors that were left over, or did not come.
+
+    model_config: of the model, which may be a drafter's; the engine's without it
+    """
+    model_config = model_config or vllm_config.model_config
+    shares = drafts_for_target(model_config, vllm_config)
     found = {
         "has {}, in a shape that is not the model's": list(_misshapen(tracker, model, vllm_config)),
         "lacks {}, without which parameters would hold what memory held": list(
-            _lacking(tracker, model)
+            _lacking(tracker, model, shares)
         ),
         "has {}, for which the model has no place": list(
-            _left_over(tracker, model, vllm_config, format)
+            _left_over(tracker, model, vllm_config, format, model_config)
         ),
     }
     told = [text.format(shortened(names, 6)) for text, names in found.items() if names]
     if told:
         raise CheckpointError(
-            f"{vllm_config.model_config.model} {'; it '.join(told)}. Its files and its config.json "
+            f"{model_config.model} {'; it '.join(told)}. Its files and its config.json "
             f"do not belong together: {CHECK_COMMAND}."
         )
+
+
+def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> bool:
+    """Whether it is a head that drafts for the engine's model, whose vocabulary it may take."""
+    speculative = vllm_config.speculative_config
+    return (
+        speculative is not None
+        and model_config is not vllm_config.model_config
+        and model_config is speculative.draft_model_config
+    )
 
 
 def _misshapen(
@@ -79,10 +97,16 @@ def _left_over(
     model: torch.nn.Module,
     vllm_config: VllmConfig,
     format: Format | None,
+    model_config: ModelConfig,
 ) -> Iterator[str]:
     mappers = list(_mappers(model))
     absent = tuple(_absent_parts(model))
-    config = vllm_config.model_config.hf_text_config
+    config = model_config.hf_text_config
+    # Layers after a model's last, which predict further tokens, are in its files and another model.
+    is_after_last = (
+        drafts_for_target(model_config, vllm_config)
+        and model_config.model == vllm_config.model_config.model
+    )
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
     own_layers = None
@@ -95,8 +119,8 @@ def _left_over(
         layer = _LAYER.search(name)
         if _DERIVED.search(name):
             continue
-        if layer and depth is not None and int(layer[1]) >= depth:
-            continue  # predicts further tokens
+        if depth is not None and (layer is not None and int(layer[1]) >= depth) != is_after_last:
+            continue  # of the other model
         if getattr(config, "tie_word_embeddings", False) and name.endswith("lm_head.weight"):
             continue
         if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
@@ -141,13 +165,15 @@ def _is_folded_bias(name: str, format: Format | None) -> bool:
     return kind in SCHEMES and SCHEMES[kind].folds_bias
 
 
-def _lacking(tracker: LoadTracker, model: torch.nn.Module) -> Iterator[str]:
+def _lacking(tracker: LoadTracker, model: torch.nn.Module, shares: bool) -> Iterator[str]:
     modules = dict(model.named_modules())
     for name, written, size in tracker.unfilled():
         prefix, _, part = name.rpartition(".")
         module = modules.get(prefix)
         if isinstance(module, NPURMSNorm) and part == "bias":
             continue  # made for those norms that have one
+        if shares and not written and isinstance(module, VocabParallelEmbedding):
+            continue  # vLLM puts the target's in its place
         method = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod):
             continue  # vLLM's scales of the cache, which have a value without a file's

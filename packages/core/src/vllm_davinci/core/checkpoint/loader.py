@@ -69,7 +69,7 @@ class NPUModelLoader(DefaultModelLoader):
             if isinstance(error, UnsupportedFeatureError):
                 raise
             if tracker.is_at_end:  # vLLM has seen afterwards that something is missing
-                self._require_complete(tracker, model)
+                self._require_complete(tracker, model, model_config)
                 raise
             raise CheckpointError(_told(directory, self._stored or "", error)) from error
         finally:
@@ -78,10 +78,12 @@ class NPUModelLoader(DefaultModelLoader):
                 stream.close()
             self._streams.clear()
             tracker.release()
-        self._require_complete(tracker, model)
+        self._require_complete(tracker, model, model_config)
 
-    def _require_complete(self, tracker: LoadTracker, model: torch.nn.Module) -> None:
-        require_complete(tracker, model, get_current_vllm_config(), self._format)
+    def _require_complete(
+        self, tracker: LoadTracker, model: torch.nn.Module, model_config: ModelConfig
+    ) -> None:
+        require_complete(tracker, model, get_current_vllm_config(), self._format, model_config)
 
     def get_all_weights(
         self, model_config: ModelConfig, model: torch.nn.Module

@@ -22,5 +22,10 @@ def refused_with_sleep(vllm_config: "VllmConfig") -> dict[str, bool]:
         "graphs in the host's memory during sleep (--sleep-mode-offload-cudagraph)": (
             model.sleep_mode_offload_cudagraph
         ),
+        "sleep of an engine whose KV cache goes on elsewhere (--enable-sleep-mode with "
+        "--kv-transfer-config or --kv-offloading-size)": (
+            vllm_config.kv_transfer_config is not None
+            or vllm_config.cache_config.kv_offloading_size is not None
+        ),
         "collectives that sleep (--enable-nccl-comm-suspend)": model.enable_nccl_comm_suspend,
     }

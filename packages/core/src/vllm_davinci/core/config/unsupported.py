@@ -29,6 +29,8 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
             parallel.prefill_context_parallel_size > 1
         ),
         **refused_with_adapters(vllm_config),
+        "weights that a trainer sends (--weight-transfer-config); reload_weights, and load_weights "
+        "of a worker extension, are served": vllm_config.weight_transfer_config is not None,
         "weights in the host's memory (--cpu-offload-gb)": offload.uva.cpu_offload_gb > 0,
         "weights in the host's memory (--offload-group-size)": (
             offload.prefetch.offload_group_size > 0

@@ -92,6 +92,11 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
 class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMethod):
     """Experts in the model's dtype."""
 
+    def process_weights_after_loading(self, layer: "RoutedExperts") -> None:
+        """Prepares the forward, once: weights that are loaded again arrive where it reads them."""
+        if self.moe_forward is None:
+            super().process_weights_after_loading(layer)
+
     def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
         return FloatExperts(
             gate_up=transposed_in_memory(layer.w13_weight),

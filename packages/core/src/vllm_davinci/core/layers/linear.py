@@ -26,8 +26,14 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        weight = layer.get_parameter("weight").detach()
-        self._weight_t = weight.as_subclass(torch.Tensor).t()
+        weight_t = layer.get_parameter("weight").detach().as_subclass(torch.Tensor).t()
+        loaded = self._weight_t
+        if loaded is None or loaded.shape != weight_t.shape or loaded.dtype != weight_t.dtype:
+            self._weight_t = weight_t
+        elif loaded.data_ptr() != weight_t.data_ptr():
+            # vLLM loads anew into a layer of its own, whose values it copies to where graphs and
+            # views read them: there is the memory that stays.
+            loaded.copy_(weight_t)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -65,10 +71,22 @@ class _PreparedWeight:
     """Mix-in ahead of one of vLLM's linear layers: unquantized layers use the method above."""
 
     quant_method: Any
+    num_loads = 0  # of tensors into the layer, for whoever keeps what follows from them
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         prepare_weight(self)
+
+    # vLLM binds a loader's arguments by these names, and gives it another `param`.
+    def weight_loader(self, param: Any, loaded_weight: Any, *shard: Any, **options: Any) -> Any:
+        self.num_loads += 1
+        return super().weight_loader(param, loaded_weight, *shard, **options)  # type: ignore[misc]
+
+    def weight_loader_v2(self, param: Any, loaded_weight: Any, *shard: Any, **options: Any) -> Any:
+        self.num_loads += 1
+        return super().weight_loader_v2(  # type: ignore[misc]
+            param, loaded_weight, *shard, **options
+        )
 
 
 class NPUReplicatedLinear(_PreparedWeight, ReplicatedLinear):

@@ -97,6 +97,8 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
         if self.settings.is_loaded:
             self._check_loaded(layer)
         super().process_weights_after_loading(layer)
+        for loader in self._loaders.values():
+            loader.is_closed = True
 
     def arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         plain = transposed_in_memory(parameter)

@@ -104,6 +104,8 @@ class QuantizedLinearMethodBase(LinearMethodBase):
         offset = "weight_offset"
         if offset in self._loaders and self.scheme.is_symmetric:
             require_symmetric(self.prefix, self.scheme, offset, plain_tensor(layer, offset))
+        for loader in self._loaders.values():
+            loader.is_closed = True
 
 
 def plain_tensor(layer: torch.nn.Module, name: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
+from vllm_davinci.core.errors import RELEASE, CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.scheme import Scheme
 from vllm_davinci.core.quantization.tensors import (
     TensorSpec,
@@ -41,6 +41,7 @@ class TensorLoader:
         self._spec = spec
         self._convert = conversion(spec, params_dtype)
         self.tensor = tensor
+        self.is_closed = False  # once the layer has made of its tensors what it multiplies with
 
     def _put(
         self, part: str, parameter: torch.Tensor, loaded: torch.Tensor, *place: Any, **options: Any
@@ -49,6 +50,12 @@ class TensorLoader:
 
         part: which part of the tensor this is, for that message
         """
+        if self.is_closed:
+            raise UnsupportedFeatureError(
+                f"not available in {RELEASE}: new weights for {self.tensor}, which is quantized "
+                "and prepared already. Start the engine anew with the new checkpoint, or update a "
+                "model that is not quantized."
+            )
         # A parameter would take any dtype and round it to its own.
         if not self._spec.accepts(loaded.dtype):
             raise CheckpointError(

@@ -21,6 +21,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
 from vllm_davinci.core.config.parsing import get_config, is_resolved
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.spec_decode.acceptance import AcceptanceWatch
 from vllm_davinci.core.ubatch.decisions import Counts
 
 logger = init_logger(__name__)
@@ -87,9 +88,13 @@ class CountWriter:
 
 
 class OverlapStatLogger(AggregateStatLoggerBase):
-    """Shows overlap decisions among the server's metrics. vLLM finds it by its entry point."""
+    """Shows overlap decisions among the server's metrics. vLLM finds it by its entry point.
+
+    It is the only one that vLLM takes from this plugin, so it watches drafts, too.
+    """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int]) -> None:
+        self._acceptance = AcceptanceWatch()
         if not is_resolved(vllm_config):
             return  # installed beside another platform
         if not get_config(vllm_config).dbo.enabled or os.environ.get(SHARED_DIRECTORY):
@@ -107,8 +112,10 @@ class OverlapStatLogger(AggregateStatLoggerBase):
         collector = MultiProcessCollector(REGISTRY, directory)  # type: ignore[no-untyped-call]
         self.close = weakref.finalize(self, _remove, collector, directory)  # at exit, too
 
-    def record(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: the counts are read when the endpoint is asked."""
+    def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+        """Watches drafts. Overlap decisions are read when the endpoint is asked."""
+        if scheduler_stats is not None:
+            self._acceptance.record(scheduler_stats.spec_decoding_stats)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -65,12 +65,14 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         """
         sizes = [self.qk_nope_head_dim, self.v_head_dim]
         keys, values = weight.view(self.num_heads, sum(sizes), -1).split(sizes, dim=1)
-        self.W_UK = keys.contiguous()
-        self.W_UV = values.transpose(1, 2).contiguous()
+        self.W_UK = _kept(getattr(self, "W_UK", None), keys.contiguous())
+        self.W_UV = _kept(getattr(self, "W_UV", None), values.transpose(1, 2).contiguous())
         bias = self.kv_a_layernorm.loaded_bias
-        self.value_bias = None
-        if bias is not None:
-            self.value_bias = (bias.float() @ self.W_UV.float()).flatten().to(weight.dtype)
+        if bias is None:
+            self.value_bias = None
+        else:
+            value_bias = (bias.float() @ self.W_UV.float()).flatten().to(weight.dtype)
+            self.value_bias = _kept(getattr(self, "value_bias", None), value_bias)
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
         """Queries times W_UK.
@@ -274,3 +276,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         if value_size != self.v_head_dim:
             out = out[..., : self.v_head_dim].contiguous()
         return out, lse
+
+
+def _kept(old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+    """The new values, where captured graphs read the old ones."""
+    if old is None or (old.shape, old.dtype) != (new.shape, new.dtype):
+        return new
+    return old.copy_(new)

@@ -60,8 +60,9 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self.qk_rope_head_dim = qk_rope_head_dim
         self.kv_cache: MLACache | None = None
         self.weight_prefetch: WeightPrefetch | None = None
+        self._num_loads = 0  # of tensors into kv_b_proj that W_UK and W_UV follow from
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
-        dtype = torch.get_default_dtype()  # that of the model while it is built
+        self._dtype = dtype = torch.get_default_dtype()  # that of the model while it is built
         vllm_config = get_current_vllm_config()
         most_requests = vllm_config.scheduler_config.max_num_seqs
         require_mla_decode(num_heads, kv_lora_rank, qk_rope_head_dim, dtype, most_requests)
@@ -93,7 +94,16 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         """vLLM calls it when those of all other layers are processed."""
         weight = get_and_maybe_dequant_weights(self.impl.kv_b_proj, out_dtype=act_dtype)
         self.impl.absorb_up_projection(weight.detach().as_subclass(torch.Tensor))
+        self._num_loads = self._loads_of_up_projection()
         self.preprocess.process_weights_after_loading()
+
+    def follow_weights(self) -> None:
+        """Takes W_UK and W_UV again where kv_b_proj has been loaded since, by whomever."""
+        if self._loads_of_up_projection() != self._num_loads:
+            self.process_weights_after_loading(self._dtype)
+
+    def _loads_of_up_projection(self) -> int:
+        return getattr(self.impl.kv_b_proj, "num_loads", 0)
 
     def attend(self, stage: Preprocessed, metadata: NPUMLAMetadata) -> torch.Tensor:
         """Attention of all tokens. Returns [num_actual_tokens, num_heads * v_head_dim]."""

@@ -1,0 +1,132 @@
+"""Drafters that run a model change no token: MTP, EAGLE, EAGLE-3, a draft model.
+
+Scheduling is asynchronous, as it is by default: the host prepares a step before it knows which
+drafts were kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle, random_eagle3
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
+from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
+
+THOROUGH = pytest.mark.thorough
+Engines = Callable[..., EngineProcess]
+GRAPHS = {"enforce_eager": False}
+SYNCHRONOUS = {"async_scheduling": False}
+TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+# Fewer than the requests need, so that some of them are preempted.
+FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
+
+
+@pytest.fixture(scope="module")
+def mtp(tiny_deepseek: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_random_mtp(tiny_deepseek, tmp_path_factory.mktemp("mtp") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def of_deepseek(start_engine: Engines, mtp: Path) -> list[list[int]]:
+    with start_engine(mtp, **SMALL) as engine:
+        return generate(engine)
+
+
+@pytest.fixture(scope="module")
+def of_llama(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
+    with start_engine(tiny_llama, **SMALL) as engine:
+        return generate(engine)
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        pytest.param(1, {}, id="1"),
+        pytest.param(2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
+        pytest.param(3, GRAPHS, id="3_graphs"),
+        pytest.param(4, {"max_num_batched_tokens": 48}, id="4_chunked", marks=THOROUGH),
+        pytest.param(3, FEW_BLOCKS, id="3_few_blocks", marks=THOROUGH),
+        pytest.param(2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
+        pytest.param(2, {**TP2, "enable_expert_parallel": True}, id="2_ep2", marks=THOROUGH),
+    ],
+)
+def test_mtp_changes_no_token(
+    count: int,
+    options: dict[str, Any],
+    start_engine: Engines,
+    mtp: Path,
+    of_deepseek: list[list[int]],
+):
+    asked = {**speculation("mtp", count), **options}
+    with start_engine(mtp, environment=RACES, **asked) as engine:
+        is_async = engine.scheduler_settings()["async_scheduling"]
+        assert is_async == options.get("async_scheduling", True)
+        assert generate(engine) == of_deepseek
+        drafted, accepted = told(engine)
+        replays = engine.on_workers("graph_replays")[0]
+    assert 0 < accepted < drafted
+    assert bool(replays) == (not options.get("enforce_eager", True))
+    assert all(tokens % (1 + count) == 0 for tokens in replays)
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "options"),
+    [
+        pytest.param("eagle3", 1, {}, id="eagle3_1", marks=THOROUGH),
+        pytest.param("eagle3", 3, GRAPHS, id="eagle3_3_graphs"),
+        pytest.param("eagle3", 4, SYNCHRONOUS, id="eagle3_4_sync", marks=THOROUGH),
+        pytest.param("eagle3", 2, TP2, id="eagle3_2_tp2", marks=THOROUGH),
+        pytest.param("eagle", 2, GRAPHS, id="eagle_2_graphs"),
+        pytest.param(
+            "eagle3",
+            2,
+            {"disable_padded_drafter_batch": True},
+            id="eagle3_2_unpadded",
+            marks=THOROUGH,
+        ),
+    ],
+)
+def test_heads_change_no_token(
+    method: str,
+    count: int,
+    options: dict[str, Any],
+    start_engine: Engines,
+    tiny_llama: Path,
+    of_llama: list[list[int]],
+    tmp_path: Path,
+):
+    write = random_eagle3 if method == "eagle3" else random_eagle
+    head = write(tiny_llama, tmp_path / "head")
+    options = dict(options)
+    padded = {k: options.pop(k) for k in ("disable_padded_drafter_batch",) if k in options}
+    asked = {**speculation(method, count, model=str(head), **padded), **options}
+    with start_engine(tiny_llama, environment=RACES, **asked) as engine:
+        assert generate(engine) == of_llama
+        assert told(engine)[0] > 500
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(GRAPHS, id="graphs"),
+        pytest.param(SYNCHRONOUS, id="sync", marks=THOROUGH),
+        pytest.param(FEW_BLOCKS, id="few_blocks", marks=THOROUGH),
+        pytest.param(TP2, id="tp2", marks=THOROUGH),
+    ],
+)
+def test_all_drafts_of_the_model_itself_are_accepted(
+    options: dict[str, Any], start_engine: Engines, tiny_llama: Path, of_llama: list[list[int]]
+):
+    draft = {"model": str(tiny_llama)}
+    if "tensor_parallel_size" in options:
+        draft["draft_tensor_parallel_size"] = options["tensor_parallel_size"]
+    asked = {**speculation("draft_model", 3, **draft), **options}
+    with start_engine(tiny_llama, environment=RACES, **asked) as engine:
+        assert generate(engine) == of_llama
+        drafted, accepted = told(engine)
+    assert drafted == accepted > 200

@@ -1,0 +1,115 @@
+"""What requests may ask of sampling while drafts are verified: greedy tokens stay, seeds repeat."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.speculating import RACES, SMALL, speculation, told
+
+Engines = Callable[..., EngineProcess]
+REQUESTS = 6
+OPTIONS = {
+    "enforce_eager": False,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
+GREEDY: dict[str, dict[str, Any]] = {
+    "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    "logprobs": {"logprobs": 3},
+    "bad_words": {"bad_words": ["self", "return", " the", "import os"]},
+    "allowed": {"allowed_token_ids": list(range(30, 300))},
+}
+RANDOM: dict[str, dict[str, Any]] = {
+    "top_k": {"temperature": 0.8, "top_k": 20},
+    "top_p": {"temperature": 0.8, "top_p": 0.7},
+    "all": {"temperature": 0.9, "top_k": 30, "top_p": 0.8, "repetition_penalty": 1.2},
+}
+PATTERN = r"[0-9]{4}-(a|bc){3,6}\."
+
+
+def generate(engine: EngineProcess, **options: Any) -> list[Any]:
+    """Requests with the options beside some without."""
+    parameters = [
+        SamplingParams(
+            **{"temperature": 0.0, "max_tokens": 24 + n, "ignore_eos": True}
+            | (options if n % 3 else {})
+        )
+        for n in range(REQUESTS)
+    ]
+    outputs = engine.generate([f"def read_{n}(self):\n    " for n in range(REQUESTS)], parameters)
+    return [output.outputs[0] for output in outputs]
+
+
+def tokens(completions: list[Any]) -> list[list[int]]:
+    return [list(each.token_ids) for each in completions]
+
+
+@pytest.fixture(scope="module")
+def plain(start_engine: Engines, tiny_deepseek: Path) -> EngineProcess:
+    return start_engine(tiny_deepseek, **SMALL, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def speculating(start_engine: Engines, tiny_deepseek: Path) -> EngineProcess:
+    return start_engine(tiny_deepseek, environment=RACES, **speculation("mtp", 3), **OPTIONS)
+
+
+@pytest.mark.parametrize("feature", GREEDY)
+def test_greedy_tokens_stay(feature: str, plain: EngineProcess, speculating: EngineProcess):
+    expected, found = generate(plain, **GREEDY[feature]), generate(speculating, **GREEDY[feature])
+    assert tokens(found) == tokens(expected)
+    if feature != "logprobs":
+        assert tokens(expected) != tokens(generate(plain))
+        return
+    for one, other in zip(found, expected, strict=True):
+        for row, wanted in zip(one.logprobs or [], other.logprobs or [], strict=True):
+            assert row.keys() == wanted.keys()
+            for token, value in row.items():
+                assert math.isclose(value.logprob, wanted[token].logprob, abs_tol=1e-4)
+
+
+@pytest.mark.thorough
+def test_synchronous_steps_count_tokens_for_a_minimum(
+    plain: EngineProcess, start_engine: Engines, tiny_deepseek: Path
+):
+    """Under asynchronous scheduling vLLM counts drafts that were not kept."""
+    asked = {"min_tokens": 24, "stop_token_ids": [326, 722]}
+    options = {**speculation("mtp", 3), **OPTIONS, "async_scheduling": False}
+    with start_engine(tiny_deepseek, environment=RACES, **options) as engine:
+        assert tokens(generate(engine, **asked)) == tokens(generate(plain, **asked))
+
+
+@pytest.mark.parametrize("feature", RANDOM)
+def test_random_tokens_repeat_with_a_seed(feature: str, speculating: EngineProcess):
+    asked = {**RANDOM[feature], "seed": 5}
+    first = tokens(generate(speculating, **asked))
+    assert tokens(generate(speculating, **asked)) == first
+    assert tokens(generate(speculating, **asked | {"seed": 6})) != first
+
+
+def test_structured_output_keeps_its_pattern(plain: EngineProcess, speculating: EngineProcess):
+    asked = {
+        "structured_outputs": StructuredOutputsParams(regex=PATTERN),
+        "ignore_eos": False,
+        "max_tokens": 60,
+    }
+    expected = generate(plain, **asked)
+    found = generate(speculating, **asked)
+    assert tokens(found) == tokens(expected)
+    texts = [each.text for number, each in enumerate(found) if number % 3]
+    assert texts and all(re.fullmatch(PATTERN, text) for text in texts)
+
+
+def test_what_vllm_cannot_do_with_drafts_is_refused_with_the_request(speculating: EngineProcess):
+    with pytest.raises(EngineError, match="not yet supported with speculative decoding"):
+        generate(speculating, logit_bias={40: 3.0})
+    drafted, accepted = told(speculating)
+    assert accepted > drafted / 5

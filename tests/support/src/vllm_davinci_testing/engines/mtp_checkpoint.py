@@ -1,0 +1,48 @@
+"""A small DeepSeek checkpoint with layers that predict further tokens, by seeds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+WEIGHTS = "mtp.safetensors"
+
+
+def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int = 1) -> Path:
+    """Copies `source`, and gives it `count` layers after its last, as released checkpoints have.
+
+    Their attention and experts are its last layer's, their projection of embedding and hidden
+    state is drawn: their drafts are right now and then.
+    """
+    shutil.copytree(source, destination)
+    (destination / WEIGHTS).unlink(missing_ok=True)
+    path = destination / "config.json"
+    config = json.loads(path.read_text())
+    depth, width = config["num_hidden_layers"], config["hidden_size"]
+    path.write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
+    target = load_file(source / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    last = f"model.layers.{depth - 1}."
+    tensors: dict[str, torch.Tensor] = {}
+    for number in range(depth, depth + count):
+        prefix = f"model.layers.{number}."
+        for name, tensor in target.items():
+            if name.startswith(last):
+                tensors[name.replace(last, prefix)] = tensor
+        noise = torch.randn(width, 2 * width, generator=generator) * 0.02
+        drawn = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1) + noise
+        ones = torch.ones(width, dtype=torch.bfloat16)
+        tensors |= {
+            f"{prefix}enorm.weight": ones,
+            f"{prefix}hnorm.weight": ones.clone(),
+            f"{prefix}eh_proj.weight": drawn.to(torch.bfloat16),
+            f"{prefix}shared_head.norm.weight": target["model.norm.weight"],
+            f"{prefix}shared_head.head.weight": target["lm_head.weight"],
+            f"{prefix}embed_tokens.weight": target["model.embed_tokens.weight"],
+        }
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, destination / WEIGHTS)
+    return destination
