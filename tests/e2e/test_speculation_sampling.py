@@ -1,4 +1,4 @@
-"""What requests may ask of sampling while drafts are verified: greedy tokens stay, seeds repeat."""
+"""Sampling beside drafts: greedy tokens stay whatever a request asks for, and seeds repeat."""
 
 from __future__ import annotations
 
