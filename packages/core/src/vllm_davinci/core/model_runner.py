@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,6 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import SamplerOutput
-from vllm.v1.sample.rejection_sampler import RejectionSampler
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.block_table import map_slots_on_host
@@ -45,15 +42,14 @@ from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
-from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
-from vllm_davinci.core.spec_decode.proposers import on_npu
+from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
 from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
-class NPUModelRunner(GPUModelRunner):
+class NPUModelRunner(SpeculatingRunner):
     """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
 
     vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which
@@ -62,10 +58,7 @@ class NPUModelRunner(GPUModelRunner):
 
     # Created anew by vLLM under these names.
     model: Any
-    input_batch: Any
     num_prompt_logprobs: dict[str, int]
-    sampler: Any
-    drafter: Any
     prepare_inputs_event: torch.Event | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
@@ -99,12 +92,7 @@ class NPUModelRunner(GPUModelRunner):
             soc_of(current_platform.get_device_name()).graphs,
         )
         self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
-        if self.speculative_config is not None and get_pp_group().is_last_rank:
-            self.rejection_sampler = RejectionSampler(
-                self.sampler, self.speculative_config, self.device
-            )
-            self.drafter = on_npu(self.drafter, self._tokens_of_step)
-        self._rejected = RejectedDrafts(self.max_num_reqs)
+        self._take_drafter()
         self._token_history = TokenHistory()
 
         self._has_plain_inputs = not (
@@ -262,32 +250,7 @@ class NPUModelRunner(GPUModelRunner):
             and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
         ):
             return self._steady_decode.prepare(self.input_batch), None, 1
-        prepare = partial(super()._prepare_inputs, scheduler_output, num_scheduled_tokens)
-        if not self._counts_drafts_as_kept():
-            return prepare(*args, **kwargs)
-        batch, tokens = self.input_batch, self._get_valid_sampled_token_count()
-        with self._rejected.known(batch, self.prev_num_draft_tokens.np, tokens) as rejected:
-            inputs = prepare(*args, **kwargs)
-            self.optimistic_seq_lens_cpu[: len(rejected)] -= torch.from_numpy(rejected)
-        return inputs
-
-    def _counts_drafts_as_kept(self) -> bool:
-        """Whether vLLM prepares the step before the host knows which drafts were kept."""
-        return bool(
-            self.use_async_spec_decode
-            and self.valid_sampled_token_count_gpu is not None
-            and self.input_batch.prev_req_id_to_index
-            and self.prev_num_draft_tokens.np.any()
-        )
-
-    def _tokens_of_step(self, counts: torch.Tensor) -> list[int]:
-        """Waits for the number of tokens that each request has got in this step.
-
-        counts: [num_requests] on the device, whose copy vLLM has begun under asynchronous
-                scheduling
-        """
-        counted: list[int] = self._get_valid_sampled_token_count()
-        return counted or counts.tolist()
+        return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
 
     # --- its split, and the metadata of each part --------------------------------------------
 
@@ -383,20 +346,6 @@ class NPUModelRunner(GPUModelRunner):
             return super()._sample(logits, spec_decode_metadata)
         with self.sampler.knowing(self._token_history.settle(batch)):
             return self.sampler(logits=logits, sampling_metadata=batch.sampling_metadata)
-
-    def _copy_valid_sampled_token_count(
-        self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
-    ) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the counts."""
-        super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
-        if self.valid_sampled_token_count_copy_stream is not None:
-            valid_sampled_tokens_count.record_stream(self.valid_sampled_token_count_copy_stream)
-
-    def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""
-        super()._copy_draft_token_ids_to_cpu(*args, **kwargs)
-        if isinstance(self._draft_token_ids, torch.Tensor):
-            self._draft_token_ids.record_stream(self.draft_token_ids_copy_stream)
 
     def _bookkeeping_sync(
         self,

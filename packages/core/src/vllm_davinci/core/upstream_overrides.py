@@ -94,6 +94,7 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.spec_decode.proposers:_HostLengths._update_positions_dependent_metadata",
             "core.spec_decode.host_counts:RejectedDrafts",
+            "core.spec_decode.runner:SpeculatingRunner._prepare_inputs",
         ),
         why="vLLM corrects them on the device alone, and the attention operator takes lengths from "
         "the host; it also writes into memory that the device may still copy from",
@@ -114,8 +115,8 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="counts and drafts are kept until a side stream has copied them to the host",
         where=(
-            "core.model_runner:NPUModelRunner._copy_valid_sampled_token_count",
-            "core.model_runner:NPUModelRunner._copy_draft_token_ids_to_cpu",
+            "core.spec_decode.runner:SpeculatingRunner._copy_valid_sampled_token_count",
+            "core.spec_decode.runner:SpeculatingRunner._copy_draft_token_ids_to_cpu",
         ),
         why="vLLM lets go of them in the next step, whether or not the host has waited",
         upstream={
