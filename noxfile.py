@@ -50,6 +50,7 @@ DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
     "device/**/*.cpp",
     "collective/*.cpp",
+    "faults/*.cpp",
     "race/*.cpp",
     "timing/*.cpp",
     "trace/*.cpp",

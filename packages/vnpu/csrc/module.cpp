@@ -9,6 +9,7 @@
 #include "device/memory.h"
 #include "device/memory_watch.h"
 #include "device/system.h"
+#include "faults/plan.h"
 #include "interface/status.h"
 #include "module_timing.h"
 #include "race/detector.h"
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_C, m) {
            !vnpu::timing::Model::is_wanted() &&
            vnpu::Configuration::of_environment().races == vnpu::RaceMode::kOff;
   });
+  m.def("check_fault_plan", [](const std::string& plan) { vnpu::faults::Plan::parse(plan); });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
   m.def("schedule", [] {
     const vnpu::Configuration& configuration = vnpu::Configuration::instance();

@@ -6,6 +6,7 @@
 #include "collective/phantom.h"
 #include "device/configuration.h"
 #include "device/observer.h"
+#include "faults/faults.h"
 
 namespace vnpu {
 namespace {
@@ -85,6 +86,7 @@ std::string Collective::waiting_for() const {
 
 void Collective::begin() {
   begun_ = true;
+  faults::reach(faults::Kind::kCollective, name, faults::Phase::kJoin);
   sequence_ = group_->collectives.fetch_add(1) + 1;
   Segment& segment = group_->segment();
   announcement_.sequence = sequence_;
@@ -158,10 +160,12 @@ Progress Collective::advance() {
     for (;;) {
       seen_ = group_->rings();
       if (!put_) {
+        faults::reach(faults::Kind::kCollective, name, faults::Phase::kPut);
         if (moves_data) put(round_, segment.slot(group_->rank(), group_->rounds));
         own.posted.store(++group_->rounds, std::memory_order_release);
         group_->ring_others();
         put_ = true;
+        faults::reach(faults::Kind::kCollective, name, faults::Phase::kMeet);
       }
       if (!all_posted()) {
         group_->throw_if_failed();
@@ -173,6 +177,7 @@ Progress Collective::advance() {
       }
       waited_.waiting = false;
       if (round_ == 0) compare();
+      faults::reach(faults::Kind::kCollective, name, faults::Phase::kGet);
       if (moves_data) {
         for (uint32_t r = 0; r < group_->ranks(); ++r) {
           slots_[r] = segment.slot(r, group_->rounds - 1);
@@ -181,11 +186,13 @@ Progress Collective::advance() {
       }
       put_ = false;
       if (++round_ >= total_) {
+        faults::reach(faults::Kind::kCollective, name, faults::Phase::kEnd);
         finish();
         return Progress::kDone;
       }
     }
   } catch (...) {
+    if (begun_) group_->fail_with_current(name, sequence_);
     finish();
     throw;
   }

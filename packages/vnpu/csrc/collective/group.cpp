@@ -1,6 +1,7 @@
 #include "collective/group.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
@@ -70,6 +71,7 @@ Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int de
       segment_(invitation, ranks),
       ranks_(ranks),
       rank_(rank),
+      process_(::getpid()),
       device_(device),
       name_(name.empty() ? std::string(invitation.identity) : std::move(name)),
       limits_(limits),
@@ -93,6 +95,8 @@ Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int de
 }
 
 Group::~Group() {
+  // A copy that a fork has made is no member: the rank itself is still there.
+  if (::getpid() != process_) return;
   own().state.store(static_cast<uint32_t>(RankState::kLeft), std::memory_order_release);
   ring_others();
 }
@@ -297,11 +301,15 @@ void Group::fail(FailureKind kind, const std::string& message) {
 }
 
 void Group::set_failure(FailureKind kind, const std::string& message) {
+  set_failure(kind, message.c_str());
+}
+
+void Group::set_failure(FailureKind kind, const char* message) {
   SegmentHeader& shared = header();
   uint32_t none = 0;
   if (shared.failure_state.compare_exchange_strong(none, 1)) {
     shared.failure_kind = static_cast<uint32_t>(kind);
-    std::snprintf(shared.failure_text, sizeof(shared.failure_text), "%s", message.c_str());
+    std::snprintf(shared.failure_text, sizeof(shared.failure_text), "%s", message);
     shared.failure_state.store(2, std::memory_order_release);
     ring_others();
   } else {
@@ -311,6 +319,27 @@ void Group::set_failure(FailureKind kind, const std::string& message) {
       std::this_thread::sleep_for(microseconds(100));
     }
   }
+}
+
+void Group::fail_with_current(const char* task, uint64_t sequence) {
+  if (failed()) return;
+  char text[1024];
+  const auto write = [&](const char* cause) {
+    char number[24] = "";
+    if (sequence > 0)
+      std::snprintf(number, sizeof(number), " #%llu", static_cast<unsigned long long>(sequence));
+    std::snprintf(text, sizeof(text),
+                  "vnpu: rank %u (pid %d) failed in %s%s of group %s and left it unfinished: %s",
+                  rank_, static_cast<int>(process_), task, number, name_.c_str(), cause);
+  };
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    write("its host is out of memory.");
+  } catch (const std::exception& e) {
+    write(e.what());
+  }
+  set_failure(FailureKind::kRemoteLost, text);
 }
 
 void Group::throw_if_failed_for_long() {

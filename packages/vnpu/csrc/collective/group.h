@@ -76,6 +76,10 @@ class Group {
   [[noreturn]] void fail(FailureKind kind, const std::string& message);
   // The same, but leaves it to others to throw it.
   void set_failure(FailureKind kind, const std::string& message);
+  void set_failure(FailureKind kind, const char* message);
+  // For a task that cannot go on, in a catch clause: makes the exception in flight the group's
+  // failure, so that the other ranks do not wait for this one. Needs no memory.
+  void fail_with_current(const char* task, uint64_t sequence);
   // For watchdogs, which end the process at once: like throw_if_failed(), but only after the
   // program has had time to meet the failure itself and report it.
   void throw_if_failed_for_long();
@@ -122,6 +126,7 @@ class Group {
   Segment segment_;
   const uint32_t ranks_;
   const uint32_t rank_;
+  const pid_t process_;  // that joined
   const int device_;
   const std::string name_;
   const TimeLimits limits_;

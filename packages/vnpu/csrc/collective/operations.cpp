@@ -6,6 +6,7 @@
 
 #include "collective/collective.h"
 #include "collective/reduction.h"
+#include "device/checked_sizes.h"
 #include "device/memory.h"
 
 namespace vnpu {
@@ -74,22 +75,32 @@ Announcement with_counts(Announcement announcement, const Partition& parts) {
 }
 
 uint64_t total(const Partition& parts) {
-  return std::accumulate(parts.counts.begin(), parts.counts.end(), uint64_t{0});
+  return std::accumulate(
+      parts.counts.begin(), parts.counts.end(), uint64_t{0},
+      [](uint64_t sum, uint64_t count) { return checked_add(sum, count, "a sum of counts"); });
 }
 
 // Elements from the start of the buffer to the end of the last part.
 uint64_t extent(const Partition& parts) {
   uint64_t end = 0;
   for (size_t r = 0; r < parts.counts.size(); ++r) {
-    if (parts.counts[r] > 0) end = std::max(end, parts.offsets[r] + parts.counts[r]);
+    if (parts.counts[r] == 0) continue;
+    end = std::max(end, checked_add(parts.offsets[r], parts.counts[r], "the end of a rank's part"));
   }
   return end;
 }
 
+size_t bytes_of(uint64_t count, ElementType type) {
+  return checked_multiply<size_t>(count, size_of(type), "the size of a collective's buffer");
+}
+
 // The same partition in bytes.
 Partition in_bytes(Partition parts, ElementType type) {
-  for (uint64_t& count : parts.counts) count *= size_of(type);
-  for (uint64_t& offset : parts.offsets) offset *= size_of(type);
+  for (size_t r = 0; r < parts.counts.size(); ++r) {
+    // Where an empty part would begin is anybody's guess.
+    parts.offsets[r] = parts.counts[r] == 0 ? 0 : bytes_of(parts.offsets[r], type);
+    parts.counts[r] = bytes_of(parts.counts[r], type);
+  }
   return parts;
 }
 
@@ -309,12 +320,16 @@ class Scatter final : public Exchange {
   Scatter(const GroupPtr& group, const Announcement& announcement, const void* send, void* receive,
           size_t bytes)
       : Exchange(group, announcement, send,
-                 group->rank() == announcement.root ? bytes * group->ranks() : 0, receive, bytes),
+                 group->rank() == announcement.root ? bytes_of_all(*group, bytes) : 0, receive,
+                 bytes),
         bytes_(bytes),
         step_(part_of_slot(group->ranks())),
         root_(announcement.root) {}
 
  private:
+  static size_t bytes_of_all(const Group& group, size_t bytes) {
+    return checked_multiply<size_t>(bytes, group.ranks(), "the size of what a scatter sends");
+  }
   uint32_t rounds() const override { return rounds_of(bytes_, step_); }
   void put(uint32_t round, std::byte* slot) override {
     if (group().rank() != root_) return;
@@ -404,14 +419,16 @@ class Barrier final : public Exchange {
 
 Partition Partition::equal(uint32_t ranks, uint64_t count) {
   Partition parts{std::vector<uint64_t>(ranks, count), std::vector<uint64_t>(ranks)};
-  for (uint32_t r = 0; r < ranks; ++r) parts.offsets[r] = r * count;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    parts.offsets[r] = checked_multiply<uint64_t>(r, count, "the offset of a rank's part");
+  }
   return parts;
 }
 
 TaskPtr all_reduce(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type, Reduction reduction) {
   const Announcement a = announce(Operation::kAllReduce, type, count, reduction);
-  const size_t bytes = count * size_of(type);
+  const size_t bytes = bytes_of(count, type);
   if (group->ranks() > 2 && bytes >= kSharedReduction) {
     return std::make_shared<SharedReduction>(group, a, send, receive, bytes, type, reduction);
   }
@@ -422,7 +439,7 @@ TaskPtr reduce_to(const GroupPtr& group, const void* send, void* receive, uint64
                   ElementType type, Reduction reduction, uint32_t root) {
   const Announcement a =
       with_root(announce(Operation::kReduce, type, count, reduction), *group, root);
-  return std::make_shared<DirectReduction>(group, a, send, receive, count * size_of(type), type,
+  return std::make_shared<DirectReduction>(group, a, send, receive, bytes_of(count, type), type,
                                            reduction);
 }
 
@@ -430,7 +447,7 @@ TaskPtr all_gather(const GroupPtr& group, const void* send, uint64_t count, void
                    ElementType type) {
   const Partition parts = Partition::equal(group->ranks(), count);
   return std::make_shared<AllGather>(group, announce(Operation::kAllGather, type, count), send,
-                                     receive, in_bytes(parts, type), extent(parts) * size_of(type));
+                                     receive, in_bytes(parts, type), bytes_of(extent(parts), type));
 }
 
 TaskPtr all_gather_v(const GroupPtr& group, const void* send, uint64_t count, void* receive,
@@ -438,7 +455,7 @@ TaskPtr all_gather_v(const GroupPtr& group, const void* send, uint64_t count, vo
   require_own_count(*group, Operation::kAllGatherV, receive_parts, count);
   const Announcement a =
       with_counts(announce(Operation::kAllGatherV, type, total(receive_parts)), receive_parts);
-  const size_t bytes = extent(receive_parts) * size_of(type);
+  const size_t bytes = bytes_of(extent(receive_parts), type);
   return std::make_shared<AllGather>(group, a, send, receive,
                                      in_bytes(std::move(receive_parts), type), bytes);
 }
@@ -447,7 +464,7 @@ TaskPtr reduce_scatter(const GroupPtr& group, const void* send, void* receive, u
                        ElementType type, Reduction reduction) {
   const Announcement a = announce(Operation::kReduceScatter, type, count, reduction);
   const Partition parts = Partition::equal(group->ranks(), count);
-  return std::make_shared<ReduceScatter>(group, a, send, extent(parts) * size_of(type), receive,
+  return std::make_shared<ReduceScatter>(group, a, send, bytes_of(extent(parts), type), receive,
                                          in_bytes(parts, type), type, reduction);
 }
 
@@ -456,7 +473,7 @@ TaskPtr reduce_scatter_v(const GroupPtr& group, const void* send, Partition send
   require_own_count(*group, Operation::kReduceScatterV, send_parts, count);
   const Announcement a = with_counts(
       announce(Operation::kReduceScatterV, type, total(send_parts), reduction), send_parts);
-  const size_t bytes = extent(send_parts) * size_of(type);
+  const size_t bytes = bytes_of(extent(send_parts), type);
   return std::make_shared<ReduceScatter>(group, a, send, bytes, receive,
                                          in_bytes(std::move(send_parts), type), type, reduction);
 }
@@ -464,19 +481,19 @@ TaskPtr reduce_scatter_v(const GroupPtr& group, const void* send, Partition send
 TaskPtr broadcast(const GroupPtr& group, void* buffer, uint64_t count, ElementType type,
                   uint32_t root) {
   const Announcement a = with_root(announce(Operation::kBroadcast, type, count), *group, root);
-  return std::make_shared<Broadcast>(group, a, buffer, count * size_of(type));
+  return std::make_shared<Broadcast>(group, a, buffer, bytes_of(count, type));
 }
 
 TaskPtr scatter(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                 ElementType type, uint32_t root) {
   const Announcement a = with_root(announce(Operation::kScatter, type, count), *group, root);
-  return std::make_shared<Scatter>(group, a, send, receive, count * size_of(type));
+  return std::make_shared<Scatter>(group, a, send, receive, bytes_of(count, type));
 }
 
 TaskPtr all_to_all(const GroupPtr& group, const void* send, void* receive, uint64_t count,
                    ElementType type) {
   const Partition parts = Partition::equal(group->ranks(), count);
-  const size_t bytes = extent(parts) * size_of(type);
+  const size_t bytes = bytes_of(extent(parts), type);
   return std::make_shared<AllToAll>(group, announce(Operation::kAllToAll, type, count), send,
                                     in_bytes(parts, type), bytes, receive, in_bytes(parts, type),
                                     bytes);
@@ -487,8 +504,8 @@ TaskPtr all_to_all_v(const GroupPtr& group, const void* send, Partition send_par
                      ElementType receive_type) {
   // Ranks know each other's counts only in pairs; those are compared when they meet.
   const Announcement a = announce(Operation::kAllToAllV, send_type, 0);
-  const size_t send_bytes = extent(send_parts) * size_of(send_type);
-  const size_t receive_bytes = extent(receive_parts) * size_of(receive_type);
+  const size_t send_bytes = bytes_of(extent(send_parts), send_type);
+  const size_t receive_bytes = bytes_of(extent(receive_parts), receive_type);
   return std::make_shared<AllToAll>(
       group, a, send, in_bytes(std::move(send_parts), send_type), send_bytes, receive,
       in_bytes(std::move(receive_parts), receive_type), receive_bytes);

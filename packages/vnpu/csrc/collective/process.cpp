@@ -1,12 +1,16 @@
 #include "collective/process.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+
+#include "device/failure.h"
 
 namespace vnpu {
 namespace {
@@ -16,15 +20,22 @@ struct Status {
   uint64_t start_time;
 };
 
+// Whether there is such a process, where nothing about it can be read: without a free descriptor,
+// for instance. One of the same number may have taken its place.
+bool has_process(pid_t pid) { return ::kill(pid, 0) == 0 || errno != ESRCH; }
+
 // From /proc/PID/stat: "pid (command) state ppid ..."; the start time is field 22. The command may
-// hold any characters, so fields are counted from the last parenthesis.
+// hold any characters, so fields are counted from the last parenthesis. errno says why there is
+// none.
 std::optional<Status> status_of_process(pid_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
   char text[1024];
   const ssize_t length = ::read(file, text, sizeof(text) - 1);
+  const int error = errno;
   ::close(file);
+  errno = error;
   if (length <= 0) return std::nullopt;
   text[length] = '\0';
   const char* at = std::strrchr(text, ')');
@@ -45,13 +56,19 @@ std::optional<Status> status_of_process(pid_t pid) {
 ProcessIdentity ProcessIdentity::self() {
   const pid_t pid = ::getpid();
   const std::optional<Status> status = status_of_process(pid);
-  return ProcessIdentity{pid, status.has_value() ? status->start_time : 0};
+  if (!status.has_value()) {
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: /proc/self/stat, which tells this process from others, cannot "
+                              "be read: ") +
+                      std::strerror(errno) + ". A limit of open files is raised by ulimit -n.");
+  }
+  return ProcessIdentity{pid, status->start_time};
 }
 
 bool ProcessIdentity::alive() const {
   const std::optional<Status> status = status_of_process(pid);
-  return status.has_value() && status->start_time == start_time && status->state != 'Z' &&
-         status->state != 'X';
+  if (!status.has_value()) return has_process(pid);
+  return status->start_time == start_time && status->state != 'Z' && status->state != 'X';
 }
 
 std::string host_name() {

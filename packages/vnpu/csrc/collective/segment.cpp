@@ -14,6 +14,7 @@
 #include <ctime>
 
 #include "device/failure.h"
+#include "faults/faults.h"
 
 namespace vnpu {
 namespace {
@@ -63,8 +64,9 @@ int open_file(const Invitation& invitation) {
   const std::string path =
       "/proc/" + std::to_string(invitation.creator.pid) + "/fd/" + std::to_string(invitation.file);
   // O_PATH first: by now the number may stand for any file, which must not be touched.
-  const int file = ::open(path.c_str(), O_PATH | O_CLOEXEC);
-  const int error = errno;
+  const bool is_gone = faults::reach(faults::Kind::kSegment, "open") == faults::Outcome::kGone;
+  const int file = is_gone ? -1 : ::open(path.c_str(), O_PATH | O_CLOEXEC);
+  const int error = is_gone ? ENOENT : errno;
   if (!invitation.creator.alive()) {
     if (file >= 0) ::close(file);
     throw Failure(FailureKind::kRemoteLost, "vnpu: " + creator +
@@ -87,6 +89,21 @@ int open_file(const Invitation& invitation) {
                     std::strerror(error) +
                     "). The ranks of a group need access to each other's "
                     "/proc entries: same user, same container, no hidepid or ptrace restriction.");
+}
+
+size_t size_of_file(int file) {
+  struct stat info = {};
+  return ::fstat(file, &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
+}
+
+// Whether a plan lets the file be too short; closes it if another fault is planned.
+bool is_map_truncated(int file) {
+  try {
+    return faults::reach(faults::Kind::kSegment, "map") == faults::Outcome::kTruncated;
+  } catch (...) {
+    ::close(file);
+    throw;
+  }
 }
 
 }  // namespace
@@ -118,8 +135,13 @@ Invitation Segment::create() {
                 invitation.creator.pid,
                 static_cast<unsigned long long>(invitation.creator.start_time),
                 static_cast<unsigned long long>(groups.fetch_add(1)));
-  const int file = ::memfd_create(invitation.identity, MFD_CLOEXEC);
-  if (file < 0 || ::ftruncate(file, kPage) != 0) {
+  faults::reach(faults::Kind::kSegment, "create");
+  const int file = ::memfd_create(invitation.identity, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  // Who maps it would end by SIGBUS where it became shorter.
+  if (file < 0 || ::ftruncate(file, kPage) != 0 || ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+    const int error = errno;
+    if (file >= 0) ::close(file);
+    errno = error;
     throw Failure(FailureKind::kInternal,
                   std::string("vnpu: no shared memory for a group of ranks: ") +
                       std::strerror(errno) + ". Check the limits on open files and memory.");
@@ -163,8 +185,10 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
                       " ranks, another one " + std::to_string(expected) +
                       ". Give all ranks the same world size.");
   }
+  const bool is_truncated = is_map_truncated(file);
   void* base = MAP_FAILED;
-  if (::ftruncate(file, static_cast<off_t>(bytes_)) == 0) {
+  if (::ftruncate(file, static_cast<off_t>(bytes_)) == 0 && !is_truncated &&
+      size_of_file(file) == bytes_) {
     base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   }
   const int error = errno;

@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "collective/phantom.h"
+#include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/memory.h"
 #include "device/observer.h"
+#include "faults/faults.h"
 
 namespace vnpu {
 namespace {
@@ -37,7 +39,8 @@ Transfers::Transfers(GroupPtr group, const char* name, const std::vector<Transfe
                                                        group_->name() + " of " +
                                                        std::to_string(group_->ranks()) + " ranks.");
     }
-    const size_t bytes = each.count * size_of(each.type);
+    const size_t bytes =
+        checked_multiply<size_t>(each.count, size_of(each.type), "the size of a message");
     if (bytes > 0) {
       memory.check(each.buffer, bytes, name);
       const auto begin = reinterpret_cast<uintptr_t>(each.buffer);
@@ -95,6 +98,7 @@ void Transfers::send(Message& message) {
   while (message.done < message.chunks) {
     const uint32_t sent = box.sent.load(std::memory_order_relaxed);
     if (sent - box.received.load(std::memory_order_acquire) >= Mailbox::kDepth) break;
+    faults::reach(faults::Kind::kCollective, "send", faults::Phase::kPut);
     Mailbox::Label& label = box.labels[sent % Mailbox::kDepth];
     label.message_bytes = message.bytes;
     label.type = static_cast<uint32_t>(message.transfer.type);
@@ -120,6 +124,7 @@ void Transfers::receive(Message& message) {
   while (message.done < message.chunks) {
     const uint32_t received = box.received.load(std::memory_order_relaxed);
     if (box.sent.load(std::memory_order_acquire) == received) break;
+    faults::reach(faults::Kind::kCollective, "receive", faults::Phase::kGet);
     const Mailbox::Label& label = box.labels[received % Mailbox::kDepth];
     if (label.message_bytes != message.bytes ||
         label.type != static_cast<uint32_t>(message.transfer.type)) {
@@ -186,6 +191,7 @@ Progress Transfers::advance() {
         call_site_);
     return Progress::kBlocked;
   } catch (...) {
+    group_->fail_with_current(name, 0);
     release_turns();
     throw;
   }

@@ -4,10 +4,13 @@
 #include <cstdlib>
 #include <optional>
 
+#include "device/checked_sizes.h"
 #include "device/failure.h"
 
 namespace vnpu {
 namespace {
+
+constexpr double kLongestWait = 1e9;  // seconds: in milliseconds far from what a clock can count
 
 [[noreturn]] void refuse(const char* name, const std::string& value, const char* expected) {
   throw Failure(FailureKind::kInvalidArgument, std::string("vnpu: ") + name + "='" + value +
@@ -38,9 +41,11 @@ size_t parse_bytes(const char* name, const std::string& value) {
   const uint64_t number = parse_unsigned(name, value.substr(0, digits), kExpected);
   const std::string unit = value.substr(digits);
   if (unit.empty()) return number;
-  if (unit == "KiB") return number << 10;
-  if (unit == "MiB") return number << 20;
-  if (unit == "GiB") return number << 30;
+  for (const auto& [text, factor] : {std::pair{"KiB", uint64_t{1} << 10},
+                                     {"MiB", uint64_t{1} << 20},
+                                     {"GiB", uint64_t{1} << 30}}) {
+    if (unit == text) return checked_multiply(number, factor, name);
+  }
   refuse(name, value, kExpected);
 }
 
@@ -114,8 +119,9 @@ Configuration Configuration::of_environment() {
   if (const auto v = environment("VNPU_WAIT_LIMIT")) {
     char* end = nullptr;
     c.wait_limit_seconds = std::strtod(v->c_str(), &end);
-    if (*end != '\0' || !(c.wait_limit_seconds > 0)) {
-      refuse("VNPU_WAIT_LIMIT", *v, "a positive number of seconds");
+    // The comparisons are false for no number, too.
+    if (*end != '\0' || !(c.wait_limit_seconds > 0 && c.wait_limit_seconds <= kLongestWait)) {
+      refuse("VNPU_WAIT_LIMIT", *v, "a number of seconds above 0, at most 1e9");
     }
   }
   if (const auto v = environment("VNPU_COMPUTE")) {

@@ -7,6 +7,7 @@
 #include "device/device_limits.h"
 #include "device/host_counts.h"
 #include "device/pace.h"
+#include "faults/faults.h"
 
 namespace vnpu {
 
@@ -17,6 +18,7 @@ Executor::Executor(const Configuration& configuration, const Observers& observer
       schedule_(make_schedule(configuration, queues_)) {}
 
 StreamPtr Executor::create_stream(int device, uint32_t priority) {
+  faults::reach(faults::Kind::kStream);
   DeviceLimits::instance().take(DeviceLimits::Kind::kStreams, device, 1);
   const Lock lock(queues_.mutex);
   auto stream = std::make_shared<Stream>(device, next_stream_id_++, priority);
@@ -39,6 +41,7 @@ void Executor::destroy_stream(const StreamPtr& stream) {
 
 void Executor::submit(const StreamPtr& stream, TaskPtr task) {
   HostCounts::instance().launches.fetch_add(1, std::memory_order_relaxed);
+  faults::reach_launch(task);
   enqueue(stream, std::move(task));
 }
 
@@ -107,6 +110,7 @@ Executor::Held Executor::held_by(const Task& head) {
 // --- events and capture ------------------------------------------------------------------------
 
 void Executor::record(const StreamPtr& stream, const EventPtr& event) {
+  faults::reach(faults::Kind::kEvent, "record");
   uint64_t version = 0;
   EventHoldPtr hold;
   {

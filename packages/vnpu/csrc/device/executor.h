@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -56,9 +57,17 @@ class Executor {
   void synchronize(const StreamPtr& stream, Limit limit);
   void synchronize(const EventPtr& event, Limit limit);
   void synchronize_device(int device, Limit limit);
+  // The ends of a device's queues. What was launched before has passed once it is done, failed or
+  // dropped.
+  using Tails = std::vector<std::pair<StreamPtr, uint64_t>>;  // tasks that each stream has taken
+  Tails tails(int device);
+  bool have_passed(const Tails& tails);
   // Runs what the device has to do; errors stay with their streams. Observers are not told: to the
-  // program it is no wait.
-  void drain_device(int device);
+  // program it is no wait. False where, for `patience` (or VNPU_WAIT_LIMIT), no task has ended and
+  // none was running; soon, where it is so since the last time.
+  bool drain_device(int device, Limit patience);
+  // "stream 3 of device 0: 2 tasks, the first (all_reduce) waits for rank 1 ..."
+  std::string pending() const;
   // Gives pending work a chance and tells whether the stream is idle / the event complete.
   bool query(const StreamPtr& stream);
   bool query(const EventPtr& event);
@@ -108,6 +117,7 @@ class Executor {
   // Tells the observers that the host has waited for all streams of the device.
   void host_has_seen(int device, const std::string& call_site);
   std::string describe_pending() const;
+  bool have_passed_locked(const Tails& tails) const;
   // Keeps a launch of a stream that captures, or of one that updates a task group; false for
   // others.
   bool keep(const StreamPtr& stream, TaskPtr& task, const std::string& call_site);
@@ -118,12 +128,14 @@ class Executor {
 
   const Observers& observers_;
   const std::chrono::milliseconds wait_limit_;
-  TaskQueues queues_;
+  mutable TaskQueues queues_;
   const std::unique_ptr<Schedule> schedule_;
   std::vector<const HostWait*> host_waits_;
   std::vector<GraphPtr> captures_;    // that are under way
   std::atomic<size_t> capturing_{0};  // their number
   int next_stream_id_ = 0;
+  // By device: queues for which a drain gave up, and the tasks that had ended in each.
+  std::map<int, Tails> stuck_;
 };
 
 }  // namespace vnpu

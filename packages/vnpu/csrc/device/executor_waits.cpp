@@ -5,12 +5,16 @@
 
 #include "device/executor.h"
 #include "device/host_counts.h"
+#include "faults/faults.h"
 
 namespace vnpu {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+
+// For a queue that has hung before, and in which no task has ended since.
+constexpr milliseconds kSecondPatience{20};
 
 }  // namespace
 
@@ -69,6 +73,7 @@ void Executor::throw_failure(Stream& stream) {
 }
 
 void Executor::synchronize(const StreamPtr& stream, Limit limit) {
+  faults::reach(faults::Kind::kSynchronize, "stream");
   ++HostCounts::instance().synchronizations;
   const std::string site = observers_.call_site();
   {
@@ -91,6 +96,7 @@ void Executor::synchronize(const StreamPtr& stream, Limit limit) {
 }
 
 void Executor::synchronize(const EventPtr& event, Limit limit) {
+  faults::reach(faults::Kind::kSynchronize, "event");
   ++HostCounts::instance().synchronizations;
   check_not_captured(*event, "waits for");
   const uint64_t version = event->recorded.load();
@@ -110,6 +116,7 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
 }
 
 void Executor::synchronize_device(int device, Limit limit) {
+  faults::reach(faults::Kind::kSynchronize, "device");
   ++HostCounts::instance().synchronizations;
   const std::string site = observers_.call_site();
   // One failure may have reached several streams through events: it is reported once.
@@ -145,10 +152,71 @@ bool Executor::device_idle(int device) const {
       [&](const StreamPtr& stream) { return stream->device != device || stream->idle(); });
 }
 
-void Executor::drain_device(int device) {
+Executor::Tails Executor::tails(int device) {
+  const Lock lock(queues_.mutex);
+  Tails tails;
+  for (const StreamPtr& stream : queues_.streams()) {
+    if (stream->device == device && !stream->idle()) tails.emplace_back(stream, stream->taken);
+  }
+  return tails;
+}
+
+bool Executor::have_passed(const Tails& tails) {
+  const Lock lock(queues_.mutex);
+  return have_passed_locked(tails);
+}
+
+bool Executor::have_passed_locked(const Tails& tails) const {
+  return std::all_of(tails.begin(), tails.end(), [](const auto& tail) {
+    return tail.first->ended >= tail.second || tail.first->idle();
+  });
+}
+
+bool Executor::drain_device(int device, Limit patience) {
+  const Tails before = tails(device);
+  if (before.empty()) return true;
   Lock lock(queues_.mutex);
-  if (device_idle(device)) return;
-  wait_until([&] { return device_idle(device); }, std::nullopt, "a device", lock);
+  const auto ended = [&] {
+    uint64_t count = 0;
+    for (const auto& [stream, taken] : before) count += std::min(stream->ended, taken);
+    return count;
+  };
+  const auto is_running = [&] {
+    return std::any_of(before.begin(), before.end(), [](const auto& tail) {
+      return tail.first->running && !tail.first->waiting && !tail.first->blocked;
+    });
+  };
+  const TaskQueues::Driver driver(queues_);
+  const Tails& stuck = stuck_[device];
+  const bool is_stuck = std::any_of(stuck.begin(), stuck.end(), [](const auto& tail) {
+    return tail.first->ended == tail.second && !tail.first->idle();
+  });
+  const milliseconds limit = patience.value_or(wait_limit_);
+  const milliseconds most = is_stuck ? std::min(kSecondPatience, limit) : limit;
+  auto since = steady_clock::now();
+  for (uint64_t seen = ended(); !have_passed_locked(before);) {
+    const bool worked = schedule_->drive(lock);
+    const auto now = steady_clock::now();
+    if (ended() != seen || is_running()) {
+      seen = ended();
+      since = now;
+    } else if (now - since >= most) {
+      Tails& now_stuck = stuck_[device];
+      now_stuck.clear();
+      for (const auto& [stream, taken] : before) {
+        if (stream->ended < taken) now_stuck.emplace_back(stream, stream->ended);
+      }
+      return false;
+    }
+    if (!worked) schedule_->rest(since + most, lock);
+  }
+  stuck_.erase(device);
+  return true;
+}
+
+std::string Executor::pending() const {
+  const Lock lock(queues_.mutex);
+  return describe_pending();
 }
 
 void Executor::host_has_seen(int device, const std::string& call_site) {

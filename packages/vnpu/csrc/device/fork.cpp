@@ -1,5 +1,10 @@
+#include "device/fork.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
+
+#include "device/system.h"
 
 namespace vnpu {
 namespace {
@@ -14,7 +19,21 @@ void end_parallel_threads() {
   if (pause != nullptr) pause(kSoft);  // fails inside a region, whose process nobody should fork
 }
 
-[[maybe_unused]] const int registered = ::pthread_atfork(end_parallel_threads, nullptr, nullptr);
+void mark_copy() {
+  if (System::is_open()) is_forked_copy = true;
+}
+
+[[maybe_unused]] const int registered = ::pthread_atfork(end_parallel_threads, nullptr, mark_copy);
 
 }  // namespace
+
+bool is_forked_copy = false;
+
+std::string forked_copy_text(const char* function) {
+  return "vnpu: process " + std::to_string(::getpid()) +
+         " was forked from one that had opened its devices, which a fork cannot use. Fork before "
+         "the first use of a device, or start the process anew (spawn). [" +
+         function + "]";
+}
+
 }  // namespace vnpu

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -23,8 +24,9 @@ namespace vnpu {
 // range for addresses that programs reserve themselves (virtual memory management).
 class Memory {
  public:
-  static constexpr size_t kAlignment = 512;         // bytes, as the runtime guarantees
-  static constexpr size_t kPage = size_t{2} << 20;  // granularity of physical handles
+  static constexpr size_t kAlignment = 512;               // bytes, as the runtime guarantees
+  static constexpr size_t kPage = size_t{2} << 20;        // granularity of physical handles
+  static constexpr size_t kReservable = size_t{4} << 40;  // bytes of addresses for programs' ranges
 
   struct Allocation {
     uintptr_t begin;
@@ -39,6 +41,10 @@ class Memory {
   // Returns a device address; throws kOutOfMemory when the device's memory is used up.
   void* allocate(int device, size_t bytes);
   void release(void* address);
+  // The two halves of it: from the first on nobody may use the memory, and it counts as free; from
+  // the second on its room is used again.
+  Allocation withdraw(void* address);
+  void reclaim(const Allocation& allocation);
   size_t free_bytes(int device) const;
   size_t total_bytes(int device) const;
 
@@ -47,7 +53,9 @@ class Memory {
   void* reserve(size_t bytes, void* hint);
   void unreserve(void* address);
   std::shared_ptr<Physical> create_physical(int device, size_t bytes);
-  std::shared_ptr<Physical> import_physical(int pid, int file, size_t bytes, int device);
+  // identity: of physical memory of this or another process. Throws kInvalidHandle where there is
+  // none any more.
+  std::shared_ptr<Physical> import_physical(uint64_t identity, int device);
   void map(void* address, size_t bytes, size_t offset, const std::shared_ptr<Physical>& physical);
   void unmap(void* address);
   // From now on other processes may write the memory too.
@@ -84,6 +92,13 @@ class Memory {
   void zero(void* address, size_t bytes);
   // "allocation #12 of device 0, 2097152 bytes, freed" ...
   std::string describe(const void* address) const;
+  // Likewise, for signal handlers: allocates nothing and waits for nothing. An empty state: none
+  // such, or another thread changes what there is.
+  struct Found {
+    Allocation allocation = {};
+    const char* state = "";
+  };
+  Found look_up(const void* address) const;
 
  private:
   Memory();
@@ -101,6 +116,7 @@ class Memory {
   void tell_changed(const Physical& physical) const;
   void remember_freed(const Allocation& allocation);
   std::string describe_locked(uintptr_t address) const;
+  static const Allocation* holder(const std::map<uintptr_t, Allocation>& in, uintptr_t address);
   void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes);
   static void give_back(std::map<uintptr_t, size_t>& gaps, uintptr_t begin, size_t bytes);
 
@@ -109,6 +125,7 @@ class Memory {
   uintptr_t distance_ = 0;
   uintptr_t reservable_begin_ = 0;
   mutable std::shared_mutex mutex_;
+  std::atomic<uint64_t> live_generation_{0};  // counts changes that end a live range
   std::vector<Device> devices_;
   std::map<uintptr_t, Allocation> live_;   // by begin, mapped ranges included
   std::map<uintptr_t, Allocation> freed_;  // by begin, the newest of each address
@@ -121,10 +138,11 @@ class Memory {
 
 // Memory without an address: a sparse file, so that it can be mapped anywhere and shared.
 struct Memory::Physical {
-  Physical(int file, size_t bytes, int device, bool owner);
+  Physical(uint64_t identity, int file, size_t bytes, int device, bool owner);
   ~Physical();
   Physical(const Physical&) = delete;
   Physical& operator=(const Physical&) = delete;
+  const uint64_t identity;  // names it in all processes
   int file;
   size_t bytes;
   int device;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <string>
 
+#include "device/checked_sizes.h"
 #include "device/failure.h"
 
 namespace vnpu {
@@ -15,6 +16,7 @@ PinnedMemory& PinnedMemory::instance() {
 }
 
 void PinnedMemory::add(const void* begin, size_t bytes, bool owned, bool is_mapped) {
+  checked_add(reinterpret_cast<uintptr_t>(begin), bytes, "the end of pinned memory");
   std::lock_guard lock(mutex_);
   Range& range = ranges_[reinterpret_cast<uintptr_t>(begin)];
   range.of(owned) = bytes;
@@ -40,13 +42,15 @@ void PinnedMemory::remove(const void* begin, bool owned) {
   if (it->second.of(!owned) == 0) ranges_.erase(it);
 }
 
-bool PinnedMemory::contains(const void* address) const {
+bool PinnedMemory::contains(const void* address) const { return contains(address, 1); }
+
+bool PinnedMemory::contains(const void* address, size_t bytes) const {
   std::lock_guard lock(mutex_);
   const auto a = reinterpret_cast<uintptr_t>(address);
   auto it = ranges_.upper_bound(a);
   if (it == ranges_.begin()) return false;
   --it;
-  return a < it->first + std::max(it->second.allocated, it->second.registered);
+  return lies_within(a, bytes, it->first, std::max(it->second.allocated, it->second.registered));
 }
 
 bool PinnedMemory::is_mapped(const void* address, size_t bytes) const {
@@ -55,7 +59,7 @@ bool PinnedMemory::is_mapped(const void* address, size_t bytes) const {
   auto it = ranges_.upper_bound(a);
   if (it == ranges_.begin()) return false;
   --it;
-  return it->second.is_mapped && a + bytes <= it->first + it->second.registered;
+  return it->second.is_mapped && lies_within(a, bytes, it->first, it->second.registered);
 }
 
 }  // namespace vnpu

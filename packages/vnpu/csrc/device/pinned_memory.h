@@ -21,6 +21,8 @@ class PinnedMemory {
   size_t bytes(const void* begin, bool owned, const char* function) const;
   void remove(const void* begin, bool owned);
   bool contains(const void* address) const;
+  // Whether all of it lies in one range.
+  bool contains(const void* address, size_t bytes) const;
   // Whether the device reaches all of a range.
   bool is_mapped(const void* address, size_t bytes) const;
 

@@ -28,6 +28,8 @@ class Stream {
   uint32_t flags = 0;  // as it was made with; nothing here depends on them
 
   std::deque<TaskPtr> queue;  // the head may be running
+  uint64_t taken = 0;         // tasks that were ever in it
+  uint64_t ended = 0;         // of those, done, failed or dropped
   bool running = false;       // one thread is inside step() or wait() of the head
   bool waiting = false;       // ... inside wait()
   bool blocked = false;       // the head's last step() returned kBlocked

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,6 +26,7 @@ constexpr milliseconds kPoll{5};           // longest sleep of who waits for pro
 
 void TaskQueues::enqueue(const StreamPtr& stream, TaskPtr task) {
   stream->queue.push_back(std::move(task));
+  ++stream->taken;
   ++pending_;
 }
 
@@ -48,6 +50,7 @@ bool TaskQueues::run_now(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   }
   stream->blocked = true;
   stream->queue.push_front(std::move(task));
+  ++stream->taken;
   ++pending_;
   return false;
 }
@@ -80,6 +83,9 @@ void TaskQueues::run_head(Stream& stream, Lock& lock) {
     progress = advance(stream, *task);
   } catch (const Failure& f) {
     failure = f;
+  } catch (const std::bad_alloc&) {
+    failure = Failure(FailureKind::kOutOfMemory,
+                      std::string("vnpu: ") + task->name + ": the host is out of memory.");
   } catch (const std::exception& e) {
     failure = Failure(FailureKind::kInternal, std::string("vnpu: ") + task->name + ": " + e.what());
   }
@@ -98,10 +104,12 @@ void TaskQueues::run_head(Stream& stream, Lock& lock) {
       }
     }
     pending_ -= stream.queue.size() - kept.size();
+    stream.ended += stream.queue.size() - kept.size();
     stream.queue = std::move(kept);
     stream.blocked = false;
   } else if (progress == Progress::kDone) {
     stream.queue.pop_front();
+    ++stream.ended;
     --pending_;
   }
   if (!stream.blocked) announce_progress();

@@ -70,6 +70,7 @@ EventHandles& events() {
 }  // namespace
 
 int status_of(FailureKind kind) {
+  if (static_cast<int>(kind) >= kFirstStatus) return static_cast<int>(kind);
   switch (kind) {  // acl_base_rt.h, rt_error_codes.h, aclnn status codes
     case FailureKind::kInvalidArgument: return 107000;  // parameter invalid
     case FailureKind::kInvalidHandle: return 107017;    // invalid handle
@@ -138,6 +139,11 @@ int report_exception(const char* where) {
   } catch (const std::exception& e) {
     return report(FailureKind::kInternal, std::string("vnpu: ") + e.what() + " [" + where + "]");
   }
+}
+
+int report_forked_copy(const char* where) {
+  // Not "not supported", which torch_npu passes over: this process has no context.
+  return report(FailureKind::kDeviceNotSet, forked_copy_text(where));
 }
 
 const char* recent_error() { return recent.c_str(); }

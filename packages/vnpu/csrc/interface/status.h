@@ -3,13 +3,16 @@
 #include <string>
 
 #include "device/failure.h"
+#include "device/fork.h"
 #include "device/stream.h"
 
 // Between the device and the C interfaces: exceptions become status codes and the recent error
 // text.
 namespace vnpu::abi {
 
-// The aclError of a kind of failure.
+// The aclError of a kind of failure; of a number from kFirstStatus on, which is no kind but one of
+// CANN's own, that number.
+constexpr int kFirstStatus = 100'000;
 int status_of(FailureKind kind);
 // Keeps the text for aclGetRecentErrMsg of this thread; returns the status.
 int report(FailureKind kind, const std::string& message);
@@ -18,9 +21,14 @@ int report_exception(const char* where);
 // The text that aclGetRecentErrMsg returns; never null.
 const char* recent_error();
 
+// Refuses a call of a process that was forked after its devices had been opened.
+int report_forked_copy(const char* where);
+
 // Runs a C function's body.
 template <class Body>
 int guarded(const char* where, Body&& body) {
+  if (is_forked_copy) [[unlikely]]
+    return report_forked_copy(where);
   try {
     body();
     return 0;

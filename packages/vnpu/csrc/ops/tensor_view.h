@@ -23,6 +23,10 @@ struct TensorView {
   int64_t storage_sizes[kMaxDims] = {};
   int8_t storage_dims = 0;
 
+  // Throws kOperatorInvalid unless the number of elements, in bytes, the distance of any two, and
+  // the addresses that they have can be computed in 64 bits. All functions below need that; holds
+  // for whatever has fewer elements at the same distances.
+  void check_sizes() const;
   int64_t numel() const;
   // [first, last) byte that any element touches, as device addresses; empty views touch nothing.
   std::pair<uintptr_t, uintptr_t> extent() const;

@@ -69,7 +69,7 @@ TEST_F(Races, MemoryIsFreedBehindAWaitForWhatUsesIt) {
   EXPECT_NE(text.find("read by reader on stream 0"), std::string::npos) << text;
   EXPECT_NE(text.find("freed by the host at"), std::string::npos) << text;
   EXPECT_FALSE(races(a, use(memory, kBytes, true)));
-  executor.drain_device(0);  // has run, but the program has not waited
+  executor.drain_device(0, std::nullopt);  // has run, but the program has not waited
   EXPECT_FALSE(frees());
   EXPECT_FALSE(races(b, use(memory, kBytes, true)));  // of the next owner
   executor.synchronize(b, std::nullopt);

@@ -1,9 +1,14 @@
 #include "device/memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 
+#include "allocation.h"
 #include "device/failure.h"
 
 namespace vnpu {
@@ -123,6 +128,19 @@ TEST(MemoryDeathTest, HostCodeThatTouchesADeviceAddressStopsWithAnExplanation) {
   memory.release(a);
 }
 
+TEST(MemoryDeathTest, TheExplanationIsWrittenInsideAnAllocationAndWhileMemoryIsLocked) {
+  Memory& memory = Memory::instance();
+  void* a = memory.allocate(0, 1024);
+  // A handler that allocates where this thread may not ends in another way than by the signal.
+  const auto touch = [&] {
+    tests::no_allocation = true;
+    *(static_cast<volatile char*>(a) + 100) = 1;
+  };
+  EXPECT_EXIT(touch(), ::testing::KilledBySignal(SIGSEGV),
+              "byte 100 of allocation #[0-9]+ on device 0, 1024 bytes, live");
+  memory.release(a);
+}
+
 TEST(Memory, ZeroFillsExactlyTheRange) {
   Memory& memory = Memory::instance();
   constexpr size_t kBytes = 3 * kMegabyte;
@@ -155,6 +173,43 @@ TEST(Memory, APhysicalHandleCanBeMappedTwice) {
   memory.unreserve(range);
   physical.reset();
   EXPECT_EQ(memory.free_bytes(0), free_before);
+}
+
+TEST(Memory, WhatWasExportedIsFoundByItsIdentityAndByNothingElse) {
+  Memory& memory = Memory::instance();
+  auto physical = memory.create_physical(0, 2 * Memory::kPage);
+  const uint64_t identity = physical->identity;
+  const auto imported = memory.import_physical(identity, 1);
+  EXPECT_EQ(imported->bytes, 2 * Memory::kPage);
+  EXPECT_EQ(memory.free_bytes(1), memory.total_bytes(1));  // it is the other device's
+  EXPECT_THROW(memory.import_physical(identity + 1, 0), Failure);
+}
+
+TEST(Memory, AnExportThatWasFreedIsRefusedAlsoWhereAFileHasItsDescriptor) {
+  Memory& memory = Memory::instance();
+  auto physical = memory.create_physical(0, Memory::kPage);
+  const uint64_t identity = physical->identity;
+  const int number = physical->file;
+  physical.reset();
+  char name[] = "/tmp/vnpu-memory-test-XXXXXX";
+  const int file = ::mkstemp(name);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(file, number);  // the user's file has taken the descriptor's number
+  ASSERT_EQ(::write(file, "mine", 4), 4);
+  const std::string text = message_of([&] { memory.import_physical(identity, 0); });
+  EXPECT_NE(text.find("it was freed there"), std::string::npos) << text;
+  struct stat info = {};
+  ::fstat(file, &info);
+  EXPECT_EQ(info.st_size, 4);
+  ::close(file);
+  ::unlink(name);
+  EXPECT_NE(message_of([&] { memory.import_physical(~uint64_t{0}, 0); }).find("has ended"),
+            std::string::npos);
+}
+
+TEST(Memory, ExportedMemoryCannotBeMadeShorterUnderItsReaders) {
+  const auto physical = Memory::instance().create_physical(0, Memory::kPage);
+  EXPECT_EQ(::ftruncate(physical->file, 0), -1);
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ TEST_F(Watching, MemoryThatOtherProcessesCanWriteIsNotExclusive) {
   Memory& memory = Memory::instance();
   char* const place = static_cast<char*>(memory.reserve(2 * Memory::kPage, nullptr));
   const auto physical = memory.create_physical(0, Memory::kPage);
-  const auto imported = memory.import_physical(::getpid(), physical->file, Memory::kPage, 0);
+  const auto imported = memory.import_physical(physical->identity, 0);
   memory.map(place, Memory::kPage, 0, physical);
   memory.map(place + Memory::kPage, Memory::kPage, 0, imported);
   EXPECT_FALSE(memory.is_exclusive(place + Memory::kPage, 64));

@@ -42,3 +42,58 @@ def test_no_child_is_to_be_forked_where_it_would_lose_a_report(tmp_path) -> None
     for settings in ({"VNPU_RACES": "report"}, {"VNPU_TRACE": str(tmp_path)}):
         assert run_to_exit(program, **settings).stdout.split()[0] == "False"
     assert run_to_exit(program).stdout.split()[0] == "True"
+
+
+def test_a_child_forked_after_the_devices_are_open_is_told_so_at_once() -> None:
+    """Other threads hold locks at a fork now and then: many forks, while one launches."""
+    result = run_program(
+        PRODUCT
+        + """
+import ctypes
+import threading
+import time
+
+assert product() == 64 * 512 * 512
+acl = ctypes.CDLL("libascendcl.so")
+acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
+event, tensor = torch.npu.Event(), torch.ones(4, device="npu")
+event.record()
+stop = threading.Event()
+
+def launch():
+    while not stop.is_set():
+        tensor.add_(1.0)
+
+thread = threading.Thread(target=launch, daemon=True)
+thread.start()
+for number in range(40):
+    child = os.fork()
+    if child == 0:
+        status = acl.aclrtSynchronizeDevice()
+        text = acl.aclGetRecentErrMsg().decode()
+        told = "was forked from one that had opened its devices" in text
+        address = ctypes.c_void_p()
+        refused = acl.aclrtMalloc(ctypes.byref(address), ctypes.c_size_t(512), 0) == 107002
+        try:
+            while not event.query():
+                pass
+            polled = False
+        except RuntimeError:
+            polled = True
+        os._exit(0 if status == 107002 and told and refused and polled else 1)
+    end = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.002)
+    assert ended == (child, 0), (number, ended)
+stop.set()
+thread.join()
+child = os.fork()
+if child == 0:
+    raise SystemExit(0)  # with C's and Python's exit handlers, beside tensors of the parent
+assert os.waitpid(child, 0) == (child, 0)
+assert product() == 64 * 512 * 512
+print("lived")
+"""
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "lived" in result.stdout

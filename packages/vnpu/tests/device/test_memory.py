@@ -231,3 +231,60 @@ print(acl.aclGetDataBufferAddr(buffer) == ctypes.addressof(host), acl.aclGetData
 """
     )
     assert lines == ["True None"]
+
+
+def test_freeing_while_a_stream_hangs_does_not_wait_for_it() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+import time
+acl.aclrtMemsetAsync.argtypes = None
+stream, gate, used = ctypes.c_void_p(), allocate(512), allocate(1 << 20)
+others = [allocate(4096) for _ in range(10)]
+assert acl.aclrtMemset(gate, ctypes.c_size_t(512), 0, ctypes.c_size_t(512)) == 0
+assert acl.aclrtMemset(used, ctypes.c_size_t(1 << 20), 5, ctypes.c_size_t(1 << 20)) == 0
+assert acl.aclrtCreateStream(ctypes.byref(stream)) == 0
+assert acl.aclrtValueWait(gate, ctypes.c_uint64(1), 1, stream) == 0
+pinned = ctypes.c_void_p()
+assert acl.aclrtMallocHost(ctypes.byref(pinned), ctypes.c_size_t(1 << 20)) == 0
+size = ctypes.c_size_t(1 << 20)
+assert acl.aclrtMemcpyAsync(pinned, size, used, size, D2H, stream) == 0
+begin = time.monotonic()
+for address in [used, *others]:
+    assert acl.aclrtFree(address) == 0
+print(time.monotonic() - begin)
+assert acl.aclrtValueWrite(gate, ctypes.c_uint64(1), 0, None) == 0
+assert acl.aclrtSynchronizeDevice() == 0
+print(set(ctypes.string_at(pinned, 1 << 20)))
+assert acl.aclrtFree(gate) == 0
+""",
+        VirtualDeviceConfig(wait_limit=60),
+    )
+    assert float(lines[0]) < 15
+    assert lines[1] == "{5}"
+
+
+def test_physical_memory_that_is_freed_twice_or_used_after_is_an_error() -> None:
+    lines = output_of(
+        RUNTIME
+        + """
+class Location(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("type", ctypes.c_int)]
+
+class Property(ctypes.Structure):
+    _fields_ = [("handle", ctypes.c_int), ("allocation", ctypes.c_int), ("attribute", ctypes.c_int),
+                ("location", Location), ("reserve", ctypes.c_uint64)]
+
+handle, wanted = ctypes.c_void_p(), Property(location=Location(0, 1))
+size = ctypes.c_size_t(2 << 20)
+assert acl.aclrtMallocPhysical(ctypes.byref(handle), size, ctypes.byref(wanted), 0) == 0
+assert acl.aclrtFreePhysical(handle) == 0
+shared = ctypes.c_uint64()
+print(acl.aclrtFreePhysical(handle), acl.aclGetRecentErrMsg().decode())
+print(acl.aclrtMemExportToShareableHandle(handle, 0, 0, ctypes.byref(shared)))
+print(acl.aclrtFreePhysical(ctypes.c_void_p(1)))
+"""
+    )
+    assert lines[0].startswith("107017 ")
+    assert "freed twice" in lines[0]
+    assert lines[1:] == ["107017", "107017"]

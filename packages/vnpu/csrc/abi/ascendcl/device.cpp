@@ -13,6 +13,7 @@
 #include "abi/ascendcl/declarations.h"
 #include "device/configuration.h"
 #include "device/system.h"
+#include "faults/faults.h"
 
 using namespace vnpu;
 using abi::guarded;
@@ -77,7 +78,7 @@ VNPU_ACL(aclrtGetDeviceCount, (uint32_t* count)) {
 }
 VNPU_ACL(aclrtSetDevice, (int32_t device)) {
   return guarded("aclrtSetDevice", [&] {
-    System::instance().physical(device);
+    faults::set_device(System::instance().physical(device));
     System::current_device() = device;
   });
 }

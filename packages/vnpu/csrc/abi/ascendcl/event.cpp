@@ -2,6 +2,7 @@
 
 #include "abi/ascendcl/declarations.h"
 #include "device/system.h"
+#include "faults/faults.h"
 #include "interface/handles.h"
 #include "timing/model.h"
 
@@ -41,12 +42,14 @@ int64_t time_of(const Event& event) {
 // The three ways to make an event differ in when it takes one of the device's: see Event::Holds.
 VNPU_ACL(aclrtCreateEventExWithFlag, (aclrtEvent * event, uint32_t flags)) {
   return guarded("aclrtCreateEventExWithFlag", [&] {
+    faults::reach(faults::Kind::kEvent, "create");
     const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kWhileRecorded;
     *event = abi::make_handle(std::make_shared<Event>(flags, holds));
   });
 }
 VNPU_ACL(aclrtCreateEventWithFlag, (aclrtEvent * event, uint32_t flags)) {
   return guarded("aclrtCreateEventWithFlag", [&] {
+    faults::reach(faults::Kind::kEvent, "create");
     const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kForGood;
     auto made = std::make_shared<Event>(flags, holds);
     if (holds == Event::Holds::kForGood) {
@@ -57,6 +60,7 @@ VNPU_ACL(aclrtCreateEventWithFlag, (aclrtEvent * event, uint32_t flags)) {
 }
 VNPU_ACL(aclrtCreateEvent, (aclrtEvent * event)) {
   return guarded("aclrtCreateEvent", [&] {
+    faults::reach(faults::Kind::kEvent, "create");
     *event = abi::make_handle(std::make_shared<Event>(0, Event::Holds::kForGood));
   });
 }

@@ -1,24 +1,26 @@
-// Device and pinned host memory, copies, programs' own address ranges.
-
-#include <sys/mman.h>
-#include <unistd.h>
+// Device and pinned host memory, copies.
 
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 
 #include "abi/ascendcl/declarations.h"
+#include "abi/ascendcl/freed_memory.h"
+#include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/host_counts.h"
 #include "device/observer.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
+#include "faults/faults.h"
 #include "timing/model.h"
 
 using namespace vnpu;
 using abi::guarded;
 
 namespace {
+
+constexpr size_t kHostPage = 4096;  // bytes
 
 // Before the program gives pinned memory back.
 void give_back(void* address, bool owned, const char* function) {
@@ -29,20 +31,6 @@ void give_back(void* address, bool owned, const char* function) {
     System::instance().executor().tell(&Observer::on_host_free, address, bytes, site);
   }
   pinned.remove(address, owned);
-}
-
-// Before memory of the current device goes. Neither aclrtFree nor aclrtUnmapMem waits for work that
-// still uses the memory: it is the program that has to, and the race detector says where it does
-// not. What is queued runs all the same, so that what a program computes does not depend on it.
-// Source: CANN's runtime, 11-01_device_memory_malloc_and_free.md, aclrtFree.
-void let_go(const void* address, const char* function) {
-  Executor& executor = System::instance().executor();
-  const Observers& observers = Observers::instance();
-  if (const size_t bytes = Memory::instance().bytes_at(address); bytes > 0 && observers.any()) {
-    const std::string site = observers.call_site();
-    executor.tell(&Observer::on_device_free, address, bytes, function, site);
-  }
-  if (System::current_device() >= 0) executor.drain_device(System::current_device());
 }
 
 // Copies when the stream reaches it: the source is read then, not when it was asked for.
@@ -107,8 +95,7 @@ void check_fill(const void* address, size_t room, size_t bytes, const char* func
                                                      std::to_string(room) + ".");
   }
   const PinnedMemory& pinned = PinnedMemory::instance();
-  const auto* const first = static_cast<const char*>(address);
-  if (bytes == 0 || (pinned.contains(first) && pinned.contains(first + bytes - 1))) return;
+  if (bytes == 0 || pinned.contains(address, bytes)) return;
   Memory::instance().check(address, bytes, function);
 }
 
@@ -117,6 +104,9 @@ void check_copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemc
     throw Failure(FailureKind::kInvalidArgument, "vnpu: a copy of " + std::to_string(bytes) +
                                                      " bytes into room for " +
                                                      std::to_string(room) + ".");
+  }
+  for (const void* const address : {static_cast<const void*>(to), from}) {
+    checked_add(reinterpret_cast<uintptr_t>(address), bytes, "the end of a copy");
   }
   const Memory& memory = Memory::instance();
   const bool device_to = memory.is_device_address(to);
@@ -149,35 +139,6 @@ void copy_async(void* to, size_t room, const void* from, size_t bytes, aclrtMemc
                                        std::make_shared<Copy>(to, from, bytes));
 }
 
-using PhysicalPtr = std::shared_ptr<Memory::Physical>;
-
-PhysicalPtr& physical_of(aclrtDrvMemHandle handle) {
-  if (handle == nullptr) {
-    throw Failure(FailureKind::kInvalidHandle, "vnpu: the physical memory handle is null.");
-  }
-  return *static_cast<PhysicalPtr*>(handle);
-}
-
-// A shareable handle carries everything another process needs: pid, file and pages.
-struct Shareable {
-  static uint64_t pack(const Memory::Physical& physical) {
-    const uint64_t pages = physical.bytes / Memory::kPage;
-    if (pages >= (1u << 18) || physical.file >= (1 << 12)) {
-      throw Failure(FailureKind::kNotSupported,
-                    "vnpu: this physical memory is too large to be shared (512 GiB at most).");
-    }
-    return (static_cast<uint64_t>(::getpid()) << 32) | (pages << 12) |
-           static_cast<uint64_t>(physical.file);
-  }
-  explicit Shareable(uint64_t packed)
-      : pid(static_cast<int>(packed >> 32)),
-        file(static_cast<int>(packed & 0xfff)),
-        bytes(((packed >> 12) & 0xfffff) * Memory::kPage) {}
-  int pid;
-  int file;
-  size_t bytes;
-};
-
 void register_host(void* address, uint64_t bytes, bool is_mapped) {
   if (address == nullptr || bytes == 0) {
     throw Failure(FailureKind::kInvalidArgument,
@@ -202,8 +163,8 @@ VNPU_ACL(aclrtMallocAlign32, (void** address, size_t bytes, aclrtMemMallocPolicy
 VNPU_ACL(aclrtFree, (void* address)) {
   return guarded("aclrtFree", [&] {
     if (address == nullptr) return;
-    let_go(address, "aclrtFree");
-    Memory::instance().release(address);
+    abi::tell_of_free(address, "aclrtFree");
+    abi::free_when_unused(address);
   });
 }
 VNPU_ACL(aclrtGetMemInfo, (aclrtMemAttr, size_t* free_bytes, size_t* total_bytes)) {
@@ -218,7 +179,10 @@ VNPU_ACL(aclrtGetMemInfo, (aclrtMemAttr, size_t* free_bytes, size_t* total_bytes
 VNPU_ACL(aclrtMallocHost, (void** address, size_t bytes)) {
   return guarded("aclrtMallocHost", [&] {
     if (bytes == 0) throw Failure(FailureKind::kInvalidArgument, "vnpu: 0 bytes of host memory.");
-    *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    faults::reach(faults::Kind::kPinned);
+    const size_t pages =
+        checked_round_up(bytes, kHostPage, "the size of host memory", FailureKind::kOutOfMemory);
+    *address = std::aligned_alloc(kHostPage, pages);
     if (*address == nullptr) throw std::bad_alloc();
     PinnedMemory::instance().add(*address, bytes, true);
   });
@@ -326,53 +290,5 @@ VNPU_ACL(aclrtCmoAsync, (void* address, size_t bytes, aclrtCmoType, aclrtStream 
     if (model == nullptr) return;
     const StreamPtr& on = abi::stream_of(stream);
     System::instance().executor().look([&] { model->prefetch(*on, address, bytes); });
-  });
-}
-
-// --- programs' own address ranges -------------------------------------------------------------
-
-VNPU_ACL(aclrtReserveMemAddress, (void** address, size_t bytes, size_t, void* hint, uint64_t)) {
-  return guarded("aclrtReserveMemAddress",
-                 [&] { *address = Memory::instance().reserve(bytes, hint); });
-}
-VNPU_ACL(aclrtReleaseMemAddress, (void* address)) {
-  return guarded("aclrtReleaseMemAddress", [&] { Memory::instance().unreserve(address); });
-}
-VNPU_ACL(aclrtMallocPhysical,
-         (aclrtDrvMemHandle * handle, size_t bytes, const aclrtPhysicalMemProp* prop, uint64_t)) {
-  return guarded("aclrtMallocPhysical", [&] {
-    const int device = System::instance().physical(static_cast<int>(prop->location.id));
-    *handle = new PhysicalPtr(Memory::instance().create_physical(device, bytes));
-  });
-}
-VNPU_ACL(aclrtFreePhysical, (aclrtDrvMemHandle handle)) {
-  return guarded("aclrtFreePhysical", [&] { delete &physical_of(handle); });
-}
-VNPU_ACL(aclrtMapMem,
-         (void* address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t)) {
-  return guarded("aclrtMapMem",
-                 [&] { Memory::instance().map(address, bytes, offset, physical_of(handle)); });
-}
-VNPU_ACL(aclrtUnmapMem, (void* address)) {
-  return guarded("aclrtUnmapMem", [&] {
-    let_go(address, "aclrtUnmapMem");
-    Memory::instance().unmap(address);
-  });
-}
-VNPU_ACL(aclrtMemExportToShareableHandle,
-         (aclrtDrvMemHandle handle, aclrtMemHandleType, uint64_t, uint64_t* shareable)) {
-  return guarded("aclrtMemExportToShareableHandle", [&] {
-    Memory::Physical& physical = *physical_of(handle);
-    *shareable = Shareable::pack(physical);
-    Memory::instance().share(physical);
-  });
-}
-VNPU_ACL(aclrtMemSetPidToShareableHandle, (uint64_t, int32_t*, size_t)) { return 0; }
-VNPU_ACL(aclrtMemImportFromShareableHandle,
-         (uint64_t shareable, int32_t device, aclrtDrvMemHandle* handle)) {
-  return guarded("aclrtMemImportFromShareableHandle", [&] {
-    const Shareable s(shareable);
-    *handle = new PhysicalPtr(Memory::instance().import_physical(
-        s.pid, s.file, s.bytes, System::instance().physical(device)));
   });
 }

@@ -4,6 +4,7 @@
 #include "abi/hccl/communicator.h"
 #include "collective/operations.h"
 #include "collective/servers.h"
+#include "device/checked_sizes.h"
 
 using namespace vnpu;
 using namespace vnpu::abi;
@@ -101,7 +102,10 @@ VNPU_HCCL(HcclResult, HcclAlltoAll,
            aclrtStream stream)) {
   return hccl_guarded("HcclAlltoAll", [&] {
     const ElementType type = element_type(send_type);
-    if (send_count * size_of(type) != receive_count * size_of(element_type(receive_type))) {
+    const auto bytes = [](uint64_t count, ElementType of) {
+      return checked_multiply<uint64_t>(count, size_of(of), "the size of an all_to_all's part");
+    };
+    if (bytes(send_count, type) != bytes(receive_count, element_type(receive_type))) {
       throw Failure(FailureKind::kInvalidArgument,
                     "vnpu: all_to_all sends " + std::to_string(send_count) + " x " + name_of(type) +
                         " to each rank but receives " + std::to_string(receive_count) + " x " +

@@ -12,6 +12,7 @@
 #include <set>
 #include <string_view>
 
+#include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/memory.h"
 #include "device/system.h"
@@ -74,7 +75,7 @@ uint64_t buffer_bytes_of_environment() {
                   std::string("vnpu: HCCL_BUFFSIZE='") + text +
                       "' is not valid. Expected a number of MiB, at least 1.");
   }
-  return uint64_t{number} << 20;
+  return checked_multiply<uint64_t>(number, uint64_t{1} << 20, "HCCL_BUFFSIZE in bytes");
 }
 
 // "a;b" by ';' to {"a", "b"}; an empty part stays.
@@ -176,8 +177,10 @@ GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int d
   const Configuration& configuration = Configuration::instance();
   if (configuration.strict && !configuration.is_reference) {
     // One to send from and one to receive into.
+    const size_t both =
+        checked_multiply<size_t>(2, settings.buffer_bytes, "the size of two HCCL buffers");
     group->buffers =
-        std::shared_ptr<void>(Memory::instance().allocate(device, 2 * settings.buffer_bytes),
+        std::shared_ptr<void>(Memory::instance().allocate(device, both),
                               [](void* memory) { Memory::instance().release(memory); });
   }
   register_group(group);

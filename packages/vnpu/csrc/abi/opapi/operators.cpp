@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device/checked_sizes.h"
 #include "interface/status.h"
 #include "ops/constraints.h"
 #include "ops/handles.h"
@@ -57,7 +58,8 @@ extern "C" __attribute__((visibility("default"))) int aclnnCalculateMatmulWeight
     *elements = 1;
     for (const int64_t size :
          ops::fractal_sizes(shape, type == kHalf || type == kBFloat16 ? 16 : 32))
-      *elements *= static_cast<uint64_t>(size);
+      *elements = checked_multiply(*elements, static_cast<uint64_t>(size), "a weight's elements",
+                                   FailureKind::kOperatorInvalid);
     return 0;
   } catch (...) {
     return abi::report_exception(kName);

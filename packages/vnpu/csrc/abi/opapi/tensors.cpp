@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/checked_sizes.h"
 #include "interface/status.h"
 #include "ops/handles.h"
 
@@ -18,6 +19,7 @@ namespace {
 template <class Make>
 auto created(const char* function, Make&& make) -> decltype(make()) {
   try {
+    if (is_forked_copy) throw Failure(FailureKind::kNotSupported, forked_copy_text(function));
     return make();
   } catch (...) {
     abi::report_exception(function);
@@ -61,6 +63,7 @@ class Tensors {
     return &described->tensor;
   }
   void drop(const aclTensor* tensor) {
+    if (is_forked_copy) return;  // the lock may be held by a thread that stayed behind
     const std::lock_guard lock(mutex_);
     auto* const described = reinterpret_cast<Described*>(const_cast<aclTensor*>(tensor));
     if (described == nullptr || !std::exchange(described->is_live, false)) return;
@@ -127,7 +130,8 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
       int64_t step = 1;
       for (int i = static_cast<int>(dims) - 1; i >= 0; --i) {
         view.strides[i] = step;
-        step *= sizes[i];
+        step = checked_multiply(step, std::max<int64_t>(sizes[i], 1), "a tensor's stride",
+                                FailureKind::kOperatorInvalid);
       }
     }
     view.format = format;
@@ -138,6 +142,7 @@ aclCreateTensor(const int64_t* sizes, uint64_t dims, int32_t type, const int64_t
     } else {
       view.dtype = ops::read_dtype(type);
     }
+    view.check_sizes();
     return Tensors::instance().make(tensor);
   });
 }

@@ -96,6 +96,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         metavar="SCALE",
         help="with --chip: waits take SCALE seconds of this host for each modelled one",
     )
+    run.add_argument(
+        "--faults",
+        metavar="PLAN|@FILE",
+        help="let calls fail, as in 'rank=1;alloc@17=oom'; count:DIRECTORY counts where one could",
+    )
     run.add_argument("--takeover", action="store_true", help="hide a real CANN")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
@@ -120,7 +125,10 @@ def _run(options: argparse.Namespace) -> int:
         chip=options.chip,
         topology=options.topology,
         paced=options.paced,
+        faults=options.faults,
     )
+    if options.faults is not None:
+        _C.check_fault_plan(options.faults)
     if options.refusals is not None:
         options.refusals.mkdir(parents=True, exist_ok=True)
     if options.timeline is not None and options.trace is not None:
@@ -197,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _devices()
         return coverage.report(options.names, missing=options.missing, as_json=options.json)
     except (VirtualDeviceError, RuntimeError) as error:
-        print(f"vnpu: {error}", file=sys.stderr)
+        print(f"vnpu: {str(error).removeprefix('vnpu: ')}", file=sys.stderr)
         return 1
 
 

@@ -37,6 +37,7 @@ class VirtualDeviceConfig:
     timeline:   directory in which each process writes its modelled timeline
     paced:      this host's seconds for each modelled one: waits for the device take their time
     phantom_ranks: collectives wait for no other rank; needs compute=False
+    faults:     plan of what fails, as VNPU_FAULTS has it
     """
 
     devices: int | None = None
@@ -55,6 +56,7 @@ class VirtualDeviceConfig:
     timeline: str | None = None
     paced: float | None = None
     phantom_ranks: bool = False
+    faults: str | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None and not 1 <= self.devices <= 64:
@@ -71,8 +73,10 @@ class VirtualDeviceConfig:
             raise VirtualDeviceError(f"cann={self.cann!r}: expected '8.3', '8.5' or '9.0'.")
         if self.races is not None and self.races not in _RACES:
             raise VirtualDeviceError(f"races={self.races!r}: expected 'off', 'report' or 'raise'.")
-        if self.wait_limit is not None and not self.wait_limit > 0:
-            raise VirtualDeviceError(f"wait_limit={self.wait_limit}: expected seconds above 0.")
+        if self.wait_limit is not None and not 0 < self.wait_limit <= 1e9:
+            raise VirtualDeviceError(
+                f"wait_limit={self.wait_limit}: expected seconds above 0, at most 1e9."
+            )
         if self.chip is None and (self.topology or self.timeline or self.paced) is not None:
             raise VirtualDeviceError(
                 "a topology, a modelled timeline or a pace needs a chip: say which, as in "
@@ -108,6 +112,7 @@ class VirtualDeviceConfig:
             env.VNPU_MACHINE: machine and machine.title,
             env.VNPU_TIMELINE: self.timeline,
             env.VNPU_PACED: self.paced,
+            env.VNPU_FAULTS: self.faults,
             env.VNPU_PHANTOM_RANKS: 1 if self.phantom_ranks else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}

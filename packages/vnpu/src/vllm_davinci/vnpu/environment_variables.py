@@ -31,6 +31,11 @@ VNPU_COUNTS = "VNPU_COUNTS"
 waits for a device and its copies from one. `vnpu run --count` makes it, prints what it holds and
 removes it."""
 
+VNPU_FAULTS = "VNPU_FAULTS"
+"""A plan of what fails, where and how: rank=1;alloc@17=oom;launch:aclnnMatmul@3=async:507015, or
+@FILE. count:DIRECTORY writes, for each process, how many points it has at which something can fail.
+See the guide on fault injection. Default: nothing fails."""
+
 VNPU_MEMORY = "VNPU_MEMORY"
 """Memory of each device: bytes, or with KiB, MiB, GiB. Default 64GiB."""
 

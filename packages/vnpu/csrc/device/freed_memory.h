@@ -1,0 +1,40 @@
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "device/executor.h"
+#include "device/memory.h"
+
+namespace vnpu {
+
+// Gives device memory back. Tasks that were launched before may still use it: they run first, so
+// that what a program computes does not depend on when it frees. Where they wait for something that
+// does not come, a rank that hangs for instance, the program goes on and the memory's room is kept
+// until they have ended.
+class FreedMemory {
+ public:
+  static FreedMemory& instance();
+
+  // device: whose queues may hold such tasks; -1: none. Throws for an address that no allocation
+  // starts at.
+  void free(Executor& executor, int device, void* address);
+  // Gives room back that nothing can use any more.
+  void collect(Executor& executor) {
+    if (kept_count_.load(std::memory_order_relaxed) != 0) collect_kept(executor);
+  }
+
+ private:
+  struct Kept {
+    Memory::Allocation allocation;
+    Executor::Tails tails;
+  };
+  void collect_kept(Executor& executor);
+
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+  std::atomic<size_t> kept_count_{0};
+};
+
+}  // namespace vnpu

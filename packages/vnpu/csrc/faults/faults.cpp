@@ -1,0 +1,199 @@
+#include "faults/faults.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "device/failure.h"
+
+namespace vnpu::faults {
+namespace {
+
+using What = Action::What;
+
+constexpr mode_t kMode = 0644;
+std::atomic<int> own_device{-1};
+
+Counts* counts_in(const std::string& directory) {
+  const std::string path = directory + "/" + std::to_string(::getpid()) + ".points";
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, kMode);
+  void* mapped = MAP_FAILED;
+  if (file >= 0 && ::ftruncate(file, sizeof(Counts)) == 0) {
+    mapped = ::mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  }
+  if (mapped == MAP_FAILED) {
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: VNPU_FAULTS=count:" + directory + ": " +
+                                                     std::strerror(errno) +
+                                                     ". Expected a directory that can be written.");
+  }
+  ::close(file);
+  return new (mapped) Counts;
+}
+
+// The plan of this process, with what has been reached.
+class Injector {
+ public:
+  explicit Injector(Plan plan) : plan_(std::move(plan)), reached_(plan_.rules.size()) {
+    if (!plan_.count_directory.empty()) counts_ = counts_in(plan_.count_directory);
+    const char* const text = std::getenv("RANK");
+    if (text != nullptr && *text != '\0') rank_ = std::atoi(text);
+  }
+
+  int rank() const { return rank_ >= 0 ? rank_ : own_device.load(std::memory_order_relaxed); }
+
+  void count(Kind kind) {
+    if (counts_ == nullptr) return;
+    counts_->rank = rank();
+    const uint64_t number = counts_->points.fetch_add(1);
+    if (number < Counts::kListed) counts_->kinds[number] = static_cast<uint8_t>(kind);
+  }
+
+  // The first rule that applies; all count.
+  const Rule* next(Kind kind, const char* name, Phase phase) {
+    const Rule* found = nullptr;
+    for (size_t i = 0; i < plan_.rules.size(); ++i) {
+      const Rule& rule = plan_.rules[i];
+      if (rule.kind != Kind::kPoint && rule.kind != kind) continue;
+      if (rule.phase != Phase::kAny && rule.phase != phase) continue;
+      if (!rule.name.empty() && rule.name != name) continue;
+      if (rule.rank.has_value() && *rule.rank != rank()) continue;
+      const uint64_t number = reached_[i].fetch_add(1) + 1;
+      if (number == rule.first || (rule.is_sticky && number > rule.first)) {
+        if (found == nullptr) found = &rule;
+      }
+    }
+    return found;
+  }
+
+ private:
+  const Plan plan_;
+  std::deque<std::atomic<uint64_t>> reached_;  // by rule
+  int rank_ = -1;                              // of the environment
+  Counts* counts_ = nullptr;
+};
+
+// Null where there is no plan.
+Injector* injector() {
+  static Injector* const made = []() -> Injector* {
+    const char* const text = std::getenv("VNPU_FAULTS");
+    if (text == nullptr || *text == '\0') {
+      are_possible = false;
+      return nullptr;
+    }
+    return new Injector(Plan::parse(text));
+  }();
+  return made;
+}
+
+// Says that it has happened, so that a run in which it did not is told apart.
+std::string announce(const Rule& rule, Kind kind, const char* name, Phase phase) {
+  std::string where = name_of(kind);
+  if (*name != '\0') where += std::string(":") + name;
+  if (phase != Phase::kAny) where += std::string(".") + name_of(phase);
+  const std::string text = "vnpu: VNPU_FAULTS: " + rule.text + " at " + where + " in rank " +
+                           std::to_string(injector()->rank()) + " (pid " +
+                           std::to_string(::getpid()) + ")";
+  const std::string line = text + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  return text;
+}
+
+Outcome perform(const Action& action, Kind kind, const std::string& text) {
+  switch (action.what) {
+    case What::kCode: throw Failure(static_cast<FailureKind>(action.code), text);
+    case What::kOom:
+      if (kind == Kind::kCollective) throw std::bad_alloc();
+      throw Failure(FailureKind::kOutOfMemory, text + ": out of memory");
+    case What::kThrow: throw Failure(FailureKind::kInternal, text);
+    case What::kDie: ::raise(SIGKILL); break;
+    case What::kStop: ::raise(SIGSTOP); break;
+    case What::kDelay: std::this_thread::sleep_for(action.delay); break;
+    case What::kGone: return Outcome::kGone;
+    case What::kTruncated: return Outcome::kTruncated;
+    case What::kHang: break;  // of a task only
+  }
+  return Outcome::kNone;
+}
+
+// A task that does what an action says before it does its work; once only, also where a graph
+// replays it.
+class FaultyTask final : public Task {
+ public:
+  FaultyTask(TaskPtr task, const Rule& rule, std::string text)
+      : Task(task->name), task_(std::move(task)), action_(rule.action), text_(std::move(text)) {
+    touched = task_->touched;
+    work = task_->work;
+    cores = task_->cores;
+  }
+  void wait(std::chrono::microseconds limit) override {
+    is_done_ ? task_->wait(limit) : Task::wait(limit);
+  }
+  bool waits_outside() const override { return is_done_ ? task_->waits_outside() : true; }
+  bool is_long() const override { return task_->is_long(); }
+  std::string waiting_for() const override { return is_done_ ? task_->waiting_for() : text_; }
+  void rewind() override { task_->rewind(); }
+
+ protected:
+  Progress advance() override {
+    if (is_done_) return task_->step();
+    if (action_.what == What::kHang) return Progress::kBlocked;
+    // The launch itself has to succeed, also where the task could run in it.
+    if (!std::exchange(was_launched_, true)) return Progress::kBlocked;
+    is_done_ = true;
+    perform(action_, Kind::kLaunch, text_);
+    return task_->step();
+  }
+
+ private:
+  const TaskPtr task_;
+  const Action action_;
+  const std::string text_;
+  bool was_launched_ = false;
+  std::atomic<bool> is_done_{false};
+};
+
+}  // namespace
+
+std::atomic<bool> are_possible{true};
+
+Outcome reach_planned(Kind kind, const char* name, Phase phase) {
+  Injector* const own = injector();
+  if (own == nullptr) return Outcome::kNone;
+  own->count(kind);
+  const Rule* const rule = own->next(kind, name, phase);
+  if (rule == nullptr || rule->action.is_async) return Outcome::kNone;
+  return perform(rule->action, kind, announce(*rule, kind, name, phase));
+}
+
+void reach_launch_planned(TaskPtr& task) {
+  Injector* const own = injector();
+  if (own == nullptr) return;
+  own->count(Kind::kLaunch);
+  const Rule* const rule = own->next(Kind::kLaunch, task->name, Phase::kAny);
+  if (rule == nullptr) return;
+  std::string text = announce(*rule, Kind::kLaunch, task->name, Phase::kAny);
+  if (!rule->action.is_async) {
+    perform(rule->action, Kind::kLaunch, text);
+    return;
+  }
+  task = std::make_shared<FaultyTask>(std::move(task), *rule, std::move(text));
+}
+
+void set_device(int physical_device) {
+  int none = -1;
+  own_device.compare_exchange_strong(none, physical_device);
+}
+
+void open_plan() { injector(); }
+
+}  // namespace vnpu::faults

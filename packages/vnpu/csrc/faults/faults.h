@@ -1,0 +1,53 @@
+#pragma once
+
+// Points at which a plan (faults/plan.h) can let something fail. Each costs one branch while there
+// is no plan.
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "device/task.h"
+#include "faults/plan.h"
+
+namespace vnpu::faults {
+
+// Whether points are looked at: until the first one has read VNPU_FAULTS, and while there is a
+// plan.
+extern std::atomic<bool> are_possible;
+
+// What a point does that nobody's failure is: see reach().
+enum class Outcome : uint8_t { kNone, kGone, kTruncated };
+
+// Does what the plan says for this point, which may be to throw Failure or std::bad_alloc.
+Outcome reach_planned(Kind kind, const char* name, Phase phase);
+inline Outcome reach(Kind kind, const char* name = "", Phase phase = Phase::kAny) {
+  if (!are_possible.load(std::memory_order_relaxed)) [[likely]]
+    return Outcome::kNone;
+  return reach_planned(kind, name, phase);
+}
+
+// Of a launch: replaces the task by one that fails when the device comes to it, if the plan says
+// so.
+void reach_launch_planned(TaskPtr& task);
+inline void reach_launch(TaskPtr& task) {
+  if (!are_possible.load(std::memory_order_relaxed)) [[likely]]
+    return;
+  reach_launch_planned(task);
+}
+
+// The device, by its own number, that this process uses: its rank where the environment has none.
+void set_device(int physical_device);
+
+// Reads the plan of the environment; throws for one that is wrong.
+void open_plan();
+
+// In the file of a process, DIRECTORY/PID.points, in this order.
+struct Counts {
+  static constexpr size_t kListed = size_t{1} << 20;
+  std::atomic<int64_t> rank;
+  std::atomic<uint64_t> points;
+  std::atomic<uint8_t> kinds[kListed];  // Kind of each point, from the first
+};
+
+}  // namespace vnpu::faults
