@@ -50,7 +50,6 @@ DEVICE = ROOT / "packages" / "vnpu" / "csrc"
 DEVICE_FOLDERS = (
     "device/**/*.cpp",
     "collective/*.cpp",
-    "faults/*.cpp",
     "race/*.cpp",
     "timing/*.cpp",
     "trace/*.cpp",

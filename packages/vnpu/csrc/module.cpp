@@ -4,12 +4,12 @@
 #include <pybind11/stl.h>
 
 #include "device/configuration.h"
+#include "device/fault_plan.h"
 #include "device/graph.h"
 #include "device/host_counts.h"
 #include "device/memory.h"
 #include "device/memory_watch.h"
 #include "device/system.h"
-#include "faults/plan.h"
 #include "interface/status.h"
 #include "module_timing.h"
 #include "race/detector.h"

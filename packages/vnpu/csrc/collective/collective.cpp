@@ -5,8 +5,8 @@
 
 #include "collective/phantom.h"
 #include "device/configuration.h"
+#include "device/faults.h"
 #include "device/observer.h"
-#include "faults/faults.h"
 
 namespace vnpu {
 namespace {

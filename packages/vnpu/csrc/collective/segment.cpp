@@ -14,7 +14,7 @@
 #include <ctime>
 
 #include "device/failure.h"
-#include "faults/faults.h"
+#include "device/faults.h"
 
 namespace vnpu {
 namespace {

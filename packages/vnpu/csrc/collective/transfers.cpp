@@ -9,9 +9,9 @@
 #include "collective/phantom.h"
 #include "device/checked_sizes.h"
 #include "device/configuration.h"
+#include "device/faults.h"
 #include "device/memory.h"
 #include "device/observer.h"
-#include "faults/faults.h"
 
 namespace vnpu {
 namespace {

@@ -17,9 +17,9 @@
 #include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/failure.h"
+#include "device/faults.h"
 #include "device/memory.h"
 #include "device/memory_watch.h"
-#include "faults/faults.h"
 
 // Address ranges that programs reserve, and physical memory that they map there and share.
 

@@ -5,9 +5,10 @@
 #include <utility>
 
 #include "device/device_limits.h"
+#include "device/faults.h"
+#include "device/faulty_task.h"
 #include "device/host_counts.h"
 #include "device/pace.h"
-#include "faults/faults.h"
 
 namespace vnpu {
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "device/executor.h"
+#include "device/faults.h"
 #include "device/host_counts.h"
-#include "faults/faults.h"
 
 namespace vnpu {
 namespace {

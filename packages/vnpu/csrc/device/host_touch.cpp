@@ -3,14 +3,13 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstring>
-
-#include "device/memory.h"
+#include <cstdint>
 
 namespace vnpu {
 namespace {
 
 struct sigaction previous_segv;
+HostTouch (*look_up_address)(const void*) = nullptr;
 
 // Text for a signal handler, which may neither allocate nor wait: the thread that touched the
 // memory may be inside malloc.
@@ -43,17 +42,15 @@ class SignalText {
 };
 
 void on_segv(int signal, siginfo_t* info, void* context) {
-  const Memory& memory = Memory::instance();
-  if (memory.is_device_address(info->si_addr)) {
+  const HostTouch touch = look_up_address(info->si_addr);
+  if (touch.is_device_memory) {
     const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
     SignalText text;
     (text << "vnpu: host code touched device memory at ").hex(address);
-    const Memory::Found found = memory.look_up(info->si_addr);
-    if (*found.state != '\0') {
-      const Memory::Allocation& a = found.allocation;
-      text << " (byte " << address - a.begin << " of allocation #" << a.number << " on device "
-           << static_cast<uint64_t>(a.device) << ", " << a.bytes << " bytes, " << found.state
-           << ")";
+    if (*touch.state != '\0') {
+      text << " (byte " << address - touch.begin << " of allocation #" << touch.number
+           << " on device " << static_cast<uint64_t>(touch.device) << ", " << touch.bytes
+           << " bytes, " << touch.state << ")";
     }
     text << ".\nDevice memory can be read and written by device work only: copy it to the host "
             "first (tensor.cpu(), aclrtMemcpy).\n";
@@ -68,7 +65,8 @@ void on_segv(int signal, siginfo_t* info, void* context) {
 
 }  // namespace
 
-void report_host_touches() {
+void report_host_touches(HostTouch (*look_up)(const void* address)) {
+  look_up_address = look_up;
   struct sigaction action = {};
   action.sa_sigaction = on_segv;
   action.sa_flags = SA_SIGINFO;

@@ -10,10 +10,10 @@
 #include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/failure.h"
+#include "device/faults.h"
 #include "device/host_touch.h"
 #include "device/memory_watch.h"
 #include "device/pinned_memory.h"
-#include "faults/faults.h"
 
 namespace vnpu {
 namespace {
@@ -73,7 +73,7 @@ Memory::Memory() {
   reservable_begin_ = at;
   reserved_gaps_.emplace(at, kReservable);
 
-  report_host_touches();
+  report_host_touches([](const void* address) { return instance().look_up(address); });
 }
 
 void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes) {
@@ -286,13 +286,25 @@ const Memory::Allocation* Memory::holder(const std::map<uintptr_t, Allocation>& 
   return address < it->first + it->second.bytes ? &it->second : nullptr;
 }
 
-Memory::Found Memory::look_up(const void* address) const {
+HostTouch Memory::look_up(const void* address) const {
+  HostTouch touch;
+  touch.is_device_memory = is_device_address(address);
+  if (!touch.is_device_memory) return touch;
   const std::shared_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return {};
+  if (!lock.owns_lock()) return touch;  // another thread changes what there is
   const auto at = reinterpret_cast<uintptr_t>(address);
-  if (const Allocation* a = holder(live_, at)) return {*a, "live"};
-  if (const Allocation* a = holder(freed_, at)) return {*a, "freed (use after free)"};
-  return {};
+  const Allocation* found = holder(live_, at);
+  touch.state = "live";
+  if (found == nullptr) {
+    found = holder(freed_, at);
+    touch.state = "freed (use after free)";
+  }
+  if (found == nullptr) return {.is_device_memory = true};
+  touch.begin = found->begin;
+  touch.bytes = found->bytes;
+  touch.number = found->number;
+  touch.device = found->device;
+  return touch;
 }
 
 std::string Memory::describe_locked(uintptr_t address) const {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "device/host_touch.h"
 #include "device/touched.h"
 
 namespace vnpu {
@@ -92,13 +93,8 @@ class Memory {
   void zero(void* address, size_t bytes);
   // "allocation #12 of device 0, 2097152 bytes, freed" ...
   std::string describe(const void* address) const;
-  // Likewise, for signal handlers: allocates nothing and waits for nothing. An empty state: none
-  // such, or another thread changes what there is.
-  struct Found {
-    Allocation allocation = {};
-    const char* state = "";
-  };
-  Found look_up(const void* address) const;
+  // Likewise, for a signal handler.
+  HostTouch look_up(const void* address) const;
 
  private:
   Memory();

@@ -7,7 +7,7 @@
 
 #include "device/configuration.h"
 #include "device/failure.h"
-#include "faults/faults.h"
+#include "device/faults.h"
 
 namespace vnpu {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "abi/ascendcl/declarations.h"
 #include "device/configuration.h"
+#include "device/faults.h"
 #include "device/system.h"
-#include "faults/faults.h"
 
 using namespace vnpu;
 using abi::guarded;

@@ -1,8 +1,8 @@
 // Events: records, waits, timing.
 
 #include "abi/ascendcl/declarations.h"
+#include "device/faults.h"
 #include "device/system.h"
-#include "faults/faults.h"
 #include "interface/handles.h"
 #include "timing/model.h"
 

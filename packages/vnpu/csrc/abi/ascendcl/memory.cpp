@@ -8,11 +8,11 @@
 #include "abi/ascendcl/freed_memory.h"
 #include "device/checked_sizes.h"
 #include "device/configuration.h"
+#include "device/faults.h"
 #include "device/host_counts.h"
 #include "device/observer.h"
 #include "device/pinned_memory.h"
 #include "device/system.h"
-#include "faults/faults.h"
 #include "timing/model.h"
 
 using namespace vnpu;

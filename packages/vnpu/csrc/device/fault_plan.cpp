@@ -1,4 +1,4 @@
-#include "faults/plan.h"
+#include "device/fault_plan.h"
 
 #include <algorithm>
 #include <cctype>
@@ -82,7 +82,7 @@ class Parser {
     Rule rule;
     rule.rank = rank_;
     rule.kind = kind();
-    if (take(":")) rule.name = word("@");
+    if (take(":")) rule.name = word("@=");
     if (!take("@")) fail("expected @ and the number of the point, as in alloc@17=oom");
     rule.first = number("the number of a point", 1, uint64_t{1} << 62);
     rule.is_sticky = take("+");

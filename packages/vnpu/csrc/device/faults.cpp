@@ -1,4 +1,4 @@
-#include "faults/faults.h"
+#include "device/faults.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -108,6 +108,10 @@ std::string announce(const Rule& rule, Kind kind, const char* name, Phase phase)
   return text;
 }
 
+}  // namespace
+
+std::atomic<bool> are_possible{true};
+
 Outcome perform(const Action& action, Kind kind, const std::string& text) {
   switch (action.what) {
     case What::kCode: throw Failure(static_cast<FailureKind>(action.code), text);
@@ -125,47 +129,6 @@ Outcome perform(const Action& action, Kind kind, const std::string& text) {
   return Outcome::kNone;
 }
 
-// A task that does what an action says before it does its work; once only, also where a graph
-// replays it.
-class FaultyTask final : public Task {
- public:
-  FaultyTask(TaskPtr task, const Rule& rule, std::string text)
-      : Task(task->name), task_(std::move(task)), action_(rule.action), text_(std::move(text)) {
-    touched = task_->touched;
-    work = task_->work;
-    cores = task_->cores;
-  }
-  void wait(std::chrono::microseconds limit) override {
-    is_done_ ? task_->wait(limit) : Task::wait(limit);
-  }
-  bool waits_outside() const override { return is_done_ ? task_->waits_outside() : true; }
-  bool is_long() const override { return task_->is_long(); }
-  std::string waiting_for() const override { return is_done_ ? task_->waiting_for() : text_; }
-  void rewind() override { task_->rewind(); }
-
- protected:
-  Progress advance() override {
-    if (is_done_) return task_->step();
-    if (action_.what == What::kHang) return Progress::kBlocked;
-    // The launch itself has to succeed, also where the task could run in it.
-    if (!std::exchange(was_launched_, true)) return Progress::kBlocked;
-    is_done_ = true;
-    perform(action_, Kind::kLaunch, text_);
-    return task_->step();
-  }
-
- private:
-  const TaskPtr task_;
-  const Action action_;
-  const std::string text_;
-  bool was_launched_ = false;
-  std::atomic<bool> is_done_{false};
-};
-
-}  // namespace
-
-std::atomic<bool> are_possible{true};
-
 Outcome reach_planned(Kind kind, const char* name, Phase phase) {
   Injector* const own = injector();
   if (own == nullptr) return Outcome::kNone;
@@ -175,18 +138,13 @@ Outcome reach_planned(Kind kind, const char* name, Phase phase) {
   return perform(rule->action, kind, announce(*rule, kind, name, phase));
 }
 
-void reach_launch_planned(TaskPtr& task) {
+std::optional<PlannedLaunch> next_launch(const char* name) {
   Injector* const own = injector();
-  if (own == nullptr) return;
+  if (own == nullptr) return std::nullopt;
   own->count(Kind::kLaunch);
-  const Rule* const rule = own->next(Kind::kLaunch, task->name, Phase::kAny);
-  if (rule == nullptr) return;
-  std::string text = announce(*rule, Kind::kLaunch, task->name, Phase::kAny);
-  if (!rule->action.is_async) {
-    perform(rule->action, Kind::kLaunch, text);
-    return;
-  }
-  task = std::make_shared<FaultyTask>(std::move(task), *rule, std::move(text));
+  const Rule* const rule = own->next(Kind::kLaunch, name, Phase::kAny);
+  if (rule == nullptr) return std::nullopt;
+  return PlannedLaunch{rule->action, announce(*rule, Kind::kLaunch, name, Phase::kAny)};
 }
 
 void set_device(int physical_device) {

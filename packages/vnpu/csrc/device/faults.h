@@ -1,14 +1,15 @@
 #pragma once
 
-// Points at which a plan (faults/plan.h) can let something fail. Each costs one branch while there
-// is no plan.
+// Points at which a plan (device/fault_plan.h) can let something fail. Each costs one branch while
+// there is no plan.
 
 #include <atomic>
-#include <memory>
+#include <cstddef>
+#include <cstdint>
 #include <optional>
+#include <string>
 
-#include "device/task.h"
-#include "faults/plan.h"
+#include "device/fault_plan.h"
 
 namespace vnpu::faults {
 
@@ -27,14 +28,15 @@ inline Outcome reach(Kind kind, const char* name = "", Phase phase = Phase::kAny
   return reach_planned(kind, name, phase);
 }
 
-// Of a launch: replaces the task by one that fails when the device comes to it, if the plan says
-// so.
-void reach_launch_planned(TaskPtr& task);
-inline void reach_launch(TaskPtr& task) {
-  if (!are_possible.load(std::memory_order_relaxed)) [[likely]]
-    return;
-  reach_launch_planned(task);
-}
+// What the plan says for a launch of a task of that name, and what reports say of it.
+struct PlannedLaunch {
+  Action action;
+  std::string text;
+};
+std::optional<PlannedLaunch> next_launch(const char* name);
+
+// Lets it happen.
+Outcome perform(const Action& action, Kind kind, const std::string& text);
 
 // The device, by its own number, that this process uses: its rank where the environment has none.
 void set_device(int physical_device);

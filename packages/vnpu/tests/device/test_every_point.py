@@ -1,0 +1,140 @@
+"""Every point at which a program can fail, one after the other.
+
+What holds each time: the answer is the same to the last bit, or the program ends with an error that
+names the cause and a status that is not 0; nobody is left after 30 s beyond the start. A point that
+a run does not come to is an error of the test.
+"""
+
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci_testing.processes.forked import Ended, run_alone
+from vllm_davinci_testing.processes.ranks import run_ranks
+
+LIMIT_S = 30.0  # from a fault to the end of all processes
+# A program's start on a busy machine.
+START_S = 60.0
+
+ALONE = """
+import torch
+x = torch.arange(64.0 * 64).reshape(64, 64).npu() / 4096
+side, event = torch.npu.Stream(), torch.npu.Event()
+for _ in range(3):
+    x = x @ x * 0.01
+    event.record()
+    side.wait_event(event)
+    with torch.npu.stream(side):
+        y = x + 1
+    torch.npu.current_stream().wait_stream(side)
+pinned = torch.empty(64, 64, pin_memory=True)
+pinned.copy_(y, non_blocking=True)
+torch.npu.synchronize()
+print("answer", float(pinned.double().sum()), flush=True)
+"""
+POINTS_ALONE = 72
+TOGETHER = """
+x = torch.full((1000,), float(rank + 1)).npu()
+for _ in range(3):
+    dist.all_reduce(x)
+    x = x * 0.5
+out = torch.empty(2000).npu()
+dist.all_gather_single(out, x)
+other = torch.empty(1000).npu()
+if rank == 0:
+    dist.send(x, 1)
+else:
+    dist.recv(other, 0)
+print("answer", float(out.double().sum().cpu()), flush=True)
+"""
+POINTS_TOGETHER = 120
+
+
+def points_in(directory: Path) -> dict[int, int]:
+    """Points of a run, by rank."""
+    heads = [struct.unpack_from("=qQ", f.read_bytes()) for f in directory.glob("*.points")]
+    return {int(rank): int(points) for rank, points in heads}
+
+
+def answers(ended: list[Ended]) -> set[str]:
+    """What the processes that ended well said."""
+    return {
+        line for each in ended for line in each.stdout.splitlines() if line.startswith("answer")
+    }
+
+
+def check_outcome(ended: list[Ended], expected: set[str], plan: str) -> None:
+    """Checks what has to hold after a fault, whatever it was."""
+    outputs = "\n".join(each.output[-3000:] for each in ended)
+    assert answers(ended) <= expected, f"{plan}: a wrong answer\n{outputs}"
+    if all(each.status == 0 for each in ended):
+        assert answers(ended) == expected, f"{plan}: no answer and no error\n{outputs}"
+        return
+    failed = [each for each in ended if each.status != 0]
+    named = ("VNPU_FAULTS", "rank 0 (pid", "rank 1 (pid")
+    assert all(any(name in each.output for name in named) for each in failed), outputs
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
+    """The answer of the program of one process, and its points."""
+    directory = tmp_path_factory.mktemp("alone")
+    ended = run_alone(ALONE, VNPU_FAULTS=f"count:{directory}")
+    assert ended.status == 0, ended.output
+    return answers([ended]), points_in(directory)[0]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], dict[int, int]]:
+    """The answer of the program of two ranks, and their points."""
+    directory = tmp_path_factory.mktemp("together")
+    ended = run_ranks(TOGETHER, 2, VNPU_FAULTS=f"count:{directory}")
+    assert [each.status for each in ended] == [0, 0], ended
+    return answers(ended), points_in(directory)
+
+
+def test_the_points_of_both_programs_are_in_the_grids(
+    alone: tuple[set[str], int], together: tuple[set[str], dict[int, int]]
+) -> None:
+    assert POINTS_ALONE / 2 < alone[1] <= POINTS_ALONE
+    assert all(POINTS_TOGETHER / 2 < points <= POINTS_TOGETHER for points in together[1].values())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("action", ["oom", "throw"])
+@pytest.mark.parametrize("point", range(1, POINTS_ALONE + 1))
+def test_a_program_answers_rightly_or_says_what_failed(
+    point: int, action: str, alone: tuple[set[str], int]
+) -> None:
+    expected, points = alone
+    if point > points:
+        return  # the grid is a little larger than the program
+    plan = f"point@{point}={action}"
+    begin = time.monotonic()
+    ended = run_alone(ALONE, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="10")
+    assert time.monotonic() - begin < START_S + LIMIT_S
+    assert plan in ended.output
+    check_outcome([ended], expected, plan)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("action", ["throw", "die"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("point", range(1, POINTS_TOGETHER + 1))
+def test_ranks_answer_rightly_or_say_what_failed(
+    point: int, rank: int, action: str, together: tuple[set[str], dict[int, int]]
+) -> None:
+    expected, points = together
+    if point > points[rank]:
+        return
+    plan = f"rank={rank};point@{point}={action}"
+    begin = time.monotonic()
+    ended = run_ranks(
+        TOGETHER, 2, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="12", HCCL_EXEC_TIMEOUT="10",
+        HCCL_CONNECT_TIMEOUT="20",
+    )  # fmt: skip
+    assert time.monotonic() - begin < START_S + LIMIT_S
+    assert any(f"point@{point}={action}" in each.output for each in ended)
+    check_outcome(ended, expected, plan)
