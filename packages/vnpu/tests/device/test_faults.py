@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_davinci.vnpu import VirtualDeviceConfig, _C
+from vllm_davinci.vnpu import _C, VirtualDeviceConfig
 from vllm_davinci_testing.processes.forked import output_of, run_alone
 from vllm_davinci_testing.processes.ranks import run_ranks
 
