@@ -42,7 +42,6 @@ FILES: dict[str, int] = {
     "packages/core/tests/quantization/test_resolve_outputs.py": 450,
     "packages/core/tests/scheduler/test_prefill_first.py": 450,
     "packages/multistream/tests/test_interleave.py": 500,
-    "packages/vnpu/csrc/abi/ascendcl/memory.cpp": 400,
     "packages/vnpu/csrc/abi/hccl/communicator.cpp": 450,
     "packages/vnpu/csrc/collective/group.cpp": 400,
     "packages/vnpu/csrc/collective/operations.cpp": 500,

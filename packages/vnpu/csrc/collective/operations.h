@@ -5,20 +5,13 @@
 
 #include "collective/element.h"
 #include "collective/group.h"
+#include "collective/partition.h"
 #include "device/task.h"
 
 // The collectives, as tasks for a stream. Buffers are device addresses; counts are in elements; an
 // output may be the input (or the part of it that belongs there). All ranks get identical results.
 // Each checks its buffers when it is made and throws kIllegalAddress, kInvalidArgument.
 namespace vnpu {
-
-// How a buffer is divided among the ranks, in elements: rank r has counts[r] from offsets[r] on.
-struct Partition {
-  std::vector<uint64_t> counts;
-  std::vector<uint64_t> offsets;
-
-  static Partition equal(uint32_t ranks, uint64_t count);
-};
 
 // receive = reduction over ranks of send; [count] both.
 TaskPtr all_reduce(const GroupPtr& group, const void* send, void* receive, uint64_t count,

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <thread>
 
-#include "device/freed_memory.h"
 #include "tasks.h"
 
 namespace vnpu {
@@ -393,48 +392,6 @@ TEST(Executor, KnowsWhatABlockedTaskHoldsUp) {
   gate->open = elsewhere->open = true;
   host.join();
   executor.synchronize_device(0, std::nullopt);
-}
-
-TEST_P(Schedules, ADrainGivesUpOnWhatHangsAtOnceTheSecondTime) {
-  const auto gate = std::make_shared<Gate>();
-  bool ran = false;
-  executor.submit(a, gate);
-  executor.submit(b, call([&] { ran = true; }));
-  EXPECT_FALSE(executor.drain_device(0, milliseconds(100)));
-  EXPECT_TRUE(ran);  // what can run has run
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < 20; ++i) EXPECT_FALSE(executor.drain_device(0, std::nullopt));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
-  const Executor::Tails tails = executor.tails(0);
-  EXPECT_FALSE(executor.have_passed(tails));
-  gate->open = true;
-  EXPECT_TRUE(executor.drain_device(0, std::nullopt));
-  EXPECT_TRUE(executor.have_passed(tails));
-}
-
-TEST_P(Schedules, MemoryThatAHangingTaskMayUseIsGivenBackWhenItHasEnded) {
-  Memory& memory = Memory::instance();
-  FreedMemory& freed = FreedMemory::instance();
-  const size_t before = memory.free_bytes(0);
-  constexpr size_t kBytes = size_t{4} << 20;
-  auto* const address = static_cast<char*>(memory.allocate(0, kBytes));
-  *memory.backing(address + kBytes / 2) = 7;
-  const auto gate = std::make_shared<Gate>();
-  char seen = 0;
-  executor.submit(a, gate);
-  executor.submit(a, call([&] { seen = *memory.backing(address + kBytes / 2); }));
-  const auto begin = std::chrono::steady_clock::now();
-  freed.free(executor, 0, address);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
-  EXPECT_EQ(memory.free_bytes(0), before);
-  EXPECT_FALSE(memory.is_live(address, 1));
-  EXPECT_THROW(freed.free(executor, 0, address), Failure);
-  freed.collect(executor);
-  gate->open = true;
-  executor.synchronize(a, std::nullopt);
-  EXPECT_EQ(seen, 7);
-  freed.collect(executor);
-  EXPECT_EQ(*memory.backing(address + kBytes / 2), 0);  // its pages have gone back
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ def points_in(directory: Path) -> dict[int, int]:
 
 
 def answers(ended: list[Ended]) -> set[str]:
-    """What the processes that ended well said."""
+    """The lines in which processes that ended well or not gave their answer."""
     return {
         line for each in ended for line in each.stdout.splitlines() if line.startswith("answer")
     }
