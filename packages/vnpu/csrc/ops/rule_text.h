@@ -44,4 +44,16 @@ inline std::string multiple_text(int64_t multiple) {
   return multiple == 1 ? "" : " and a multiple of " + std::to_string(multiple);
 }
 
+// Whether an argument is there, and holds something where it is a tensor or a list.
+inline bool given(const RuleArguments& own, size_t index) {
+  if (!own.has(index)) return false;
+  const ArgumentValue& value = own[index];
+  if (value.kind == ArgumentValue::Kind::kTensor) return value.tensor->numel() > 0;
+  if (value.kind != ArgumentValue::Kind::kTensors) return true;
+  for (size_t i = 0; i < value.tensors.count; ++i) {
+    if (value.tensors[i].numel() > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace vnpu::ops

@@ -139,21 +139,6 @@ Check fits(std::string text, std::vector<const char*> names,
 
 // --- conditions ----------------------------------------------------------------------------------
 
-namespace {
-
-bool given(const RuleArguments& own, size_t index) {
-  if (!own.has(index)) return false;
-  const ArgumentValue& value = own[index];
-  if (value.kind == ArgumentValue::Kind::kTensor) return value.tensor->numel() > 0;
-  if (value.kind != ArgumentValue::Kind::kTensors) return true;
-  for (size_t i = 0; i < value.tensors.count; ++i) {
-    if (value.tensors[i].numel() > 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 Condition is_given(const char* argument) {
   return {std::string(argument) + " is given", {argument}, [](const RuleArguments& own) {
             return given(own, 0);
