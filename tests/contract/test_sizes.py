@@ -69,7 +69,6 @@ FILES: dict[str, int] = {
     "packages/vnpu/tests/ops/moe/test_routing.py": 350,
     "packages/vnpu/tests/race/test_detector.py": 550,
     "tests/e2e/test_generate.py": 550,
-    "tests/e2e/test_lora.py": 350,
     "tests/e2e/test_graph_mode.py": 400,
     "tests/e2e/test_moe.py": 350,
     "tests/e2e/test_overlap.py": 500,

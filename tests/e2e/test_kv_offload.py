@@ -103,14 +103,14 @@ def test_evicted_blocks_come_back_bit_by_bit(
         ),
         (
             {"kv_offloading_size": 1.0, "enable_sleep_mode": True},
-            r"together with sleep mode \(--enable-sleep-mode\)",
+            "sleep of an engine whose KV cache goes on elsewhere",
         ),
         (
             {
                 "kv_offloading_size": 1.0,
                 "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
             },
-            "together with speculative decoding",
+            "speculative decoding with a KV cache that goes on elsewhere",
         ),
     ],
 )

@@ -274,10 +274,7 @@ def test_steps_of_experts_are_not_divided_by_vllm(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
-    """With no CUDA device to be seen, vLLM takes an installed Triton for usable.
-
-    Whether it is installed is another package's matter.
-    """
+    """With no CUDA device to be seen, vLLM takes Triton, where it is installed, for usable."""
     has_triton = find_spec("triton") is not None
     done = run_program(
         """
@@ -293,6 +290,7 @@ def test_the_v1_model_runner_is_chosen_where_vllm_would_take_v2():
         print("found", HAS_TRITON, config.use_v2_model_runner, chosen)
         """,
         CUDA_VISIBLE_DEVICES="",
+        VLLM_LOGGING_LEVEL="INFO",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"found {has_triton} False 0" in done.stdout, done.stderr[-3000:]

@@ -44,7 +44,6 @@ def settle_kv_transfer(vllm_config: "VllmConfig") -> list[Setting]:
             "(--kv-transfer-config); OffloadingConnector is, which keeps blocks on the host. "
             "Start without it."
         )
-    _refuse_combinations(vllm_config)
     if asked.kv_connector_module_path == f"{FOLDER}.connector":
         return []
     return _replace_connector(asked)
@@ -61,20 +60,6 @@ def _refuse_offload(size_gib: float, backend: str, asked: Any) -> None:
         raise ConfigurationError(
             f"--kv-offloading-size {size_gib:g} and --kv-transfer-config with "
             f"{asked.kv_connector!r} ask for two connectors. Leave one out."
-        )
-
-
-def _refuse_combinations(vllm_config: "VllmConfig") -> None:
-    model = vllm_config.model_config
-    refused = {
-        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
-        # Blocks that were computed with other weights would be taken for those of these.
-        "sleep mode (--enable-sleep-mode)": model is not None and model.enable_sleep_mode,
-    }
-    if asked := [feature for feature, is_asked in refused.items() if is_asked]:
-        raise ConfigurationError(
-            f"not available in {RELEASE}: a KV cache that goes on in the host's memory "
-            f"(--kv-offloading-size) together with {' and '.join(asked)}. Leave one out."
         )
 
 
