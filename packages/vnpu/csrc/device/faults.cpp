@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -46,7 +47,8 @@ class Injector {
   explicit Injector(Plan plan) : plan_(std::move(plan)), reached_(plan_.rules.size()) {
     if (!plan_.count_directory.empty()) counts_ = counts_in(plan_.count_directory);
     const char* const text = std::getenv("RANK");
-    if (text != nullptr && *text != '\0') rank_ = std::atoi(text);
+    // What is no number leaves the device's own: RANK is another program's variable.
+    if (text != nullptr) std::from_chars(text, text + std::strlen(text), rank_);
   }
 
   int rank() const { return rank_ >= 0 ? rank_ : own_device.load(std::memory_order_relaxed); }
