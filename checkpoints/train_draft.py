@@ -14,18 +14,17 @@ from pathlib import Path
 import torch
 from drafts import EAGLE3_VOCAB_SIZE, Draft, Eagle3Head, MTPLayer
 from model_card import DraftMeasurements, write_draft_card
+from optimization import Schedule, Training
 from perplexity import held_out_windows
 from recipes import RECIPES, Recipe
+from streams import TrainingText
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
-from train import ExpertBalance, Schedule, code_streams, conversation_stream, optimizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 DRAFT_TOKENS = 3  # how many tokens ahead the training looks
 STEP_WEIGHT = 0.6  # what a token further ahead counts, of the one before
 SLICE_TOKENS = 8192  # held-out tokens on which agreement is measured
-SHARES = torch.tensor([0.5, 0.38, 0.12])  # of top-level code, lines and conversations
 
 
 @torch.no_grad()
@@ -92,7 +91,7 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     directory = Path(__file__).parent / name
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    streams = (*code_streams(tokenizer), conversation_stream(tokenizer))
+    text = TrainingText(tokenizer)
     target = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
@@ -101,27 +100,16 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
     if name == "tiny_deepseek":
         draft = MTPLayer(target)
     else:
-        draft = Eagle3Head(target, frequent_tokens(streams[0].tokens, target.config.vocab_size))
-    average = AveragedModel(
-        draft, multi_avg_fn=get_ema_multi_avg_fn(recipe.average_decay), use_buffers=False
-    )
-    balance = ExpertBalance(draft)
-    all_optimizers = optimizers(draft, recipe)
+        draft = Eagle3Head(target, frequent_tokens(text.code, target.config.vocab_size))
     schedule, cpu_started = Schedule(recipe, minutes * 60), time.process_time()
-    parameters = sum(parameter.numel() for parameter in draft.parameters())
-    print(f"draft of {name}: {parameters} parameters, at most {recipe.steps} steps")
+    training = Training(draft, recipe, averages_buffers=False)
+    print(f"draft of {name}: {training.parameters} parameters, at most {recipe.steps} steps")
 
     bar = tqdm(range(1, recipe.steps + 1), name, unit="step", mininterval=20)
     for step in bar:
         learning_rate = schedule.learning_rate(step - 1)
         rows = recipe.batch_tokens // recipe.sequence_tokens
-        kinds = torch.multinomial(SHARES, rows, replacement=True, generator=generator)
-        tokens = torch.cat(
-            [
-                stream.windows(int((kinds == kind).sum()), recipe.sequence_tokens, generator)
-                for kind, stream in enumerate(streams)
-            ]
-        )
+        tokens = text.batch(rows, recipe.sequence_tokens, generator)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             states, wanted = target_states(target, tokens)
             drafted = drafted_logits(draft, tokens, states, DRAFT_TOKENS)
@@ -133,21 +121,13 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
         loss = sum(
             (w * value for w, value in zip(weights, losses, strict=True)), torch.zeros(())
         ) / sum(weights)
-        loss.backward()
-        nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        for optimizer in all_optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
-            optimizer.zero_grad()
-        balance.update(learning_rate * recipe.balance_ratio)
-        if step > min(recipe.warmup_steps, recipe.steps // 2):
-            average.update_parameters(draft)
-        bar.set_postfix(loss=f"{losses[0].item():.3f}", imbalance=f"{balance.imbalance():.2f}")
+        training.learn(loss, step, learning_rate)
+        imbalance = training.balance.imbalance()
+        bar.set_postfix(loss=f"{losses[0].item():.3f}", imbalance=f"{imbalance:.2f}")
         if schedule.progress(step) >= 1:
             break
 
-    trained = average.module
+    trained = training.average.module
     for kept, now in zip(trained.buffers(), draft.buffers(), strict=True):
         kept.copy_(now)
     trained.bfloat16().float()  # measured as it is saved
@@ -162,7 +142,7 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
         DraftMeasurements(
             steps=step,
             tokens=step * recipe.batch_tokens,
-            parameters=parameters,
+            parameters=training.parameters,
             cpu_seconds=time.process_time() - cpu_started,
             threads=torch.get_num_threads(),
             seed=seed,

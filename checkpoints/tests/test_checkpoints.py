@@ -8,11 +8,11 @@ import pytest
 import torch
 from corpus import held_out_files
 from drafts import Eagle3Head, MTPLayer
+from optimization import routers
 from perplexity import SLICE_TOKENS, held_out_windows, perplexity
 from recipes import RECIPES
 from safetensors import safe_open
 from torch import nn
-from train import routers
 from train_draft import SLICE_TOKENS as DRAFT_SLICE_TOKENS
 from train_draft import agreement
 from transformers import (

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "failures.h"
 
 namespace vnpu {
 namespace {
@@ -30,14 +31,7 @@ struct Pair {
   }
 };
 
-std::string message_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
-}
+using tests::message_of;
 
 // Looks at the other rank as a task does that waits for it, until it throws or `limit` is up.
 std::string wait_for_other(Group& group, std::chrono::milliseconds limit) {

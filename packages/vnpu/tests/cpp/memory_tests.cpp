@@ -10,6 +10,7 @@
 
 #include "allocation.h"
 #include "device/failure.h"
+#include "failures.h"
 
 namespace vnpu {
 namespace {
@@ -18,14 +19,7 @@ constexpr size_t kMegabyte = size_t{1} << 20;
 
 char* at(void* address) { return static_cast<char*>(address); }
 
-std::string message_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
-}
+using tests::message_of;
 
 TEST(Memory, AllocationsAreAlignedAndApart) {
   Memory& memory = Memory::instance();

@@ -18,6 +18,15 @@ constexpr char kUpdate[] = "aclnnAttentionUpdate.md, parameters";
 const auto kNorms = std::vector<std::string>{"", "Norm", "None"};
 const auto kPieces = std::vector<std::string>{"PA_NZ"};
 
+Check dtype_of_kv_or_int8() {
+  return that("have the dtype of kv, or int8 with scales", {"kv"},
+              [](const RuleArguments& own) -> Found {
+                const ScalarType type = own.tensor().dtype;
+                if (type == own.tensor(1).dtype || type == at::kChar) return std::nullopt;
+                return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
+              });
+}
+
 Check holds_a_row_per_token(const char* rows) {
   return fits(std::string("hold the heads of ") + rows, {rows},
               [](const RuleArguments& own) -> Found {
@@ -162,22 +171,8 @@ Allowed allowed_kv_rms_norm_rope_cache() {
                   return "sizes " + sizes_of(own.tensor()) + " for " + text(tokens) + " tokens";
                 }),
            kNorm},
-          {"rope_cache",
-           that("have the dtype of kv, or int8 with scales", {"kv"},
-                [](const RuleArguments& own) -> Found {
-                  const ScalarType type = own.tensor().dtype;
-                  if (type == own.tensor(1).dtype || type == at::kChar) return std::nullopt;
-                  return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
-                }),
-           kNorm},
-          {"latent_cache",
-           that("have the dtype of kv, or int8 with scales", {"kv"},
-                [](const RuleArguments& own) -> Found {
-                  const ScalarType type = own.tensor().dtype;
-                  if (type == own.tensor(1).dtype || type == at::kChar) return std::nullopt;
-                  return "dtype " + name_of(type) + " beside " + name_of(own.tensor(1).dtype);
-                }),
-           kNorm},
+          {"rope_cache", dtype_of_kv_or_int8(), kNorm},
+          {"latent_cache", dtype_of_kv_or_int8(), kNorm},
           {"rope_cache", contiguous(), kNorm},
           {"latent_cache", contiguous(), kNorm},
           {"rope_cache",

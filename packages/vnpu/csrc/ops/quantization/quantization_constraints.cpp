@@ -16,20 +16,21 @@ constexpr char kSwigluTiling[] = "dequant_swiglu_quant_tiling.cpp";
 // op-plugin's page excludes a bias beside groups; the operator's own page and check have one.
 constexpr char kSwigluBias[] = "CheckBias in dequant_swiglu_quant_tiling.cpp of ops-nn";
 
+Check entry_for_each_row_of_x() {
+  return fits("have an entry for each row of x", {"x"}, [](const RuleArguments& own) -> Found {
+    const TensorView& x = own.tensor(1);
+    const int64_t rows = size_of(x, -1) == 0 ? 0 : x.numel() / size_of(x, -1);
+    if (own.tensor().numel() == rows) return std::nullopt;
+    return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
+  });
+}
+
 std::vector<Row> dynamic_rows() {
   return {
       {"x", dtype(kHalves), kDynamic},
       {"x", dims(2, 8), kDynamic},
       {"scale", dtype({at::kFloat}), kDynamic},
-      {"scale",
-       fits("have an entry for each row of x", {"x"},
-            [](const RuleArguments& own) -> Found {
-              const TensorView& x = own.tensor(1);
-              const int64_t rows = size_of(x, -1) == 0 ? 0 : x.numel() / size_of(x, -1);
-              if (own.tensor().numel() == rows) return std::nullopt;
-              return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
-            }),
-       kDynamic},
+      {"scale", entry_for_each_row_of_x(), kDynamic},
       {"smooth", same_dtype("x"), kDynamic},
       {"y", same_sizes("x").when(has_dtype("y", {at::kChar})), kDynamic},
   };
@@ -152,15 +153,7 @@ Allowed allowed_dequant_swiglu_quant() {
               {"weight_scale", same_size(-1, "x", -1), kSwiglu},
               {"weight_scale", a_row_for_each_group(), kSwiglu},
               {"activation_scale", dtype({at::kFloat}), kSwiglu},
-              {"activation_scale",
-               fits("have an entry for each row of x", {"x"},
-                    [](const RuleArguments& own) -> Found {
-                      const TensorView& x = own.tensor(1);
-                      const int64_t rows = size_of(x, -1) == 0 ? 0 : x.numel() / size_of(x, -1);
-                      if (own.tensor().numel() == rows) return std::nullopt;
-                      return "sizes " + sizes_of(own.tensor()) + " beside " + sizes_of(x);
-                    }),
-               kSwiglu},
+              {"activation_scale", entry_for_each_row_of_x(), kSwiglu},
               {"group_index", dtype({at::kLong}), kSwiglu},
               {"group_index", dims(1, 1), kSwiglu},
               {"bias", dtype({at::kInt, at::kFloat, at::kHalf, at::kBFloat16}), kSwigluBias},

@@ -1,0 +1,132 @@
+"""One step of training: optimizers, learning rate, balance of the experts, averaged weights."""
+
+import math
+import time
+
+import torch
+from recipes import CONTEXT_TOKENS, Recipe
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+
+def routers(model: nn.Module) -> list[nn.Module]:
+    """The modules that choose experts; none in a dense model."""
+    return [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
+
+
+class ExpertBalance:
+    """Keeps the routed experts equally loaded without a loss term (DeepSeek-V3, 2.1.2).
+
+    After each step an expert that had more tokens than the average becomes less likely to be
+    chosen, by a fixed step of its correction bias, and the others more likely.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.loads: dict[nn.Module, Tensor] = {}
+        for router in routers(model):
+            router.register_forward_hook(self._count)
+
+    def _count(
+        self, router: nn.Module, inputs: tuple[Tensor], outputs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        bias = router.get_buffer("e_score_correction_bias")
+        self.loads[router] = torch.bincount(outputs[2].flatten(), minlength=len(bias)).float()
+
+    @torch.no_grad()
+    def update(self, rate: float) -> None:
+        for router, load in self.loads.items():
+            bias = router.get_buffer("e_score_correction_bias")
+            bias += rate * torch.sign(load.mean() - load)
+            bias -= bias.mean()
+
+    def imbalance(self) -> float:
+        """Load of the busiest expert over the average load, worst layer; 1.0 is balanced."""
+        return max((float(load.max() / load.mean()) for load in self.loads.values()), default=1.0)
+
+
+def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for everything else."""
+    matrices, vectors, others = [], [], []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            vectors.append(parameter)
+        elif parameter.ndim == 2 and name.endswith("_proj.weight"):
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
+    return [
+        torch.optim.Muon(
+            matrices,
+            lr=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(
+            [
+                {"params": others, "weight_decay": recipe.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=recipe.learning_rate,
+            betas=(0.9, 0.95),
+            fused=True,
+        ),
+    ]
+
+
+class Schedule:
+    """How far the training is: by steps, or by time where the machine is too slow for the steps.
+
+    A run whose time limit is reached ends like one whose steps are done, with a small learning
+    rate and full-context sequences; it has only seen less text.
+    """
+
+    def __init__(self, recipe: Recipe, limit_seconds: float) -> None:
+        self.recipe = recipe
+        self.limit_seconds = limit_seconds
+        self.started = time.monotonic()
+
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def progress(self, step: int) -> float:
+        """From 0 at the start to 1 at the end; `step` steps are done."""
+        return max(step / self.recipe.steps, self.elapsed_seconds() / self.limit_seconds)
+
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to 2 % of the peak."""
+        warmup = min(1.0, (step + 1) / self.recipe.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress(step))))
+        return self.recipe.learning_rate * warmup * (0.02 + 0.98 * cosine)
+
+    def sequence_tokens(self, step: int) -> int:
+        late = self.progress(step) >= 1 - self.recipe.full_context_share
+        return CONTEXT_TOKENS if late else self.recipe.sequence_tokens
+
+
+class Training:
+    """A model on its way: takes losses, and keeps the average of its weights."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, averages_buffers: bool) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.average = AveragedModel(
+            model,
+            multi_avg_fn=get_ema_multi_avg_fn(recipe.average_decay),
+            use_buffers=averages_buffers,
+        )
+        self.balance = ExpertBalance(model)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._optimizers = _optimizers(model, recipe)
+
+    def learn(self, loss: Tensor, step: int, learning_rate: float) -> None:
+        """Takes the gradients of `loss`, a scalar, as those of step number `step`, from 1."""
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+            optimizer.zero_grad()
+        self.balance.update(learning_rate * self.recipe.balance_ratio)
+        if step > min(self.recipe.warmup_steps, self.recipe.steps // 2):
+            self.average.update_parameters(self.model)
