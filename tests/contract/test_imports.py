@@ -57,6 +57,7 @@ CORE_FOLDERS = (
     "sleep_mode",
     "kv_cache",
     "kv_offload",
+    "kv_transfer",
     "checkpoint",
     "ubatch",
     "process",

@@ -215,6 +215,10 @@ class NPUPlatform(Platform):
         return True
 
     @classmethod
+    def get_nixl_supported_devices(cls) -> dict[str, tuple[str, ...]]:
+        return {"npu": ("cpu",)}
+
+    @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """Several attention layers of one index are no problem: caches are bound by name."""
 

@@ -60,6 +60,36 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM asks the attention backend for a layer's regions",
     ),
     Override(
+        what="disaggregated prefill sends whole prompts, as sealed pages from the host",
+        where=(
+            "core.kv_transfer.scheduler:NPUNixlScheduler._build_save_meta",
+            "core.kv_transfer.worker:NPUNixlWorker",
+        ),
+        why="vLLM sends the first part of a block that two pieces of a prompt share, keys alone of "
+        "our caches, and reads blocks that were given to another request",
+        upstream={
+            "distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py": (
+                "def _build_save_meta",
+                "_reqs_need_save",
+                "_reqs_need_recv",
+            ),
+            "distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py": (
+                "def initialize_host_xfer_buffer",
+                "def save_kv_to_host",
+                "def sync_recved_kv_to_device",
+                "def _pop_done_transfers",
+                "def _handle_failed_transfer",
+                "def _validate_remote_agent_handshake",
+                "storage_is_block_major",
+            ),
+            "distributed/kv_transfer/kv_connector/v1/nixl/pull_worker.py": (
+                "def _read_blocks_for_req",
+            ),
+        },
+        goes_when="vLLM saves partly written blocks again, checks what it has read, and asks the "
+        "attention backend for a layer's regions",
+    ),
+    Override(
         what="our input batch's block tables are of our class",
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",

@@ -1,0 +1,75 @@
+"""Pinned host memory from which pages of the KV cache are sent, and into which they come."""
+
+from collections.abc import Sequence
+
+import torch
+
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.kv_transfer.seals import SEAL_BYTES, page_seals
+
+_WORD_BYTES = 8
+
+
+class HostPages:
+    """One layer's blocks on the host, at the numbers that they have on the device.
+
+    A page holds the block's part of each region of the device's cache, one after the other (keys,
+    then values; with MLA kv_c, then k_pe), and ends with its seal.
+
+    parts: the layer's cache, of any dtype, each [num_blocks, ...] and contiguous
+    """
+
+    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
+        self._regions = [part.flatten(1).view(torch.int8) for part in parts]
+        num_blocks = self._regions[0].shape[0]
+        self._page_bytes = sum(region.shape[1] for region in self._regions)
+        assert self._page_bytes % _WORD_BYTES == 0, f"pages of {self._page_bytes} bytes"
+        self.rows = _pinned(num_blocks, self._page_bytes + SEAL_BYTES)
+        """int8 [num_blocks, page_bytes + SEAL_BYTES]"""
+        self._words = self.rows.view(torch.int64)
+        self._num_words = self._page_bytes // _WORD_BYTES
+
+    def store(self, blocks: Sequence[int]) -> None:
+        """Starts to copy blocks from the device, on the current stream."""
+        for block in blocks:
+            start = 0
+            for region in self._regions:
+                end = start + region.shape[1]
+                self.rows[block, start:end].copy_(region[block], non_blocking=True)
+                start = end
+
+    def load(self, blocks: Sequence[int]) -> None:
+        """Starts to copy blocks to the device, on the current stream."""
+        for block in blocks:
+            start = 0
+            for region in self._regions:
+                end = start + region.shape[1]
+                region[block].copy_(self.rows[block, start:end], non_blocking=True)
+                start = end
+
+    def seal(self, blocks: torch.Tensor, digests: torch.Tensor) -> None:
+        """Writes the seals of pages whose copies have ended.
+
+        blocks:  int64 [num_pages]
+        digests: int64 [num_pages], of the prefix that ends with each
+        """
+        self._words[blocks, self._num_words] = self._seals(blocks, digests)
+
+    def sealed(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
+        """Whether each page is whole and holds these tokens: bool [num_pages]."""
+        return self._words[blocks, self._num_words] == self._seals(blocks, digests)
+
+    def _seals(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
+        sums = [self._words[block : block + 1, : self._num_words] for block in blocks.tolist()]
+        return torch.cat([page_seals(page, digests[i : i + 1]) for i, page in enumerate(sums)])
+
+
+def _pinned(num_rows: int, row_bytes: int) -> torch.Tensor:
+    try:
+        return torch.zeros(num_rows, row_bytes, dtype=torch.int8, pin_memory=True)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"The host has no {num_rows * row_bytes / 2**30:.2f} GiB of memory to pin for a "
+            "layer's KV cache: disaggregation keeps a copy of the whole cache on the host. Give a "
+            "smaller --kv-cache-memory-bytes or --gpu-memory-utilization."
+        ) from error

@@ -1,0 +1,165 @@
+"""A worker's side of transfers: pages on the host, sealed when sent and checked when received."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch_npu
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    NixlAgentMetadata,
+    NixlConnectorMetadata,
+    ReqMeta,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.distributed.nixl_utils import NixlWrapper
+
+from vllm_davinci.core.config.disaggregation import HOW_TO_GET, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
+from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
+from vllm_davinci.core.kv_transfer.host_pages import HostPages
+from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
+from vllm_davinci.core.kv_transfer.scheduler import NPUNixlMetadata
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class NPUNixlWorker(NixlPullConnectorWorker):
+    """Sends from host pages and receives into them.
+
+    Pages hold keys and values of a block together, as vLLM's transfers expect; on the device they
+    lie apart.
+    """
+
+    def __init__(
+        self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        if NixlWrapper is None:
+            raise ConfigurationError(
+                f"NixlConnector: the nixl package is there, and does not load. {HOW_TO_GET}"
+            )
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._layers = vllm_config.compilation_config.static_forward_context
+        self._pages: list[HostPages] = []
+        self._loaded = torch_npu.npu.Event()
+        self._digests: dict[str, list[int]] = {}
+        self._begun: dict[str, float] = {}
+        self._late = LateTransfers(self.nixl_wrapper)
+        self._limit_s = float(
+            self.kv_transfer_config.get_from_extra_config(TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S)
+        )
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """`kv_caches` names the layers; those that share another's cache have none of their own."""
+        super().register_kv_caches({name: kv_caches[name] for name in self._layer_specs})
+
+    def initialize_host_xfer_buffer(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        pages = {name: HostPages(self._layers[name].kv_cache[:2]) for name in kv_caches}
+        self._pages = list(pages.values())
+        self.host_xfer_buffers = {name: each.rows for name, each in pages.items()}
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def save_kv_to_host(self, metadata: NixlConnectorMetadata) -> None:
+        """Copies this step's finished prompts to the host and seals them, which waits for them."""
+        assert isinstance(metadata, NPUNixlMetadata)
+        saved = {name: meta.local_block_ids[0] for name, meta in metadata.reqs_to_save.items()}
+        if not saved:
+            return
+        for blocks in saved.values():
+            for pages in self._pages:
+                pages.store(blocks)
+        torch_npu.npu.current_stream().synchronize()
+        for name, blocks in saved.items():
+            digests = torch.tensor(metadata.digests[name])
+            for pages in self._pages:
+                pages.seal(torch.tensor(blocks), digests)
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
+        assert isinstance(metadata, NPUNixlMetadata)
+        if metadata.reqs_to_recv or not self._ready_requests.empty():
+            # What is received now may come into pages that an earlier copy still reads.
+            self._loaded.synchronize()
+            self._digests = {
+                name: digests
+                for name, digests in (self._digests | metadata.digests).items()
+                if name in self._recving_metadata or name in metadata.reqs_to_recv
+            }
+        super().start_load_kv(metadata)
+
+    def sync_recved_kv_to_device(self, req_id: str, meta: ReqMeta) -> None:
+        """Starts the copy of received pages; what the stream gets next comes after it."""
+        for pages in self._pages:
+            pages.load(meta.local_block_ids[0])
+        self._loaded.record()
+
+    def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
+        if self._late.blocks() & {block for group in meta.local_block_ids for block in group}:
+            # A transfer that was given up may still write there.
+            self._handle_failed_transfer(
+                req_id, None, self._recv_failures, record_failed_transfer=False
+            )
+            return
+        super()._read_blocks_for_req(req_id, meta)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        """vLLM's, with the transfers that took too long or brought other tokens among the failed.
+
+        A failed request is computed again or answered with an error (kv_load_failure_policy).
+        """
+        self._late.drop_ended()
+        late = self._give_up_late(transfers)
+        done, failed = super()._pop_done_transfers(transfers)
+        failed |= late
+        for name in done:
+            self._begun.pop(name, None)
+            digests = self._digests.pop(name, [])
+            meta = self._recving_metadata[name]
+            if name in failed | self._recv_failures or self._is_sealed(meta, digests):
+                continue
+            self._log_failure(
+                "unsealed", name, "The other engine had given these blocks to another request"
+            )
+            self.xfer_stats.record_failed_transfer()
+            failed.add(name)
+        return done, failed
+
+    def _is_sealed(self, meta: ReqMeta, digests: list[int]) -> bool:
+        blocks = meta.local_block_ids[0] if meta.local_block_ids else []
+        if not blocks or len(blocks) != len(digests):
+            return not blocks
+        of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
+        return all(bool(each.sealed(of_blocks, expected).all()) for each in self._pages)
+
+    def _give_up_late(self, transfers: dict[str, list[int]]) -> set[str]:
+        """Takes away what has not come within the limit. Returns the names of its requests."""
+        now = time.monotonic()
+        late = set()
+        for name, handles in transfers.items():
+            if handles and now - self._begun.setdefault(name, now) >= self._limit_s:
+                late.add(name)
+                self._log_failure("late", name, f"Not there within {self._limit_s:g} s")
+                self.xfer_stats.record_failed_transfer()
+                blocks = self._recving_metadata[name].local_block_ids[0]
+                self._late.add(handles, blocks)
+                transfers[name] = []
+        return late
+
+    def shutdown(self) -> None:
+        if hasattr(self, "_late"):  # else its start has failed
+            self._late.release()
+        super().shutdown()
+
+    # --- the other engine ------------------------------------------------------------------------
+
+    def _validate_remote_agent_handshake(
+        self, nixl_agent_meta: NixlAgentMetadata, remote_tp_size: int, *args: Any, **kwargs: Any
+    ) -> None:
+        if remote_tp_size != self.world_size:
+            raise UnsupportedFeatureError(
+                f"The engine of prefills has --tensor-parallel-size {remote_tp_size}, and this one "
+                f"{self.world_size}: start both with the same."
+            )
+        super()._validate_remote_agent_handshake(nixl_agent_meta, remote_tp_size, *args, **kwargs)

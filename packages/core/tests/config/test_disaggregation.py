@@ -1,0 +1,92 @@
+"""Disaggregated prefill: what the start changes, and what it refuses by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import KVTransferConfig
+
+from vllm_davinci.core.config import disaggregation
+from vllm_davinci.core.config.disaggregation import NIXL, settle_disaggregation
+from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
+from vllm_davinci.core.errors import ConfigurationError
+
+
+def config(asked: KVTransferConfig, **changes: Any) -> Any:
+    parallel = dict.fromkeys(
+        ("decode_context_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1
+    )
+    model = {"is_multimodal_model": False, "enable_prompt_embeds": False}
+    return SimpleNamespace(
+        kv_transfer_config=asked,
+        cache_config=SimpleNamespace(kv_offloading_size=None, kv_offloading_backend="native"),
+        lora_config=changes.get("lora_config"),
+        parallel_config=SimpleNamespace(**{name: changes.get(name, 1) for name in parallel}),
+        model_config=SimpleNamespace(**{name: changes.get(name, False) for name in model}),
+    )
+
+
+def asked_for(connector: str = "NixlConnector", **extra: Any) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector=connector, kv_role="kv_consumer", kv_connector_extra_config=extra
+    )
+
+
+@pytest.fixture
+def nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disaggregation, "version", lambda _: "1.5.1")
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize("connector", ["NixlConnector", "NixlPullConnector"])
+def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
+    asked = asked_for(connector)
+    told = [setting.told() for setting in settle_kv_transfer(config(asked))]
+    assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL, "cpu")
+    assert f"in place of '{connector}'" in told[0]
+    assert settle_kv_transfer(config(asked)) == []
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize(
+    ("extra", "changes", "named"),
+    [
+        ({"bidirectional_kv_xfer": True}, {}, "bidirectional_kv_xfer"),
+        ({"backends": ["LIBFABRIC"]}, {}, "backends other than UCX"),
+        ({"transfer_timeout": 0}, {}, "transfer_timeout .* is 0"),
+        ({"transfer_timeout": "long"}, {}, "transfer_timeout .* is 'long'"),
+        ({}, {"lora_config": SimpleNamespace()}, "--enable-lora"),
+        ({}, {"decode_context_parallel_size": 2}, "--decode-context-parallel-size"),
+        ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({}, {"data_parallel_size": 2}, "--data-parallel-size"),
+        ({}, {"is_multimodal_model": True}, "a multimodal model"),
+        ({}, {"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    extra: dict[str, Any], changes: dict[str, Any], named: str
+):
+    with pytest.raises(ConfigurationError, match=named):
+        settle_disaggregation(config(asked_for(**extra), **changes), asked_for(**extra))
+
+
+@pytest.mark.parametrize("connector", ["NixlPushConnector", "MooncakeConnector"])
+def test_other_connectors_are_refused_by_name(connector: str):
+    with pytest.raises(ConfigurationError, match=f"'{connector}'.*NixlConnector"):
+        settle_kv_transfer(config(asked_for(connector)))
+
+
+@pytest.mark.parametrize(("found", "said"), [(None, "needs the nixl package"), ("0.9", "tested")])
+def test_without_a_nixl_that_was_tested_the_start_ends_with_what_to_install(
+    found: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    def version(_: str) -> str:
+        if found is None:
+            raise disaggregation.PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(disaggregation, "version", version)
+    with pytest.raises(ConfigurationError, match=rf"{said}.*vllm-davinci\[pd\]"):
+        settle_kv_transfer(config(asked_for()))

@@ -1,0 +1,63 @@
+"""Pages on the host: bytes come and go unchanged, and a seal holds for its tokens alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_davinci.core.kv_transfer.host_pages import HostPages
+from vllm_davinci.core.kv_transfer.seals import SEAL_BYTES
+
+NUM_BLOCKS = 9
+# Keys and values; kv_c and k_pe.
+SHAPES = [((16, 2, 8), (16, 2, 8)), ((16, 1, 32), (16, 1, 8))]
+DIGESTS = torch.tensor([3, -(1 << 62), 11])
+
+
+def parts(shapes: tuple[tuple[int, ...], ...], device: torch.device) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(NUM_BLOCKS, *shape, generator=generator).to(torch.bfloat16).to(device)
+        for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_what_one_engine_stores_another_loads(
+    shapes: tuple[tuple[int, ...], ...], device: torch.device
+):
+    source = parts(shapes, device)
+    target = [torch.zeros_like(part) for part in source]
+    sending, receiving = HostPages(source), HostPages(target)
+    assert receiving.rows.is_pinned()
+    sent, received = [4, 0, 7], [8, 2, 3]
+    sending.store(sent)
+    torch.npu.synchronize()
+    sending.seal(torch.tensor(sent), DIGESTS)
+    receiving.rows[received] = sending.rows[sent]  # as NIXL does
+    assert receiving.sealed(torch.tensor(received), DIGESTS).all()
+    receiving.load(received)
+    untouched = [block for block in range(NUM_BLOCKS) if block not in received]
+    for part, got in zip(source, target, strict=True):
+        assert torch.equal(part[sent].cpu(), got[received].cpu())
+        assert not got[untouched].any()
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_a_seal_does_not_hold_for_other_tokens_or_a_page_in_part(
+    shapes: tuple[tuple[int, ...], ...], device: torch.device
+):
+    pages = HostPages(parts(shapes, device))
+    blocks = torch.tensor([1, 5, 6])
+    pages.store(blocks.tolist())
+    torch.npu.synchronize()
+    pages.seal(blocks, DIGESTS)
+    assert pages.sealed(blocks, DIGESTS).all()
+    # Whole pages, of another prompt.
+    assert not pages.sealed(blocks, DIGESTS.roll(1)).any()
+    size = pages.rows.shape[1] - SEAL_BYTES
+    half = pages.rows[5, size // 2 : size].clone()
+    pages.rows[5, size // 2 : size] = pages.rows[6, size // 2 : size]
+    assert pages.sealed(blocks, DIGESTS).tolist() == [True, False, True]
+    pages.rows[5, size // 2 : size] = half
+    assert pages.sealed(blocks, DIGESTS).all()

@@ -1,0 +1,147 @@
+"""An engine of prefills, one of decodes, and the requests with which a proxy serves from both."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from vllm_davinci_testing.engines.server_process import ForkedServer, processes_of_session
+from vllm_davinci_testing.processes.ranks import free_port
+
+REQUEST_LIMIT_S = 120
+
+
+class Answer(NamedTuple):
+    """A greedy continuation, and the logprob of each of its tokens."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Pair:
+    """Two servers. Each is stopped, killed and started again alone.
+
+    options:     of both servers
+    of_prefills: further ones of the engine of prefills
+    extra:       kv_connector_extra_config of both
+    policy:      kv_load_failure_policy
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        directory: Path,
+        *options: str,
+        of_prefills: tuple[str, ...] = (),
+        extra: Mapping[str, Any] | None = None,
+        policy: str = "recompute",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model, self._directory, self._options = model, directory, options
+        self._of_prefills, self._extra, self._policy = of_prefills, dict(extra or {}), policy
+        self._environment = dict(environment or {})
+        self._started: list[ForkedServer] = []
+        self._side_channels = {"kv_producer": str(free_port()), "kv_consumer": str(free_port())}
+        self.prefills = self._start("kv_producer")
+        self.decodes = self._start("kv_consumer")
+
+    def wait_until_ready(self) -> Pair:
+        self.prefills.wait_until_ready()
+        self.decodes.wait_until_ready()
+        return self
+
+    def restart_prefills(self) -> None:
+        """Starts an engine of prefills where the killed one was reached, but for its HTTP port."""
+        self.prefills = self._start("kv_producer")
+        self.prefills.wait_until_ready()
+
+    def restart_decodes(self) -> None:
+        self.decodes = self._start("kv_consumer")
+        self.decodes.wait_until_ready()
+
+    def _start(self, role: str) -> ForkedServer:
+        config = {
+            "kv_connector": "NixlConnector",
+            "kv_role": role,
+            "kv_load_failure_policy": self._policy,
+            "kv_connector_extra_config": self._extra,
+        }
+        of_role = self._of_prefills if role == "kv_producer" else ()
+        environment = {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": self._side_channels[role],
+            **self._environment,
+        }
+        log = self._directory / f"{role}_{len(self._started)}.txt"
+        transfer = f"--kv-transfer-config={json.dumps(config)}"
+        server = ForkedServer(
+            self._model, log, *self._options, *of_role, transfer, environment=environment
+        )
+        self._started.append(server)
+        return server
+
+    # --- what a proxy does -----------------------------------------------------------------------
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        """Computes a prompt. Returns where its blocks are."""
+        asked = {"do_remote_decode": True, "do_remote_prefill": False}
+        answer = self._ask(self.prefills, prompt, 1, asked)
+        told: dict[str, Any] = answer["kv_transfer_params"]
+        return told
+
+    def decode(self, prompt: list[int], told: dict[str, Any], max_tokens: int) -> Answer:
+        """The greedy continuation of a prompt whose blocks are there."""
+        choice = self._ask(self.decodes, prompt, max_tokens, told)["choices"][0]
+        return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+
+    def complete(self, prompt: list[int], max_tokens: int) -> Answer:
+        return self.decode(prompt, self.prefill(prompt), max_tokens)
+
+    def _ask(
+        self, server: ForkedServer, prompt: list[int], max_tokens: int, told: dict[str, Any]
+    ) -> dict[str, Any]:
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            json={
+                "model": str(self._model),
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                "logprobs": 1,
+                "kv_transfer_params": told,
+            },
+            timeout=REQUEST_LIMIT_S,
+        )
+        answer.raise_for_status()
+        value: dict[str, Any] = answer.json()
+        return value
+
+    # --- what a test sees ------------------------------------------------------------------------
+
+    def stop_prefills(self) -> None:
+        """Lets its processes stand still, as a host does that is cut off."""
+        self._signal_prefills(signal.SIGSTOP)
+
+    def continue_prefills(self) -> None:
+        self._signal_prefills(signal.SIGCONT)
+
+    def _signal_prefills(self, number: signal.Signals) -> None:
+        for process in processes_of_session(self.prefills.process.pid):
+            process.send_signal(number)
+
+    def close(self) -> None:
+        for server in self._started:
+            server.kill()
+
+
+def metric(server: ForkedServer, name: str) -> float:
+    """The sum of a metric's series; 0 where it has none yet."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
