@@ -1,0 +1,84 @@
+"""The guide's commands for disaggregated engines, as they are written there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from vllm_davinci_testing.engines.server_process import START_LIMIT_S, processes_of_session
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
+pytestmark = pytest.mark.thorough
+
+PORTS = (8100, 8200)
+
+
+@pytest.fixture
+def commands(repository: Path) -> list[str]:
+    page = (repository / "docs" / "guides" / "disaggregation.md").read_text(encoding="utf-8")
+    found = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    assert len(found) == 3 and "pip install" in found[0]
+    return found[1:]
+
+
+@pytest.fixture
+def links(repository: Path, tmp_path: Path) -> Path:
+    """A folder in which the commands find the checkpoints, and leave their files."""
+    (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
+    return tmp_path
+
+
+@pytest.fixture
+def servers(commands: list[str], links: Path) -> Iterator[None]:
+    with (links / "log.txt").open("wb") as log:
+        shell = subprocess.Popen(
+            ["bash", "-c", f"{commands[0]}\nwait"],
+            cwd=links,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        assert becomes_true(lambda: all(map(answers, PORTS)), START_LIMIT_S), (
+            links / "log.txt"
+        ).read_text(errors="replace")[-4000:]
+        yield
+    finally:
+        for process in processes_of_session(shell.pid):
+            process.kill()
+        shell.wait(10)
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://localhost:{port}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.usefixtures("servers")
+def test_the_requests_of_the_guide_are_answered(commands: list[str], links: Path):
+    ended = subprocess.run(
+        ["bash", "-ec", commands[1]], cwd=links, capture_output=True, text=True, timeout=200
+    )
+    text = json.loads(ended.stdout)["choices"][0]["text"]
+    whole = httpx.post(
+        f"http://localhost:{PORTS[0]}/v1/completions",
+        json={
+            "model": "checkpoints/tiny_llama",
+            "prompt": "import ",
+            "max_tokens": 16,
+            "temperature": 0,
+        },
+        timeout=200,
+    )
+    assert text == whole.json()["choices"][0]["text"]
+    metrics = httpx.get(f"http://localhost:{PORTS[1]}/metrics", timeout=30).text
+    assert re.search(r"vllm:nixl_bytes_transferred_count\{[^}]*\} 1\.0", metrics)

@@ -1,0 +1,126 @@
+"""Disaggregated engines that are killed at random: no wrong token, no request without an end."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.disaggregated import Pair
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL
+
+pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
+
+NUM_TOKENS = 8
+CLIENTS = 4
+OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
+
+
+def all_prompts() -> list[list[int]]:
+    """Prompts of one to four blocks, of which several begin alike."""
+    chosen = random.Random(7)
+    begin = [chosen.randrange(3, 99) for _ in range(200)]
+    lengths = [chosen.randrange(20, 400) for _ in range(16)]
+    return [
+        [*begin[: n % 3 * 80], *(chosen.randrange(3, 99) for _ in range(length))]
+        for n, length in enumerate(lengths)
+    ]
+
+
+class Load:
+    """Clients that ask one request after the other, and count how each ended."""
+
+    def __init__(self, pair: Pair, prompts: list[list[int]], expected: list[list[int]]) -> None:
+        self._pair, self._prompts, self._expected = pair, prompts, expected
+        self.ended: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def run(self, num_requests: int, seed: int) -> None:
+        chosen = random.Random(seed)
+        for _ in range(num_requests):
+            number = chosen.randrange(len(self._prompts))
+            outcome = self._ask(number)
+            with self._lock:
+                self.ended[outcome] += 1
+            if outcome == "told":
+                # As a proxy does before it tries again; engines take seconds to come back.
+                threading.Event().wait(0.2)
+
+    def _ask(self, number: int) -> str:
+        try:
+            answer = self._pair.complete(self._prompts[number], NUM_TOKENS)
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            return "told"
+        return "right" if answer.tokens == self._expected[number] else "wrong"
+
+
+def disturb(pair: Pair, ended: threading.Event, seed: int) -> list[str]:
+    """Kills one of the engines now and then and starts it again, or lets one stand still."""
+    chosen = random.Random(seed)
+    done: list[str] = []
+    while not ended.wait(chosen.uniform(1, 5)):
+        done.append(chosen.choice(("kill prefills", "kill decodes", "stand still")))
+        if done[-1] == "kill prefills":
+            pair.prefills.kill()
+            pair.restart_prefills()
+        elif done[-1] == "kill decodes":
+            pair.decodes.kill()
+            pair.restart_decodes()
+        else:
+            pair.stop_prefills()
+            ended.wait(chosen.uniform(1, 6))
+            pair.continue_prefills()
+    return done
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("num_requests", "seed"), [(60, 1), (1000, 2)])
+def test_no_request_gets_wrong_tokens(
+    num_requests: int,
+    seed: int,
+    tiny_llama: Path,
+    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+):
+    prompts = all_prompts()
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with start_engine(tiny_llama, max_model_len=768, max_num_batched_tokens=200) as engine:
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
+    expected = [list(output.outputs[0].token_ids) for output in outputs]
+    pair = Pair(
+        tiny_llama,
+        tmp_path,
+        *OPTIONS,
+        of_prefills=("--num-gpu-blocks-override=24",),
+        extra={"kv_lease_duration": 6, "transfer_timeout": 3},
+        environment={"UCX_TLS": "tcp"},  # as between hosts
+    )
+    try:
+        pair.wait_until_ready()
+        load, ended = Load(pair, prompts, expected), threading.Event()
+        clients = [
+            threading.Thread(target=load.run, args=(num_requests // CLIENTS, seed + n), daemon=True)
+            for n in range(CLIENTS)
+        ]
+        done: list[str] = []
+        killer = threading.Thread(target=lambda: done.extend(disturb(pair, ended, seed)))
+        for thread in (*clients, killer):
+            thread.start()
+        for thread in clients:
+            thread.join()
+        ended.set()
+        killer.join()
+    finally:
+        pair.close()
+    print(dict(load.ended), Counter(done))
+    assert load.ended["wrong"] == 0
+    assert load.ended.total() == num_requests
+    assert load.ended["right"] > num_requests // 10
+    assert done
