@@ -63,7 +63,9 @@ OVERRIDES: tuple[Override, ...] = (
         what="disaggregated prefill sends whole prompts, as sealed pages from the host",
         where=(
             "core.kv_transfer.scheduler:NPUNixlScheduler._build_save_meta",
-            "core.kv_transfer.worker:NPUNixlWorker",
+            "core.kv_transfer.worker:NPUNixlWorker._pop_done_transfers",
+            "core.kv_transfer.worker:NPUNixlWorker._read_blocks_for_req",
+            "core.kv_transfer.worker:NPUNixlWorker._validate_remote_agent_handshake",
         ),
         why="vLLM sends the first part of a block that two pieces of a prompt share, keys alone of "
         "our caches, and reads blocks that were given to another request",

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 class NPUNixlMetadata(NixlConnectorMetadata):
     """vLLM's, and for each request that is sent or received the digests of its blocks."""
 
-    def __init__(self, told: NixlConnectorMetadata, digests: dict[str, list[int]]) -> None:
-        super().__init__()
-        self.__dict__ |= vars(told)
-        self.digests = digests
+    digests: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, told: NixlConnectorMetadata, digests: dict[str, list[int]]) -> "NPUNixlMetadata":
+        made = cls()
+        made.__dict__ |= {**vars(told), "digests": digests}
+        return made
 
 
 class NPUNixlScheduler(NixlPullConnectorScheduler):
@@ -65,7 +68,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
         told = super().build_connector_meta(scheduler_output)
         assert isinstance(told, NixlConnectorMetadata)
         digests_of_step, self._digests = self._digests, {}
-        return NPUNixlMetadata(told, digests_of_step)
+        return NPUNixlMetadata.of(told, digests_of_step)
 
     def _build_save_meta(
         self, meta: NixlConnectorMetadata, scheduler_output: "SchedulerOutput"
