@@ -61,19 +61,14 @@ def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 @pytest.fixture(scope="module")
 def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
     """Answers of one engine that does both."""
-    engines: dict[tuple[Path, int, str], EngineProcess] = {}
+    engines: dict[str, EngineProcess] = {}
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 
-    def answer(model: Path, prompt: list[int], ranks: int = 1, dtype: str = "float32") -> Answer:
-        key = model, ranks, dtype
+    def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
+        key = f"{model} {options}"
         if key not in engines:
-            engines[key] = start_engine(
-                model,
-                dtype=dtype,
-                tensor_parallel_size=ranks,
-                max_model_len=768,
-                max_num_batched_tokens=200,
-            )
+            options = {"max_model_len": 768, "max_num_batched_tokens": 200, **options}
+            engines[key] = start_engine(model, **options)
         (output,) = engines[key].generate([{"prompt_token_ids": prompt}], sampling)
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
@@ -201,29 +196,45 @@ def models(
     return find
 
 
+WHOLE_PROMPTS = (
+    "--max-num-batched-tokens=768",
+    '--additional-config={"ascend_scheduler_config": {"enabled": true}}',
+)
+BF16 = {"dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("name", "ranks", "options"),
+    ("name", "ranks", "options", "of_one"),
     [
-        pytest.param("tiny_deepseek", 1, (), marks=THOROUGH, id="mla"),
-        pytest.param("tiny_llama", 2, (), marks=THOROUGH, id="two_ranks"),
-        pytest.param("tiny_deepseek", 2, (), marks=THOROUGH, id="mla_two_ranks"),
-        pytest.param("w8a8_llama", 1, ("--dtype=bfloat16",), marks=THOROUGH, id="w8a8"),
-        pytest.param("tiny_llama", 1, ("--no-enforce-eager",), marks=THOROUGH, id="graphs"),
+        pytest.param("tiny_deepseek", 1, (), {}, marks=THOROUGH, id="mla"),
+        pytest.param("tiny_llama", 2, (), {}, marks=THOROUGH, id="two_ranks"),
+        pytest.param("tiny_deepseek", 2, (), {}, marks=THOROUGH, id="mla_two_ranks"),
+        pytest.param("w8a8_llama", 1, ("--dtype=bfloat16",), BF16, marks=THOROUGH, id="w8a8"),
+        pytest.param("tiny_llama", 1, ("--no-enforce-eager",), {}, marks=THOROUGH, id="graphs"),
+        pytest.param(
+            "tiny_llama",
+            1,
+            WHOLE_PROMPTS,
+            {"max_num_batched_tokens": 768},
+            marks=THOROUGH,
+            id="prefill_first",
+        ),
     ],
 )
-def test_every_kind_of_model_gives_the_bits_of_one_engine(
+def test_every_kind_of_engine_gives_the_bits_of_one(
     name: str,
     ranks: int,
     options: tuple[str, ...],
+    of_one: dict[str, Any],
     models: Callable[[str], Path],
     start_pair: Callable[..., Pair],
     alone: Callable[..., Answer],
 ):
     model = models(name)
-    dtype = "bfloat16" if options == ("--dtype=bfloat16",) else "float32"
-    environment = {**RACES, **chip_for(dtype)}
+    environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
     pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
-    assert_bits_of_one_engine(pair, lambda prompt: alone(model, prompt, ranks, dtype))
+    of_one = {"tensor_parallel_size": ranks, **of_one}
+    assert_bits_of_one_engine(pair, lambda prompt: alone(model, prompt, **of_one))
     assert metric(pair.decodes, TRANSFERS) == 2 * ranks
     pair.close()
 
