@@ -29,6 +29,7 @@ class Transfers final : public Task {
   bool waits_outside() const override { return outside_; }
   std::string waiting_for() const override;
   void rewind() override;
+  const GroupPtr& group() const { return group_; }
 
  private:
   struct Message {

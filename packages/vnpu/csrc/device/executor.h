@@ -66,6 +66,11 @@ class Executor {
   // program it is no wait. False where, for `patience` (or VNPU_WAIT_LIMIT), no task has ended and
   // none was running; soon, where it is so since the last time.
   bool drain_device(int device, Limit patience);
+  // Gives up what a stream, or each of a device's, has been given and not done: it fails with this,
+  // as what waits for it does. Returns what was given up; throws kWaitTimeout where a task has run
+  // on for `limit`.
+  std::vector<TaskPtr> abort(const StreamPtr& stream, const Failure& failure, Limit limit);
+  std::vector<TaskPtr> abort_device(int device, const Failure& failure, Limit limit);
   // "stream 3 of device 0: 2 tasks, the first (all_reduce) waits for rank 1 ..."
   std::string pending() const;
   // Gives pending work a chance and tells whether the stream is idle / the event complete.
@@ -112,6 +117,8 @@ class Executor {
 
   void wait_until(const std::function<bool()>& done, Limit limit, const char* what, Lock& lock);
   void enqueue(const StreamPtr& stream, TaskPtr task);
+  std::vector<TaskPtr> abort_all(const std::vector<StreamPtr>& streams, const Failure& failure,
+                                 Limit limit, Lock& lock);
   void throw_failure(Stream& stream);
   bool device_idle(int device) const;
   // Tells the observers that the host has waited for all streams of the device.

@@ -26,6 +26,7 @@ class FaultyTask final : public Task {
   bool is_long() const override { return task_->is_long(); }
   std::string waiting_for() const override { return is_done_ ? task_->waiting_for() : text_; }
   void rewind() override { task_->rewind(); }
+  const Task* behind() const { return task_.get(); }
 
  protected:
   Progress advance() override {
@@ -47,6 +48,11 @@ class FaultyTask final : public Task {
 };
 
 }  // namespace
+
+const Task* behind(const Task* task) {
+  const auto* const faulty = dynamic_cast<const FaultyTask*>(task);
+  return faulty == nullptr ? task : faulty->behind();
+}
 
 void reach_launch_planned(TaskPtr& task) {
   std::optional<PlannedLaunch> planned = next_launch(task->name);

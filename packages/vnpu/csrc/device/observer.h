@@ -100,8 +100,9 @@ class Observers {
   }
 
  private:
-  // Of races, time and traces, and one for each of the two profilers.
-  static constexpr size_t kMost = 5;
+  // Of races, time and traces, one for each of the two profilers, and one for the callback that is
+  // told of failed tasks.
+  static constexpr size_t kMost = 6;
   std::array<Observer*, kMost> all_ = {};
   std::atomic<size_t> count_{0};
   Observer::Needs needs_;

@@ -15,6 +15,12 @@
 
 namespace vnpu {
 
+// That what a stream has been given is not to be done.
+struct Abort {
+  Failure failure;               // of what it has been given
+  std::vector<TaskPtr> dropped;  // tasks that are not done, or not all
+};
+
 // An in-order queue of one device. All members below are guarded by the executor's lock.
 class Stream {
  public:
@@ -36,6 +42,8 @@ class Stream {
   bool destroyed = false;
   std::condition_variable wake;    // its worker's, under the threads policy
   std::optional<Failure> failure;  // the first error since it was last reported
+  // Not null while another thread is inside the head of a queue that is to be dropped.
+  std::shared_ptr<Abort> abort;
 
   CoreLimit cores;  // not guarded
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "device/device_errors.h"
 #include "device/observer.h"
 #include "device/pace.h"
 
@@ -39,12 +40,14 @@ bool TaskQueues::run_now(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   } catch (...) {
     lock.lock();
     stream->running = false;
+    settle_abort(*stream);
     announce_progress();
     throw;
   }
   lock.lock();
   stream->running = false;
   if (progress == Progress::kDone) {
+    settle_abort(*stream);
     announce_progress();
     return true;
   }
@@ -52,6 +55,7 @@ bool TaskQueues::run_now(const StreamPtr& stream, TaskPtr task, Lock& lock) {
   stream->queue.push_front(std::move(task));
   ++stream->taken;
   ++pending_;
+  settle_abort(*stream);
   return false;
 }
 
@@ -61,6 +65,7 @@ Progress TaskQueues::advance(const Stream& stream, Task& task) const {
   try {
     progress = task.step();
   } catch (...) {
+    DeviceErrors::instance().note_current(stream.device, task);
     observers_.tell(&Observer::on_end, stream, task, true);
     throw;
   }
@@ -93,26 +98,51 @@ void TaskQueues::run_head(Stream& stream, Lock& lock) {
   stream.running = false;
   stream.blocked = progress == Progress::kBlocked;
   if (failure.has_value()) {
-    if (!stream.failure.has_value()) stream.failure = failure;
-    // What was queued behind a failed task would compute on what it did not produce. Event records
-    // still happen, so that other streams do not wait for ever, and tell those of the failure.
-    std::deque<TaskPtr> kept;
-    for (size_t i = 1; i < stream.queue.size(); ++i) {
-      if (auto* record = dynamic_cast<EventRecord*>(stream.queue[i].get())) {
-        record->fail(*failure);
-        kept.push_back(std::move(stream.queue[i]));
-      }
-    }
-    pending_ -= stream.queue.size() - kept.size();
-    stream.ended += stream.queue.size() - kept.size();
-    stream.queue = std::move(kept);
-    stream.blocked = false;
+    // What was queued behind a failed task would compute on what it did not produce.
+    stream.queue.pop_front();
+    ++stream.ended;
+    --pending_;
+    drop(stream, *failure, nullptr);
   } else if (progress == Progress::kDone) {
     stream.queue.pop_front();
     ++stream.ended;
     --pending_;
   }
+  settle_abort(stream);
   if (!stream.blocked) announce_progress();
+}
+
+void TaskQueues::drop(Stream& stream, const Failure& failure, std::vector<TaskPtr>* dropped) {
+  if (!stream.failure.has_value()) stream.failure = failure;
+  std::deque<TaskPtr> kept;
+  for (TaskPtr& task : stream.queue) {
+    if (auto* record = dynamic_cast<EventRecord*>(task.get())) {
+      record->fail(failure);
+      kept.push_back(std::move(task));
+    } else if (dropped != nullptr) {
+      dropped->push_back(std::move(task));
+    }
+  }
+  pending_ -= stream.queue.size() - kept.size();
+  stream.ended += stream.queue.size() - kept.size();
+  stream.queue = std::move(kept);
+  stream.blocked = false;
+}
+
+std::shared_ptr<Abort> TaskQueues::abort(Stream& stream, const Failure& failure) {
+  if (stream.abort == nullptr) stream.abort = std::make_shared<Abort>(failure);
+  std::shared_ptr<Abort> abort = stream.abort;
+  if (!stream.running) settle_abort(stream);
+  announce_progress();
+  return abort;
+}
+
+void TaskQueues::settle_abort(Stream& stream) {
+  if (stream.abort == nullptr) return;
+  const std::shared_ptr<Abort> abort = std::move(stream.abort);
+  stream.abort = nullptr;
+  if (stream.blocked) observers_.tell(&Observer::on_end, stream, *stream.queue.front(), true);
+  drop(stream, abort->failure, &abort->dropped);
 }
 
 bool TaskQueues::run_heads(bool long_ones, Lock& lock) {
@@ -161,6 +191,7 @@ void TaskQueues::wait_inside(Stream& stream, microseconds limit, Lock& lock) {
   task->wait(limit);
   lock.lock();
   stream.running = stream.waiting = false;
+  settle_abort(stream);
   // Another thread that saw this head taken sleeps, and this one may not come back to it.
   announce_progress();
 }

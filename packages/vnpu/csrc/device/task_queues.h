@@ -35,6 +35,9 @@ class TaskQueues {
   bool run_now(const StreamPtr& stream, TaskPtr task, Lock& lock);
   // Runs the head of a stream until it is done or blocked.
   void run_head(Stream& stream, Lock& lock);
+  // Drops what a stream has been given, as if its head had failed: at once, or as soon as the
+  // thread that is inside its head comes out; stream.abort is null then.
+  std::shared_ptr<Abort> abort(Stream& stream, const Failure& failure);
   // Runs all that can run, stream by stream; returns whether anything got done.
   bool run_all(Lock& lock) { return run_heads(true, lock); }
   // The same for a thread that has other things to do: up to what is long on each stream.
@@ -76,6 +79,11 @@ class TaskQueues {
   // One call of a task, with the time it takes. Not under the lock.
   Progress advance(const Stream& stream, Task& task) const;
   void wait_inside(Stream& stream, std::chrono::microseconds limit, Lock& lock);
+  // After the head has failed or is given up. Event records still happen, so that other streams do
+  // not wait for ever, and tell those of the failure.
+  void drop(Stream& stream, const Failure& failure, std::vector<TaskPtr>* dropped);
+  // Of a thread that was inside the head and is not: drops what is to be dropped.
+  void settle_abort(Stream& stream);
   // Tells the threads that sleep until something changes.
   void announce_progress();
 

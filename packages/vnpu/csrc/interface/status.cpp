@@ -1,6 +1,7 @@
 #include "interface/status.h"
 
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device/call_site.h"
@@ -12,6 +13,15 @@ namespace vnpu::abi {
 namespace {
 
 thread_local std::string recent;
+thread_local int last_status = 0;
+
+// aclnn's statuses: 161002, 361001, 561002.
+bool is_of_operators(int status) { return status / 1000 % 100 == 61; }
+
+int keep(int status) {
+  if (!is_of_operators(status)) last_status = status;
+  return status;
+}
 
 constexpr uint64_t kStreamMark = 0x766e7075'5374726d;
 constexpr uint64_t kEventMark = 0x766e7075'45766e74;
@@ -119,7 +129,7 @@ int status_of(CaptureRule rule) {
 
 int report(FailureKind kind, const std::string& message) {
   recent = message;
-  return status_of(kind);
+  return keep(status_of(kind));
 }
 
 int report_exception(const char* where) {
@@ -130,7 +140,7 @@ int report_exception(const char* where) {
     const std::string site = python_call_site();
     recent = std::string(failure.what()) + " [" + where + "]" +
              (site.empty() ? "" : "\n  Called at" + site);
-    return status_of(failure.rule);
+    return keep(status_of(failure.rule));
   } catch (const Failure& failure) {
     return report(failure.kind, std::string(failure.what()) + " [" + where + "]");
   } catch (const std::bad_alloc&) {
@@ -145,6 +155,9 @@ int report_forked_copy(const char* where) {
   // Not "not supported", which torch_npu passes over: this process has no context.
   return report(FailureKind::kDeviceNotSet, forked_copy_text(where));
 }
+
+int peek_at_last_status() { return last_status; }
+int take_last_status() { return std::exchange(last_status, 0); }
 
 const char* recent_error() { return recent.c_str(); }
 

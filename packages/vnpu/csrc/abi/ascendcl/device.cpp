@@ -197,10 +197,6 @@ VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* i
     *info = {};  // the virtual device keeps no wall-clock utilisation
   });
 }
-VNPU_ACL(aclrtDeviceTaskAbort, (int32_t device, uint32_t)) {
-  return guarded("aclrtDeviceTaskAbort", [&] { System::instance().physical(device); });
-}
-
 // --- versions and attributes -----------------------------------------------------------------
 
 #pragma GCC diagnostic push

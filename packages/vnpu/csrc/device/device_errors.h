@@ -1,0 +1,45 @@
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/failure.h"
+#include "device/task.h"
+
+namespace vnpu {
+
+// The newest error of each device since it was repaired: what a task failed with while it ran. What
+// a call refuses is none.
+class DeviceErrors {
+ public:
+  static DeviceErrors& instance();
+
+  struct Error {
+    FailureKind kind;
+    std::string task;
+  };
+  std::optional<Error> newest(int device) const;
+
+  // Of a task that fails, in a catch clause. An error of memory is in the first page of what the
+  // task writes.
+  void note_current(int device, const Task& task);
+
+  // Device memory with errors that were not corrected, in the order in which they came.
+  std::vector<MemoryRange> bad_memory(int device) const;
+  // Forgets those that begin in one of these ranges, and with the last the device's error.
+  void repair(int device, const std::vector<MemoryRange>& ranges);
+
+ private:
+  struct Device {
+    std::optional<Error> newest;
+    std::vector<MemoryRange> bad;
+  };
+  mutable std::mutex mutex_;
+  std::map<int, Device> devices_;
+};
+
+}  // namespace vnpu
