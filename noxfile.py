@@ -306,6 +306,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def faults(session: nox.Session) -> None:
+    """Let each point of small engines fail: `-- --one-in N`, `--page FILE`; see `-- --help`."""
+    commands = prepare(session)
+    run_on_vnpu(session, commands, "python", "ci/faults.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def deployments(session: nox.Session) -> None:
     """Dry-run published deployments: `-- NAME...`, or all; results/deployments/page.md."""
     commands = prepare(session)

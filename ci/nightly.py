@@ -40,6 +40,7 @@ SESSIONS = (
     ("cpp_tests",),
     ("conformance",),
     ("deployments",),
+    ("faults", "--one-in", "24"),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
 # (float32 is exact only on `reference`), and engines on the strict chip.

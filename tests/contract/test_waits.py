@@ -37,6 +37,7 @@ LISTED = {
     f"{CORE}distributed/fault_channel.py": f"{START}; then {IDLE}",
     f"{CORE}distributed/ubatch_communicator.py": STREAM,
     f"{CORE}fused_moe/dispatcher/": f"config.time_limits, row_counts; then {DEVICE}",
+    f"{CORE}fused_moe/expert_map_agreement.py": START,
     f"{CORE}graph/": DEVICE,
     f"{CORE}inputs/copied_event.py": DEVICE,
     f"{CORE}kv_offload/transfers.py": DEVICE,

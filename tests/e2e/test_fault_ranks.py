@@ -88,9 +88,9 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     with pytest.raises(EngineError) as error:
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < LIMIT_S
-    # A rank that waits for the replay of a graph cannot reply: the log has the cause then.
-    told = engine.log_text() if options == GRAPHS else str(error.value)
-    assert re.search(rf"rank {rank} \(pid \d+ on host .*planted in {method}", told), told[-8000:]
+    # A rank that waits for the replay of a graph has its device stopped, and replies too.
+    told = rf"rank {rank} \(pid \d+ on host .*planted in {method}"
+    assert re.search(told, str(error.value)), f"{error.value}\n{engine.log_text()[-8000:]}"
     with pytest.raises(EngineError):  # and there is no way back
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     engine.close()
@@ -133,7 +133,9 @@ def test_an_error_of_one_data_parallel_engine_ends_the_others(
         engine.close()
 
 
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=THOROUGH)])
 def test_a_stopped_rank_is_named_before_vllm_gives_up(
+    rank: int,
     zoo: Callable[[str], Path],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
@@ -145,16 +147,52 @@ def test_a_stopped_rank_is_named_before_vllm_gives_up(
         **TWO_RANKS,
     )
     _, *workers = engine.processes()
-    stopped = next(each for each in workers if "Worker_TP1" in " ".join(each.cmdline()))
+    stopped = next(each for each in workers if f"Worker_TP{rank}" in " ".join(each.cmdline()))
     stopped.suspend()
     begin = time.monotonic()
     with pytest.raises(EngineError) as error:
         engine.generate(as_inputs(prompts[:4]), GREEDY)
     assert time.monotonic() - begin < limit_s
     told = f"{error.value}{engine.log_text()}"
-    named = rf"process of rank 1 \(pid {stopped.pid} on host \S+\) is stopped"
+    named = rf"process of rank {rank} \(pid {stopped.pid} on host \S+\) is stopped"
     assert re.search(named, told), told[-8000:]
     engine.close()
+    assert not [each for each in workers if each.is_running()]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("action", ["delay:60s", "die", "throw", "async:507015", "async:hang"])
+def test_a_rank_that_is_slow_or_dies_or_fails_is_named_in_time(
+    action: str,
+    rank: int,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    limit_s = 40
+    point = "launch:all_reduce" if action.startswith("async") else "collective:all_reduce"
+    phase = "" if action.startswith("async") else ".put"
+    engine = start_engine(
+        zoo(MODEL),
+        environment={
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(limit_s),
+            # Later than what the start launches; the requests launch more than these.
+            "VNPU_FAULTS": f"rank={rank};{point}@60{phase}={action}",
+        },
+        **TWO_RANKS,
+    )
+    _, *workers = engine.processes()
+    begin = time.monotonic()
+    with pytest.raises(EngineError) as error:
+        engine.generate(as_inputs(prompts[:4]), GREEDY)
+    assert time.monotonic() - begin < limit_s
+    told = f"{error.value}{engine.log_text()}"
+    assert "VNPU_FAULTS" in told
+    named = rf"rank {rank} \(pid {workers[rank].pid}"
+    assert re.search(named, told), told[-8000:]
+    engine.close()
+    assert not [each for each in workers if each.is_running()]
 
 
 @pytest.mark.parametrize(

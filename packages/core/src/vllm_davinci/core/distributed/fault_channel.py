@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch_npu
 
 from vllm_davinci.core.log import init_logger
 
@@ -93,6 +94,7 @@ class FaultChannel:
     ) -> None:
         self._on_fault, self._on_end = on_fault, on_end
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._device = torch.accelerator.current_device_index()  # of this thread, not of others
         self._group = dist.new_group(backend="gloo", group_desc="faults")
         self._ranks = [
             Fault(rank, *process)
@@ -150,6 +152,13 @@ class FaultChannel:
         """
         threading.Thread(target=_abort_communicators, name="leave groups", daemon=True).start()
 
+    def stop_device(self) -> None:
+        """Ends what the device of this rank waits for, so that the host can say why.
+
+        Without it a replay of a graph is in the hands of the device until its limit.
+        """
+        threading.Thread(target=_stop_device, args=(self._device,), daemon=True).start()
+
     def close(self) -> None:
         """From here on what comes, and who leaves, is of no interest."""
         self.is_closed = True
@@ -183,6 +192,13 @@ def _abort_communicators() -> None:
         if npu in group._device_types:
             backend: Any = group._get_backend(npu)
             backend.abort_hccl_comm("this rank has failed")
+
+
+def _stop_device(device: int) -> None:
+    try:
+        torch_npu.npu.stop_device(device)
+    except RuntimeError as error:  # the process ends all the same, and has said why
+        logger.debug("The device cannot be stopped: %s", error)
 
 
 def _state_of(pid: int) -> str:

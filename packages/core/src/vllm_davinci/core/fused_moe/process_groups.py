@@ -21,6 +21,7 @@ from vllm_davinci.core.fused_moe.communication import (
 )
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedGroup
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.expert_map_agreement import check_expert_maps
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -40,11 +41,13 @@ def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
     model = vllm_config.model_config
     if model is None or not model.is_moe:
         return
+    config = get_config(vllm_config)
+    experts = get_ep_group()
+    if experts.world_size > 1:
+        check_expert_maps(config.expert_map_path, experts.cpu_group)
     soc = soc_of(torch_npu.npu.get_device_name())
     sizes = RoutedSizes.of_model(model)
-    rule = CommunicationRule.of_engine(
-        vllm_config, get_config(vllm_config), soc, model.dtype, sizes
-    )
+    rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, sizes)
     init_groups_of(rule.layout, backend)
     if rule.may_fuse:
         tokens = rule.max_fused_tokens(soc, vllm_config.scheduler_config.max_num_batched_tokens)

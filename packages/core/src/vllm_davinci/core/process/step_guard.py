@@ -225,6 +225,7 @@ class StepGuard:
             self._channel.leave_device_groups()
         else:
             self._channel.tell(fault)
+            self._channel.stop_device()
         if is_of_engine():
             _after(REPLY_S if is_own else PEERS_REPLY_S, self._leave)
         else:  # the program's own process, which has the error as soon as its step comes back

@@ -1,0 +1,21 @@
+"""Lets points of small engines fail, and tables what became of them.
+
+Run by `nox -s faults`; the arguments are those of `vllm_davinci_testing.engines.fault_points`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from versions import ROOT, stamp
+
+
+def main(arguments: list[str]) -> int:
+    module = "vllm_davinci_testing.engines.fault_points"
+    command = [sys.executable, "-m", module, f"--stamp={stamp('core', 'vnpu')}", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

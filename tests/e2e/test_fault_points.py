@@ -1,0 +1,35 @@
+"""An engine one of whose points fails answers rightly, or says what failed and ends.
+
+A few points here; `nox -s faults` takes one in so many of all kinds.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from vllm_davinci_testing.engines.fault_points import (
+    ENGINES,
+    GOOD,
+    chosen,
+    outcome,
+    points_of,
+    run,
+    shuffled,
+)
+
+CASES = 24
+counted = cache(lambda engine: points_of(ENGINES[engine]))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", range(CASES))
+def test_an_engine_answers_rightly_or_says_what_failed(case: int) -> None:
+    engine = list(ENGINES)[case % len(ENGINES)]
+    expected, points = counted(engine)
+    # Of one order, in which kinds are mixed.
+    _, faults = shuffled(chosen(points, 1, "2026-01-01"), "2026-01-01")[case]
+    result = run(ENGINES[engine], faults)
+    what = outcome(result, expected, faults.split(";")[1])
+    assert what in GOOD, f"{engine}, {faults}: {what} {result.left}\n{result.log[-6000:]}"

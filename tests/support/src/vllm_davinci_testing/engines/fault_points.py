@@ -1,0 +1,269 @@
+"""Lets each point at which a small engine can fail do so, and tables what became of it.
+
+An engine of a tiny model starts, answers three requests and ends, once for every point chosen: a
+rule of VNPU_FAULTS names the point (docs/guides/inject_faults.md). What has to hold each time: the
+tokens are those of a run without a fault, or the program ends with an error that names the cause;
+its status is not 0 then; no process is left after 30 s, nor shared memory.
+
+Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--date` says which,
+`--only NAME` narrows the engines, `--page FILE` writes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import re
+import statistics
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_davinci_testing.engines.server_process import processes_of_session, shared_memory
+from vllm_davinci_testing.processes.forked import run_together
+
+PROGRAM = """
+import os
+os.setsid()
+file = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(file, 1)
+os.dup2(file, 2)
+print("session", os.getpid(), flush=True)
+from vllm import LLM, SamplingParams
+
+llm = LLM({model!r}, dtype="bfloat16", max_model_len=64, max_num_seqs=4, seed=0,
+          kv_cache_memory_bytes=8 << 20, **{options!r})
+prompts = [{{"prompt_token_ids": [1, 2, 3 + i]}} for i in range(3)]
+greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+for output in llm.generate(prompts, greedy, use_tqdm=False):
+    print("answer", list(output.outputs[0].token_ids), flush=True)
+"""
+# The checkout's: this package is installed from it.
+MODEL = Path(__file__).parents[5] / "checkpoints" / "tiny_llama"
+GRAPHS = {
+    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4]}
+}
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+ENGINES: dict[str, dict[str, Any]] = {
+    "one device, eager": {"enforce_eager": True},
+    "one device, graphs": GRAPHS,
+    "two devices, eager": {"enforce_eager": True, **TWO_RANKS},
+    "two devices, graphs": {**GRAPHS, **TWO_RANKS},
+}
+# In the order of faults::Kind (packages/vnpu/csrc/device/fault_plan.h).
+KINDS = (
+    "point", "alloc", "physical", "map", "pinned", "stream", "event", "launch", "synchronize",
+    "collective", "segment",
+)  # fmt: skip
+# What happens at a kind of point: points take turns.
+ACTIONS = {
+    "stream": ("207005", "throw"),
+    "event": ("207007", "throw"),
+    "launch": ("507015", "async:507035", "throw"),
+    "synchronize": ("507046", "throw"),
+    "collective": ("throw", "oom", "die"),
+    "segment": ("throw", "oom"),
+}
+OF_MEMORY = ("oom", "throw")
+LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
+# Of a whole run, and from its fault to the end of its processes.
+RUN_LIMIT_S, END_LIMIT_S = 240.0, 30.0
+COLUMNS = (
+    "engine", "kind", "points", "tried", "bit-equal", "error with its cause", "not reached",
+    "anything else", "fault to end, median", "worst",
+)  # fmt: skip
+GOOD = ("bit-equal", "error with its cause", "not reached")
+# Beside the rule's own text, which every error of vnpu carries on.
+NAMES = re.compile(r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in ")
+
+
+@dataclass
+class Run:
+    """A run shows this. to_end_s: from the fault to the end of all processes"""
+
+    status: int
+    log: str
+    to_end_s: float = 0.0
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[str]:
+        return [line for line in self.log.splitlines() if line.startswith("answer")]
+
+
+def run(options: dict[str, Any], faults: str) -> Run:
+    """Runs an engine under a plan, and looks at what it leaves."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        program = PROGRAM.format(log=str(log), model=str(MODEL), options=options)
+        ended: list[Any] = []
+        environment = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
+        runner = threading.Thread(
+            target=lambda: ended.extend(run_together([program], [environment], RUN_LIMIT_S))
+        )
+        runner.start()
+        fault_at: float | None = None
+        session, held = 0, set[Path]()
+
+        def look() -> str:
+            nonlocal session, fault_at
+            text = log.read_text(errors="replace") if log.exists() else ""
+            if not session and (found := re.search(r"^session (\d+)", text)):
+                session = int(found[1])
+            if fault_at is None and "VNPU_FAULTS: " in text:
+                fault_at = time.monotonic()
+            return text
+
+        while runner.is_alive():
+            look()
+            if session:
+                with suppress(OSError, psutil.Error):  # one that has ended meanwhile
+                    held.update(shared_memory(processes_of_session(session)))
+            runner.join(0.1)
+        begin = time.monotonic()
+        while processes_of_session(session) and time.monotonic() - begin < END_LIMIT_S:
+            time.sleep(0.05)
+        left = processes_of_session(session)
+        for process in left:
+            process.kill()
+        result = Run(ended[0].status if ended else -1, look())
+        result.to_end_s = time.monotonic() - (fault_at or time.monotonic())
+        result.left = [f"process {each.pid}" for each in left]
+        result.left += [str(path) for path in held if path.exists()]
+        return result
+
+
+def outcome(result: Run, expected: list[str], rule: str) -> str:
+    """One of GOOD, or what did not hold."""
+    if result.status == -1:
+        return "HANGS"
+    if result.left:
+        return "LEAVES " + ("a process" if "process" in result.left[0] else "shared memory")
+    if not set(result.answers) <= set(expected):
+        return "WRONG ANSWER"
+    happened = f"VNPU_FAULTS: {rule} at " in result.log
+    if result.status == 0:
+        if result.answers != expected:
+            return "NO ANSWER, NO ERROR"
+        return "bit-equal" if happened else "not reached"
+    later = result.log.split(f"VNPU_FAULTS: {rule} at ", 1)[-1]
+    is_named = happened and (rule in later or NAMES.search(later) is not None)
+    return "error with its cause" if is_named else "ERROR WITHOUT CAUSE"
+
+
+def points_of(options: dict[str, Any]) -> tuple[list[str], dict[int, Counter[str]]]:
+    """The right answer, and how many points of each kind every rank has."""
+    with tempfile.TemporaryDirectory() as directory:
+        result = run(options, f"count:{directory}")
+        if result.status != 0 or len(result.answers) != 3:
+            raise RuntimeError(f"The engine fails without a fault:\n{result.log[-4000:]}")
+        points: dict[int, Counter[str]] = {}
+        for file in Path(directory).glob("*.points"):
+            data = file.read_bytes()
+            rank, count = struct.unpack_from("=qQ", data)
+            kinds = Counter(KINDS[number] for number in data[16 : 16 + count])
+            points[max(rank, 0)] = points.get(max(rank, 0), Counter()) + kinds
+        return result.answers, points
+
+
+def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[tuple[str, str]]:
+    """Kind and rule of each point whose turn it is: every one within as many days as `one_in`."""
+    day = datetime.date.fromisoformat(date).toordinal()
+    for rank, kinds in sorted(points.items()):
+        for kind, count in sorted(kinds.items()):
+            seed = int.from_bytes(hashlib.sha256(f"{rank} {kind}".encode()).digest()[:4], "big")
+            actions = ACTIONS.get(kind, OF_MEMORY)
+            for number in range(1 + (seed + day) % one_in, count + 1, one_in):
+                action = actions[number // one_in % len(actions)]
+                yield kind, f"rank={rank};{kind}@{number}={action}"
+
+
+def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
+    """The same in an order of that date, so that the first ones are of all kinds."""
+    return sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
+
+
+@dataclass
+class Tally:
+    """This became of the points of one kind."""
+
+    points: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    times_s: list[float] = field(default_factory=list)
+
+
+def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
+    """The table, in Markdown. stamp: when and of what the figures are"""
+    lines = [
+        "# Faults at the points of an engine",
+        "",
+        stamp,
+        "",
+        f"Written by `nox -s faults -- --one-in {one_in} --page FILE`. Counted on virtual",
+        "NPUs; times are of one machine with two cores, which had other work.",
+        "",
+        "An engine of `checkpoints/tiny_llama` starts, answers three requests and ends; each time",
+        "another point fails. Polls depend on time: a run may end before it comes to a point.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "| --- | --- | --: | --: | --: | --: | --: | --- | --: | --: |",
+    ]
+    for (engine, kind), tally in tallies.items():
+        good = [str(tally.outcomes[name]) for name in GOOD]
+        bad = ", ".join(f"{n} {name}" for name, n in tally.outcomes.items() if name not in GOOD)
+        times = tally.times_s or [0.0]
+        lines.append(
+            f"| {engine} | `{kind}` | {tally.points} | {tally.outcomes.total()} | "
+            f"{' | '.join(good)} | {bad or 'none'} | {statistics.median(times):.1f} s | "
+            f"{max(times):.1f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--one-in", type=int, default=24, help="of each kind; 1: every point")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--only", default="", help="how names of engines begin")
+    parser.add_argument("--most", type=int, default=10**9, help="points tried of each engine")
+    parser.add_argument("--page", type=Path, help="file for the table")
+    parser.add_argument("--stamp", default="", help="line for the table: of when and what it is")
+    options = parser.parse_args()
+    tallies: dict[tuple[str, str], Tally] = {}
+    is_good = True
+    for engine, arguments in ENGINES.items():
+        if not engine.startswith(options.only):
+            continue
+        expected, points = points_of(arguments)
+        for kind, count in sorted(sum(points.values(), Counter()).items()):
+            tallies[engine, kind] = Tally(count)
+        rules = shuffled(chosen(points, options.one_in, options.date), options.date)[: options.most]
+        for number, (kind, faults) in enumerate(rules, 1):
+            rule = faults.split(";")[1]
+            result = run(arguments, faults)
+            what = outcome(result, expected, rule)
+            tallies[engine, kind].outcomes[what] += 1
+            if what == "error with its cause":
+                tallies[engine, kind].times_s.append(result.to_end_s)
+            print(f"{engine} {number}/{len(rules)} {faults}: {what}", flush=True)
+            if what not in GOOD:
+                is_good = False
+                print(f"{result.left}\n{result.log[-3000:]}", flush=True)
+            if options.page is not None:
+                options.page.write_text(page(tallies, options.one_in, options.stamp))
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
