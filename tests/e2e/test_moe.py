@@ -28,6 +28,8 @@ V2 = "deepseek_v2_moe"
 V3 = "deepseek_v3_moe"
 RANDOM = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
+MINIMAX = "minimax_m2_sigmoid_top2_of_8"
+HUNYUAN = "hunyuan_moe_top2_of_8"
 
 
 def assert_tokens(
@@ -44,7 +46,7 @@ def assert_tokens(
     assert_greedy(reference, prompts, outputs, max_tokens)
 
 
-@pytest.mark.parametrize("model", [TOP2, TOP3, V2, V3, EXAONE])
+@pytest.mark.parametrize("model", [TOP2, TOP3, V2, V3, EXAONE, MINIMAX, HUNYUAN])
 def test_tokens_are_those_of_transformers(
     model: str,
     zoo: Callable[[str], Path],

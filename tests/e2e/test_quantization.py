@@ -173,6 +173,18 @@ def test_ranks_add_a_static_bias_once(
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
+def test_the_nz_layout_changes_no_bit(
+    kind: str,
+    quantize: Quantize,
+    tiny_deepseek: Path,
+    likelihood_of: Callable[..., float],
+):
+    model, nz = quantize(tiny_deepseek, kind), {"enable_weight_nz_layout": True}
+    plain = likelihood_of(model, environment=ON_910C)
+    assert plain == likelihood_of(model, environment=ON_910C, additional_config=nz)
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

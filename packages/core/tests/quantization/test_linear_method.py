@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_npu
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import (
@@ -22,7 +23,7 @@ from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
-from vllm_davinci.core.quantization.quant_matmul import arrange_weight
+from vllm_davinci.core.quantization.quant_matmul import FRACTAL_NZ, arrange_weight
 from vllm_davinci.core.quantization.tensors import bits_from_float, float_from_bits
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
@@ -371,6 +372,16 @@ def test_the_nz_layout_gives_the_same_products(vllm_config: VllmConfig):
     prepare(made)
     x = inputs(torch.bfloat16)
     assert torch.equal(made(x.npu()).cpu(), export.dynamic(x))
+
+
+def test_the_nz_layout_takes_the_place_of_the_plain_weight():
+    parameter = torch.nn.Parameter(torch.zeros(512, 1024, dtype=torch.int8).npu(), False)
+    held = torch.npu.memory_allocated()
+    tiles = arrange_weight(parameter, use_nz=True)
+    assert torch_npu.get_npu_format(tiles) == FRACTAL_NZ
+    assert tiles.shape == (1024, 512)
+    assert (parameter.shape, parameter.data_ptr()) == ((512, 1024), tiles.data_ptr())
+    assert torch.npu.memory_allocated() == held
 
 
 def test_a_failure_to_arrange_weights_in_nz_is_explained():

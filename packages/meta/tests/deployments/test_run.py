@@ -1,6 +1,8 @@
 """A dry-run of a deployment has figures or a reason, and a line of the page."""
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,37 @@ def test_figures_are_of_steps_with_prompts_and_of_steps_without() -> None:
 )
 def test_a_reason_is_the_last_word(log: str, reason: str) -> None:
     assert reason_of(log) == reason
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason", "is_expected"),
+    [
+        ("", None, True),
+        ("", "no sinks", False),
+        ("sinks", "attention sinks not supported", True),
+        ("sinks", "too large", False),
+        ("sinks", None, False),  # it starts by now: the row says otherwise
+    ],
+)
+def test_a_row_says_what_is_to_come_of_it(
+    refused: str, reason: str | None, is_expected: bool
+) -> None:
+    row = dataclasses.replace(all_deployments()[NAME], refused=refused)
+    assert Outcome(NAME, reason).is_expected(row) == is_expected
+
+
+def test_a_run_that_is_not_as_the_table_says_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outcomes are there already, so that nothing is run."""
+    for outcome in (Outcome(NAME, ranks=1), Outcome("gpt-oss-120b-a2-tp4", "too large")):
+        path = tmp_path / f"{outcome.name}.outcome.json"
+        path.write_text(json.dumps(outcome.to_json()))
+    run = ["deployments", "--resume", f"--run={tmp_path}", f"--page={tmp_path / 'page.md'}"]
+    assert main([*run, NAME]) == 0
+    assert main([*run, NAME, "gpt-oss-120b-a2-tp4"]) == 1
+    assert "not as the table says: gpt-oss-120b-a2-tp4" in capsys.readouterr().out
+    assert "of 2 models; 1 start and serve" in (tmp_path / "page.md").read_text()
 
 
 def test_the_page_has_a_line_for_each_row() -> None:

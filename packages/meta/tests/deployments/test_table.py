@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from vllm_davinci.core.weight_files.files import read_header
 from vllm_davinci.meta.deployments import table
-from vllm_davinci.meta.deployments.checkpoint import description
+from vllm_davinci.meta.deployments.checkpoint import description, write_checkpoint
 from vllm_davinci.meta.deployments.table import Deployment, all_deployments, deployment
 from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.meta.errors import DeploymentError
@@ -57,6 +58,16 @@ def test_layers_have_the_types_that_a_checkpoint_says() -> None:
     assert "model.layers.2.mlp.down_proj.weight" in types  # one of the first three layers
     assert f"{layer}.mlp.experts.256.down_proj.weight" not in types
     assert types["lm_head.weight"] == "FLOAT"
+
+
+def test_packed_experts_have_headers_and_no_bytes(tmp_path: Path) -> None:
+    write_checkpoint(deployment("kimi-k2-thinking-a3-tp16").checkpoint, tmp_path)
+    tensors = read_header(tmp_path / "model.safetensors")
+    expert = "model.layers.60.mlp.experts.383.down_proj"
+    assert tensors[f"{expert}.weight_packed"].shape == (7168, 2048 // 8)
+    assert tensors[f"{expert}.weight_scale"].shape == (7168, 2048 // 32)
+    assert not [name for name in tensors if ".experts." not in name or ".layers.0." in name]
+    assert (tmp_path / "model.safetensors").stat().st_blocks < 200_000  # of 512 bytes
 
 
 def test_a_name_that_is_not_there_names_the_nearest() -> None:

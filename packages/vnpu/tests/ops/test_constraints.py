@@ -75,6 +75,98 @@ def test_calls_that_break_a_rule_are_refused_by_it(operator: str) -> None:
         assert names(row, said[-1]) or has_case(row), (row, said)
 
 
+# Edges that another rule of the operator leaves only to calls of other kinds: other layouts and
+# modes than that of the legal call, or sizes that several arguments have to have together.
+ELSEWHERE: dict[str, set[str]] = {
+    "Convolution": {"input: 3 dimensions", "input: 5 dimensions"},
+    "DequantBias": {"weight_scale: float32", "out: float16"},
+    "DequantSwigluQuant": {"x: 2 in dimension -1", "x: 1073741824 in dimension -1"},
+    "ForeachAddListV2": {"x1: int32"},
+    "ForeachAddScalarV2": {"x: int32"},
+    "ForeachAddcmulScalarV2": {"x1: int32"},
+    "FusedInferAttentionScoreV2": {
+        "layout: NTD",
+        "layout: NTD_TND",
+        "query_heads: 1",
+        "query_heads: 256",
+        "key_heads: 0",
+        "key_heads: 256",
+        "sparse_mode: 0",
+        "sparse_mode: 1",
+        "sparse_mode: 2",
+        "inner_precise: 1",
+        "inner_precise: 2",
+        "inner_precise: 3",
+    },
+    "FusedInferAttentionScoreV3": {
+        "layout: NTD",
+        "layout: NTD_TND",
+        "query_heads: 1",
+        "query_heads: 256",
+        "key_heads: 0",
+        "key_heads: 256",
+        "sparse_mode: 0",
+        "sparse_mode: 1",
+        "sparse_mode: 2",
+        "inner_precise: 1",
+        "inner_precise: 2",
+        "inner_precise: 3",
+    },
+    "GroupedMatmulV5": {"x: 6 dimensions", "group_list: 2 dimensions"},
+    "GroupedMatmulWeightNz": {
+        "x: float16",
+        "x: bfloat16",
+        "x: 6 dimensions",
+        "group_list: 2 dimensions",
+        "group_type: 2",
+    },
+    "MoeFinalizeRoutingV2": {"drop_pad_mode: 1", "drop_pad_mode: 3"},
+    "MoeGatingTopK": {"x: 1 in dimension -1"},
+    "QuantMatmulV5": {"x2_scale: int64", "x2_scale: uint64", "out: int8", "out: int32"},
+    "QuantMatmulWeightNz": {"x2_scale: int64", "x2_scale: uint64", "out: int8", "out: int32"},
+    "Quantize": {"zero_points: bfloat16"},
+    "RmsNorm": {"x: 1 dimensions"},
+    "ScatterPaKvCache": {
+        "key: 4 dimensions",
+        "key_cache: 5 dimensions",
+        "slot_mapping: 2 dimensions",
+        "cache_mode: PA_NZ",
+    },
+    "WeightQuantBatchMatmulV2": {
+        "x: float16",
+        "scale: float16",
+        "scale: int64",
+        "scale: uint64",
+        "offset: float16",
+        "offset: int32",
+    },
+}
+
+
+@pytest.mark.parametrize("operator", LEGAL)
+def test_calls_at_the_edge_of_a_rule_pass(operator: str) -> None:
+    """Calls are made from the rule: each dtype that it lists, the least and the most sizes."""
+    refused = set()
+    for row in rules_of(operator):
+        at_edges = answers(*place_of(row))[first_phase.AT_EDGES]
+        for value, said in at_edges.get(key_of(row), {}).items():
+            assert not names(row, said), f"the rule refuses what it allows: {value}: {said}"
+            if not said.isdigit():
+                refused.add(f"{row.argument}: {value}")
+    assert refused == ELSEWHERE.get(operator, set())
+
+
+def test_most_rules_have_calls_at_their_edges() -> None:
+    found = [
+        said
+        for row in constraints()
+        if row.operator.removeprefix("aclnn") in LEGAL
+        for said in answers(*place_of(row))[first_phase.AT_EDGES].get(key_of(row), {}).values()
+    ]
+    assert len(found) > 700
+    assert sum(each.isdigit() for each in found) > 0.9 * len(found)
+
+
 @pytest.mark.parametrize(
     ("operator", "least"),
     [

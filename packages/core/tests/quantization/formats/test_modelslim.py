@@ -62,6 +62,15 @@ def test_all_experts_have_one_type():
     description = QuantDescription.parse(dict.fromkeys(names, "W8A8_DYNAMIC"))
     assert description.of_experts(EXPERTS).name == "W8A8_DYNAMIC"
     assert description.of_experts("model.layers.9.mlp.experts") is None
+    # vLLM's name of MiniMax-M2's experts is not the checkpoint's.
+    other = QuantDescription.parse(
+        {
+            "model.layers.1.block_sparse_moe.experts.0.w1.weight": "W8A8_DYNAMIC",
+            "model.layers.11.block_sparse_moe.experts.0.w1.weight": "W8A8",
+        }
+    )
+    assert other.of_experts("model.layers.1.mlp.experts").name == "W8A8_DYNAMIC"
+    assert other.of_experts("model.layers.2.mlp.experts") is None
     odd = QuantDescription.parse({**dict.fromkeys(names, "W8A8_DYNAMIC"), names[4]: "FLOAT"})
     with pytest.raises(CheckpointError, match=r"experts\.1\.up_proj FLOAT"):
         odd.of_experts(EXPERTS)

@@ -232,6 +232,35 @@ MIXTURES = (
             "routed_scaling_factor": 2.5,
         },
     ),
+    # vLLM names the experts otherwise than the checkpoint; norms over all heads' channels at once.
+    ZooModel(
+        "minimax_m2_sigmoid_top2_of_8",
+        "minimax_m2",
+        4,
+        2,
+        64,
+        hidden_size=128,
+        seed=4,
+        options={
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 32,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    # vLLM runs it by transformers' own code, and the experts by its own.
+    ZooModel(
+        "hunyuan_moe_top2_of_8",
+        "hunyuan_v1_moe",
+        4,
+        2,
+        64,
+        hidden_size=128,
+        seed=5,
+        options={"num_experts": 8, "moe_topk": [2, 2]},
+    ),
     # Groups and a correction bias of the choice; shared experts; a first dense layer.
     deepseek(
         "deepseek_v3_moe",

@@ -21,6 +21,7 @@ _ACL_TYPES = {
     torch.float64: 11,
     torch.bool: 12,
     torch.complex64: 16,
+    torch.complex128: 17,
     torch.bfloat16: 27,
 }
 _ACL_INT4 = 29

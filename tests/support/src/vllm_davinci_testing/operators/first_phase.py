@@ -2,7 +2,7 @@
 
 Prints JSON: the answer of each legal call by its operator or name, of each case by its number, and
 for each rule from which calls are generated the answers to those calls, up to the first that names
-the rule.
+the rule; under AT_EDGES, for each rule the answers to calls at its edges.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import torch
 
 from vllm_davinci.vnpu.operator_rows import constraints
 from vllm_davinci_testing.operators import aclnn
+from vllm_davinci_testing.operators.edge_calls import answers_at_edges
 from vllm_davinci_testing.operators.generated_calls import answers_to_breaking, key_of, place_of
-from vllm_davinci_testing.operators.illegal_calls import ALSO_LEGAL, CASES, LEGAL, Operand
+from vllm_davinci_testing.operators.illegal_calls import A310P, ALSO_LEGAL, CASES, LEGAL, Operand
+
+AT_EDGES = "at edges"
 
 
 @cache
@@ -55,9 +58,9 @@ def answer(operator: str, arguments: dict[str, Any]) -> str:
         return str(error)
 
 
-def answers() -> dict[str, str | list[str]]:
+def answers() -> dict[str, Any]:
     torch.npu.set_device(0)
-    found: dict[str, str | list[str]] = {}
+    found: dict[str, Any] = {AT_EDGES: {}}
     if (soc := os.environ["VNPU_SOC"]) == "Ascend910B3" and os.environ["VNPU_CANN"] == "8.5":
         found |= {operator: answer(operator, legal) for operator, legal in LEGAL.items()}
         found |= {name: answer(name.split()[0], legal) for name, legal in ALSO_LEGAL.items()}
@@ -68,6 +71,8 @@ def answers() -> dict[str, str | list[str]]:
         operator = row.operator.removeprefix("aclnn")
         if operator in LEGAL and place_of(row) == (soc, os.environ["VNPU_CANN"]):
             found[key_of(row)] = answers_to_breaking(row, LEGAL[operator], answer)
+            if place_of(row)[0] != A310P:  # whose legal calls are others
+                found[AT_EDGES][key_of(row)] = answers_at_edges(row, LEGAL[operator], answer)
     return found
 
 

@@ -101,8 +101,10 @@ class QuantizedFusedMoEMethodBase(NPUFusedMoEMethodBase):
             loader.is_closed = True
 
     def arranged(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        plain = transposed_in_memory(parameter)
-        return arrange_weight(parameter, use_nz=True) if self.settings.use_nz else plain
+        """A loaded weight [experts, out, in] as grouped products take it: [experts, in, out]."""
+        if self.settings.use_nz:
+            return arrange_weight(parameter, use_nz=True)
+        return transposed_in_memory(parameter)
 
     def _check_loaded(self, layer: RoutedExperts) -> None:
         missing = [

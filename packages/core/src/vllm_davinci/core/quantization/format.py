@@ -25,6 +25,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 _EXPERT_WEIGHT = re.compile(
     r"^(?P<experts>.*\.experts)\.(?P<number>\d{1,9})\.(?P<part>[^.]+)\.weight$"
 )
+_DECODER_LAYER = re.compile(r"^.*?\.layers\.\d{1,9}\.")
 
 
 class Checkpoint(NamedTuple):
@@ -150,8 +151,16 @@ class Format(ABC):
         return self._agreed(prefix, {name: self.types.get(f"{name}.weight") for name in names})
 
     def of_experts(self, prefix: str) -> Scheme | None:
-        """The scheme of all routed experts under `<prefix>.<number>`, or None without an entry."""
-        return self._agreed(prefix, self._expert_types.get(prefix, {}))
+        """The scheme of all routed experts under `<prefix>.<number>`, or None without an entry.
+
+        Some models of vLLM name their experts otherwise than the checkpoint does (MiniMax-M2:
+        `mlp`, stored as `block_sparse_moe`): the decoder layer's only experts are meant then.
+        """
+        found = self._expert_types.get(prefix)
+        if found is None and (layer := _DECODER_LAYER.match(prefix)):
+            same = [name for name in self._expert_types if name.startswith(layer.group())]
+            found = self._expert_types[same[0]] if len(same) == 1 else None
+        return self._agreed(prefix, found or {})
 
     @cached_property
     def _expert_types(self) -> dict[str, dict[str, str | None]]:

@@ -105,24 +105,39 @@ def _refusal_of_weight(in_features: int, out_features: int) -> str | None:
     )
 
 
-def arrange_weight(weight: torch.Tensor, use_nz: bool) -> torch.Tensor:
+def arrange_weight(parameter: torch.nn.Parameter | torch.Tensor, use_nz: bool) -> torch.Tensor:
     """The weight as the product takes it: [..., in, out].
 
-    weight: [..., out, in] int8
-    Returns a view of the same memory, or with `use_nz` a copy in the NZ layout. Raises DeviceError
-    when the chip's libraries do not convert.
+    parameter: [..., out, in] int8; keeps its shape, and with `use_nz` becomes a view of the result,
+               so that no second copy of the weight stays
+    Returns a view of the same memory, or with `use_nz` of a copy in the NZ layout. Raises
+    DeviceError when the chip's libraries do not convert.
     """
-    transposed = weight.detach().as_subclass(torch.Tensor).transpose(-1, -2)
+    transposed = parameter.detach().as_subclass(torch.Tensor).transpose(-1, -2)
     if not use_nz:
         return transposed
+    reason = "they leave it in plain order"
     try:
-        tiles: torch.Tensor = torch_npu.npu_format_cast(transposed.contiguous(), FRACTAL_NZ)
-        torch.accelerator.synchronize()  # the conversion's error comes with the next wait
+        tiles = _in_tiles(transposed.contiguous())
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise DeviceError(
-            "additional_config key 'enable_weight_nz_layout' is true, and this device's libraries "
-            f"do not convert an int8 weight {list(weight.shape)} to the NZ layout: {reason}. "
-            "Remove the key; the products take plain weights, too."
-        ) from error
+    else:
+        if torch_npu.get_npu_format(tiles) == FRACTAL_NZ:
+            parameter.data = tiles.transpose(-1, -2)
+            return tiles
+    raise DeviceError(
+        "additional_config key 'enable_weight_nz_layout' is true, and this device's libraries "
+        f"do not convert an int8 weight {list(transposed.mT.shape)} to the NZ layout: {reason}. "
+        "Remove the key; the products take plain weights, too."
+    )
+
+
+def _in_tiles(weight: torch.Tensor) -> torch.Tensor:
+    """A copy in the NZ layout. torch_npu makes tensors of such layouts only while told to."""
+    torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "enable"})
+    try:
+        tiles: torch.Tensor = torch_npu.npu_format_cast(weight, FRACTAL_NZ)
+        torch.accelerator.synchronize()  # the conversion's error comes with the next wait
+    finally:
+        torch_npu.npu.set_option({"ALLOW_INTERNAL_FORMAT": "disable"})
     return tiles

@@ -123,16 +123,23 @@ def arranged(
 
 
 def arranged_experts(
-    weight: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor, bits: int
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    offset: torch.Tensor,
+    bits: int,
+    is_loaded: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The tensors of a projection of all experts as the grouped product takes them.
 
-    Arguments as in `arranged`, with experts in front. Returns the weight [experts, in, out] int8 or
-    [experts, in, out / 8] int32, scale and offset [experts, out] or [experts, groups, out] in the
-    dtype of `scale`; the grouped product takes no weight without an offset.
+    Arguments as in `arranged`, with experts in front. is_loaded: False where the weights mean
+    nothing (--load-format dummy), so that the host need not lay them out.
+    Returns the weight [experts, in, out] int8 or [experts, in, out / 8] int32, scale and offset
+    [experts, out] or [experts, groups, out] in the dtype of `scale`; the grouped product takes no
+    weight without an offset.
     """
     if bits == 4:
-        matrices = torch.stack([_packed(one, is_turned=True) for one in weight])
+        pack = _packed if is_loaded else _packed_zeros
+        matrices = torch.stack([pack(one, is_turned=True) for one in weight])
     else:
         matrices = _turned(weight)
     offset = offset.neg()
@@ -151,6 +158,15 @@ def _packed(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
     if is_turned:
         integers = integers.t()
     wide = integers.to(torch.int32).contiguous().to(weight.device)
+    packed: torch.Tensor = torch_npu.npu_convert_weight_to_int4pack(wide)
+    return packed
+
+
+def _packed_zeros(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
+    """The same of a weight of zeros, whose values are not looked at."""
+    rows, columns = weight.shape[0], 2 * weight.shape[1]
+    sizes = (columns, rows) if is_turned else (rows, columns)
+    wide = torch.zeros(sizes, dtype=torch.int32, device=weight.device)
     packed: torch.Tensor = torch_npu.npu_convert_weight_to_int4pack(wide)
     return packed
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from vllm_davinci.meta.deployments.table import Checkpoint
 
 DESCRIPTION = "quant_model_description.json"
 _FLOAT = "FLOAT"
+_PACKED = "pack-quantized"  # compressed-tensors' format that is told by its tensors' names
+_ITEM_BYTES = {"I32": 4, "BF16": 2, "I64": 8}
 _MLP = ("gate_proj", "up_proj", "down_proj")
 # Models whose experts are named otherwise.
 _EXPERTS = {
@@ -27,6 +32,33 @@ def write_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     if checkpoint.quantization:
         types = description(config, checkpoint.quantization)
         (directory / DESCRIPTION).write_text(json.dumps(types), encoding="utf-8")
+    if config.get("quantization_config", {}).get("format") == _PACKED:
+        _write_headers(_packed_experts(config), directory / "model.safetensors")
+
+
+def _packed_experts(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of the experts' tensors, which alone are packed in released models."""
+    (group,) = config["quantization_config"]["config_groups"].values()
+    bits, group_size = group["weights"]["num_bits"], group["weights"]["group_size"]
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    shapes = dict.fromkeys(_MLP, (inner, hidden)) | {"down_proj": (hidden, inner)}
+    for layer in _linear_layers(config):
+        if ".experts." in layer:
+            rows, columns = shapes[layer.rpartition(".")[2]]
+            yield f"{layer}.weight_packed", "I32", (rows, columns * bits // 32)
+            yield f"{layer}.weight_scale", "BF16", (rows, columns // group_size)
+            yield f"{layer}.weight_shape", "I64", (2,)
+
+
+def _write_headers(tensors: Iterable[tuple[str, str, tuple[int, ...]]], path: Path) -> None:
+    """A safetensors file whose tensors are holes: they take no room, and nobody reads them."""
+    header, end = {}, 0
+    for name, dtype, shape in tensors:
+        begin, end = end, end + math.prod(shape) * _ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + end)
 
 
 def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`vllm-davinci deployments`: lists the table of deployments, or dry-runs its rows.
 
-vllm-davinci deployments --run DIRECTORY --page FILE [NAME...]
+vllm-davinci deployments --run DIRECTORY --page FILE [--resume] [NAME...]
     runs these rows, or all, one after the other; reports and logs go into the directory
 """
 
@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the rows for programs")
     parser.add_argument("--run", type=Path, metavar="DIRECTORY", help="dry-run the rows")
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="with --run: take the outcomes that the directory has already",
+    )
+    parser.add_argument(
         "--page", type=Path, metavar="FILE", help="with --run: write what came of them as Markdown"
     )
     parser.add_argument(
@@ -35,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0; 1 for a name that is not there, 2 for options that do not go together."""
+    """Exit status 0; 1 for a name that is not there, or with --run where a row did not start that
+    should, or did that should not; 2 for options that do not go together."""
     console = Console(stderr=True)
     if options.page is not None and options.run is None:
         console.print("vllm-davinci deployments: --page needs --run DIRECTORY", markup=False)
@@ -46,21 +52,31 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"vllm-davinci deployments: {error}", markup=False, soft_wrap=True)
         return 1
     if options.run is not None:
-        _run(rows, options.run, options.page, options.stamp)
-    elif options.json:
+        return _run(rows, options)
+    if options.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     else:
         _print(rows, Console())
     return 0
 
 
-def _run(rows: list[Deployment], directory: Path, page: Path | None, stamp: str) -> None:
+def _run(rows: list[Deployment], options: argparse.Namespace) -> int:
     outcomes: list[Outcome] = []
-    for outcome in run_all(rows, directory):
+    unexpected = []
+    for row, outcome in zip(rows, run_all(rows, options.run, options.resume), strict=True):
         outcomes.append(outcome)
         print(f"{outcome.name}: {outcome.reason or 'started'}", flush=True)
-        if page is not None:
-            page.write_text(page_of(all_deployments(), outcomes, stamp), encoding="utf-8")
+        if not outcome.is_expected(row):
+            unexpected.append(outcome.name)
+        if options.page is not None:
+            page = page_of(all_deployments(), outcomes, options.stamp)
+            options.page.write_text(page, encoding="utf-8")
+    if unexpected:
+        print(
+            f"not as the table says: {', '.join(unexpected)}. Find out why; `refused` of a row is "
+            "a part of the reason why it does not start."
+        )
+    return 1 if unexpected else 0
 
 
 def _print(rows: list[Deployment], console: Console) -> None:

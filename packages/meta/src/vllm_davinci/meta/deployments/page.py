@@ -13,8 +13,8 @@ _HEAD = """# Deployments
 {stamp}Dry-runs of how released models are deployed on Ascend NPUs, as others published it: {rows}
 rows of {models} models; {started} start and serve their requests, {refused} do not. Every time is
 modelled: nothing here was measured on an NPU. `vllm-davinci deployments` lists the rows with their
-sources, `vllm-davinci dry-run --deployment NAME` runs one, `nox -s deployments` runs all and writes
-such a page.
+sources, `vllm-davinci dry-run --deployment NAME` runs one. `nox -s deployments` runs all, every
+night, writes such a page, and fails where a row starts, or does not, against what the table says.
 
 Memory is what one device's plan uses, of what there is. Tokens of the cache are those of one
 data-parallel rank. The first token is the time until each of a rank's requests has its first one, a

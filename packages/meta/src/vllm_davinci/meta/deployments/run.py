@@ -49,15 +49,27 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def is_expected(self, row: Deployment) -> bool:
+        """Whether it started, or did not for the reason that the row states."""
+        if self.reason is None or not row.refused:
+            return self.reason is None and not row.refused
+        return row.refused in self.reason
 
-def run_all(rows: Iterable[Deployment], directory: Path) -> Iterator[Outcome]:
-    """Dry-runs one row after the other. Reports, logs and outcomes go into the directory."""
+
+def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -> Iterator[Outcome]:
+    """Dry-runs one row after the other. Reports, logs and outcomes go into the directory.
+
+    resume: rows whose outcome is there already are not run again
+    """
     directory.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vllm_davinci.meta.dry_run.preload"])
     for row in rows:
-        outcome = _run(row, directory, context)
         path = directory / f"{row.name}.outcome.json"
+        if resume and path.is_file():
+            yield Outcome(**json.loads(path.read_text(encoding="utf-8")))
+            continue
+        outcome = _run(row, directory, context)
         path.write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
         yield outcome
 

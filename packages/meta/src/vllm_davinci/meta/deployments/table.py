@@ -55,6 +55,7 @@ class Deployment:
     requests:      of each data-parallel rank in a dry-run, all at once
     prompt_tokens: of each of them
     output_tokens: of each of them
+    refused:       a part of the reason why this release does not start it; empty: it starts
     """
 
     name: str
@@ -70,6 +71,7 @@ class Deployment:
     requests: int = 4
     prompt_tokens: int = 1024
     output_tokens: int = 4
+    refused: str = ""
 
     def arguments(self) -> list[str]:
         """The options as a shell divides them."""

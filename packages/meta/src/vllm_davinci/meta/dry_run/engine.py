@@ -6,9 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from vllm_davinci.core.errors import CoreError
 from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.meta.dry_run.executor import PhantomExecutor
 from vllm_davinci.meta.dry_run.report import DryRun, MemoryPlan
@@ -35,7 +37,10 @@ def run_workload(
             f"{str(error).splitlines()[0]} Use more ranks, a quantized checkpoint, a chip with "
             "more memory, or a lower --kv-cache-memory-bytes where that is given."
         ) from error
-    except ValueError as error:
+    except ValidationError as error:
+        said = (each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise DryRunError("; ".join(said)) from error
+    except (CoreError, ValueError) as error:
         raise DryRunError(str(error)) from error
     start_seconds = time.monotonic() - begin
     executor = _executor_of(engine)

@@ -88,6 +88,7 @@ class WeightOnlyFusedMoEMethod(QuantizedFusedMoEMethodBase):
             loaded(layer, f"{group}_weight_scale").to(self._dtype),
             offset.to(self._dtype),
             self.scheme.bits,
+            self.settings.is_loaded,
         )
         setattr(layer, f"{group}_weight", torch.nn.Parameter(weight, requires_grad=False))
         for part in ("scale", "offset"):

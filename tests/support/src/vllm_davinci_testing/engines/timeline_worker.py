@@ -1,0 +1,36 @@
+"""A worker that says what its device was given to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from vllm_davinci.vnpu.environment_variables import VNPU_TIMELINE
+from vllm_davinci.vnpu.timing import restart_timeline, write_timeline
+
+_TASKS = ("operator", "collective")
+
+
+class TimelineWorker:
+    """Mixed into the worker by vLLM's option worker_extension_cls, where a timeline is modelled."""
+
+    def begin_timeline(self) -> None:
+        """From here on tasks are written down."""
+        torch.npu.synchronize()
+        restart_timeline()
+
+    def launched(self) -> list[str]:
+        """Operators and collectives since then, in the order of their launch."""
+        torch.npu.synchronize()
+        write_timeline()
+        return launched_tasks(Path(os.environ[VNPU_TIMELINE]) / f"{os.getpid()}.timeline.json")
+
+
+def launched_tasks(timeline: Path) -> list[str]:
+    """Names of the operators and collectives of a timeline, in the order of their launch."""
+    events = json.loads(timeline.read_text(encoding="utf-8"))
+    tasks = [event for event in events if event["ph"] == "X" and event["cat"] in _TASKS]
+    return [task["name"] for task in sorted(tasks, key=lambda task: task["args"]["launched"])]
