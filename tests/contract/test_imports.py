@@ -52,6 +52,7 @@ CORE_FOLDERS = (
     "layers",
     "fused_moe",
     "quantization",
+    "expert_balance",
     "attention",
     "lora",
     "sleep_mode",

@@ -201,7 +201,7 @@ def test_a_deployment_of_the_table_is_run_by_its_name(tmp_path: Path) -> None:
     [
         (["--chip=ascend910b5"], "there is no chip 'ascend910b5'. Did you mean"),
         (["--tensor-parallel-size=16"], "16 ranks do not fit into topology node-of-8"),
-        (["--enable-eplb", *RANKS], "leave out --enable-eplb, and state what it reaches"),
+        ([*RANKS, '--additional-config={"dynamic_eplb": true}'], "leave out eplb_config of --add"),
         (["--routing=0.5", *RANKS], "the busiest of 4 expert ranks has 1 to 4 times the mean"),
         (["--speculative-config", "{}"], "leave out --speculative-config"),
         (["--requests=0"], "must be at least 1"),

@@ -46,8 +46,8 @@ def test_the_table_can_leave_out_defaults():
 
 
 def test_an_engine_that_cannot_be_is_answered_with_the_reason():
-    option = '--additional-config={"eplb_config": 1}'
+    option = '--additional-config={"gate_eplb": true}'
     done = run_command(MODULE, "config", str(MODEL), "--", option)
     assert done.status == 1
-    assert "'eplb_config' = 1 is refused: experts do not move between ranks" in done.stderr
+    assert "'gate_eplb' = true is refused: they are balanced again and again" in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,9 +9,11 @@ import torch
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
 from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
 
+from vllm_davinci.core.config.parsing import parse_config
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.fused_moe.expert_map_file import Placement, placement_of_layer
+from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer, redundant_experts
 from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
+from vllm_davinci.core.fused_moe.placement import Placement
 
 NUM_EXPERTS, EP_SIZE, LAYER = 6, 2, 3
 
@@ -79,9 +81,12 @@ def with_value(key: str, value: object) -> dict[str, Any]:
         (with_value("device_count", "2"), r"layer_list\.0\.device_count .*integer"),
         (with_value("device_count", 4), r"layer_list\.0\.device_count is 4 .*among 2 ranks"),
         (with_value("layer_id", 0), rf"layer_list has 0 entries with layer_id {LAYER}"),
-        (with_experts([5, 2], [1, 3, 0]), "device_id 0, device_expert has 2 experts, and needs 3"),
+        (with_experts([5, 2], [1, 3, 0]), r"layer_list\.0\.device_list has 5 experts in all"),
+        (with_experts([5, 2], [1, 3, 0, 4]), "device_id 0, device_expert has 2 .* needs 3"),
+        (with_experts([5, 2, 4], [1, 3, 0, 5]), "device_id 0, device_expert has 3 .* needs 3.5"),
         (with_experts([5, 2, 6], [1, 3, 0]), "has expert 6, not in 0 to 5"),
-        (with_experts([5, 2, 4], [1, 2, 0]), "has expert 2, which device_id 0 has too"),
+        (with_experts([5, 2, 4], [1, 2, 0]), r"device_list has no place for the experts \[3\]"),
+        (with_experts([5, 2, 5], [1, 3, 0]), "device_id 0, device_expert has expert 5 twice"),
         (with_experts([5, 2, "4"], [1, 3, 0]), r"device_expert\.2 .*integer"),
     ],
 )
@@ -109,23 +114,46 @@ def manager(ep_rank: int, placement: Placement | None, ep_size: int = 2) -> NPUE
     parallel = FusedMoEParallelConfig.make_no_parallel()
     in_order = ExpertMapManager(64, 2, NUM_EXPERTS, 0, None, parallel, "linear", False)
     parallel.ep_size, parallel.ep_rank, parallel.use_ep = ep_size, ep_rank, ep_size > 1
-    return NPUExpertMapManager(in_order, parallel, None, "linear", placement)
+    num_slots = NUM_EXPERTS
+    if placement is not None:
+        num_slots = len(placement.physical_to_logical)
+    return NPUExpertMapManager(in_order, parallel, None, "linear", placement, num_slots)
 
 
-def test_weights_go_to_their_slots_and_choices_to_their_physical_numbers():
-    placement = Placement(((5, 2, 4), (1, 3, 0)))
+@pytest.mark.parametrize(
+    "placement",
+    [Placement(((5, 2, 4), (1, 3, 0))), Placement(((5, 2, 4, 0), (1, 3, 0, 2)))],
+    ids=["each_once", "replicas"],
+)
+def test_weights_of_an_expert_go_to_its_slot_on_every_rank(placement: Placement):
     for rank, experts in enumerate(placement.experts_of_rank):
         placed = manager(rank, placement)
-        assert placed.local_num_experts == 3
-        assert [placed.map_global_to_local(expert) for expert in experts] == [0, 1, 2]
-        physical = placed.physical_experts()
-        assert physical is not None
-        assert physical[list(experts)].tolist() == [3 * rank, 3 * rank + 1, 3 * rank + 2]
+        assert placed.local_num_experts == len(experts)
+        assert [placed.map_global_to_local(each) for each in experts] == [*range(len(experts))]
+        # vLLM's loader asks for redundant experts, too: they have come under their own numbers.
+        beyond = range(NUM_EXPERTS, len(placement.physical_to_logical))
+        assert [placed.map_global_to_local(each) for each in beyond] == [-1] * len(beyond)
+        assert placed.physical_to_logical() == placement.physical_to_logical
 
 
-def test_experts_in_order_need_no_translation():
-    assert manager(1, None).physical_experts() is None
-    assert manager(0, None, ep_size=1).physical_experts() is None
+def test_experts_lie_in_order_unless_told_otherwise():
+    assert manager(1, None).physical_to_logical() == [0, 1, 2, 3, 4, 5]
+    assert manager(0, None, ep_size=1).physical_to_logical() == [0, 1, 2, 3, 4, 5]
     assert torch.equal(
         manager(1, None).expert_map, torch.tensor([-1, -1, -1, 0, 1, 2], dtype=torch.int32)
     )
+    assert Placement.in_order(6, 2, 2).experts_of_rank == ((0, 1, 2, 3), (4, 5, 0, 1))
+
+
+def options(path: str, num_redundant: int = 0) -> Any:
+    balance = {"dynamic_eplb": True, "num_redundant_experts": num_redundant}
+    return parse_config({"expert_map_path": path, "eplb_config": balance})
+
+
+def test_a_file_says_how_many_experts_are_redundant(tmp_path: Path):
+    path = written(tmp_path, with_experts([5, 2, 4, 0], [1, 3, 0, 2]))
+    assert redundant_experts(options(path), NUM_EXPERTS, EP_SIZE) == 2
+    assert redundant_experts(options(path, 2), NUM_EXPERTS, EP_SIZE) == 2
+    assert redundant_experts(options(path), NUM_EXPERTS, ep_size=1) == 0
+    with pytest.raises(ConfigurationError, match=r"has 2 redundant .* is 4\. Remove the key"):
+        redundant_experts(options(path, 4), NUM_EXPERTS, EP_SIZE)

@@ -9,9 +9,11 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
+from vllm_davinci.core.components import worker_metrics
+from vllm_davinci.core.components.worker_metrics import SHARED_DIRECTORY
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.ubatch import metrics
-from vllm_davinci.core.ubatch.metrics import SHARED_DIRECTORY, CountWriter, OverlapStatLogger
+from vllm_davinci.core.ubatch.metrics import CountWriter, OverlapStatLogger
 
 
 @pytest.fixture
@@ -82,8 +84,8 @@ def test_what_another_user_may_write_into_is_not_used(
 ):
     told: list[str] = []
     monkeypatch.setattr(metrics.logger, "warning", lambda text, *_: told.append(text))
-    monkeypatch.setattr(metrics.logger, "warning_once", lambda text, *_: told.append(text))
-    planted = metrics._own_directory(config)
+    monkeypatch.setattr(worker_metrics.logger, "warning_once", lambda text, *_: told.append(text))
+    planted = worker_metrics.own_directory(config)
     planted.mkdir()
     planted.chmod(0o777)
     OverlapStatLogger(config, [0])

@@ -29,6 +29,7 @@ from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
@@ -42,14 +43,13 @@ from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
-from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 from vllm_davinci.core.ubatch.planned_step import WHOLE
 from vllm_davinci.core.ubatch.split_forward import SplitForward
 from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
 from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
-class NPUModelRunner(SpeculatingRunner):
+class NPUModelRunner(BalancingRunner):
     """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
 
     vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which

@@ -34,6 +34,7 @@ from vllm_davinci.core.errors import (
     DeviceError,
     UnsupportedFeatureError,
 )
+from vllm_davinci.core.expert_balance.settings import settle_expert_balance
 from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.fault_report import add_to_server
@@ -303,7 +304,7 @@ class NPUPlatform(Platform):
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
         refuse_unavailable(vllm_config)
         check_speculation(vllm_config)
-        changes = settle_kv_transfer(vllm_config)
+        changes = settle_kv_transfer(vllm_config) + settle_expert_balance(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
             warnings += check_experts(vllm_config, config, _soc())

@@ -7,7 +7,7 @@ from vllm.model_executor.models import qwen3_vl
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.sequence import IntermediateTensors
 
-from vllm_davinci.core.ubatch.forward_context import first_token_of_ubatch
+from vllm_davinci.core.inputs.ubatch_tokens import first_token_of_ubatch
 
 
 class NPUQwen3VLProcessor(qwen3_vl.Qwen3VLProcessor):

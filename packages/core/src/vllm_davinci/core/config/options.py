@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt
 from vllm_davinci.core.config.row import Needs
 
 GRAPHS = "torchair_graph_config.enabled"
+DYNAMIC = "eplb_config.dynamic_eplb"
 NEEDS_GRAPHS = Needs(GRAPHS, f"is valid only when graph mode is enabled: set {GRAPHS}")
 
 
@@ -166,6 +167,36 @@ class WeightPrefetchConfig(_Options):
     stream would take longer than it saves."""
 
 
+class ExpertBalanceConfig(_Options):
+    """Balance of experts: those with many tokens move to ranks with few, and get replicas."""
+
+    dynamic_eplb: bool = False
+    """Move experts between ranks while serving, as the tokens of each say (vLLM's EPLB). Needs
+    --enable-expert-parallel."""
+    num_redundant_experts: Annotated[
+        int,
+        Needs(DYNAMIC, f"needs {DYNAMIC}, or expert_map_path alone, whose file has the places"),
+    ] = Field(default=0, ge=0)
+    """Places for replicas, beside one place for each expert. All ranks have as many places."""
+    step_interval: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(default=3000, gt=0)
+    """Steps from one decision to the next; the first comes after a quarter of them."""
+    window_size: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(default=1000, gt=0)
+    """Steps before a decision whose tokens count."""
+    use_async: Annotated[bool, Needs(DYNAMIC, f"needs {DYNAMIC}")] = False
+    """Send weights beside steps, one layer in each, instead of all between two steps."""
+    communicator: Annotated[
+        Literal["auto", "torch_nccl", "torch_gloo"], Needs(DYNAMIC, f"needs {DYNAMIC}")
+    ] = "auto"
+    """Way of the weights, by vLLM's names: HCCL between devices (`torch_nccl`), or through hosts
+    (`torch_gloo`), which alone sends beside steps. `auto` takes HCCL where it may."""
+    log_balancedness: Annotated[bool, Needs(DYNAMIC, f"needs {DYNAMIC}")] = False
+    """Log the mean load of a rank over the largest of any. Costs a collective and a wait."""
+    log_balancedness_interval: Annotated[int, Needs(DYNAMIC, f"needs {DYNAMIC}")] = Field(
+        default=1, gt=0
+    )
+    """Steps between two such lines."""
+
+
 class DavinciConfig(_Options):
     """Options of `--additional-config`."""
 
@@ -189,7 +220,9 @@ class DavinciConfig(_Options):
     """Ranks that share one expert. 0 chooses the tensor parallel size. With
     --enable-expert-parallel experts are whole: 0 stands for 1, and a larger value is refused."""
     expert_map_path: str | None = None
-    """JSON file that says which rank holds which expert."""
+    """JSON file that says which rank holds which expert. Several ranks may hold the same."""
+    eplb_config: ExpertBalanceConfig = ExpertBalanceConfig()
+    """Balance of experts between ranks."""
     moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
     """Communication method between the ranks of experts; `auto` chooses per step and logs why."""
     expert_piece_tokens: int | None = Field(default=None, ge=1)

@@ -6,12 +6,9 @@ Source: vllm-ascend's documentation of its additional configuration, 0.7 to 0.13
 
 from typing import Any, Literal
 
-from vllm_davinci.core.config.options import GRAPHS, NEEDS_GRAPHS
+from vllm_davinci.core.config.options import DYNAMIC, GRAPHS, NEEDS_GRAPHS
 from vllm_davinci.core.config.row import Means, Needs, NoEffect, Refused, Row
 
-NO_BALANCING = Refused(
-    "experts do not move between ranks while serving", "Remove the key; expert_map_path takes a map"
-)
 CAPTURED_ONLY = "graphs are captured, and nothing is compiled"
 FULL_GRAPHS = "Use -cc.cudagraph_mode of vLLM"
 VLLM_SCHEDULES = "vLLM's own scheduler does it"
@@ -225,17 +222,53 @@ OVERLAP_KEYS = (
 )
 
 EXPERT_KEYS = (
-    Row("dynamic_eplb", bool, False, "Balance experts while serving.", NO_BALANCING),
-    Row(
-        "num_iterations_eplb_update",
-        int,
-        400,
-        "Steps between two updates of the map.",
-        NO_BALANCING,
+    Row("dynamic_eplb", bool, False, "Balance experts while serving.", Means(DYNAMIC)),
+    *(
+        Row(key, int, 400, "Steps between two decisions.", Means("eplb_config.step_interval"))
+        for key in ("num_iterations_eplb_update", "eplb_config.expert_heat_collection_interval")
     ),
-    Row("num_wait_worker_iterations", int, 30, "Steps to wait for a new map.", NO_BALANCING),
-    Row("gate_eplb", bool, False, "Count the loads of experts in the router.", NO_BALANCING),
-    Row("eplb_config", dict, ..., "Balance experts while serving.", NO_BALANCING),
+    *(
+        Row(
+            key,
+            int,
+            30,
+            "Steps to wait for a new map.",
+            NoEffect("a step takes a new map as soon as every rank has it"),
+        )
+        for key in ("num_wait_worker_iterations", "eplb_config.algorithm_execution_interval")
+    ),
+    Row(
+        "gate_eplb",
+        bool,
+        False,
+        "Balance experts once only.",
+        Refused("they are balanced again and again", "Raise eplb_config.step_interval"),
+    ),
+    _elsewhere("eplb_config.expert_map_path", "expert_map_path", str),
+    Row(
+        "eplb_config.num_redundant_expert",
+        int,
+        0,
+        "Number of places for replicas.",
+        Means("eplb_config.num_redundant_experts"),
+    ),
+    *(
+        Row(
+            key,
+            str,
+            ...,
+            "Write the newest map into a file.",
+            Refused("maps are not written", "Remove the key; the log has each rank's load"),
+        )
+        for key in ("expert_map_record_path", "eplb_config.expert_map_record_path")
+    ),
+    Row(
+        "eplb_config.eplb_policy_type",
+        int,
+        1,
+        "Choose who decides where experts go.",
+        Refused("vLLM's own policy decides"),
+    ),
     Row(
         "enable_fused_mc2",
         int,

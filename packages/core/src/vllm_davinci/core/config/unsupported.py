@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.expert_balance import refused_with_balance
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.config.lora import refused_with_adapters
 from vllm_davinci.core.config.parsing import get_config
@@ -21,7 +22,7 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
     load_format = str(vllm_config.load_config.load_format)
     dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
     refused = {
-        "expert balancing (--enable-eplb)": parallel.enable_eplb,
+        **refused_with_balance(vllm_config),
         "context parallelism (--decode-context-parallel-size)": (
             parallel.decode_context_parallel_size > 1
         ),

@@ -15,6 +15,7 @@ def refuse_new_weights(vllm_config: "VllmConfig") -> None:
             vllm_config.quant_config is not None
         ),
         "layers take adapters (--enable-lora)": vllm_config.lora_config is not None,
+        "experts have moved (eplb_config.dynamic_eplb)": vllm_config.parallel_config.enable_eplb,
     }
     named = [reason for reason, is_given in reasons.items() if is_given]
     if named:

@@ -11,6 +11,7 @@ from vllm.distributed.parallel_state import (
     GroupCoordinator,
     get_dp_group,
     get_ep_group,
+    get_eplb_group,
     get_pp_group,
     get_tp_group,
 )
@@ -39,6 +40,8 @@ def make_communicators(
     groups: list[GroupCoordinator] = [get_tp_group(), get_pp_group()]
     if is_moe:
         groups += [get_dp_group(), get_ep_group()]
+    if vllm_config.parallel_config.eplb_config.communicator == "torch_nccl":
+        groups.append(get_eplb_group())
     for group in (*groups, *own):
         if group.world_size > 1:
             with needs_buffers_of(f"the group {group.unique_name}", hccl_buffer_mib()):

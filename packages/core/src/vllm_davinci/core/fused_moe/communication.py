@@ -49,20 +49,24 @@ MAX_RANKS_TO_GATHER = 16
 
 @dataclass(frozen=True)
 class RoutedSizes:
-    """Sizes of a model's routed experts."""
+    """Sizes of a model's routed experts.
+
+    num_experts: slots of all ranks
+    """
 
     hidden_size: int
     num_experts: int
     top_k: int
 
     @classmethod
-    def of_model(cls, model: "ModelConfig") -> "RoutedSizes":
+    def of_model(cls, model: "ModelConfig", num_redundant: int = 0) -> "RoutedSizes":
+        """num_redundant: slots for experts beyond one each"""
         config = model.hf_text_config
         named = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
         top_k = next((value for name in named if (value := getattr(config, name, None))), 1)
         # One entry per layer in some configurations.
         most = max(top_k) if isinstance(top_k, list | tuple) else int(top_k)
-        return cls(model.get_hidden_size(), model.get_num_experts(), most)
+        return cls(model.get_hidden_size(), model.get_num_experts() + num_redundant, most)
 
 
 def unfused_reason(

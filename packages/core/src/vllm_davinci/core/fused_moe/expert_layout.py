@@ -75,15 +75,35 @@ def expert_layout(parallel: "ParallelConfig", config: "DavinciConfig") -> Expert
     return ExpertLayout(world_size, etp_size)
 
 
-def check_expert_count(num_experts: int, layout: ExpertLayout) -> None:
-    """Raises ConfigurationError when the experts cannot be dealt out evenly."""
-    if num_experts % layout.ep_size:
+def check_expert_count(num_experts: int, layout: ExpertLayout, num_redundant: int = 0) -> None:
+    """Raises ConfigurationError when the experts cannot be dealt out evenly.
+
+    num_redundant: slots beyond one for each expert
+    """
+    if num_redundant and (
+        (num_experts + num_redundant) % layout.ep_size
+        or num_experts + num_redundant > num_experts * layout.ep_size
+    ):
+        legal = range(-num_experts % layout.ep_size, num_experts * (layout.ep_size - 1) + 1)
+        raise ConfigurationError(
+            f"{num_redundant} redundant experts beside the model's {num_experts} do not divide "
+            f"among {layout.ep_size} ranks without the same expert twice on one. These ranks take, "
+            "as additional_config key 'eplb_config.num_redundant_experts' or in an expert map, "
+            f"{_described(legal[:: layout.ep_size])}."
+        )
+    if not num_redundant and num_experts % layout.ep_size:
         raise ConfigurationError(
             f"The model's {num_experts} experts do not divide among {layout.ep_size} ranks "
             f"({layout.world_size} ranks, {layout.etp_size} per expert). Change "
             "--tensor-parallel-size or --data-parallel-size, or set additional_config key "
             "'expert_tensor_parallel_size' so that ranks / size divides the experts."
         )
+
+
+def _described(legal: range) -> str:
+    if len(legal) <= 8:
+        return ", ".join(map(str, legal))
+    return f"{', '.join(map(str, legal[:3]))} and so on to {legal[-1]}"
 
 
 def check_intermediate_size(layer_name: str, size: int, layout: ExpertLayout) -> None:

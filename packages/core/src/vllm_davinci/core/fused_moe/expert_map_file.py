@@ -1,17 +1,21 @@
 """Which rank has which experts, as a file says.
 
 A rank's experts have slots 0, 1, ...; slots numbered over all ranks are the physical experts, in
-whose numbers routing results are used once they have been chosen.
+whose numbers routing results are used once they have been chosen. An expert may have a slot on
+several ranks: what is more than one each are the redundant experts.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.fused_moe.placement import Placement
+
+if TYPE_CHECKING:
+    from vllm_davinci.core.config.options import DavinciConfig
 
 
 class _Entry(BaseModel):
@@ -40,20 +44,6 @@ class ExpertMapFile(_Entry):
     layer_list: list[LayerEntry]
 
 
-@dataclass(frozen=True)
-class Placement:
-    """experts_of_rank: for each expert-parallel rank the experts in its slots."""
-
-    experts_of_rank: tuple[tuple[int, ...], ...]
-
-    def slots(self, rank: int, num_experts: int) -> torch.Tensor:
-        """[num_experts], int32: each expert's slot on a rank, or -1."""
-        slots = torch.full((num_experts,), -1, dtype=torch.int32)
-        experts = list(self.experts_of_rank[rank])
-        slots[experts] = torch.arange(len(experts), dtype=torch.int32)
-        return slots
-
-
 @cache
 def read_expert_map(path: str) -> ExpertMapFile:
     """Raises ConfigurationError, naming the file and the field, when it is not such a file."""
@@ -75,6 +65,55 @@ def read_expert_map(path: str) -> ExpertMapFile:
             path, "moe_layer_count", f"is {file.moe_layer_count} for {len(file.layer_list)} layers"
         )
     return file
+
+
+def redundant_experts(config: "DavinciConfig", num_experts: int, ep_size: int) -> int:
+    """Slots of all ranks beyond one for each expert, as the file or else the key says.
+
+    ep_size: ranks among which experts are dealt out; on one there is no place for a second slot
+    Raises ConfigurationError for a bad file, and one that says another number than the key.
+    """
+    asked = config.eplb_config.num_redundant_experts
+    path = config.expert_map_path
+    if path is None:
+        return 0 if ep_size == 1 else asked
+    in_file = _redundant_experts_of_file(path, num_experts)
+    if ep_size == 1:
+        return 0
+    if asked not in (0, in_file):
+        raise ConfigurationError(
+            f"Expert map {path!r} has {in_file} redundant experts, and additional_config key "
+            f"'eplb_config.num_redundant_experts' is {asked}. Remove the key, or give {in_file}."
+        )
+    return in_file
+
+
+def _redundant_experts_of_file(path: str, num_experts: int) -> int:
+    """Slots of the file's layers beyond one for each of the model's experts.
+
+    Raises ConfigurationError when layers differ, or have fewer slots than there are experts.
+    """
+    file = read_expert_map(path)
+    slots = [
+        sum(len(device.device_expert) for device in entry.device_list) for entry in file.layer_list
+    ]
+    for index, count in enumerate(slots):
+        where = f"layer_list.{index}.device_list"
+        if count < num_experts:
+            raise _fault(
+                path, where, f"has {count} experts in all, and the model has {num_experts}"
+            )
+        if count != slots[0]:
+            raise _fault(
+                path, where, f"has {count} experts in all, and layer_list.0 has {slots[0]}"
+            )
+    return slots[0] - num_experts
+
+
+def check_expert_map(path: str, num_experts: int, ep_size: int) -> None:
+    """Raises ConfigurationError for an entry that the model or the ranks cannot follow."""
+    for entry in read_expert_map(path).layer_list:
+        placement_of_layer(path, entry.layer_id, num_experts, ep_size)
 
 
 def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int) -> Placement:
@@ -105,26 +144,29 @@ def placement_of_layer(path: str, layer_id: int, num_experts: int, ep_size: int)
         raise _fault(
             path, f"{where}.device_list", f"has device_id {sorted(devices)}, not 0 to {ep_size - 1}"
         )
-    seats: dict[int, int] = {}
+    num_slots = num_experts + _redundant_experts_of_file(path, num_experts)
     for device_id in range(ep_size):
-        experts = devices[device_id]
         field = f"{where}.device_list, device_id {device_id}, device_expert"
-        if len(experts) != num_experts // ep_size:
-            raise _fault(
-                path, field, f"has {len(experts)} experts, and needs {num_experts // ep_size}"
-            )
-        for expert in experts:
-            if not 0 <= expert < num_experts:
-                raise _fault(path, field, f"has expert {expert}, not in 0 to {num_experts - 1}")
-            if expert in seats:
-                raise _fault(
-                    path,
-                    field,
-                    f"has expert {expert}, which device_id {seats[expert]} has too: every expert "
-                    "has one place",
-                )
-            seats[expert] = device_id
+        _check_experts(path, field, devices[device_id], num_experts, num_slots / ep_size)
+    placed = {expert for experts in devices.values() for expert in experts}
+    if missing := sorted(set(range(num_experts)) - placed):
+        raise _fault(path, f"{where}.device_list", f"has no place for the experts {missing}")
     return Placement(tuple(tuple(devices[rank]) for rank in range(ep_size)))
+
+
+def _check_experts(
+    path: str, field: str, experts: list[int], num_experts: int, wanted: float
+) -> None:
+    """wanted: the number of experts of each rank"""
+    if len(experts) != wanted:
+        raise _fault(path, field, f"has {len(experts)} experts, and needs {wanted:g}")
+    for place, expert in enumerate(experts):
+        if not 0 <= expert < num_experts:
+            raise _fault(path, field, f"has expert {expert}, not in 0 to {num_experts - 1}")
+        if expert in experts[:place]:
+            raise _fault(
+                path, field, f"has expert {expert} twice: a second one is of use on another rank"
+            )
 
 
 def _fault(path: str, field: str, what: str) -> ConfigurationError:

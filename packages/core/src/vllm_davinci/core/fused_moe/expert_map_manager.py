@@ -1,6 +1,5 @@
 """vLLM's map of experts to the slots of a rank, with placement by a file."""
 
-import torch
 from vllm.config.parallel import ExpertPlacementStrategy
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
 from vllm.model_executor.layers.fused_moe.expert_map_manager import (
@@ -8,11 +7,17 @@ from vllm.model_executor.layers.fused_moe.expert_map_manager import (
     determine_expert_map,
 )
 
-from vllm_davinci.core.fused_moe.expert_map_file import Placement
+from vllm_davinci.core.fused_moe.placement import Placement
 
 
 class NPUExpertMapManager(ExpertMapManager):
-    """vLLM's map of experts to slots, with placement by a file, and physical expert numbers."""
+    """vLLM's map of experts to slots, with placement by a file, and physical expert numbers.
+
+    num_slots: of all ranks; without a placement as many as there are experts
+
+    vLLM counts slots in `global_num_experts`. Weights of an expert come under its own number, once
+    for all of its slots: numbers beyond the last expert's have none here.
+    """
 
     def __init__(
         self,
@@ -21,12 +26,13 @@ class NPUExpertMapManager(ExpertMapManager):
         num_expert_group: int | None,
         strategy: ExpertPlacementStrategy,
         placement: Placement | None,
+        num_slots: int,
     ) -> None:
         self._placement = placement
         super().__init__(
             max_num_batched_tokens=in_order.max_num_batched_tokens,
             top_k=in_order.top_k,
-            global_num_experts=in_order.global_num_experts,
+            global_num_experts=num_slots,
             num_redundant_experts=0,
             num_expert_group=num_expert_group,
             moe_parallel_config=moe_parallel_config,
@@ -39,24 +45,18 @@ class NPUExpertMapManager(ExpertMapManager):
         if self._placement is not None and self.ep_size > 1:
             self._expert_map = self._placement.slots(self.ep_rank, self.global_num_experts)
 
-    def physical_experts(self) -> torch.Tensor | None:
-        """[num_experts], int32: each expert's physical number; None when it is its own."""
+    def physical_to_logical(self) -> list[int]:
+        """The expert of each slot, over all ranks."""
         if self.ep_size == 1:
-            return None
-        num_local = self.global_num_experts // self.ep_size
-        numbers = torch.empty(self.global_num_experts, dtype=torch.int32)
-        for rank in range(self.ep_size):
-            slots = self._slots(rank)
-            held = slots >= 0
-            numbers[held] = slots[held] + rank * num_local
-        in_order = torch.arange(self.global_num_experts, dtype=torch.int32)
-        return None if torch.equal(numbers, in_order) else numbers
-
-    def _slots(self, rank: int) -> torch.Tensor:
+            return list(range(self.global_num_experts))
         if self._placement is not None:
-            return self._placement.slots(rank, self.global_num_experts)
-        slots = determine_expert_map(
-            self.ep_size, rank, self.global_num_experts, self.placement_strategy
-        )[1]
-        assert slots is not None
-        return slots.cpu()
+            return self._placement.physical_to_logical
+        experts = []
+        for rank in range(self.ep_size):
+            slots = determine_expert_map(
+                self.ep_size, rank, self.global_num_experts, self.placement_strategy
+            )[1]
+            assert slots is not None
+            held = (slots >= 0).nonzero().flatten()
+            experts += held[slots[held].argsort()].tolist()
+        return experts

@@ -1,5 +1,6 @@
 """One mixture-of-experts layer on this rank, from router logits to the routed sum."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,9 @@ from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
+from vllm_davinci.core.fused_moe.load_record import LoadRecord
 from vllm_davinci.core.fused_moe.local_experts import Experts
+from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 from vllm_davinci.core.fused_moe.shared_experts import (
     NO_OVERLAP,
@@ -20,29 +23,33 @@ from vllm_davinci.core.layers.prefetch import WeightPrefetch
 
 LOCAL = LocalDispatcher()
 
+# Counts the physical experts [num_rows, top_k] of rows from a number on.
+Count = Callable[[torch.Tensor, int], None]
+
 
 @dataclass(frozen=True)
 class FusedMoEForward:
     """The forward of a layer whose weights are loaded.
 
-    physical_experts: [num_experts], int32, on the device: each expert's number by place; None
-                      when experts lie in order
+    physical_experts: gives each expert's number by place; None when experts lie in order
     dispatchers:      selects a step's dispatcher; None where tokens stay on their rank
     shared:           runs the layer's shared experts beside the routed ones; None leaves them to
                       vLLM
     weight_prefetch:  of the layer after this one, before the sum over ranks; None without the
                       option
     pieces:           of how many tokens experts take the rows at once
+    load:             counts the tokens of each physical expert, where experts are balanced
     """
 
     rule: RoutingRule
     experts: Experts
-    physical_experts: torch.Tensor | None = None
+    physical_experts: ReplicaTable | None = None
     weight_on_input: bool = False
     dispatchers: DispatcherSelector | None = None
     shared: SharedExpertsOverlap | None = None
     weight_prefetch: WeightPrefetch | None = None
     pieces: ExpertPieces = field(default_factory=ExpertPieces)
+    load: LoadRecord = field(default_factory=LoadRecord)
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -73,9 +80,10 @@ class FusedMoEForward:
         if dispatcher.gathers:  # tokens leave before their experts are selected
             hooks.pre_dispatch()
         x, router_logits = dispatcher.prepare(x, router_logits)
+        count = self.load.of_step(dispatcher, num_tokens)
 
         if dispatcher.keeps_rows and hooks is NO_OVERLAP:
-            fused_sums = self._fused(x, router_logits)
+            fused_sums = self._fused(x, router_logits, count)
             if fused_sums is not None:
                 return dispatcher.finalize(fused_sums, num_tokens)
 
@@ -83,6 +91,7 @@ class FusedMoEForward:
             tokens = self._select_evenly(x)
         else:
             tokens = self._select(x, router_logits)
+            count(tokens.topk_ids, 0)
         if not dispatcher.gathers:
             hooks.pre_dispatch()
 
@@ -99,31 +108,37 @@ class FusedMoEForward:
             del dispatched, results  # rows for the worst case: not those of two parts at once
         return dispatcher.finalize(sums.whole, num_tokens)
 
-    def _fused(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
+    def _fused(
+        self, x: torch.Tensor, router_logits: torch.Tensor, count: Count
+    ) -> torch.Tensor | None:
         """All sums in one compiled call for each piece; None without such an operator."""
         sums = SumsOfParts(x)
         for piece in self.pieces.of(len(x)):
-            part = self._fused_piece(x[piece], router_logits[piece])
+            part = self._fused_piece(x[piece], router_logits[piece], piece.start, count)
             if part is None:
                 return None
             sums.add(part)
             del part
         return sums.whole
 
-    def _fused_piece(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor | None:
+    def _fused_piece(
+        self, x: torch.Tensor, router_logits: torch.Tensor, row: int, count: Count
+    ) -> torch.Tensor | None:
         """All sums in one compiled call, or selection and one; None without such an operator."""
         if self.physical_experts is None and not self.weight_on_input:
             sums = self.experts.fused_routed_experts(x, router_logits, self.rule)
             if sums is not None:
                 return sums
         if self.experts.has_fused_op(x.dtype):
-            return self.experts.fused_experts(*self._select(x, router_logits))
+            tokens = self._select(x, router_logits)
+            count(tokens.topk_ids, row)
+            return self.experts.fused_experts(*tokens)
         return None
 
     def _select(self, x: torch.Tensor, router_logits: torch.Tensor) -> SelectedTokens:
         topk_weights, topk_ids = select_experts(x, router_logits, self.rule)
         if self.physical_experts is not None:
-            topk_ids = self.physical_experts[topk_ids.to(torch.int64)]
+            topk_ids = self.physical_experts(topk_ids)
         if self.weight_on_input:  # one expert per token: its weight may come before it
             x, topk_weights = x * topk_weights, torch.ones_like(topk_weights)
         return SelectedTokens(x, topk_weights, topk_ids)

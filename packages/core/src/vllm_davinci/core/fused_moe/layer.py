@@ -21,8 +21,9 @@ from vllm_davinci.core.fused_moe.expert_layout import (
     check_intermediate_size,
     expert_layout,
 )
-from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer
+from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer, redundant_experts
 from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
+from vllm_davinci.core.fused_moe.placement import Placement
 from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
 
 
@@ -49,7 +50,11 @@ class NPURoutedExperts(RoutedExperts):
         vllm_config = get_current_vllm_config()
         config = get_config(vllm_config)
         layout = expert_layout(vllm_config.parallel_config, config)
-        check_expert_count(moe_config.num_experts, layout)
+        num_experts = moe_config.num_logical_experts
+        num_redundant = redundant_experts(config, num_experts, layout.ep_size)
+        check_expert_count(num_experts, layout, num_redundant)
+        # All slots: vLLM counts those that it knows of only.
+        moe_config.num_experts = num_experts + num_redundant
         check_intermediate_size(layer_name, moe_config.intermediate_size, layout)
         rank = get_ep_group().rank_in_group
         # vLLM's own object for this layer, which its runner reads too.
@@ -69,14 +74,6 @@ class NPURoutedExperts(RoutedExperts):
         moe_config.intermediate_size_per_partition_unpadded = (
             moe_config.intermediate_size_per_partition
         )
-        placement = None
-        if config.expert_map_path is not None and layout.ep_size > 1:
-            placement = placement_of_layer(
-                config.expert_map_path,
-                extract_layer_index(layer_name),
-                moe_config.num_experts,
-                layout.ep_size,
-            )
         super().__init__(
             layer_name,
             params_dtype,
@@ -87,13 +84,32 @@ class NPURoutedExperts(RoutedExperts):
                 moe_config.moe_parallel_config,
                 options.get("num_expert_group"),
                 vllm_config.parallel_config.expert_placement_strategy,
-                placement,
+                _placement(config.expert_map_path, layer_name, num_experts, num_redundant, layout),
+                moe_config.num_experts,
             ),
             *arguments,
             **options,
         )
         self.layout = layout
         check_supported_experts(self)
+
+    def get_expert_weights(self) -> list[torch.Tensor]:
+        """All that moves with an expert: [local_num_experts, values] each, views of what is read.
+
+        Raises UnsupportedFeatureError for tensors that have no such view.
+        """
+        forward = getattr(self.quant_method, "moe_forward", None)
+        assert forward is not None, "weights are loaded"
+        views = []
+        for name, tensor in forward.experts.tensors.items():
+            if len(tensor) != self.local_num_experts or not tensor.is_contiguous():
+                raise UnsupportedFeatureError(
+                    f"{self.layer_name}: experts do not move between ranks, because {name} "
+                    f"{list(tensor.shape)} does not hold one expert after another. Start without "
+                    "additional_config key 'eplb_config.dynamic_eplb'."
+                )
+            views.append(tensor.view(self.local_num_experts, -1))
+        return views
 
     def _get_quant_method(
         self, prefix: str, quant_config: QuantizationConfig | None, moe_config: FusedMoEConfig
@@ -106,3 +122,16 @@ class NPURoutedExperts(RoutedExperts):
                 f"{prefix}: quantized experts of {name} are not available on NPUs. Run "
                 "`vllm-davinci quantize` on the float checkpoint and serve what it writes."
             ) from error
+
+
+def _placement(
+    path: str | None, layer_name: str, num_experts: int, num_redundant: int, layout: ExpertLayout
+) -> Placement | None:
+    """None where vLLM says which rank has which expert, each once."""
+    if path is not None and layout.ep_size > 1:
+        return placement_of_layer(
+            path, extract_layer_index(layer_name), num_experts, layout.ep_size
+        )
+    if num_redundant:
+        return Placement.in_order(num_experts, num_redundant, layout.ep_size)
+    return None

@@ -1,8 +1,8 @@
 """The experts of a rank: what they compute, and which compiled operators do it in one call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -116,6 +116,20 @@ class Experts(ABC):
     def _weights(self) -> dict[str, torch.Tensor]:
         """Arguments of `fused_ops`."""
         return {}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that a forward reads of the experts, by name: [num_local, ...] each."""
+        return dict(_tensors_of(self))
+
+
+def _tensors_of(part: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if isinstance(value, torch.Tensor):
+            yield prefix + each.name, value
+        elif is_dataclass(value):
+            yield from _tensors_of(value, f"{prefix}{each.name}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, 
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
+from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
 
@@ -45,6 +46,11 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
         return True
 
     @property
+    def supports_eplb(self) -> bool:
+        """Whether experts may move between ranks; see `NPURoutedExperts.get_expert_weights`."""
+        return True
+
+    @property
     def mk_can_overlap_shared_experts(self) -> bool:
         """Whether `moe_forward` runs the shared experts too, so that vLLM's runner must not."""
         return self.moe_forward is not None and self.moe_forward.shared is not None
@@ -63,7 +69,6 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
             num_local=layer.local_num_experts,
             num_experts=layer.global_num_experts,
         )
-        physical = layer.expert_map_manager.physical_experts()
         rule = RoutingRule.of_layer(layer)
         self._factor_of_sum *= _take_factor_of_sum(rule, layer)
         self.moe_forward = FusedMoEForward(
@@ -71,7 +76,7 @@ class NPUFusedMoEMethodBase(FusedMoEMethodBase):
                 rule, scaling_factor=rule.scaling_factor * self._factor_of_sum
             ),
             experts=experts,
-            physical_experts=None if physical is None else physical.to(layer.w2_weight.device),
+            physical_experts=_replica_table(layer),
             weight_on_input=layer.apply_router_weight_on_input,
             dispatchers=_dispatchers(layer),
             shared=shared_experts_overlap(layer),
@@ -123,6 +128,25 @@ def _take_factor_of_sum(rule: RoutingRule, layer: NPURoutedExperts) -> float:
         return 1.0
     factor, runner.routed_scaling_factor = runner.routed_scaling_factor, 1.0
     return factor
+
+
+def _replica_table(layer: NPURoutedExperts) -> ReplicaTable | None:
+    """None where experts lie in order, and stay there."""
+    physical_to_logical = layer.expert_map_manager.physical_to_logical()
+    num_experts = layer.moe_config.num_logical_experts
+    stays = not layer.moe_config.moe_parallel_config.enable_eplb
+    if stays and physical_to_logical == list(range(num_experts)):
+        return None
+    vllm_config = get_current_vllm_config()
+    parallel = vllm_config.parallel_config
+    # A DP rank's slices, which one TP rank each has, are padded to the same size.
+    of_dp_rank = vllm_config.scheduler_config.max_num_batched_tokens + parallel.tensor_parallel_size
+    return ReplicaTable(
+        physical_to_logical,
+        num_experts,
+        layer.w2_weight.device,
+        max_rows=parallel.data_parallel_size * of_dp_rank,
+    )
 
 
 def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:

@@ -7,8 +7,8 @@ from vllm_davinci.core.config.setting import Setting, Source, last_by_key
 from vllm_davinci.core.device.soc import Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
-from vllm_davinci.core.fused_moe.expert_layout import check_expert_count
-from vllm_davinci.core.fused_moe.expert_map_file import read_expert_map
+from vllm_davinci.core.fused_moe.expert_layout import check_expert_count, expert_layout
+from vllm_davinci.core.fused_moe.expert_map_file import check_expert_map, redundant_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,9 +25,12 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
     """
     model = vllm_config.model_config
     if model.is_moe:
-        sizes = RoutedSizes.of_model(model)
+        num_experts = model.get_num_experts()
+        layout = expert_layout(vllm_config.parallel_config, config)
+        num_redundant = redundant_experts(config, num_experts, layout.ep_size)
+        sizes = RoutedSizes.of_model(model, num_redundant)
         rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, sizes)
-        check_expert_count(model.get_num_experts(), rule.layout)
+        check_expert_count(num_experts, rule.layout, num_redundant)
         try:
             rule.check()
         except ConfigurationError as error:
@@ -37,8 +40,8 @@ def check_experts(vllm_config: "VllmConfig", config: "DavinciConfig", soc: Soc) 
             raise ConfigurationError(f"{error} {asked.reason} asks for it: unset it.") from None
         if config.expert_map_path is None:
             return []
-        read_expert_map(config.expert_map_path)
-        if rule.layout.ep_size > 1:
+        if layout.ep_size > 1:
+            check_expert_map(config.expert_map_path, num_experts, layout.ep_size)
             return []
         note = "has no effect: every rank has a part of all experts. Add --enable-expert-parallel"
         return [f"additional_config key 'expert_map_path' {note}"]
@@ -56,9 +59,10 @@ def communication_settings(
     model = vllm_config.model_config
     if model is None or not model.is_moe:
         return []
-    rule = CommunicationRule.of_engine(
-        vllm_config, config, soc, model.dtype, RoutedSizes.of_model(model)
-    )
+    layout = expert_layout(vllm_config.parallel_config, config)
+    num_redundant = redundant_experts(config, model.get_num_experts(), layout.ep_size)
+    sizes = RoutedSizes.of_model(model, num_redundant)
+    rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, sizes)
     steps = {
         "decodes": rule.choose(1),
         "prefills": rule.choose(vllm_config.scheduler_config.max_num_batched_tokens),

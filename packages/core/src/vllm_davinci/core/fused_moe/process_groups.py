@@ -20,8 +20,9 @@ from vllm_davinci.core.fused_moe.communication import (
     window_mib,
 )
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedGroup
-from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
 from vllm_davinci.core.fused_moe.expert_map_agreement import check_expert_maps
+from vllm_davinci.core.fused_moe.expert_map_file import redundant_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,7 +47,9 @@ def init_expert_groups(vllm_config: "VllmConfig", backend: str) -> None:
     if experts.world_size > 1:
         check_expert_maps(config.expert_map_path, experts.cpu_group)
     soc = soc_of(torch_npu.npu.get_device_name())
-    sizes = RoutedSizes.of_model(model)
+    layout = expert_layout(vllm_config.parallel_config, config)
+    num_redundant = redundant_experts(config, model.get_num_experts(), layout.ep_size)
+    sizes = RoutedSizes.of_model(model, num_redundant)
     rule = CommunicationRule.of_engine(vllm_config, config, soc, model.dtype, sizes)
     init_groups_of(rule.layout, backend)
     if rule.may_fuse:

@@ -37,11 +37,11 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
             f"{layer.layer_name} needs {' and '.join(asked)}, which vllm-davinci-core does not "
             "compute. Choose another model."
         )
-    rule = RoutingRule.of_layer(layer)
+    rule, num_experts = RoutingRule.of_layer(layer), layer.moe_config.num_logical_experts
     bias = rule.correction_bias
     said = _refusal_of_selection(
         dataclasses.replace(rule, correction_bias=None),
-        layer.global_num_experts,
+        num_experts,
         layer.params_dtype,
         None if bias is None else bias.dtype,
     )
@@ -49,7 +49,7 @@ def check_supported_experts(layer: "RoutedExperts") -> None:
         groups = rule.num_expert_group
         among = f" in {groups} groups" if groups > 1 else ""
         raise UnsupportedFeatureError(
-            f"{layer.layer_name} chooses {rule.top_k} of {layer.global_num_experts} experts{among},"
+            f"{layer.layer_name} chooses {rule.top_k} of {num_experts} experts{among},"
             " which the operator that chooses experts on this device and CANN does not take. "
             f"Choose another model. It says: {said}"
         )

@@ -5,21 +5,11 @@ from dataclasses import replace
 
 import torch
 from vllm.config import VllmConfig
-from vllm.forward_context import DPMetadata, ForwardContext, get_forward_context
+from vllm.forward_context import DPMetadata, ForwardContext
 from vllm.platforms import current_platform
 
 from vllm_davinci.core.components.protocols import Split
-
-_FIRST_TOKEN = "first_token_of_ubatch"
-
-
-def first_token_of_ubatch() -> int | None:
-    """Where the ubatch that runs begins in its step, in tokens; None in a step that is whole.
-
-    For models that keep rows of the step's tokens beside their inputs. Call it in a forward.
-    """
-    first: int | None = get_forward_context().additional_kwargs.get(_FIRST_TOKEN)
-    return first
+from vllm_davinci.core.inputs.ubatch_tokens import set_first_token
 
 
 class SwitchingContext(ForwardContext):
@@ -77,6 +67,6 @@ def part_contexts(
             batch_descriptor=None,
             ubatch_slices=None,
         )
-        context.additional_kwargs[_FIRST_TOKEN] = part.tokens.start
+        set_first_token(context, part.tokens.start)
         parts.append(context)
     return parts

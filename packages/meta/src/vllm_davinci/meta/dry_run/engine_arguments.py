@@ -56,6 +56,12 @@ _OF_TEXTS = ("reasoning_parser", "reasoning_parser_plugin")
 _EXECUTORS = (None, "mp", "ray", "uni")
 
 
+_BALANCE = (
+    "expert load balancing moves the weights of real ranks: leave out {}, and state what it "
+    "reaches with --routing (1 is balanced)."
+)
+
+
 class PhantomEngineArgs(AsyncEngineArgs):
     """vLLM's engine arguments, whose engine starts one data-parallel rank and one stage.
 
@@ -92,10 +98,7 @@ class PhantomEngineArgs(AsyncEngineArgs):
                 "does with the tokens that it computes stays the same."
             )
         if self.enable_eplb:
-            raise DryRunError(
-                "expert load balancing moves the weights of real ranks: leave out --enable-eplb, "
-                "and state what it reaches with --routing (1 is balanced)."
-            )
+            raise DryRunError(_BALANCE.format("--enable-eplb"))
         if self.speculative_config is not None:
             raise DryRunError(
                 "speculative decoding depends on which drafts are accepted: leave out "
@@ -112,6 +115,8 @@ class PhantomEngineArgs(AsyncEngineArgs):
         """The configuration of the whole layout, without the ranks that nobody starts."""
         with described_only():
             config = super().create_engine_config(*args, **options)
+        if config.parallel_config.enable_eplb:
+            raise DryRunError(_BALANCE.format("eplb_config of --additional-config"))
         self.layout.tell()
         self.layout.leave_one_rank(config.parallel_config)
         config.parallel_config.distributed_executor_backend = f"{_PACKAGE}.PhantomExecutor"

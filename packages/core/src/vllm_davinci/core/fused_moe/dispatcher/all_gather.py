@@ -29,6 +29,11 @@ class AllGatherDispatcher(LocalDispatcher):
         all_x, all_logits = self.group.all_gatherv([x, router_logits], 0, self.sizes)
         return all_x, all_logits
 
+    def own_rows(self, num_tokens: int) -> slice:
+        """See TokenDispatcher.own_rows."""
+        begin = sum(self.sizes[: self.group.rank_in_group])
+        return slice(begin, begin + num_tokens)
+
     def finalize(self, sums: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See TokenDispatcher.finalize."""
         return self.group.reduce_scatterv(sums, 0, self.sizes)

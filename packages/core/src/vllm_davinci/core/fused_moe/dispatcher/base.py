@@ -78,6 +78,9 @@ class TokenDispatcher(ABC, Generic[D]):
     """Whether `dispatch` and `combine` stay on this rank, so that a compiled operator can do both
     and the experts' products in one call."""
 
+    slices_tokens: ClassVar[bool] = False
+    """Whether each TP rank selects the experts of a slice of its DP rank's tokens."""
+
     balances_dummy_steps: ClassVar[bool] = False
     """Whether a step without requests is to select experts evenly, so that no rank is overrun."""
 
@@ -89,6 +92,17 @@ class TokenDispatcher(ABC, Generic[D]):
 
         x: [num_tokens, hidden_size]; router_logits: [num_tokens, num_experts]
         """
+
+    def own_rows(self, num_tokens: int) -> slice:
+        """Where this rank's own tokens are among those that `prepare` returns.
+
+        num_tokens: of the layer's input
+        """
+        return slice(0, num_tokens)
+
+    def first_token(self, num_tokens: int) -> int:
+        """The place among the layer's input of the first of its `own_rows`."""
+        return 0
 
     def split(self, tokens: SelectedTokens, pieces: ExpertPieces) -> Sequence[SelectedTokens]:
         """The tokens of each dispatch, in order; beyond them may be tokens whose sums nobody wants.

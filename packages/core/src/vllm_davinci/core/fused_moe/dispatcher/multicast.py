@@ -28,6 +28,11 @@ class MulticastDispatcher(LocalDispatcher):
         """See TokenDispatcher.prepare."""
         return self._multicast(x), self._multicast(router_logits)
 
+    def own_rows(self, num_tokens: int) -> slice:
+        """See TokenDispatcher.own_rows."""
+        begin = sum(self.sizes[: self.group.rank_in_group])
+        return slice(begin, begin + num_tokens)
+
     def finalize(self, sums: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See TokenDispatcher.finalize."""
         return self.group.all_reduce(sums).split(self.sizes)[self.group.rank_in_group]

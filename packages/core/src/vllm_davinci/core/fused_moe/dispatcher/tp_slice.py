@@ -30,6 +30,7 @@ class TPSlice:
 class SliceDispatcher(TokenDispatcher[D]):
     """Sends this rank's slice only."""
 
+    slices_tokens: ClassVar[bool] = True
     balances_dummy_steps: ClassVar[bool] = True
 
     tp_slice: TPSlice
@@ -47,6 +48,14 @@ class SliceDispatcher(TokenDispatcher[D]):
             router_logits = torch.nn.functional.pad(router_logits, (0, 0, 0, missing))
         own = self._rows(size)
         return x[own], router_logits[own]
+
+    def own_rows(self, num_tokens: int) -> slice:
+        """See TokenDispatcher.own_rows."""
+        return slice(0, self.tp_slice.size(num_tokens))
+
+    def first_token(self, num_tokens: int) -> int:
+        """See TokenDispatcher.first_token."""
+        return self.tp_slice.index * self.tp_slice.size(num_tokens)
 
     def finalize(self, sums: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See TokenDispatcher.finalize."""

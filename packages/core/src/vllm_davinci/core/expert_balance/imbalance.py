@@ -1,0 +1,32 @@
+"""How unevenly the tokens of a step fall on ranks."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Imbalance(NamedTuple):
+    """The largest load of a rank over the mean of all, on average over layers; 1 is even.
+
+    before: under the map whose loads were counted; after: under the newest, by the same loads
+    """
+
+    before: float
+    after: float
+
+
+def imbalance(loads: torch.Tensor, placed: torch.Tensor, ep_size: int) -> float:
+    """See Imbalance; replicas of an expert share its tokens evenly.
+
+    loads:  [num_layers, num_experts], tokens of each expert, on the host
+    placed: [num_layers, num_physical_experts], the expert of each slot, on the host
+    """
+    replicas = torch.zeros_like(loads, dtype=torch.float64)
+    replicas.scatter_add_(1, placed, torch.ones_like(placed, dtype=torch.float64))
+    of_slot = (loads / replicas.clamp_min(1)).gather(1, placed)
+    of_rank = of_slot.view(len(loads), ep_size, -1).sum(-1)
+    mean = of_rank.mean(1)
+    counted = mean > 0
+    if not counted.any():
+        return 1.0
+    return float((of_rank.max(1).values[counted] / mean[counted]).mean())

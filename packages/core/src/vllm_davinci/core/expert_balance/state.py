@@ -1,0 +1,155 @@
+"""vLLM's state of balanced experts, between what our layers count and where they look up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.config import ModelConfig, VllmConfig
+from vllm.distributed.eplb.eplb_state import EplbModelState, EplbState
+from vllm.distributed.parallel_state import get_ep_group, get_tp_group
+
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.expert_balance.imbalance import Imbalance, imbalance
+from vllm_davinci.core.expert_balance.metrics import BalanceWriter
+from vllm_davinci.core.fused_moe.forward import FusedMoEForward
+from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
+from vllm_davinci.core.fused_moe.load_record import LoadCounter
+from vllm_davinci.core.fused_moe.replicas import ReplicaTable
+from vllm_davinci.core.log import init_logger
+
+logger = init_logger(__name__)
+
+
+class NPUEplbState(EplbState):
+    """vLLM's: it keeps loads, decides and moves weights. Layers count and look up in our tensors.
+
+    Loads are counted on the device; no step waits for them but those that decide.
+    """
+
+    _tables: list[ReplicaTable]  # of the layers with experts, in their order
+    _weights: torch.Tensor  # see LoadCounter
+    _num_counted = 0  # tokens of the newest step that count
+    _shown: torch.Tensor  # [num_layers, num_physical_experts], on the host: what tables say
+    _before: torch.Tensor | None = None  # the same before a decision that is being followed
+    num_decisions = 0
+    num_moved = 0  # slots that got another expert
+    imbalance: Imbalance | None = None  # of the newest decision
+
+    @classmethod
+    def taking_over(cls, state: EplbState, vllm_config: VllmConfig) -> "NPUEplbState":
+        """Takes what vLLM has made at the start, and binds the model's layers to it.
+
+        Raises UnsupportedFeatureError for a model that vLLM does not balance.
+        """
+        taken = cls(state.parallel_config, state.device)
+        taken.__dict__.update(state.__dict__)
+        name = vllm_config.model_config.model
+        if not taken.model_states:
+            raise UnsupportedFeatureError(
+                f"vLLM's definition of {name!r} does not say which of its layers have experts, so "
+                "that they do not move. Start without additional_config key "
+                "'eplb_config.dynamic_eplb'."
+            )
+        (model_state,) = taken.model_states.values()
+        taken._bind(model_state, vllm_config)
+        taken.is_async = get_config(vllm_config).eplb_config.use_async
+        taken.device_index = model_state.device_index = torch.accelerator.current_device_index()
+        return taken
+
+    def _bind(self, model_state: EplbModelState, vllm_config: VllmConfig) -> None:
+        experts = [_routed_experts(layer) for layer in model_state.model.moe_layers]
+        forwards = [_forward(each) for each in experts]
+        scheduler = vllm_config.scheduler_config
+        tp_group = get_tp_group()
+        # Slices of TP ranks may be padded beyond the last token.
+        most = scheduler.max_num_batched_tokens + tp_group.world_size
+        self._weights = torch.zeros(
+            most, forwards[0].rule.top_k, dtype=torch.int32, device=self.device
+        )
+        self._tables = []
+        for index, (each, forward) in enumerate(zip(experts, forwards, strict=True)):
+            assert forward.physical_experts is not None
+            self._tables.append(forward.physical_experts)
+            forward.load.counter = LoadCounter(
+                model_state.expert_load_pass[index],
+                self._weights,
+                tp_group.rank_in_group,
+                each.moe_config.is_sequence_parallel,
+            )
+        placed = torch.tensor([each.expert_map_manager.physical_to_logical() for each in experts])
+        self.update_mapping(vllm_config.model_config, placed.to(self.device))
+        self._shown = placed
+        self._write = BalanceWriter(vllm_config)
+
+    def prepare_forward(
+        self,
+        model_config: ModelConfig,
+        num_unpadded_tokens: int,
+        ubatch_slices: Sequence[Any] | None = None,
+    ) -> None:
+        """Says which tokens of the next forward count; launches nothing where that is as before."""
+        log_stats = self.parallel_config.eplb_config.log_balancedness
+        count = num_unpadded_tokens if self._should_record_current_step(log_stats) else 0
+        if count > self._num_counted:
+            self._weights[self._num_counted : count].fill_(1)
+        elif count < self._num_counted:
+            self._weights[count : self._num_counted].zero_()
+        self._num_counted = count
+
+    def step(
+        self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
+    ) -> None:
+        """vLLM's, after each step. HCCL's buffers are there already when memory is measured."""
+        if is_profile:
+            return
+        (model_state,) = self.model_states.values()
+        loads, pending = model_state.last_expert_load, model_state.pending_result
+        super().step(is_dummy, is_profile, log_stats)
+        if pending is not None and model_state.pending_result is None:
+            self._follow(pending.layer_idx, pending.new_physical_to_logical_map)
+        if model_state.last_expert_load is not loads:
+            self._before = self._shown.clone()
+            if not self.is_async:
+                for layer, placed in enumerate(model_state.physical_to_logical_map.cpu()):
+                    self._follow(layer, placed)
+        if self._before is not None and not model_state.rebalanced:
+            self._tell(model_state.last_expert_load.cpu(), self._before)
+            self._before = None
+
+    def _follow(self, layer: int, placed: torch.Tensor) -> None:
+        """Brings a layer's table up to date with the weights, which are there."""
+        self._shown[layer] = placed
+        self._tables[layer].place(placed.tolist())
+
+    def _tell(self, loads: torch.Tensor, before: torch.Tensor) -> None:
+        """Logs a decision that has been followed. loads: see `imbalance`"""
+        group = get_ep_group()
+        moved = int((before != self._shown).sum())
+        self.num_decisions += 1
+        self.num_moved += moved
+        self.imbalance = Imbalance(
+            imbalance(loads, before, group.world_size),
+            imbalance(loads, self._shown, group.world_size),
+        )
+        if group.rank_in_group == 0:
+            self._write(self.imbalance, self.num_moved)
+            logger.info(
+                "Experts are balanced: the largest load of a rank over the mean was %.3f, and is "
+                "%.3f with the same tokens; %d of %d places got another expert.",
+                *self.imbalance,
+                moved,
+                before.numel(),
+            )
+
+
+def _routed_experts(layer: Any) -> NPURoutedExperts:
+    experts = layer.routed_experts
+    assert isinstance(experts, NPURoutedExperts)
+    return experts
+
+
+def _forward(experts: NPURoutedExperts) -> FusedMoEForward:
+    forward = getattr(experts.quant_method, "moe_forward", None)
+    assert isinstance(forward, FusedMoEForward)
+    return forward

@@ -1,0 +1,101 @@
+"""Engines with experts that lie elsewhere, or move, and their answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
+
+EXPERTS, V3 = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
+WIDE = "qwen3_moe_hidden1024"  # which fused launches take, in 16 bits
+WORKER = "vllm_davinci_testing.engines.balancing_worker.BalancingWorker"
+
+TP2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+TP4: dict[str, Any] = {"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}
+DP2: dict[str, Any] = {"count": 2}
+DP2TP2 = {**DP2, **TP2}
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [2, 4, 8],
+    },
+}
+BALANCED = {"dynamic_eplb": True, "step_interval": 6, "window_size": 6}
+DUAL = {"dbo": {**SPLIT_ALWAYS, "split": "token"}}
+ALL_TO_ALL = {"moe_communication": "all_to_all"}
+CHIP = {"VNPU_SOC": "Ascend910_9391"}
+
+
+def started(
+    start_engine: Callable[..., Any],
+    checkpoint: Path,
+    additional: dict[str, Any],
+    in_16_bits: bool = False,
+    **options: Any,
+) -> DPEngines:
+    """DP ranks of a model. additional: additional_config"""
+    return DPEngines(
+        start_engine,
+        checkpoint,
+        environment={**(CHIP if in_16_bits else {}), **options.pop("environment", {})},
+        additional_config=additional,
+        dtype="bfloat16" if in_16_bits else "float32",
+        enable_expert_parallel=True,
+        max_num_batched_tokens=224,
+        max_num_seqs=8,
+        max_logprobs=2,
+        enable_prefix_caching=False,
+        worker_cls=WORKER,
+        **options,
+    )
+
+
+def skewed(seed: int, num_prompts: int) -> list[list[int]]:
+    """Prompts of few different tokens, which few experts take."""
+    generator = random.Random(seed)
+    few = [generator.randrange(model_zoo.NUM_BYTES) for _ in range(2)]
+    return [
+        [generator.choice(few) for _ in range(generator.randint(20, 100))]
+        for _ in range(num_prompts)
+    ]
+
+
+def answers(engine: DPEngines) -> list[Any]:
+    """Tokens with their log-probabilities, of prompts after which the experts have moved."""
+    found = []
+    for seed in (1, 2):
+        outputs = engine.generate(
+            skewed(seed, 6),
+            SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=2),
+        )
+        found += [
+            [
+                (token, {each: entry.logprob for each, entry in step.items()})
+                for token, step in zip(
+                    output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
+                )
+            ]
+            for output in outputs
+        ]
+    return found
+
+
+Slots = list[list[list[tuple[int, str]]]]  # by rank, layer, slot: expert and digest
+
+
+def experts_of(slots: Slots) -> dict[tuple[int, int], str]:
+    """The digest of each layer's experts; all slots of one must be alike."""
+    found: dict[tuple[int, int], str] = {}
+    for of_rank in slots:
+        for layer, of_layer in enumerate(of_rank):
+            for expert, digest in of_layer:
+                assert found.setdefault((layer, expert), digest) == digest, (layer, expert)
+    return found
