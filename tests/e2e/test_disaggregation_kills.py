@@ -14,7 +14,8 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregated import Pair
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.server_process import SMALL
+from vllm_davinci_testing.engines.server_process import SMALL, START_LIMIT_S
+from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
 
@@ -50,8 +51,8 @@ class Load:
             with self._lock:
                 self.ended[outcome] += 1
             if outcome == "told":
-                # As a proxy does before it tries again; engines take seconds to come back.
-                threading.Event().wait(0.2)
+                # As behind a proxy, which sends nothing to engines that do not answer.
+                becomes_true(self._pair.is_ready, START_LIMIT_S)
 
     def _ask(self, number: int) -> str:
         try:

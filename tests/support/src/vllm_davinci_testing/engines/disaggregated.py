@@ -55,6 +55,9 @@ class Pair:
         self.decodes.wait_until_ready()
         return self
 
+    def is_ready(self) -> bool:
+        return all(map(_answers, (self.prefills, self.decodes)))
+
     def restart_prefills(self) -> None:
         """Starts an engine of prefills where the killed one was reached, but for its HTTP port."""
         self.prefills = self._start("kv_producer")
@@ -139,6 +142,13 @@ class Pair:
     def close(self) -> None:
         for server in self._started:
             server.kill()
+
+
+def _answers(server: ForkedServer) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def metric(server: ForkedServer, name: str) -> float:
