@@ -66,7 +66,7 @@ def disturb(pair: Pair, ended: threading.Event) -> list[str]:
     """Kills one of the engines now and then and starts it again, or lets one stand still."""
     chosen = random.Random(5)
     done: list[str] = []
-    while not ended.wait(chosen.uniform(1, 5)):
+    while not ended.wait(chosen.uniform(2, 8)):
         done.append(chosen.choice(("kill prefills", "kill decodes", "stand still")))
         if done[-1] == "kill prefills":
             pair.prefills.kill()
@@ -84,7 +84,7 @@ def disturb(pair: Pair, ended: threading.Event) -> list[str]:
 @pytest.fixture
 def num_requests(request: pytest.FixtureRequest) -> int:
     """More where all thorough cases run than where a sample of them does."""
-    return 1000 if request.config.getoption("markexpr") == "thorough" else 60
+    return 1000 if request.config.getoption("markexpr") == "thorough" else 24
 
 
 @pytest.mark.thorough
