@@ -56,6 +56,7 @@ CORE_FOLDERS = (
     "attention",
     "lora",
     "sleep_mode",
+    "weight_transfer",
     "kv_cache",
     "kv_offload",
     "kv_transfer",

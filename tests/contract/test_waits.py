@@ -48,6 +48,8 @@ LISTED = {
     f"{CORE}sampling/": DEVICE,
     f"{CORE}ubatch/coordination.py": "config.time_limits, coordination",
     f"{CORE}upstream_overrides.py": "the text of a line of vLLM's",
+    f"{CORE}weight_transfer/group.py": STREAM,
+    f"{CORE}weight_transfer/hccl_engine.py": DEVICE,
     f"{CORE}worker.py": START,
     "packages/vnpu/src/vllm_davinci/vnpu/supervised_command.py": USER,
     f"{CSRC}abi/ascendcl/event.cpp": STREAM,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
@@ -64,7 +63,7 @@ def requests(written: dict[str, Path]) -> dict[str, LoRARequest]:
 @pytest.fixture(scope="module")
 def engine(zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]) -> EngineProcess:
     """Captured graphs, asynchronous scheduling, prefix cache, chunked prefill."""
-    return start_engine(zoo(MODEL), **LORA, **GRAPHS)
+    return start_engine(zoo(MODEL), disable_log_stats=False, **LORA, **GRAPHS)
 
 
 def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
@@ -166,6 +165,49 @@ def test_every_tensor_of_an_adapter_is_in_its_slot(
     assert sorted(layers) == sorted(adapters.layer_names(written[name]))
 
 
+def test_cached_prefixes_are_those_of_the_same_adapter(
+    engine: EngineProcess,
+    written: dict[str, Path],
+    requests: dict[str, LoRARequest],
+    reference: Callable[[str], TransformersReference],
+):
+    prompt = [*range(60, 200)]  # longer than a block of the cache, and no other test's
+    hits = []
+    for name in ("rank8", "rank64", None, "rank8", None):
+        before = engine.metrics()["vllm:prefix_cache_hits"]
+        outputs = engine.generate(as_inputs([prompt]), GREEDY, lora_request=requests.get(name))
+        path = written.get(name)
+        assert not adapters.first_differences(reference(MODEL), [path], [prompt], outputs)
+        hits.append(engine.metrics()["vllm:prefix_cache_hits"] - before)
+    assert hits == [0, 0, 0, 128, 128]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("of_graphs", "of_adapters"),
+    [({"cudagraph_specialize_lora": False}, {}), ({}, {"specialize_active_lora": True})],
+    ids=["not_specialized", "by_number_of_adapters"],
+)
+def test_graphs_of_any_specialization_give_the_same_numbers(
+    engine: EngineProcess,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    requests: dict[str, LoRARequest],
+    prompts: list[list[int]],
+    of_graphs: dict[str, Any],
+    of_adapters: dict[str, Any],
+):
+    graphs = {**GRAPHS, "compilation_config": {**GRAPHS["compilation_config"], **of_graphs}}
+    names = [None, *requests]
+    given = as_inputs(prompts[12 : 12 + len(names)])
+    asked = [requests.get(name) for name in names]
+    with start_engine(zoo(MODEL), **LORA, **graphs, **of_adapters) as other:
+        for count in (len(names), 1, 2):
+            expected = engine.generate(given[:count], GREEDY, lora_request=asked[:count])
+            found = other.generate(given[:count], GREEDY, lora_request=asked[:count])
+            assert [numbers(each) for each in found] == [numbers(each) for each in expected]
+
+
 def test_more_adapters_than_slots_on_two_ranks(
     zoo: Callable[[str], Path],
     start_engine: Callable[..., EngineProcess],
@@ -208,32 +250,6 @@ def test_no_step_races_and_none_waits_under_a_fuzzed_schedule(
     assert not adapters.first_differences(reference(MODEL), of_request, given, outputs)
 
 
-def test_attention_beside_routed_experts_takes_adapters(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    reference: Callable[[str], TransformersReference],
-    prompts: list[list[int]],
-    tmp_path: Path,
-):
-    name = "qwen3_moe_softmax_top2_of_8"
-    path = adapters.write_adapter(
-        reference(name).network, tmp_path / "attention", 8, seed=2, targets=r"\.[qkvo]_proj$"
-    )
-    pair = {
-        f"base_model.model.model.layers.0.mlp.experts.0.down_proj.lora_{which}.weight": value
-        for which, value in (("A", torch.ones(8, 32)), ("B", torch.ones(32, 8)))
-    }
-    adapters.write_files(tmp_path / "experts", pair, {"r": 8, "target_modules": ["down_proj"]})
-    given = prompts[3:7] * 2
-    asked = [None] * 4 + [LoRARequest("attention", 1, str(path))] * 4
-    with start_engine(zoo(name), **LORA) as engine:
-        outputs = engine.generate(as_inputs(given), GREEDY, lora_request=asked)
-        with pytest.raises(EngineError, match=r"experts\.0\.down_proj"):
-            engine.add_lora(LoRARequest("experts", 2, str(tmp_path / "experts")))
-    of_request = [None] * 4 + [path] * 4
-    assert not adapters.first_differences(reference(name), of_request, given, outputs)
-
-
 # --- adapters that do not fit ---------------------------------------------------------------------
 
 
@@ -270,10 +286,3 @@ def test_what_is_not_served_with_adapters_ends_the_start(
 ):
     with pytest.raises(EngineError, match=told):
         start_engine(zoo(MODEL), enable_lora=True, **options)
-
-
-def test_adapters_of_mla_end_the_start(
-    tiny_deepseek: Path, start_engine: Callable[..., EngineProcess]
-):
-    with pytest.raises(EngineError, match="adapters of models with MLA"):
-        start_engine(tiny_deepseek, enable_lora=True)

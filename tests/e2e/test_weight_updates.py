@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
@@ -29,18 +28,6 @@ SMALL: dict[str, Any] = {
         "cudagraph_capture_sizes": [4, 8],
     },
 }
-
-
-def changed(checkpoint: Path, directory: Path, seed: int) -> Path:
-    """The checkpoint with other weights: every tensor of floats a little off."""
-    shutil.copytree(checkpoint, directory)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = load_file(directory / "model.safetensors")
-    for name, tensor in tensors.items():
-        noise = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-        tensors[name] = tensor + noise * tensor.std() * 0.2 if tensor.numel() > 1 else tensor
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
 
 
 def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
@@ -105,10 +92,3 @@ def test_quantized_weights_are_not_updated(
             with pytest.raises(EngineError, match="new weights for"):
                 engine.on_workers(update, str(quantized))
         assert generate(engine, [[5, 6, 7]]) == expected
-
-
-def test_a_trainer_that_sends_weights_ends_the_start(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
-):
-    with pytest.raises(EngineError, match="--weight-transfer-config"):
-        start_engine(tiny_llama, weight_transfer_config={"backend": "ipc"})

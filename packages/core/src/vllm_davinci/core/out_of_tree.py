@@ -44,6 +44,7 @@ from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
 from vllm_davinci.core.quantization.vllm_methods import register as register_quantization
 from vllm_davinci.core.sleep_mode.backend import register as register_sleep_backend
+from vllm_davinci.core.weight_transfer.registration import register as register_weight_transfer
 
 # class name in vLLM -> class that is instantiated in its place
 LAYERS: dict[str, type] = {
@@ -76,6 +77,7 @@ def register() -> None:
     register_quantization()
     register_loader()
     register_sleep_backend()
+    register_weight_transfer()
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)

@@ -193,6 +193,8 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.lora.adapter_manager:NPULoRAModelManager._create_lora_modules",
             "core.lora.adapter_manager:NPUWorkerLoRAManager._load_adapter",
+            "core.lora.routed_experts:FusedMoEWithLoRA._create_lora_a_weights",
+            "core.lora.routed_experts:FusedMoEWithLoRA._create_lora_b_weights",
             "core.model_runner:NPUModelRunner._get_prompt_logprobs_dict",
         ),
         why="vLLM skips layers that it cannot wrap, copies tensors of too small a shape, and takes "
@@ -200,9 +202,22 @@ OVERRIDES: tuple[Override, ...] = (
         upstream={
             "lora/model_manager.py": ("_create_lora_modules", "It will be ignored."),
             "lora/worker_manager.py": ("_load_adapter", "_manager_cls"),
+            "lora/layers/fused_moe.py": ("_create_lora_a_weights", "_create_lora_b_weights"),
             RUNNER: ("_get_prompt_logprobs_dict",),
         },
         goes_when="vLLM refuses what it would leave out",
+    ),
+    Override(
+        what="a trainer's tensors share buffers of ours, which it sends over HCCL and waits for",
+        where=(
+            "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._broadcast",
+            "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._post_send_sync",
+        ),
+        why="vLLM's engine names torch.cuda's streams there",
+        upstream={
+            "distributed/weight_transfer/nccl_engine.py": ("_broadcast", "_post_send_sync"),
+        },
+        goes_when="vLLM's engine takes its streams from the platform",
     ),
     Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",

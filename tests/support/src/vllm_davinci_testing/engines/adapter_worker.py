@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.lora.layers import FusedMoEWithLoRA
+
 
 class AdapterWorker:
     model_runner: Any
@@ -15,10 +17,17 @@ class AdapterWorker:
         found = []
         for name, layer in manager.modules.items():
             names = manager.packed_modules.get(name, [name])
-            stacked = layer.lora_b_stacked
-            slices = stacked if isinstance(stacked, tuple) else (stacked,)
+            if isinstance(layer, FusedMoEWithLoRA):
+                each_expert = 3  # gate, down, up
+                first = layer.ep_rank * layer.local_num_experts * each_expert
+                names = names[first : first + layer.local_num_experts * each_expert]
+                begin = slot * len(names)
+                slices = layer.lora_b_stacked[begin : begin + len(names)]
+            else:
+                stacked = layer.lora_b_stacked
+                slices = [b[slot] for b in (stacked if isinstance(stacked, tuple) else (stacked,))]
             found += [
-                each for each, b in zip(names, slices, strict=True) if bool(b[slot].count_nonzero())
+                each for each, b in zip(names, slices, strict=True) if bool(b.count_nonzero())
             ]
         return found
 

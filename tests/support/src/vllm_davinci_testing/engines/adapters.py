@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+EXPERTS = r"\.experts\.\d+\.(gate|up|down)_proj$"
 LINEAR = r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)$"
 EVERYWHERE = LINEAR + r"|\.embed_tokens$|^lm_head$"
 # Of an adapter's delta to what it is added to, in standard deviations: large enough to change text.
@@ -38,12 +39,10 @@ def write_adapter(
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     names = set()
-    for name, layer in network.named_modules():
+    for name, weight, is_embedding in _weights(network):
         if not re.search(targets, name):
             continue
         names.add(name.rpartition(".")[2])
-        weight = layer.weight
-        is_embedding = isinstance(layer, nn.Embedding)
         size_in, size_out = weight.shape if is_embedding else weight.shape[::-1]
         a = torch.randn(rank, size_in, generator=generator)
         b = torch.randn(size_out, rank, generator=generator)
@@ -59,6 +58,30 @@ def write_adapter(
     assert tensors, f"no layer is named like {targets}"
     write_files(directory, tensors, {"r": rank, "target_modules": sorted(names), **config})
     return directory
+
+
+def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Name, weight and whether it is an embedding's, of all layers and each routed expert."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            yield name, layer.weight, isinstance(layer, nn.Embedding)
+        elif _is_experts(layer):
+            for number in range(len(layer.down_proj)):
+                for projection in ("gate_proj", "up_proj", "down_proj"):
+                    weight = _of_expert(layer, number, projection)
+                    yield f"{name}.{number}.{projection}", weight, False
+
+
+def _is_experts(layer: nn.Module) -> bool:
+    """transformers' routed experts, which it keeps in one tensor per projection."""
+    return isinstance(getattr(layer, "gate_up_proj", None), nn.Parameter)
+
+
+def _of_expert(layer: Any, number: int, projection: str) -> torch.Tensor:
+    """One expert's weight, [out, in]: a view."""
+    if projection == "down_proj":
+        return layer.down_proj.data[number]
+    return layer.gate_up_proj.data[number].chunk(2)[projection == "up_proj"]
 
 
 def write_files(directory: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
@@ -83,16 +106,30 @@ def layer_names(directory: Path) -> set[str]:
 
 @contextmanager
 def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
-    """Inside, `network` computes as with peft's adapter: y + B(A(x)) * alpha / r, unmerged."""
+    """Inside, `network` computes as with peft's adapter: y + B(A(x)) * alpha / r, unmerged.
+
+    Merged into the weights of routed experts, as whose products transformers has no layers.
+    """
     if directory is None:
         yield
         return
     tensors = load_file(directory / WEIGHTS)
     config = json.loads((directory / CONFIG).read_text())
     scaling = config["lora_alpha"] / config["r"]
-    handles = []
+    handles, replaced, undo = [], [], []
     for name in sorted(layer_names(directory)):
         prefix = f"base_model.model.{name}.lora_"
+        if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)", name):
+            path, number, projection = expert.groups()
+            layer = network.get_submodule(path)
+            if not _is_experts(layer):  # of an IntegerReference, product by product
+                pair = tensors[f"{prefix}A.weight"], tensors[f"{prefix}B.weight"]
+                undo.append(_adapt_product(layer.products, int(number), projection, pair, scaling))
+                continue
+            weight = _of_expert(layer, int(number), projection)
+            replaced.append((weight, weight.clone()))
+            weight += tensors[f"{prefix}B.weight"] @ tensors[f"{prefix}A.weight"] * scaling
+            continue
         layer = network.get_submodule(name)
         if isinstance(layer, nn.Embedding):
             pair = tensors[f"{prefix}embedding_A"], tensors[f"{prefix}embedding_B"]
@@ -106,6 +143,30 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        for weight, original in replaced:
+            weight.copy_(original)
+        for each in reversed(undo):
+            each()
+
+
+def _adapt_product(
+    products: list[Any],
+    number: int,
+    projection: str,
+    pair: tuple[torch.Tensor, torch.Tensor],
+    scaling: float,
+) -> Callable[[], None]:
+    """Adds a delta to one product of an expert. Returns what takes it back."""
+    before = products[number]
+    place = ("gate_proj", "up_proj", "down_proj").index(projection)
+    base, (a, b) = before[place], pair
+    adapted_one = lambda x: base(x) + x @ a.T @ b.T * scaling  # noqa: E731
+    products[number] = (*before[:place], adapted_one, *before[place + 1 :])
+
+    def undo() -> None:
+        products[number] = before
+
+    return undo
 
 
 def _add_linear(

@@ -47,12 +47,19 @@ class DPEngines:
         self._threads = ThreadPoolExecutor(count)
         self.engines = list(self._threads.map(start_one, range(count)))
 
-    def generate(self, prompts: list[list[int]], *arguments: Any) -> list[Any]:
-        """Outputs in the order of the prompts, of which DP rank r has r, r + count, ..."""
+    def generate(
+        self, prompts: list[list[int]], *arguments: Any, adapters: list[Any] | None = None
+    ) -> list[Any]:
+        """Outputs in the order of the prompts, of which DP rank r has r, r + count, ...
+
+        adapters: the LoRARequest, or None, of each prompt
+        """
         count = len(self.engines)
         found = self._on_all(
             lambda rank, engine: engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts[rank::count]], *arguments
+                [{"prompt_token_ids": prompt} for prompt in prompts[rank::count]],
+                *arguments,
+                **({} if adapters is None else {"lora_request": adapters[rank::count]}),
             )
         )
         outputs: list[Any] = [None] * len(prompts)

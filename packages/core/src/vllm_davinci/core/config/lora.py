@@ -30,15 +30,18 @@ def refused_with_adapters(vllm_config: "VllmConfig") -> dict[str, bool]:
         "adapters of pooling models (--enable-lora with --runner pooling)": (
             model.runner_type == "pooling"
         ),
-        "adapters of routed experts (--lora-target-modules experts)": (
+        "adapters of routed experts whose tokens come from several data-parallel ranks "
+        "(--lora-target-modules experts with --data-parallel-size)": (
             ROUTED_EXPERTS in (lora.target_modules or ())
+            and vllm_config.parallel_config.data_parallel_size > 1
+        ),
+        "adapters whose experts share a factor (--enable-moe-shared-loras)": (
+            lora.enable_moe_shared_loras
+        ),
+        "adapters of all experts in one tensor (--enable-mixed-moe-lora-format)": (
+            lora.enable_mixed_moe_lora_format
         ),
         "adapters on a second stream (VLLM_LORA_ENABLE_DUAL_STREAM)": (
             envs.VLLM_LORA_ENABLE_DUAL_STREAM
         ),
-        "adapters of quantized layers (--enable-lora with a quantized checkpoint)": (
-            vllm_config.quant_config is not None
-        ),
-        "adapters of models with MLA (--enable-lora; dense models and routed experts' "
-        "attention are served)": model.use_mla,
     }

@@ -7,6 +7,7 @@ from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_se
 from vllm_davinci.core.config.lora import refused_with_adapters
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.sleep import refused_with_sleep
+from vllm_davinci.core.config.weight_updates import refused_with_transfer
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
             parallel.prefill_context_parallel_size > 1
         ),
         **refused_with_adapters(vllm_config),
-        "weights that a trainer sends (--weight-transfer-config); reload_weights, and load_weights "
-        "of a worker extension, are served": vllm_config.weight_transfer_config is not None,
+        **refused_with_transfer(vllm_config),
         "weights in the host's memory (--cpu-offload-gb)": offload.uva.cpu_offload_gb > 0,
         "weights in the host's memory (--offload-group-size)": (
             offload.prefetch.offload_group_size > 0

@@ -8,8 +8,24 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def refuse_new_weights(vllm_config: "VllmConfig") -> None:
-    """Raises UnsupportedFeatureError, before anything is written, where they would not arrive."""
+HCCL_ENGINE = "hccl"
+
+
+def refused_with_transfer(vllm_config: "VllmConfig") -> dict[str, bool]:
+    """Lists what --weight-transfer-config cannot have: name -> whether it is asked for."""
+    transfer = vllm_config.weight_transfer_config
+    if transfer is None:
+        return {}
+    reasons = _reasons_against(vllm_config)
+    return {
+        f"weights that a trainer sends by {transfer.backend!r} (--weight-transfer-config; "
+        f'{{"backend": "{HCCL_ENGINE}"}} is)': transfer.backend != HCCL_ENGINE,
+        "weights that a trainer sends (--weight-transfer-config), because "
+        f"{' and '.join(reasons)}": bool(reasons),
+    }
+
+
+def _reasons_against(vllm_config: "VllmConfig") -> list[str]:
     reasons = {
         "the model is quantized: what is multiplied was prepared from the old weights": (
             vllm_config.quant_config is not None
@@ -17,8 +33,12 @@ def refuse_new_weights(vllm_config: "VllmConfig") -> None:
         "layers take adapters (--enable-lora)": vllm_config.lora_config is not None,
         "experts have moved (eplb_config.dynamic_eplb)": vllm_config.parallel_config.enable_eplb,
     }
-    named = [reason for reason, is_given in reasons.items() if is_given]
-    if named:
+    return [reason for reason, is_given in reasons.items() if is_given]
+
+
+def refuse_new_weights(vllm_config: "VllmConfig") -> None:
+    """Raises UnsupportedFeatureError, before anything is written, where they would not arrive."""
+    if named := _reasons_against(vllm_config):
         raise UnsupportedFeatureError(
             f"not available in {RELEASE}: new weights for this engine, because "
             f"{' and '.join(named)}. Start the engine anew with the new checkpoint."

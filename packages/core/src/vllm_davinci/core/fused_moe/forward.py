@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
+from vllm_davinci.core.fused_moe.adapted_experts import AdaptedExperts, ExpertAdapters
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.pieces import ExpertPieces
@@ -39,6 +40,8 @@ class FusedMoEForward:
                       option
     pieces:           of how many tokens experts take the rows at once
     load:             counts the tokens of each physical expert, where experts are balanced
+    adapters:         deltas of the routed experts; None where they take none, as where tokens of
+                      other data-parallel ranks come, whose adapters this rank does not hold
     """
 
     rule: RoutingRule
@@ -50,6 +53,7 @@ class FusedMoEForward:
     weight_prefetch: WeightPrefetch | None = None
     pieces: ExpertPieces = field(default_factory=ExpertPieces)
     load: LoadRecord = field(default_factory=LoadRecord)
+    adapters: ExpertAdapters | None = None
 
     def __call__(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         """This rank's part of the routed experts' sum; the sum over ranks is the layer's output.
@@ -82,7 +86,9 @@ class FusedMoEForward:
         x, router_logits = dispatcher.prepare(x, router_logits)
         count = self.load.of_step(dispatcher, num_tokens)
 
-        if dispatcher.keeps_rows and hooks is NO_OVERLAP:
+        slots, experts = self._adapted(num_tokens)
+
+        if dispatcher.keeps_rows and hooks is NO_OVERLAP and experts is self.experts:
             fused_sums = self._fused(x, router_logits, count)
             if fused_sums is not None:
                 return dispatcher.finalize(fused_sums, num_tokens)
@@ -92,21 +98,31 @@ class FusedMoEForward:
         else:
             tokens = self._select(x, router_logits)
             count(tokens.topk_ids, 0)
+        tokens = tokens._replace(slots=slots)
         if not dispatcher.gathers:
             hooks.pre_dispatch()
 
         sums = SumsOfParts(tokens.x)
         parts = dispatcher.split(tokens, self.pieces)
         for number, part in enumerate(parts, 1):
-            dispatched = dispatcher.dispatch(part, self.experts)
+            dispatched = dispatcher.dispatch(part, experts)
             if number == 1:
                 hooks.post_dispatch()
-            results = self.experts(dispatched.rows, dispatched.tokens_per_expert, dispatched.scales)
+            results = experts.of_dispatched(dispatched)
             if number == len(parts):
                 hooks.pre_combine()
             sums.add(dispatcher.combine(results, dispatched))
             del dispatched, results  # rows for the worst case: not those of two parts at once
         return dispatcher.finalize(sums.whole, num_tokens)
+
+    def _adapted(self, num_tokens: int) -> tuple[torch.Tensor | None, Experts | AdaptedExperts]:
+        """The slots of this rank's tokens, and the experts that take them."""
+        if self.adapters is None:
+            return None, self.experts
+        slots = self.adapters.slots(num_tokens)
+        if slots is None and not self.experts.rounds_otherwise_adapted:
+            return None, self.experts
+        return slots, AdaptedExperts(self.experts, self.adapters)
 
     def _fused(
         self, x: torch.Tensor, router_logits: torch.Tensor, count: Count
@@ -132,7 +148,7 @@ class FusedMoEForward:
         if self.experts.has_fused_op(x.dtype):
             tokens = self._select(x, router_logits)
             count(tokens.topk_ids, row)
-            return self.experts.fused_experts(*tokens)
+            return self.experts.fused_experts(tokens.x, tokens.topk_weights, tokens.topk_ids)
         return None
 
     def _select(self, x: torch.Tensor, router_logits: torch.Tensor) -> SelectedTokens:

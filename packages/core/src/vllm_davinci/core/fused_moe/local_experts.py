@@ -3,17 +3,28 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch_npu
 
 from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.fused_moe.dispatcher.base import DispatchedTokens
 from vllm_davinci.core.fused_moe.router import RoutingRule
 
 SPLIT_ROWS = 0  # group_type of npu_grouped_matmul: groups are runs of x's rows
 SINGLE_OUTPUT = 2  # split_item: one tensor holds all groups' rows
 COUNTS = 1  # group_list_type: entries are counts, not ends
+
+
+class RowDeltas(Protocol):
+    """Adapters' deltas of rows that are sorted by expert. Both add in place and return y."""
+
+    def add_to_gate_up(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y: [num_rows, 2 * intermediate_size]; x: [num_rows, hidden_size]"""
+
+    def add_to_down(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y: [num_rows, hidden_size]; x: [num_rows, intermediate_size]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,13 @@ class Experts(ABC):
     fused_ops: ClassVar[tuple[str, str] | None] = None
     """Names of the compiled operators from tokens whose experts are selected to their sums, and
     from router logits to the sums."""
+
+    takes_adapters: ClassVar[bool] = False
+    """Whether there is `compute_adapted`."""
+
+    rounds_otherwise_adapted: ClassVar[bool] = False
+    """Whether `compute_adapted` without deltas has other bits than `__call__`: an engine of
+    adapters then uses it in every step, so that a row's bits do not depend on others' adapters."""
 
     first: int
     num_local: int
@@ -55,6 +73,16 @@ class Experts(ABC):
         if scales is None and rows.shape[0] == 0:  # a grouped product takes at least one row
             return rows
         return self._compute(rows, tokens_per_expert, scales)
+
+    def of_dispatched(self, dispatched: DispatchedTokens) -> torch.Tensor:
+        """The same, of rows that a dispatcher has brought here."""
+        return self(dispatched.rows, dispatched.tokens_per_expert, dispatched.scales)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """The same, of at least one row of floats, with adapters' deltas of both projections."""
+        raise NotImplementedError(type(self).__name__)
 
     @abstractmethod
     def _compute(
@@ -141,6 +169,7 @@ class FloatExperts(Experts):
     """
 
     fused_ops: ClassVar[tuple[str, str] | None] = ("experts", "routed_experts")
+    takes_adapters: ClassVar[bool] = True
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -153,8 +182,18 @@ class FloatExperts(Experts):
         self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
     ) -> torch.Tensor:
         """See Experts.__call__. Three launches."""
+        return self.compute_adapted(rows, tokens_per_expert, None)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """See Experts.compute_adapted."""
         gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert)
-        return grouped_matmul(torch_npu.npu_swiglu(gate_up), self.down, tokens_per_expert)
+        if deltas is not None:
+            deltas.add_to_gate_up(gate_up, rows)
+        activated = torch_npu.npu_swiglu(gate_up)
+        result = grouped_matmul(activated, self.down, tokens_per_expert)
+        return result if deltas is None else deltas.add_to_down(result, activated)
 
 
 def grouped_matmul(

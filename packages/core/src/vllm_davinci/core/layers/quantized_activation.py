@@ -167,6 +167,13 @@ class TracedActivation(torch.Tensor):
         return func(*tree_map(read, args), **tree_map(read, kwargs or {}))
 
 
+def read_as_floats(*activations: torch.Tensor) -> None:
+    """Tells the producers of these, in a dummy run, of a reader that other steps have."""
+    for x in activations:
+        if isinstance(x, TracedActivation):
+            x.readers.add(OutputKind.FLOAT)
+
+
 def quantize(
     x: torch.Tensor, input_scale: InputScale | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
-from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
+from vllm.lora.layers import (
+    FusedMoEWithLoRA,
+    LogitsProcessorWithLoRA,
+    VocabParallelEmbeddingWithLoRA,
+)
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
@@ -43,6 +47,36 @@ def reasons_against(
     return reasons
 
 
+def complete_experts(
+    adapter: LoRAModel,
+    layers: Mapping[str, BaseLayerWithLoRA],
+    packed: Mapping[str, list[str]],
+) -> None:
+    """Gives zeros to experts that the adapter leaves alone beside others: vLLM wants all or none.
+
+    Only to those of this rank, whose tensors alone are read.
+    """
+    for name, layer in layers.items():
+        if not isinstance(layer, FusedMoEWithLoRA):
+            continue
+        parts = dict(zip(packed[name], _sizes(layer), strict=True))
+        given = [adapter.loras[part] for part in parts if part in adapter.loras]
+        if not given:
+            continue
+        like = given[0].lora_a
+        for part, (size_in, size_out) in parts.items():
+            adapter.loras.setdefault(
+                part,
+                LoRALayerWeights(
+                    part,
+                    given[0].rank,
+                    given[0].lora_alpha,
+                    like.new_zeros(given[0].rank, size_in),
+                    like.new_zeros(size_out, given[0].rank),
+                ),
+            )
+
+
 def told(reasons: list[str]) -> str:
     """One line that names the first layers."""
     more = f"; and {len(reasons) - MOST_NAMED} more layers" if len(reasons) > MOST_NAMED else ""
@@ -53,6 +87,9 @@ def _sizes(layer: BaseLayerWithLoRA) -> list[tuple[int, int]]:
     """Input and output features of the whole layer over all ranks, per part of a packed one."""
     if isinstance(layer, LogitsProcessorWithLoRA):
         return [(layer.hidden_size, layer.base_layer.vocab_size)]
+    if isinstance(layer, FusedMoEWithLoRA):
+        hidden, size = layer.hidden_size, layer.moe_config.intermediate_size
+        return [(hidden, size), (size, hidden), (hidden, size)] * layer.global_num_experts
     base = layer.base_layer
     if isinstance(layer, VocabParallelEmbeddingWithLoRA):
         return [(base.org_vocab_size, base.embedding_dim)]

@@ -3,17 +3,22 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from torch import nn
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.model_manager import LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
+from vllm.lora.utils import is_supported_lora_module
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
+from vllm.model_executor.layers.fused_moe import MoERunner
 
 from vllm_davinci.core.config.lora import ROUTED_EXPERTS
-from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.log import init_logger
-from vllm_davinci.core.lora.adapter_check import reasons_against, told
+from vllm_davinci.core.lora.adapter_check import complete_experts, reasons_against, told
+from vllm_davinci.core.lora.routed_experts import reason_against_experts
 from vllm_davinci.core.lora.stacked_weights import stack_weights
+from vllm_davinci.core.lora.wrapping import connect_attention, wrap_others
 
 logger = init_logger(__name__)
 
@@ -21,12 +26,49 @@ logger = init_logger(__name__)
 class NPULoRAModelManager(LRUCacheLoRAModelManager):
     """Wraps the model's layers, and holds the adapters in host memory and in slots."""
 
+    modules: dict[str, BaseLayerWithLoRA]
+
     def _create_lora_modules(self) -> None:
-        """vLLM's, without routed experts: an adapter that has them is refused by their names."""
+        """vLLM's, after the layers that it does not wrap. An adapter of a layer that takes none is
+        refused by the layer's name."""
+        self._leave_out_experts()
+        wrap_others(self.model, self._takes_adapters, self.lora_config, self.model.config)
+        super()._create_lora_modules()
+        layers = self.modules
+        for wrapper in self.punica_wrapper_mapping.values():
+            refused = connect_attention(self.model, wrapper)
+            layers = {name: each for name, each in layers.items() if each not in refused}
+        self.modules = layers
+
+    def _leave_out_experts(self) -> None:
+        """Routed experts take adapters in all layers, or in none."""
+        reason = self._reason_against_experts()
+        if reason is None:
+            return
+        targets = self.lora_config.target_modules or ()
+        if ROUTED_EXPERTS in targets:
+            raise UnsupportedFeatureError(
+                f"not available in {RELEASE}: adapters of routed experts (--lora-target-modules "
+                f"{ROUTED_EXPERTS}), because {reason}."
+            )
+        logger.info("Adapters of routed experts are refused: %s.", reason)
         self.supported_lora_modules: list[str] = [
             name for name in self.supported_lora_modules if name != ROUTED_EXPERTS
         ]
-        super()._create_lora_modules()
+
+    def _reason_against_experts(self) -> str | None:
+        runners = [each for each in self.model.modules() if isinstance(each, MoERunner)]
+        if runners and self._is_3d_moe_model:
+            return f"checkpoints of {type(self.model).__name__} have one tensor of all experts"
+        reasons = {each.layer_name: reason_against_experts(each) for each in runners}
+        named = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None]
+        return named[0] if named else None
+
+    def _takes_adapters(self, name: str, layer: nn.Module) -> bool:
+        """Whether vLLM would wrap the layer if it could."""
+        if self.lora_config.target_modules is None:
+            return bool(is_supported_lora_module(name, layer, self.supported_lora_modules))
+        return bool(self._match_target_modules(name))
 
     def register_module(self, module_name: str, module: BaseLayerWithLoRA) -> None:
         super().register_module(module_name, module)
@@ -54,6 +96,7 @@ class NPUWorkerLoRAManager(LRUCacheWorkerLoRAManager):
                 f"{told(reasons)}."
             )
         logger.info("Adapter %s: %d layers.", lora_request.lora_name, len(adapter.loras))
+        complete_experts(adapter, manager.modules, manager.packed_modules)
         return adapter
 
     @contextmanager

@@ -14,6 +14,7 @@ from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.layers.quantized_activation import read_as_floats
 from vllm_davinci.core.lora.stacked_weights import StackedSlices, columns
 
 if TYPE_CHECKING:
@@ -48,7 +49,28 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         self._foreign_to_token = torch.ones(shape, dtype=torch.bool, device=device)
         self._foreign_to_sample = torch.ones(shape, dtype=torch.bool, device=device)
         self._foreign_to_all: torch.Tensor | None = None  # [1, slots * rank], see `of_one_slot`
+        self._slot_of_token: torch.Tensor | None = None  # see `keep_slots`
         self.no_lora = True
+
+    def keep_slots(self) -> None:
+        """Lets `slots` work from the next step on."""
+        if self._slot_of_token is None:
+            num_tokens = self._foreign_to_token.shape[0]
+            shape = (num_tokens,)
+            self._slot_of_token = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+
+    def slots(self, num_tokens: int) -> torch.Tensor:
+        """[num_tokens], int32: the slots of the step's first tokens, -1 for no adapter."""
+        assert self._slot_of_token is not None, "keep_slots"
+        return self._slot_of_token[:num_tokens]
+
+    def foreign_to(self, rows: slice) -> torch.Tensor:
+        """[rows, slots * rank], bool: columns that are not of the slots of these tokens."""
+        return self._foreign_to_token[rows]
+
+    def foreign_to_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """The same for rows of any order. slots: [rows], int32"""
+        return torch.ne(slots.unsqueeze(1), self._slot_of_column)
 
     def update_metadata(
         self,
@@ -80,6 +102,8 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         ):
             rows = foreign[: of_rows.shape[0]]
             torch.ne(of_rows.unsqueeze(1), self._slot_of_column, out=rows)
+        if self._slot_of_token is not None:
+            self._slot_of_token[:num_tokens].copy_(of_tokens)
         embeddings = self._embeddings_indices[:num_tokens]
         embeddings.copy_(of_tokens.clamp(min=0)).mul_(vocab_size)
 
@@ -105,6 +129,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Adds each row's delta, of all output slices, in four launches. y: [rows, out]"""
+        read_as_floats(x, y)
         if self.no_lora:
             return y
         assert isinstance(lora_a_stacked, StackedSlices)

@@ -3,7 +3,11 @@
 from typing import Any
 
 import torch
-from vllm.lora.layers import LogitsProcessorWithLoRA, VocabParallelEmbeddingWithLoRA
+from vllm.lora.layers import (
+    FusedMoEWithLoRA,
+    LogitsProcessorWithLoRA,
+    VocabParallelEmbeddingWithLoRA,
+)
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
@@ -27,6 +31,8 @@ def stack_weights(layer: BaseLayerWithLoRA) -> None:
     kept: Any = layer
     if isinstance(layer, LogitsProcessorWithLoRA | VocabParallelEmbeddingWithLoRA):
         kept.lora_b_stacked = _columns_by_slot(kept.lora_b_stacked)
+    elif isinstance(layer, FusedMoEWithLoRA):
+        return  # made with its matrices
     elif isinstance(layer, BaseLinearLayerWithLoRA):
         kept.lora_a_stacked = _stack_a(kept.lora_a_stacked)
         kept.lora_b_stacked = _stack_b(kept.lora_b_stacked)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
@@ -38,6 +39,21 @@ class ContextChunk:
     block_table: torch.Tensor
     lengths: torch.Tensor
     starts: torch.Tensor
+    _query_row: torch.Tensor | None = None
+
+    def of_rows(self, values: torch.Tensor | None) -> torch.Tensor | None:
+        """Gives each cached row what its request's queries have.
+
+        values: [rows of all prefills, ...], the same for all rows of a request
+        Returns [num_rows, ...]; None of None.
+        """
+        if values is None:
+            return None
+        if self._query_row is None:
+            first = [self.query_rows.start + end for end in (0, *self.actual_seq_lengths_q[:-1])]
+            lengths = np.diff(self.actual_seq_lengths_kv, prepend=0)
+            self._query_row = async_tensor_h2d(np.repeat(first, lengths), device=values.device)
+        return values.index_select(0, self._query_row)
 
 
 def plan_context(

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
     MLADecodeMetadata,
@@ -39,6 +40,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
     W_UK: torch.Tensor
     W_UV: torch.Tensor
     value_bias: torch.Tensor | None
+    adapters: UpProjectionAdapters | None = None  # of kv_b_proj, where it takes some
 
     def __init__(
         self,
@@ -80,9 +82,11 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         q_nope: [num_tokens, num_heads, qk_nope_head_dim], heads may be strided
         Returns [num_tokens, num_heads, kv_lora_rank], contiguous.
         """
-        return torch_npu.npu_transpose_batchmatmul(
+        absorbed = torch_npu.npu_transpose_batchmatmul(
             q_nope, self.W_UK, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
         )
+        adapters = in_step(self.adapters)
+        return absorbed if adapters is None else adapters.add_to_queries(absorbed, q_nope)
 
     def decode(
         self,
@@ -101,7 +105,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         """
         is_single = metadata.max_query_len == 1
         mask = None if is_single else compressed_causal_mask(ql_nope.device)
-        if host_lengths is None and (attend := fused_op("mla_decode_attention")):
+        attend, adapters = fused_op("mla_decode_attention"), in_step(self.adapters)
+        if attend and host_lengths is None and adapters is None:
             return attend(
                 ql_nope=ql_nope,
                 q_pe=q_pe,
@@ -136,13 +141,13 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 **arguments,
             )
         else:
-            num_tokens, num_heads, size = ql_nope.shape
-            out = ql_nope.new_empty(num_heads, num_tokens, size)
+            out = ql_nope.new_empty(ql_nope.transpose(0, 1).shape)
             no_lse = ql_nope.new_empty(0, dtype=torch.float32)
             host_lengths.attend(*tensors, [out, no_lse], *lengths, **arguments)
-        return torch_npu.npu_transpose_batchmatmul(
+        values = torch_npu.npu_transpose_batchmatmul(
             out, self.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        ).flatten(1)
+        )
+        return (values if adapters is None else adapters.add_to_values(values, out)).flatten(1)
 
     def prefill(
         self,
@@ -163,10 +168,12 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         """
         q_nope = q_nope.contiguous()
         ends = metadata.actual_seq_lengths_q
+        adapters = in_step(self.adapters)
+        foreign = None if adapters is None else adapters.step.foreign_to(metadata.rows)
         out, lse = self._attend(
             q_nope,
             q_pe,
-            *self.expand(kv_c_normed, k_pe),
+            *self.expand(kv_c_normed, k_pe, foreign),
             actual_seq_lengths_q=ends,
             actual_seq_lengths_kv=ends,
             mask=compressed_causal_mask(q_nope.device),
@@ -177,7 +184,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             partial, partial_lse = self._attend(
                 q_nope[rows],
                 q_pe[rows],
-                *self.expand(*cache.gather(chunk)),
+                *self.expand(*cache.gather(chunk), chunk.of_rows(foreign)),
                 actual_seq_lengths_q=chunk.actual_seq_lengths_q,
                 actual_seq_lengths_kv=chunk.actual_seq_lengths_kv,
                 mask=None,
@@ -194,17 +201,22 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         return out.flatten(1)
 
     def expand(
-        self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor
+        self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor, foreign: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys and values per head.
 
         kv_c_normed: [num_tokens, kv_lora_rank]
         k_pe:        [num_tokens, qk_rope_head_dim]
+        foreign:     columns that are not of the rows' adapters; None in a step without
         Returns the keys' part without position [num_tokens, num_heads, qk_nope_head_dim], their
         rotary part [num_tokens, num_heads, qk_rope_head_dim] and the values [num_tokens,
         num_heads, v_head_dim], all contiguous.
         """
-        joint = self.kv_b_proj(kv_c_normed)[0].unflatten(-1, (self.num_heads, -1))
+        joint = self.kv_b_proj(kv_c_normed)[0]
+        if foreign is not None:
+            assert self.adapters is not None
+            self.adapters.add_to_expanded(joint, kv_c_normed, foreign)
+        joint = joint.unflatten(-1, (self.num_heads, -1))
         k_nope, value = joint.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         k_pe = k_pe.unsqueeze(1).expand(-1, self.num_heads, -1)
         return k_nope.contiguous(), k_pe.contiguous(), value.contiguous()

@@ -1,6 +1,7 @@
 """MLA in a model: vLLM's attention block, and the layer that vLLM's runner sees."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.v1.attention.selector import get_attn_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
 from vllm_davinci.core.attention.head_sizes import mla_head_sizes, require_mla_decode
+from vllm_davinci.core.attention.mla.adapters import StepAdapters, UpProjectionAdapters
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
@@ -273,6 +275,19 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
             positions[:num_tokens], q, kv, self.mla_attn.bound_cache, metadata
         )
         return self._output(stage, metadata, compressed.shape[0])
+
+    def take_adapters(self, step: StepAdapters, up_projection: UpProjectionAdapters | None) -> None:
+        """Computes with this block's projections from now on, which wrappers have replaced.
+
+        step:          which adapters rows have
+        up_projection: deltas of kv_b_proj, which no stage calls as a layer; None where it has none
+        """
+        preprocess = self.mla_attn.preprocess
+        names = ("fused_qkv_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "q_proj")
+        wrapped = {name: getattr(self, name) for name in names}
+        preprocess.modules = replace(preprocess.modules, **wrapped)
+        preprocess.adapters = step
+        self.mla_attn.impl.adapters = up_projection
 
     def _output(self, stage: Preprocessed, metadata: NPUMLAMetadata, num_rows: int) -> torch.Tensor:
         """Attention and output projection of `num_rows` rows, the last of which may be padding."""

@@ -55,10 +55,17 @@ class MLAPrefillMetadata:
 
     actual_seq_lengths_q: cumulative query lengths, from 0 at the first prefill. Host list.
     context:              cached tokens before the new ones, in chunks that are attended in turn.
+    first_row:            of the prefills among the step's rows.
     """
 
     actual_seq_lengths_q: list[int]
     context: list[ContextChunk]
+    first_row: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """The prefills' rows of the step."""
+        return slice(self.first_row, self.first_row + self.actual_seq_lengths_q[-1])
 
 
 @dataclass
@@ -197,6 +204,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             if num_decodes
             else None,
             prefill=self._prefill(
+                num_decode_tokens,
                 [end - num_decode_tokens for end in ends[num_decodes:]],
                 seq_lens[num_decodes:],
                 block_table[num_decodes:],
@@ -206,7 +214,11 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         )
 
     def _prefill(
-        self, actual_seq_lengths_q: list[int], seq_lens: list[int], block_table: torch.Tensor
+        self,
+        first_row: int,
+        actual_seq_lengths_q: list[int],
+        seq_lens: list[int],
+        block_table: torch.Tensor,
     ) -> MLAPrefillMetadata:
         query_lens = _lengths(actual_seq_lengths_q)
         plan = plan_context(
@@ -215,7 +227,9 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             BLOCK_SIZE_TOKENS,
         )
         return MLAPrefillMetadata(
-            actual_seq_lengths_q, [context_chunk(parts, query_lens, block_table) for parts in plan]
+            actual_seq_lengths_q,
+            [context_chunk(parts, query_lens, block_table) for parts in plan],
+            first_row,
         )
 
 

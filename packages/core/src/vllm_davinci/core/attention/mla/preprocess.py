@@ -18,6 +18,7 @@ import torch
 import torch_npu
 from vllm.model_executor.layers.mla import MLAModules
 
+from vllm_davinci.core.attention.mla.adapters import StepAdapters
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
@@ -52,6 +53,8 @@ class MLAPreprocess:
 
     scheduler: runs the key-value path and the rotation of queries on a side stream; or None
     """
+
+    adapters: StepAdapters | None = None  # of projections that take some
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class MLAPreprocess:
     ) -> Preprocessed | None:
         """The stage in one call, or None when it is to be composed."""
         projections = self._fusible
-        if projections is None or not projections.is_fused:
+        if projections is None or not projections.is_fused or self._has_adapters:
             return None
         cos, sin = self._cos_sin(positions, hidden_states, metadata)
         norm = self.modules.kv_a_layernorm
@@ -226,12 +229,17 @@ class MLAPreprocess:
         if self.q_lora_rank is None:
             project = self.modules.kv_a_proj_with_mqa
             return hidden_states, fork.run(lambda x: project(x)[0], hidden_states)
-        if not self._down:
+        if not self._down or self._has_adapters:
             queries, kv = self.compress(hidden_states).tensor_split([self.q_lora_rank], dim=1)
             return queries, kv
         down_q, down_kv = self._down
         queries = torch.mm(hidden_states, down_q)
         return queries, fork.run(torch.mm, hidden_states, down_kv)
+
+    @property
+    def _has_adapters(self) -> bool:
+        """Whether the step's projections are more than products with their weights."""
+        return self.adapters is not None and not self.adapters.no_lora
 
     def _heads(self, q: torch.Tensor) -> torch.Tensor:
         return q.view(-1, self.impl.num_heads, sum(self.head_dims))

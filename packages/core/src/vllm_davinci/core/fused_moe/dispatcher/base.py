@@ -36,15 +36,18 @@ class SelectedTokens(NamedTuple):
     x:            [num_tokens, hidden_size]
     topk_weights: [num_tokens, top_k], dtype of x
     topk_ids:     [num_tokens, top_k], int32, physical expert numbers over all ranks
+    slots:        [num_tokens], int32, of adapters; None in a step without
     """
 
     x: torch.Tensor
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+    slots: torch.Tensor | None = None
 
     def part(self, rows: slice) -> "SelectedTokens":
         """Some of the tokens; views."""
-        return SelectedTokens(self.x[rows], self.topk_weights[rows], self.topk_ids[rows])
+        slots = None if self.slots is None else self.slots[rows]
+        return SelectedTokens(self.x[rows], self.topk_weights[rows], self.topk_ids[rows], slots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +57,13 @@ class DispatchedTokens:
     rows:              [num_rows, hidden_size], sorted by expert; int8 with scales, else dtype of x
     tokens_per_expert: [num_local], int64, on the device; rows after their sum belong to no expert
     scales:            [num_rows], fp32, of quantized rows; None for others
+    slots:             [num_rows], int32, of adapters; None where none are dispatched
     """
 
     rows: torch.Tensor
     tokens_per_expert: torch.Tensor
     scales: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
 
 
 D = TypeVar("D", bound=DispatchedTokens)

@@ -11,7 +11,11 @@ from vllm_davinci.core.fused_moe.dispatcher.base import (
     SelectedTokens,
     TokenDispatcher,
 )
-from vllm_davinci.core.fused_moe.dispatcher.sort import sort_by_expert, sum_by_token
+from vllm_davinci.core.fused_moe.dispatcher.sort import (
+    slots_of_rows,
+    sort_by_expert,
+    sum_by_token,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,7 @@ class LocalDispatcher(TokenDispatcher[SortedTokens]):
             scales=scales,
             row_of_assignment=row_of_assignment,
             topk_weights=tokens.topk_weights,
+            slots=None if tokens.slots is None else slots_of_rows(tokens.slots, row_of_assignment),
         )
 
     def combine(self, results: torch.Tensor, dispatched: SortedTokens) -> torch.Tensor:

@@ -45,6 +45,20 @@ def sort_by_expert(
     return rows, row_of_assignment, tokens_per_expert, scales if quantized else None
 
 
+def slots_of_rows(slots: torch.Tensor, row_of_assignment: torch.Tensor) -> torch.Tensor:
+    """The adapter's slot of each row; no slot, -1, where a row is no token's.
+
+    slots:             [num_tokens], int32
+    row_of_assignment: [num_tokens * top_k], int32, token by token, -1 for none
+    Returns [num_tokens * top_k], int32.
+    """
+    num_rows = row_of_assignment.shape[0]
+    of_assignment = slots.unsqueeze(1).expand(-1, num_rows // slots.shape[0]).reshape(-1)
+    found = slots.new_full((num_rows + 1,), -1)  # the last for assignments without a row
+    found.scatter_(0, row_of_assignment.to(torch.int64).remainder(num_rows + 1), of_assignment)
+    return found[:num_rows]
+
+
 def sort_for_all_ranks(
     tokens: SelectedTokens, experts: RankExperts, sends_integers: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:

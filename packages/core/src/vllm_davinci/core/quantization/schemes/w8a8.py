@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch_npu
@@ -17,7 +18,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
 from vllm_davinci.core.layers.quantized_activation import InputScale
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
@@ -161,6 +162,8 @@ class StaticProjection:
 class StaticExperts(Experts):
     """Gated experts with int8 weights and input scales of their own."""
 
+    takes_adapters: ClassVar[bool] = True
+
     gate_up: StaticProjection
     down: StaticProjection
 
@@ -169,12 +172,22 @@ class StaticExperts(Experts):
     ) -> torch.Tensor:
         """See Experts.__call__."""
         assert scales is None, "rows are quantized here, with their expert's scale"
+        return self.compute_adapted(rows, tokens_per_expert, None)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """See Experts.compute_adapted."""
         ends = tokens_per_expert.cumsum(0)
         number = torch.arange(len(rows), device=rows.device)
         # How many experts end at or before the row; rows after the last take its scales.
         expert_of_row = (number.unsqueeze(1) >= ends).sum(1).clamp_max(self.num_local - 1)
         gate_up = self.gate_up(rows, expert_of_row, tokens_per_expert)
-        return self.down(torch_npu.npu_swiglu(gate_up), expert_of_row, tokens_per_expert)
+        if deltas is not None:
+            deltas.add_to_gate_up(gate_up, rows)
+        activated = torch_npu.npu_swiglu(gate_up)
+        result = self.down(activated, expert_of_row, tokens_per_expert)
+        return result if deltas is None else deltas.add_to_down(result, activated)
 
 
 @SCHEMES.register

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
 from vllm_davinci.core.layers.quantized_activation import (
     InputScale,
     Output,
@@ -125,6 +125,8 @@ class DynamicExperts(Experts):
 
     takes_integers: ClassVar[bool] = True
     fused_ops: ClassVar[tuple[str, str] | None] = ("experts_w8a8", "routed_experts_w8a8")
+    takes_adapters: ClassVar[bool] = True
+    rounds_otherwise_adapted: ClassVar[bool] = True
 
     gate_up: torch.Tensor
     gate_up_scale: torch.Tensor
@@ -154,14 +156,7 @@ class DynamicExperts(Experts):
         if scales is None:
             rows, scales = torch_npu.npu_dynamic_quant(rows)
         if self.product_scale is not None:
-            gate_up = grouped_matmul(
-                rows,
-                self.gate_up,
-                tokens_per_expert,
-                self.dtype,
-                scale=[self.product_scale],
-                per_token_scale=[scales],
-            )
+            gate_up = self._gate_up(rows, scales, tokens_per_expert, self.product_scale)
             activated, activated_scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up))
             return self._down(activated, activated_scales, tokens_per_expert)
         sums = grouped_matmul(rows, self.gate_up, tokens_per_expert, torch.int32)
@@ -174,6 +169,37 @@ class DynamicExperts(Experts):
             quant_mode=DYNAMIC,
         )
         return self._down(activated, activated_scales, tokens_per_expert)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """See Experts.compute_adapted. Between the products are numbers of `dtype`."""
+        scale = _as_product_takes(self.gate_up_scale, self.dtype)
+        integers, scales = torch_npu.npu_dynamic_quant(rows)
+        gate_up = self._gate_up(integers, scales, tokens_per_expert, scale)
+        if deltas is not None:
+            deltas.add_to_gate_up(gate_up, rows)
+        activated = torch_npu.npu_swiglu(gate_up)
+        rounded, rounded_scales = torch_npu.npu_dynamic_quant(activated)
+        result = self._down(rounded, rounded_scales, tokens_per_expert)
+        return result if deltas is None else deltas.add_to_down(result, activated)
+
+    def _gate_up(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor,
+        tokens_per_expert: torch.Tensor,
+        scale: torch.Tensor,
+    ) -> torch.Tensor:
+        """rows: int8; scale: of the weight, as the product takes it. Returns `dtype`."""
+        return grouped_matmul(
+            rows,
+            self.gate_up,
+            tokens_per_expert,
+            self.dtype,
+            scale=[scale],
+            per_token_scale=[scales],
+        )
 
     def _down(
         self, rows: torch.Tensor, scales: torch.Tensor, tokens_per_expert: torch.Tensor

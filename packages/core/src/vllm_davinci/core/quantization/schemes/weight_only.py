@@ -11,7 +11,7 @@ import torch_npu
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, grouped_matmul
+from vllm_davinci.core.fused_moe.local_experts import Experts, RowDeltas, grouped_matmul
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase, loaded
 from vllm_davinci.core.quantization.linear_method import QuantizedLinearMethodBase, plain_tensor
 from vllm_davinci.core.quantization.rounding import FloatLayer, stored_per_channel
@@ -124,6 +124,8 @@ class WeightOnlyProjection:
 class WeightOnlyExperts(Experts):
     """Gated experts with integer weights and rows of 16-bit floats."""
 
+    takes_adapters: ClassVar[bool] = True
+
     gate_up: WeightOnlyProjection
     down: WeightOnlyProjection
 
@@ -132,8 +134,18 @@ class WeightOnlyExperts(Experts):
     ) -> torch.Tensor:
         """See Experts.__call__. Three launches."""
         assert scales is None, "rows are floats here"
+        return self.compute_adapted(rows, tokens_per_expert, None)
+
+    def compute_adapted(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, deltas: RowDeltas | None
+    ) -> torch.Tensor:
+        """See Experts.compute_adapted."""
         gate_up = self.gate_up(rows, tokens_per_expert)
-        return self.down(torch_npu.npu_swiglu(gate_up), tokens_per_expert)
+        if deltas is not None:
+            deltas.add_to_gate_up(gate_up, rows)
+        activated = torch_npu.npu_swiglu(gate_up)
+        result = self.down(activated, tokens_per_expert)
+        return result if deltas is None else deltas.add_to_down(result, activated)
 
 
 class WeightOnly(Scheme):

@@ -1,0 +1,172 @@
+"""vLLM's weight transfer over HCCL: a trainer broadcasts its weights, workers load them in place.
+
+Both ends are vLLM's engines of NCCL with another group: rounds, checks of what is sent, and loading
+layer by layer are theirs.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
+    TrainerInitInfo,
+    VLLMWeightSyncClient,
+    WeightSource,
+    WeightTransferInitInfo,
+)
+from vllm.distributed.weight_transfer.nccl_engine import (
+    NCCLTrainerWeightTransferEngine,
+    NCCLWeightTransferEngine,
+    NCCLWeightTransferUpdateInfo,
+)
+
+from vllm_davinci.core.config.weight_updates import HCCL_ENGINE
+from vllm_davinci.core.weight_transfer.group import SENDER, TransferGroup
+from vllm_davinci.core.weight_transfer.packing import buffers, empty_buffer, views
+
+DEFAULT_BUFFER_BYTES = 256 << 20
+
+
+@dataclass(kw_only=True)
+class HCCLWeightTransferInitInfo(WeightTransferInitInfo):
+    """A worker needs this to join.
+
+    rank_offset:  the first worker's rank in the group
+    world_size:   the trainer's sender and all workers
+    buffer_bytes: most of one broadcast, but for a larger tensor
+    """
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+
+
+class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
+    """A worker's end."""
+
+    init_info_cls: Any = HCCLWeightTransferInitInfo
+    model_update_group: Any
+
+    def init_transfer_engine(self, init_info: HCCLWeightTransferInitInfo) -> None:
+        """Joins the trainer's group; a group of an earlier trainer is left."""
+        self.shutdown()
+        self.packed_buffer_size_bytes = init_info.buffer_bytes
+        parallel = self.parallel_config
+        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self.model_update_group = TransferGroup(
+            init_info.master_address,
+            init_info.master_port,
+            init_info.rank_offset + worker,
+            init_info.world_size,
+        )
+
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
+        """Receives tensors of a checkpoint's names and shapes, and loads them buffer by buffer."""
+        if self.model_update_group is None:
+            raise RuntimeError(
+                "No trainer has joined: call init_weight_transfer_engine before update_weights."
+            )
+        tensors = [
+            ParamMeta(name, getattr(torch, dtype), tuple(shape))
+            for name, dtype, shape in zip(
+                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+            )
+        ]
+        for group in buffers(tensors, self.packed_buffer_size_bytes):
+            buffer = empty_buffer(group, self.device)
+            self.model_update_group.broadcast(buffer)
+            self.model.load_weights(views(buffer, group))
+
+    def shutdown(self) -> None:
+        if self.model_update_group is not None:
+            self.model_update_group.close()
+            self.model_update_group = None
+
+
+@dataclass
+class HCCLTrainerInitInfo(TrainerInitInfo):
+    """A trainer's rank needs this; only rank 0 joins the group.
+
+    master_address, master_port: where rank 0 listens; workers must reach it
+    world_size:                  1 and all workers of the engine
+    buffer_bytes:                most of one broadcast, but for a larger tensor
+    """
+
+    backend: ClassVar[str] = HCCL_ENGINE
+
+    master_address: str
+    master_port: int
+    world_size: int
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+
+
+class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
+    """The trainer's end. Its device, which no worker has, is set before."""
+
+    init_info_cls: Any = HCCLTrainerInitInfo
+    model_update_group: Any
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: HCCLTrainerInitInfo,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+    ) -> Self:
+        """Joins the workers, on rank 0. Every rank of the trainer calls it."""
+        if source is None:
+            raise ValueError("A trainer sends what its WeightSource has: give `source`.")
+        engine = cls(
+            client=client,
+            source=source,
+            is_sender=init_info.is_sender,
+            packed_buffer_size_bytes=init_info.buffer_bytes,
+        )
+        if not engine.is_sender:
+            return engine
+        address, port, size = (
+            init_info.master_address,
+            init_info.master_port,
+            init_info.world_size,
+        )
+        workers = HCCLWeightTransferInitInfo(
+            master_address=address,
+            master_port=port,
+            rank_offset=SENDER + 1,
+            world_size=size,
+            buffer_bytes=init_info.buffer_bytes,
+        )
+        with ThreadPoolExecutor(1) as executor:  # workers answer when the trainer has joined them
+            joined = executor.submit(client.init_weight_transfer_engine, asdict(workers))
+            engine.model_update_group = TransferGroup(address, port, SENDER, size)
+            joined.result()
+        return engine
+
+    def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
+        """Makes the source's tensors, which all ranks do together, and sends them from rank 0."""
+        if not self.is_sender:
+            for _ in source:
+                pass
+            return
+        pairs = self._checked_iter(source, meta)
+        device = torch.device("npu", torch.accelerator.current_device_index())
+        for group in buffers(meta, self.packed_buffer_size_bytes):
+            buffer = empty_buffer(group, device)
+            for (_, view), (_, tensor) in zip(views(buffer, group), pairs, strict=False):
+                view.copy_(tensor)
+            self.model_update_group.broadcast(buffer)
+        assert next(pairs, None) is None  # lets the source's check of the number of tensors run
+
+    def _post_send_sync(self) -> None:
+        """Returns when all is sent: the trainer may change its weights."""
+        torch.accelerator.synchronize()
+
+    def shutdown(self) -> None:
+        if self.model_update_group is not None:
+            self.model_update_group.close()
+            self.model_update_group = None

@@ -1,0 +1,44 @@
+"""Tensors of a model in few broadcasts: neighbours share a buffer, which both sides cut alike."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from vllm.distributed.weight_transfer.base import ParamMeta
+
+# Tensors begin at addresses that every operator takes.
+ALIGNMENT_BYTES = 512
+
+
+def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMeta]]:
+    """Neighbours that share a buffer of up to `limit_bytes`; a larger tensor has one of its own."""
+    found: list[list[ParamMeta]] = []
+    room = 0
+    for tensor in tensors:
+        size = _padded_bytes(tensor)
+        if not found or size > room:
+            found.append([])
+            room = limit_bytes
+        found[-1].append(tensor)
+        room -= size
+    return found
+
+
+def empty_buffer(tensors: Sequence[ParamMeta], device: torch.device) -> torch.Tensor:
+    """uint8, as long as these tensors take."""
+    size = sum(map(_padded_bytes, tensors))
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor where it lies in the buffer, with its name."""
+    start = 0
+    for tensor in tensors:
+        size = math.prod(tensor.shape) * tensor.dtype.itemsize
+        yield tensor.name, buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
+        start += _padded_bytes(tensor)
+
+
+def _padded_bytes(tensor: ParamMeta) -> int:
+    size = math.prod(tensor.shape) * tensor.dtype.itemsize
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

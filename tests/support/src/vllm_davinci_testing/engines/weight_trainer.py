@@ -1,0 +1,61 @@
+"""A trainer's program: joins a server's workers over HCCL and sends it checkpoint after checkpoint.
+
+Arguments: the server's URL, number of its workers, device of the trainer, checkpoints in turn.
+After each it prints a line and waits for one, so that whoever reads asks the server in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.plugins import load_general_plugins
+
+from vllm_davinci.core.weight_transfer.hccl_engine import HCCLTrainerInitInfo
+from vllm_davinci_testing.processes.ranks import free_port
+
+BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many of the others
+
+
+class CheckpointSource(WeightSource):
+    """The tensors of a directory, on the host; `read` takes another one's."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def read(self, checkpoint: Path) -> None:
+        files = sorted(checkpoint.glob("*.safetensors"))
+        self._tensors = {name: each for file in files for name, each in load_file(file).items()}
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in iter(self)]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._tensors.items()
+
+
+def main(url: str, num_workers: str, device: str, *checkpoints: str) -> None:
+    load_general_plugins()
+    torch.npu.set_device(int(device))
+    source = CheckpointSource()
+    trainer = WeightTransferTrainerFactory.trainer_init(
+        HCCLTrainerInitInfo("127.0.0.1", free_port(), 1 + int(num_workers), BUFFER_BYTES, rank=0),
+        client=HTTPVLLMWeightSyncClient(url),
+        source=source,
+    )
+    for checkpoint in checkpoints:
+        source.read(Path(checkpoint))
+        trainer.send_weights()
+        print(checkpoint, flush=True)
+        sys.stdin.readline()
+    trainer.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
