@@ -11,6 +11,7 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.utils import is_supported_lora_module
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 from vllm.model_executor.layers.fused_moe import MoERunner
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_davinci.core.config.lora import ROUTED_EXPERTS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
@@ -66,6 +67,10 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
 
     def _takes_adapters(self, name: str, layer: nn.Module) -> bool:
         """Whether vLLM would wrap the layer if it could."""
+        if isinstance(layer, MergedColumnParallelLinear):
+            parts = self.packed_modules_mapping.get(name.rpartition(".")[2], ())
+            if len(parts) != len(layer.output_sizes):
+                return False  # which of an adapter's tensors are whose is not known
         if self.lora_config.target_modules is None:
             return bool(is_supported_lora_module(name, layer, self.supported_lora_modules))
         return bool(self._match_target_modules(name))
