@@ -120,7 +120,7 @@ def test_tokens_are_those_of_transformers(
         for path, request in requests.items():
             assert_all_in_slots(owners.on_workers("layers_with", request.lora_int_id), path)
         if dp_ranks > 1:
-            with pytest.raises(EngineError, match=r"experts\.3\.up_proj: no layer here takes"):
+            with pytest.raises(EngineError, match=r"experts\.3\.up_proj"):
                 owners.add_lora(LoRARequest("experts", 9, str(of_expert(tmp_path / "experts"))))
         alone = engine.generate(given[:4], GREEDY, adapters=[None] * 4) if dp_ranks == 1 else []
     assert not adapters.first_differences(reference(model), paths, given, outputs)
@@ -213,7 +213,7 @@ def test_experts_that_do_not_lie_in_order_take_no_adapters(
     placed = {**TP2, **EP, "additional_config": {"expert_map_path": str(path)}}
     with start_engine(zoo(EXPERTS), **{**LORA, **placed}) as engine:
         request = LoRARequest("experts", 9, str(of_expert(tmp_path / "experts")))
-        with pytest.raises(EngineError, match=r"experts\.3\.up_proj: no layer here takes"):
+        with pytest.raises(EngineError, match=r"experts\.3\.up_proj"):
             engine.add_lora(request)
         assert "experts do not lie in order" in engine.log_text()
 
