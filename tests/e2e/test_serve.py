@@ -222,5 +222,7 @@ def test_an_interrupt_ends_the_server_quietly_and_frees_shared_memory(server: Se
     server.interrupt()
     assert server.wait_for_end() == 0
     assert not [path for path in held if path.exists()]
+    assert f"Starting vLLM server on {server.url}" in server.log_text()
+    assert "Requests need no API key" in server.log_text()
     found = alarming_lines(server.log_text())
     assert [line for line in found if not any(part in line for part in OF_PROFILER)] == []

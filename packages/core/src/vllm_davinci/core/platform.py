@@ -37,6 +37,7 @@ from vllm_davinci.core.errors import (
 from vllm_davinci.core.expert_balance.settings import settle_expert_balance
 from vllm_davinci.core.fused_moe.options import check_experts
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.process.access_notice import add_access_notice
 from vllm_davinci.core.process.fault_report import add_to_server
 from vllm_davinci.core.process.interrupt import let_interrupts_end_the_start
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
@@ -264,6 +265,7 @@ class NPUPlatform(Platform):
         register()
         if parser is not None:
             add_to_server(parser)
+            add_access_notice(parser)
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
