@@ -108,15 +108,14 @@ def test_no_request_gets_wrong_tokens(
         extra={"kv_lease_duration": 6, "transfer_timeout": 3},
         environment={"UCX_TLS": "tcp"},  # as between hosts
     )
+    load, ended, done = Load(pair, prompts, expected), threading.Event(), []
+    clients = [
+        threading.Thread(target=load.run, args=(num_requests // CLIENTS, n), daemon=True)
+        for n in range(CLIENTS)
+    ]
+    killer = threading.Thread(target=lambda: done.extend(disturb(pair, ended)), daemon=True)
     try:
         pair.wait_until_ready()
-        load, ended = Load(pair, prompts, expected), threading.Event()
-        clients = [
-            threading.Thread(target=load.run, args=(num_requests // CLIENTS, n), daemon=True)
-            for n in range(CLIENTS)
-        ]
-        done: list[str] = []
-        killer = threading.Thread(target=lambda: done.extend(disturb(pair, ended)))
         for thread in (*clients, killer):
             thread.start()
         for thread in clients:
@@ -124,6 +123,7 @@ def test_no_request_gets_wrong_tokens(
         ended.set()
         killer.join()
     finally:
+        ended.set()
         pair.close()
     print(dict(load.ended), Counter(done))
     assert load.ended["wrong"] == 0
