@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def _reasons_against(vllm_config: "VllmConfig") -> list[str]:
             vllm_config.quant_config is not None
         ),
         "layers take adapters (--enable-lora)": vllm_config.lora_config is not None,
-        "experts have moved (eplb_config.dynamic_eplb)": vllm_config.parallel_config.enable_eplb,
+        "experts move (eplb_config.dynamic_eplb)": (
+            get_config(vllm_config).eplb_config.dynamic_eplb
+        ),
     }
     return [reason for reason, is_given in reasons.items() if is_given]
 
