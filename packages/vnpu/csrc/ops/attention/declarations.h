@@ -10,6 +10,7 @@ namespace vnpu::ops {
 Allowed allowed_attention_update();
 Allowed allowed_fused_infer_attention_score_v2();
 Allowed allowed_fused_infer_attention_score_v3();
+Allowed allowed_fused_infer_attention_score_v4();
 Allowed allowed_gather_pa_kv_cache();
 Allowed allowed_interleave_rope();
 Allowed allowed_kv_rms_norm_rope_cache();

@@ -94,7 +94,7 @@ VNPU_OPERATOR(
     (VNPU_FUSED_INFER_INPUTS, const OptionalTensor& query_rope, const OptionalTensor& key_rope,
      const OptionalTensor&, const OptionalTensor& query_scale, const OptionalTensor& sink,
      VNPU_FUSED_INFER_ATTRIBUTES, int64_t, Out out, OptionalOut lse),
-    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v3}) {
+    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v4}) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;
@@ -110,7 +110,7 @@ VNPU_OPERATOR(
      const OptionalTensor&, const OptionalTensor& query_scale, const OptionalTensor& sink,
      const OptionalIntArray&, const OptionalIntArray&, VNPU_FUSED_INFER_ATTRIBUTES, int64_t,
      int64_t, Out out, OptionalOut lse),
-    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v3}) {
+    {.tier = kT2, .cost = attend_with_lengths, .allowed = allowed_fused_infer_attention_score_v4}) {
   FusedAttention call = VNPU_FUSED_INFER_CALL;
   call.query_rope = query_rope;
   call.key_rope = key_rope;

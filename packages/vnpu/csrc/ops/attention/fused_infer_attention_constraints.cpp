@@ -18,6 +18,10 @@ constexpr char kPacked[] = "aclnnFusedInferAttentionScoreV4.md, constraints of T
 constexpr char kPaged[] = "aclnnFusedInferAttentionScoreV4.md, PagedAttention";
 constexpr char kMla[] = "aclnnFusedInferAttentionScoreV4.md, MLA";
 constexpr char kMasks[] = "aclnnFusedInferAttentionScoreV4.md, sparseMode";
+constexpr char kSink[] =
+    "op-plugin torch_npu-npu_fused_infer_attention_score_v2.md, learnable_sink";
+constexpr char kSinkCheck[] =
+    "CheckLearnableSinkWhenLayoutIsTND in prompt_flash_attention_tiling.cpp";
 constexpr char kSizes[] =
     "CheckInputShapeWhenLayoutIsTND in prompt_flash_attention_tiling.cpp and the routes before it";
 
@@ -464,6 +468,41 @@ std::vector<Row> rows(bool with_rope) {
   return all;
 }
 
+// A score of each head that takes part in the softmax without a value.
+std::vector<Row> rows_with_sink() {
+  std::vector<Row> all = rows(true);
+  const std::vector<Row> sink{
+      {"sink", dtype({at::kBFloat16}), kSink},
+      {"sink", dims(1, 1), kSinkCheck, {.tiling = true}},
+      {"sink",
+       fits("have an entry for each head of query", {"query_heads"},
+            [](const RuleArguments& own) -> Found {
+              if (own.tensor().numel() == own.integer(1)) return std::nullopt;
+              return "sizes " + sizes_of(own.tensor()) + " for " + text(own.integer(1)) + " heads";
+            }),
+       kSinkCheck,
+       {.tiling = true}},
+      {"value",
+       that("have heads of 64 or 128 entries beside learnableSink",
+            {"key", "query", "layout", "query_heads", "key_heads", "block_table"},
+            [](const RuleArguments& own) -> Found {
+              const int64_t key_heads = own.integer(5) == 0 ? own.integer(4) : own.integer(5);
+              const int64_t size = key_size_of(own.tensor(), own.text(3), key_heads, given(own, 6));
+              if (size == 64 || size == 128) return std::nullopt;
+              return "heads of " + text(size);
+            })
+           .when(both(packed(), is_given("sink"))),
+       kSinkCheck,
+       {.tiling = true}},
+      {"inner_precise",
+       one_of(std::vector<int64_t>{0}).when(both(packed(), is_given("sink"))),
+       "CheckFAISinglePara in fused_infer_attention_score_tiling.cpp",
+       {.tiling = true}},
+  };
+  all.insert(all.end(), sink.begin(), sink.end());
+  return all;
+}
+
 // The system's share and the partial results of a divided key axis.
 constexpr Workspace kWorkspace{.bytes = 32 * kMiB, .copies = true};
 
@@ -472,5 +511,9 @@ constexpr Workspace kWorkspace{.bytes = 32 * kMiB, .copies = true};
 Allowed allowed_fused_infer_attention_score_v2() { return {kWorkspace, rows(false), kA2 | kA3}; }
 
 Allowed allowed_fused_infer_attention_score_v3() { return {kWorkspace, rows(true), kA2 | kA3}; }
+
+Allowed allowed_fused_infer_attention_score_v4() {
+  return {kWorkspace, rows_with_sink(), kA2 | kA3};
+}
 
 }  // namespace vnpu::ops

@@ -169,10 +169,23 @@ VNPU_OPERATOR(SwiGlu, (const Tensor& x, int64_t dim, Out out),
   }
 }
 
+static Allowed allowed_clipped_swiglu() {
+  static constexpr char kDocument[] =
+      "ops-nn activation/clipped_swiglu/docs/aclnnClippedSwiglu.md, parameters";
+  return {.rows =
+              {
+                  {"x", dtype({at::kFloat, at::kHalf, at::kBFloat16}), kDocument},
+                  {"x", dims(1, 8), kDocument},
+                  {"group_index", dtype({at::kLong}), kDocument},
+                  {"group_index", dims(1, 1), kDocument},
+                  {"out", same_dtype("x"), kDocument},
+              },
+          .chips = kA2 | kA3};
+}
 VNPU_OPERATOR(ClippedSwiglu,
               (const Tensor& x, const OptionalTensor& group_index, int64_t dim, double alpha,
                double limit, double bias, bool interleaved, Out out),
-              {.tier = kT2, .cost = elements<10>}) {
+              {.tier = kT2, .cost = elements<10>, .allowed = allowed_clipped_swiglu}) {
   // The dimensions before `dim` are the rows that groups count; those after it are part of a row.
   const int64_t axis = dim < 0 ? dim + x.dim() : dim;
   require(axis >= 0 && axis < x.dim(), "dim is out of range");

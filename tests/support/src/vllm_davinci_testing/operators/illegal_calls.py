@@ -157,6 +157,14 @@ _ATTENTION_NUMBERS = {
     "lse": f32(0),
 }
 _ROPE = {"query_rope": None, "key_rope": None, "rope_scale": None}
+# Of the version that takes sinks: one more tensor on each side of the numbers.
+_SINK = {"query_scale": None, "sink": t(8)}
+_NUMBERS_WITH_SINK = {
+    **{name: each for name, each in _ATTENTION_NUMBERS.items() if name not in ("out", "lse")},
+    "query_mode": 0,
+    "out": t(7, 8, 128),
+    "lse": f32(0),
+}
 # One new token of each of two requests over compressed rows.
 _DECODE = {
     "query": t(2, 16, 512),
@@ -241,6 +249,25 @@ _ROTARY = {
 LEGAL: dict[str, dict[str, Any]] = {
     "FusedInferAttentionScoreV3": {**_ATTENTION, **_ROPE, **_ATTENTION_NUMBERS},
     "FusedInferAttentionScoreV2": {**_ATTENTION, **_ATTENTION_NUMBERS},
+    "FusedInferAttentionScoreV4": {**_ATTENTION, **_ROPE, **_SINK, **_NUMBERS_WITH_SINK},
+    "ClippedSwiglu": {
+        "x": t(7, 64),
+        "group_index": i64(3),
+        "dim": -1,
+        "alpha": 1.702,
+        "limit": 7.0,
+        "bias": 1.0,
+        "interleaved": True,
+        "out": t(7, 32),
+    },
+    "GridSampler2D": {
+        "input": f32(2, 3, 5, 4),
+        "grid": f32(2, 6, 7, 2),
+        "interpolation": 2,
+        "padding": 1,
+        "align_corners": False,
+        "out": f32(2, 3, 6, 7),
+    },
     "ScatterPaKvCache": {
         "key": t(7, 2, 128),
         "key_cache": t(3, 128, 2, 128),
@@ -585,6 +612,23 @@ ATTENTION = [
         cann="9.0",
     ),
     Case("FusedInferAttentionScoreV2", "query", _EQUAL, _sizes(80, 80, 8, 2), TILING),
+    # Sinks.
+    Case("FusedInferAttentionScoreV4", "sink", "an entry for each head", {"sink": t(4)}, TILING),
+    Case(
+        "FusedInferAttentionScoreV4",
+        "value",
+        "heads of 64 or 128 entries beside learnableSink",
+        _sizes(80, 80, 8, 2),
+        TILING,
+        cann="9.0",
+    ),
+    Case(
+        "FusedInferAttentionScoreV4",
+        "inner_precise",
+        "be 0 when",
+        {**_sizes(128, 128, 8, 8), "inner_precise": 1},
+        TILING,
+    ),
     # CANN 8.3.
     Case("FusedInferAttentionScoreV3", "block_table", "be null", {}, TILING, cann="8.3"),
     Case(
