@@ -319,6 +319,13 @@ def deployments(session: nox.Session) -> None:
     session.run(str(commands / "python"), "ci/deployments.py", *session.posargs, external=True)
 
 
+@nox.session(venv_backend="none")
+def zoo(session: nox.Session) -> None:
+    """Serve a small model of every text family: `-- NAME...`, or all; results/zoo/page.md."""
+    commands = prepare(session)
+    run_on_vnpu(session, commands, "python", "ci/zoo.py", *session.posargs)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build the wheel and sdist of every package into dist/ and check what they hold.

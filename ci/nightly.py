@@ -41,6 +41,7 @@ SESSIONS = (
     ("conformance",),
     ("deployments",),
     ("faults", "--one-in", "24"),
+    ("zoo",),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused
 # (float32 is exact only on `reference`), and engines on the strict chip.

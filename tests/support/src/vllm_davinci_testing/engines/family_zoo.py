@@ -1,0 +1,134 @@
+"""A small random checkpoint of every text family that both vLLM and transformers have.
+
+Sizes are put in by the names that configurations have for them; what one family alone needs stands
+in OF_FAMILY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from vllm_davinci_testing.engines.model_zoo import (
+    BOS_ID,
+    EOS_ID,
+    VOCAB_SIZE,
+    fill_with_normal_weights,
+    write_tokenizer,
+)
+
+NUM_LAYERS = 2
+# Of whatever a configuration has by these names.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 256,
+    "n_embd": 256,
+    "d_model": 256,
+    "intermediate_size": 384,
+    "ffn_dim": 384,
+    "n_inner": 384,
+    "shared_expert_intermediate_size": 64,
+    "shared_intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": NUM_LAYERS,
+    "n_layer": NUM_LAYERS,
+    "n_layers": NUM_LAYERS,
+    "num_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "n_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "n_positions": 512,
+    "n_ctx": 512,
+    "max_position_embeddings": 512,
+    "max_seq_len": 512,
+    "word_embed_proj_dim": 256,
+    "rotary_dim": 32,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "sliding_window": 32,
+    "query_pre_attn_scalar": 64,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": EOS_ID,
+}
+# Sizes that multi-head latent attention's operators take.
+_MLA = {
+    "hidden_size": 128,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 96,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "head_dim": 64,
+}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {**_MLA, "topk_method": "greedy", "n_group": None, "topk_group": None},
+    "deepseek_v3": _MLA,
+    "glm4_moe_lite": _MLA,
+    "minicpm3": _MLA,
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def text_families() -> list[str]:
+    """Model types whose class for text generation vLLM has under the same name, sorted."""
+    from vllm.model_executor.models import registry
+
+    by_class = {
+        name: model_type
+        for model_type, name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+        if isinstance(name, str)
+    }
+    return sorted(by_class[name] for name in registry._TEXT_GENERATION_MODELS if name in by_class)
+
+
+def small_config(model_type: str) -> transformers.PretrainedConfig:
+    """The family's configuration with small sizes. Raises what transformers raises."""
+    default = transformers.AutoConfig.for_model(model_type)
+    known = default.to_dict()
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    # A window where the family has one by default.
+    if known.get("sliding_window") is None:
+        sizes.pop("sliding_window", None)
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(known.get(name), list):
+            sizes[name] = _ends_of(known[name])
+    return transformers.AutoConfig.for_model(
+        model_type, **{**sizes, **OF_FAMILY.get(model_type, {})}
+    )
+
+
+def _ends_of(kinds: Iterable[str]) -> list[str]:
+    """As many kinds of layers as there are layers: different ones where there are."""
+    different = list(dict.fromkeys(kinds))
+    return (different * NUM_LAYERS)[:NUM_LAYERS]
+
+
+def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
+    """Writes configuration, fp32 weights and tokenizer; the directory."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = transformers.AutoModelForCausalLM.from_config(
+            small_config(model_type), dtype=torch.float32
+        )
+        fill_with_normal_weights(network)
+    network.save_pretrained(directory)
+    write_tokenizer(directory)
+    return directory
