@@ -28,7 +28,7 @@ BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
 # Heads of 64 and 128 with and without groups, windows, biases; 80, which is filled up to 128; MLA
-# of 4 and of 128 heads of 32, which are too; routed experts.
+# of 4 and of 128 heads of 32, which are too; routed experts; sinks.
 MODELS = (
     ("llama_head64_gqa4", torch.bfloat16, A3),
     ("llama_head64_gqa4", torch.float16, A2),
@@ -44,8 +44,13 @@ MODELS = (
     ("deepseek_v3_moe", torch.bfloat16, A3),
     ("deepseek_v3_moe", torch.float16, A3),
     ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),
+    ("gpt_oss_sinks_window32_top2_of_8", torch.bfloat16, A2),
 )
-MIXTURES = ("deepseek_v3_moe", "qwen3_moe_softmax_top2_of_8")
+MIXTURES = (
+    "deepseek_v3_moe",
+    "qwen3_moe_softmax_top2_of_8",
+    "gpt_oss_sinks_window32_top2_of_8",
+)
 ALL_LOGPROBS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=-1)
 
 

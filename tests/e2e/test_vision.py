@@ -187,7 +187,13 @@ def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[in
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.thorough if family == "glm4v" else ())
+        for family in FAMILIES
+    ],
+)
 def test_tokens_and_features_are_those_of_transformers_and_the_encoder_waits_for_nothing(
     family: str,
     vision: Callable[[str], Path],

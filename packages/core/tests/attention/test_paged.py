@@ -17,12 +17,20 @@ def reference(
     values: torch.Tensor,
     scale: float,
     is_visible: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """query [q, heads, d], keys and values [k, kv_heads, d], is_visible [q, k] -> [q, heads, d]"""
+    """query [q, heads, d], keys and values [k, kv_heads, d], is_visible [q, k] -> [q, heads, d]
+
+    sinks: [heads], a score that takes part in each softmax, without a value
+    """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys.double()) * scale
     scores.masked_fill_(~is_visible, float("-inf"))
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat([scores, column], -1)
+        values = torch.cat([values, torch.zeros_like(values[:1])])
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values.double()).to(query.dtype)
 
 
@@ -94,10 +102,12 @@ class Batch:
         assert returned is output
         return output.cpu()
 
-    def expected(self, scale: float, window: int | None = None) -> torch.Tensor:
+    def expected(
+        self, scale: float, window: int | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return torch.cat(
             [
-                reference(q, k, v, scale, visible(len(q), len(k), window))
+                reference(q, k, v, scale, visible(len(q), len(k), window), sinks)
                 for q, k, v in zip(self.query, self.key, self.value, strict=True)
             ]
         )
@@ -142,6 +152,21 @@ def test_a_sliding_window_hides_older_keys(lengths, window: int, device: torch.d
     torch.testing.assert_close(
         batch.run(attention), batch.expected(0.125, window), atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("lengths", [DECODES, PREFILLS, MIXED], ids=["decode", "prefill", "mixed"])
+def test_sinks_take_part_in_the_softmax_without_a_value(
+    lengths, window: int | None, device: torch.device
+):
+    batch = Batch(lengths, 8, 2, 64, torch.float32, device)
+    sinks = torch.nn.Parameter(torch.zeros(8, device=device))
+    attention = NPUAttentionImpl(8, 64, 0.125, 2, sliding_window=window, sinks=sinks)
+    loaded = torch.linspace(-2.0, 3.0, 8)
+    sinks.data.copy_(loaded)  # as a checkpoint is, after the layer was made
+    with torch.inference_mode():
+        result = batch.run(attention)
+    torch.testing.assert_close(result, batch.expected(0.125, window, loaded), atol=1e-5, rtol=1e-5)
 
 
 def test_padding_rows_become_zero_and_change_nothing_else(device: torch.device):
@@ -198,7 +223,6 @@ def test_a_profile_run_without_metadata_gives_zeros(device: torch.device):
         ({"alibi_slopes": [0.5] * 4}, "ALiBi"),
         ({"logits_soft_cap": 50.0}, r"soft-capped attention logits \(cap 50.0\)"),
         ({"attn_type": AttentionType.ENCODER_DECODER}, "encoder_decoder"),
-        ({"sinks": torch.zeros(4)}, "'sinks'"),
         ({"chunk_lookback": 1}, "'chunk_lookback'"),
     ],
 )

@@ -19,12 +19,14 @@ from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.model_executor.models.transformers.moe import TransformersRoutedExperts
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.checkpoint.loader import register as register_loader
+from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
 from vllm_davinci.core.fused_moe.transformers_layer import NPUTransformersRoutedExperts
@@ -61,6 +63,7 @@ LAYERS: dict[str, type] = {
     MMEncoderAttention.__name__: NPUMMEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     RoutedExperts.__name__: NPURoutedExperts,
+    GptOssRoutedExperts.__name__: NPUGptOssRoutedExperts,
     TransformersRoutedExperts.__name__: NPUTransformersRoutedExperts,
     UnquantizedFusedMoEMethod.__name__: NPUUnquantizedFusedMoEMethod,
 }

@@ -410,6 +410,23 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's sampler reads output tokens on the device",
     ),
     Override(
+        what="no image of a model whose images see each other both ways is cut",
+        where=(
+            "core.scheduler.whole_images:WholeImageScheduler._try_schedule_encoder_inputs",
+            "core.config.vllm_settings:set_for_npu",
+        ),
+        why="vLLM cuts an image at which a chunk begins, and leaves images longer than the window "
+        "out of those that are read both ways",
+        upstream={
+            "v1/core/sched/scheduler.py": (
+                "_try_schedule_encoder_inputs",
+                "and num_computed_tokens < start_pos",
+            ),
+            RUNNER: ("mm_prefix_clamp_sliding_window",),
+        },
+        goes_when="disable_chunked_mm_input holds wherever a chunk begins",
+    ),
+    Override(
         what="the prefill-first scheduler shows vLLM's own other queues during one call, and keeps "
         "requests out of a step by the number of the step in which they may decode",
         where=("core.scheduler.prefill_first:PrefillFirstScheduler",),

@@ -261,6 +261,23 @@ MIXTURES = (
         seed=5,
         options={"num_experts": 8, "moe_topk": [2, 2]},
     ),
+    # Sinks in every softmax; windows beside whole attention; experts with biases, clipped SwiGLU.
+    ZooModel(
+        "gpt_oss_sinks_window32_top2_of_8",
+        "gpt_oss",
+        8,
+        2,
+        64,
+        hidden_size=128,
+        seed=4,
+        options={
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {k: v for k, v in YARN.items() if k[0] != "m"} | {"truncate": False},
+        },
+    ),
     # Groups and a correction bias of the choice; shared experts; a first dense layer.
     deepseek(
         "deepseek_v3_moe",
@@ -415,6 +432,8 @@ def fill_with_normal_weights(network: nn.Module) -> None:
             module.weight.normal_(mean=1.0, std=0.1)
             if getattr(module, "bias", None) is not None:
                 module.bias.normal_(std=0.1)
+        if getattr(module, "sinks", None) is not None:  # scores of attention, without values
+            module.sinks.normal_(mean=1.0)
 
 
 def write_tokenizer(directory: Path) -> None:

@@ -16,6 +16,11 @@ import torch
 import transformers
 from PIL import Image
 
+from vllm_davinci_testing.engines.glm4v_model import (
+    TOKENS_OF_VIDEOS,
+    glm4v_config,
+    glm4v_processor,
+)
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,
     EOS,
@@ -47,6 +52,7 @@ class VisionModel:
     make_config:    gives its transformers configuration
     make_processor: gives its processor of text, images and videos, from a tokenizer
     takes_videos:   whether it does
+    more_tokens:    that vLLM looks up by name, after the special ones
     needs_metadata: whether its processor wants to know when the frames of a video were taken
     """
 
@@ -54,6 +60,7 @@ class VisionModel:
     make_config: Callable[[], transformers.PretrainedConfig]
     make_processor: Callable[[Any], transformers.ProcessorMixin]
     takes_videos: bool = True
+    more_tokens: tuple[str, ...] = ()
     needs_metadata: bool = False
 
 
@@ -79,6 +86,16 @@ _TOKENS = {
     "video_token_id": VIDEO_ID,
     "vision_start_token_id": START_ID,
     "vision_end_token_id": END_ID,
+}
+
+
+_TOKENS_OF_GLM = {
+    "image_token_id": IMAGE_ID,
+    "image_start_token_id": START_ID,
+    "image_end_token_id": END_ID,
+    "video_start_token_id": VOCAB_SIZE,
+    "video_end_token_id": VOCAB_SIZE + 1,
+    "video_token_id": VOCAB_SIZE + 2,
 }
 
 
@@ -221,6 +238,13 @@ MODELS = {
             _qwen_processor(transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
         ),
         VisionModel("internvl", _internvl, _internvl_processor, takes_videos=False),
+        VisionModel(
+            "glm4v",
+            lambda: glm4v_config(_text, **_TOKENS_OF_GLM),
+            lambda tokenizer: glm4v_processor(tokenizer, PATCH, SMALLEST, LARGEST),
+            takes_videos=False,
+            more_tokens=TOKENS_OF_VIDEOS,
+        ),
     )
 }
 
@@ -248,10 +272,12 @@ def write_vision_checkpoint(
             "start_image_token": VISION_START,
             "end_image_token": VISION_END,
             "context_image_token": IMAGE_PAD,
+            "image_token": IMAGE_PAD,
             "video_token": VIDEO_PAD,
         },
     )
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+    special = [*SPECIAL, *model.more_tokens]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
     # The server puts the places of images and videos into the text.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(directory)

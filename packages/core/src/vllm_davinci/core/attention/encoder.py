@@ -9,7 +9,7 @@ from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderA
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from vllm_davinci.core.attention.head_sizes import dense_head_size
-from vllm_davinci.core.attention.paged import SPARSE_MODE_NONE
+from vllm_davinci.core.attention.masks import SPARSE_MODE_NONE
 
 # Sequences of one call in the layout TND. Source: the operator's documentation, constraints of
 # actual_seq_lengths.

@@ -13,6 +13,7 @@ import torch
 import torch_npu
 
 from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.device.refusals import refusal_of
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -24,19 +25,27 @@ _PADDED_SIZES = (64, 128, 192, 256)
 
 @functools.cache
 def paged_head_size(
-    num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, sparse_mode: int
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    sparse_mode: int,
+    has_sinks: bool = False,
 ) -> int:
     """The size of heads to call attention over a paged cache with: `head_size`, or more.
 
+    has_sinks: of `dtype`
     Raises UnsupportedFeatureError for sizes or a dtype that it does not take at all.
     """
     return _taken_size(
         lambda size: refusal_of(
-            lambda: _attend_to_one_block(num_heads, num_kv_heads, size, dtype, sparse_mode)
+            lambda: _attend_to_one_block(
+                num_heads, num_kv_heads, size, dtype, sparse_mode, has_sinks=has_sinks
+            )
         ),
         head_size,
         f"{num_heads} query heads over {num_kv_heads} key-value heads of {head_size} entries in "
-        f"{_name(dtype)}, over a paged cache",
+        f"{_name(dtype)}, over a paged cache{' with attention sinks' * has_sinks}",
     )
 
 
@@ -198,12 +207,17 @@ def _attend_to_one_block(
     dtype: torch.dtype,
     sparse_mode: int,
     num_requests: int = 1,
+    has_sinks: bool = False,
 ) -> None:
-    block = torch.zeros(1, BLOCK_SIZE_TOKENS, num_kv_heads * size, dtype=dtype, device="npu")
-    torch_npu.npu_fused_infer_attention_score(
-        torch.zeros(num_requests, num_heads, size, dtype=dtype, device="npu"),
+    new = functools.partial(torch.zeros, dtype=dtype, device="npu")
+    block = new(1, BLOCK_SIZE_TOKENS, num_kv_heads * size)
+    query = new(num_requests, num_heads, size)
+    fused_attention.attend(
+        query,
         block,
         block,
+        out=[torch.empty_like(query), torch.empty(0, device="npu")],
+        learnable_sink=new(num_heads) if has_sinks else None,
         atten_mask=_mask(sparse_mode),
         **_one_token_each(num_requests),
         num_heads=num_heads,

@@ -1,4 +1,4 @@
-"""Attention masks that never change, built once per device."""
+"""Which keys a query sees: modes of the attention operator, and its mask, which never changes."""
 
 import functools
 
@@ -8,6 +8,33 @@ import torch
 # compressed causal modes (sparse_mode 2, 3 and 4), whatever the real lengths are.
 # Source: the operator's documentation, parameter atten_mask.
 COMPRESSED_MASK_SIDE = 2048
+
+
+# Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
+SPARSE_MODE_NONE = 0  # every query sees every key
+SPARSE_MODE_CAUSAL = 3  # causal, aligned at the lower right: the last query sees every key
+SPARSE_MODE_BAND = 4  # keys from `pre_tokens` before a query's position to `next_tokens` after it
+
+ALL_TOKENS = 2**31 - 1  # of pre_tokens and next_tokens
+
+
+def masking(is_causal: bool, window: int | None) -> dict[str, int]:
+    """Options of the operator.
+
+    window: how many keys a query sees on one side, itself among them; None for all
+    """
+    if window is not None:
+        return {
+            "sparse_mode": SPARSE_MODE_BAND,
+            "pre_tokens": window - 1,
+            "next_tokens": 0 if is_causal else window - 1,
+        }
+    return {"sparse_mode": SPARSE_MODE_CAUSAL if is_causal else SPARSE_MODE_NONE}
+
+
+def mask_for(options: dict[str, int], device: torch.device) -> torch.Tensor | None:
+    """The mask that the operator takes beside `masking`'s options."""
+    return None if options["sparse_mode"] == SPARSE_MODE_NONE else compressed_causal_mask(device)
 
 
 @functools.cache

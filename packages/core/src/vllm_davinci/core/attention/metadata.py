@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from vllm_davinci.core.attention.spans import BidirectionalSpans
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
@@ -27,6 +28,7 @@ class NPUAttentionMetadata(AttentionMetadata):
     slot_mapping:         [num_tokens], int64 on the device; block * block_size + offset, or -1.
     causal:               False when every token of a request may see every other one.
     host_lengths:         takes the attention's launches while a graph is captured; else None.
+    spans:                tokens of images that see each other both ways; None without any.
     """
 
     num_actual_tokens: int
@@ -36,6 +38,7 @@ class NPUAttentionMetadata(AttentionMetadata):
     slot_mapping: torch.Tensor
     causal: bool = True
     host_lengths: HostLengths | None = None
+    spans: BidirectionalSpans | None = None
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths, and all tokens, of each request."""
@@ -128,13 +131,18 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             host_seq_lens(common),
             common.num_actual_tokens,
         )
+        block_table = common.block_table_tensor[:num_reqs]
+        ranges = common.mm_req_doc_ranges
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             actual_seq_lengths_q=ends,
             seq_lens=seq_lens,
-            block_table=common.block_table_tensor[:num_reqs],
+            block_table=block_table,
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             causal=causal,
+            spans=BidirectionalSpans.of_step(ranges, ends, seq_lens, block_table)
+            if ranges
+            else None,
         )
 
     def update_block_table(
@@ -150,4 +158,5 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             block_table=blk_table[: len(metadata.seq_lens)],
             slot_mapping=slot_mapping[: metadata.num_actual_tokens],
             causal=metadata.causal,
+            spans=None if metadata.spans is None else metadata.spans.over(blk_table),
         )

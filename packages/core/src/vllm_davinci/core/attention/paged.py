@@ -13,18 +13,17 @@ from vllm_davinci.core.attention.head_sizes import (
     paged_head_size,
     require_requests,
 )
-from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.masks import (
+    ALL_TOKENS,
+    mask_for,
+    masking,
+)
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.attention.spans import span_masking
 from vllm_davinci.core.components.compiled_operators import PagedAttention
 from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
-
-# Modes of npu_fused_infer_attention_score. Source: the operator's documentation, sparse_mode.
-SPARSE_MODE_NONE = 0  # every query sees every key
-SPARSE_MODE_CAUSAL = 3  # causal, aligned at the lower right: the last query sees every key
-SPARSE_MODE_BAND = 4  # keys from `pre_tokens` before a query's position to `next_tokens` after it
-
-ALL_TOKENS = 2**31 - 1  # of pre_tokens and next_tokens
 
 
 class PagedCache(NamedTuple):
@@ -63,6 +62,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         logits_soft_cap: float | None = None,
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
         **extra: Any,
     ) -> None:
         refused = {
@@ -88,36 +88,37 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self.attn_type = attn_type
         # Layers that read another layer's cache never write one.
         self.writes_cache = kv_sharing_target_layer_name is None
+        self._sinks = sinks
         self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
-        self._causal_options = self._masking(is_causal=True)
-        self._bidirectional_options = self._masking(is_causal=False)
+        self._causal_options = masking(True, sliding_window)
+        self._bidirectional_options = masking(False, sliding_window)
+        self._span_options = span_masking(sliding_window)
         self._unused_lse: torch.Tensor | None = None
-        taken_size = dense_head_size if self._is_encoder else paged_head_size
+        self.operator_head_size = self._taken_head_size()
+
+    def _taken_head_size(self) -> int:
+        """See operator_head_size. Raises UnsupportedFeatureError where there is none."""
         options = self._bidirectional_options if self._is_encoder else self._causal_options
         config = get_current_vllm_config_or_none()
         model = config.model_config if config is not None else None
         dtype = model.dtype if model is not None else torch.get_default_dtype()
         heads = (self.num_heads, self.num_kv_heads)
-        self.operator_head_size = taken_size(*heads, head_size, dtype, options["sparse_mode"])
+        sizes = (*heads, self.head_size, dtype, options["sparse_mode"])
+        taken = (
+            dense_head_size(*sizes)
+            if self._is_encoder
+            else paged_head_size(*sizes, has_sinks=self._sinks is not None)
+        )
         if config is not None:
             require_requests(
                 config.scheduler_config.max_num_seqs,
                 *heads,
-                self.operator_head_size,
+                taken,
                 dtype,
                 options["sparse_mode"],
                 is_paged=not self._is_encoder,
             )
-
-    def _masking(self, is_causal: bool) -> dict[str, int]:
-        if self.sliding_window is not None:
-            reach = self.sliding_window - 1
-            return {
-                "sparse_mode": SPARSE_MODE_BAND,
-                "pre_tokens": reach,
-                "next_tokens": 0 if is_causal else reach,
-            }
-        return {"sparse_mode": SPARSE_MODE_CAUSAL if is_causal else SPARSE_MODE_NONE}
+        return taken
 
     def forward(
         self,
@@ -171,9 +172,11 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         out: torch.Tensor,
     ) -> None:
         """`forward` with heads of operator_head_size and without padding tokens."""
+        stage = fused_op("paged_attention")
         if self._is_encoder:
+            assert key is not None and value is not None
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif attn_metadata.host_lengths is None and (stage := fused_op("paged_attention")):
+        elif self._sinks is None and stage is not None and attn_metadata.host_lengths is None:
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None and value is not None:
@@ -187,6 +190,11 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
                     cache_mode="Norm",
                 )
             self._attend_to_cache(query, kv_cache, attn_metadata, out)
+        if (spans := attn_metadata.spans) is not None:
+            tensors = query, kv_cache.key_flat, kv_cache.value_flat, out, self._lse(query.device)
+            spans.attend(
+                *tensors, **self._arguments(self._span_options, kv_cache, spans.block_table)
+            )
 
     def _attend_fused(
         self,
@@ -211,7 +219,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             block_table=metadata.block_table,
             actual_seq_lengths_q=metadata.actual_seq_lengths_q,
             seq_lens=metadata.seq_lens,
-            mask=self._mask(options, query.device),
+            mask=mask_for(options, query.device),
             scale=self.scale,
             sparse_mode=options["sparse_mode"],
             pre_tokens=options.get("pre_tokens", ALL_TOKENS),
@@ -229,57 +237,57 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         options = self._causal_options if metadata.causal else self._bidirectional_options
         tensors = query, cache.key_flat, cache.value_flat
         outputs = [out, self._lse(query.device)]
-        arguments: dict[str, Any] = {
-            "atten_mask": self._mask(options, query.device),
-            "block_table": metadata.block_table,
+        arguments = self._arguments(options, cache, metadata.block_table)
+        lengths = metadata.step_lengths()
+        if metadata.host_lengths is not None:
+            metadata.host_lengths.attend(*tensors, outputs, *lengths, **arguments)
+        else:
+            fused_attention.attend(*tensors, *lengths, outputs, **arguments)
+
+    def _arguments(
+        self, options: dict[str, int], cache: PagedCache, block_table: torch.Tensor
+    ) -> dict[str, Any]:
+        """Arguments of attention over the cache, without the tensors and lengths of a call."""
+        return {
+            "atten_mask": mask_for(options, block_table.device),
+            "block_table": block_table,
             "num_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "scale": self.scale,
             "input_layout": "TND",
             "block_size": cache.key.shape[1],
+            "learnable_sink": self._learnable_sink(),
             **options,
         }
-        if metadata.host_lengths is not None:
-            lengths = metadata.step_lengths()
-            metadata.host_lengths.attend(*tensors, outputs, *lengths, **arguments)
-            return
-        torch_npu.npu_fused_infer_attention_score.out(
-            *tensors,
-            actual_seq_lengths=metadata.actual_seq_lengths_q,
-            actual_seq_lengths_kv=metadata.seq_lens,
-            out=outputs,
-            **arguments,
-        )
 
     def _attend_to_batch(
         self,
         query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
+        key: torch.Tensor,
+        value: torch.Tensor,
         metadata: NPUAttentionMetadata,
         out: torch.Tensor,
     ) -> None:
-        options = self._bidirectional_options
-        torch_npu.npu_fused_infer_attention_score.out(
+        options: dict[str, Any] = self._bidirectional_options
+        fused_attention.attend(
             query,
             key,
             value,
-            atten_mask=self._mask(options, query.device),
-            actual_seq_lengths=metadata.actual_seq_lengths_q,
-            actual_seq_lengths_kv=metadata.actual_seq_lengths_q,
+            metadata.actual_seq_lengths_q,
+            metadata.actual_seq_lengths_q,
+            [out, self._lse(query.device)],
+            self._learnable_sink(),
+            atten_mask=mask_for(options, query.device),
             num_heads=self.num_heads,
             num_key_value_heads=self.num_kv_heads,
             scale=self.scale,
             input_layout="TND",
-            out=[out, self._lse(query.device)],
             **options,
         )
 
-    @staticmethod
-    def _mask(options: dict[str, int], device: torch.device) -> torch.Tensor | None:
-        if options["sparse_mode"] == SPARSE_MODE_NONE:
-            return None
-        return compressed_causal_mask(device)
+    def _learnable_sink(self) -> torch.Tensor | None:
+        """[num_heads], in the model's dtype: the layer's parameter, whatever is loaded into it."""
+        return None if self._sinks is None else self._sinks.detach()
 
     def _lse(self, device: torch.device) -> torch.Tensor:
         """The operator's second output, which it does not fill unless asked to."""

@@ -80,11 +80,19 @@ def _dtype_name(model: "ModelConfig | None") -> str | None:
     return None if model is None else str(model.dtype).removeprefix("torch.")
 
 
+# Kinds of models whose images see each other both ways, image by image, and nothing else does.
+BOTH_WAYS = ("gemma3",)
+
+
 def refuse_architectures(model: "ModelConfig") -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     needs = {
         "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
         "cross-attention (encoder-decoder)": model.is_encoder_decoder,
+        f"tokens of prompts that see later ones (known of images of {', '.join(BOTH_WAYS)}; text "
+        "alone is served with --limit-mm-per-prompt 0 of each kind)": (
+            model.is_mm_prefix_lm and model.hf_config.model_type not in BOTH_WAYS
+        ),
     }
     if named := [need for need, is_needed in needs.items() if is_needed]:
         raise UnsupportedFeatureError(

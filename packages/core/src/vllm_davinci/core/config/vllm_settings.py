@@ -78,6 +78,14 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
     for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "fuse_allreduce_rms"):
         setattr(passes, name, False)
 
+    model = vllm_config.model_config
+    if model is not None and model.is_mm_prefix_lm:
+        why = "the tokens of an image see each other both ways, so that it is computed in one step"
+        change(vllm_config.scheduler_config, "disable_chunked_mm_input", True, why)
+        change(vllm_config.cache_config, "enable_prefix_caching", False, why)
+        # Of vLLM's runner: images longer than the window are not left out.
+        model.hf_text_config.mm_prefix_clamp_sliding_window = True
+
     cache_config = vllm_config.cache_config
     if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
         change(

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.fused_moe.biased_experts import BiasedExperts, bias_for_products
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
@@ -103,11 +104,17 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
             super().process_weights_after_loading(layer)
 
     def _experts(self, layer: NPURoutedExperts, **place: int) -> Experts:
-        return FloatExperts(
-            gate_up=transposed_in_memory(layer.w13_weight),
-            down=transposed_in_memory(layer.w2_weight),
-            **place,
-        )
+        gate_up = transposed_in_memory(layer.w13_weight)
+        down = transposed_in_memory(layer.w2_weight)
+        if layer.moe_config.has_bias:
+            return BiasedExperts(
+                gate_up=gate_up,
+                gate_up_bias=bias_for_products(layer.w13_bias),
+                down=down,
+                down_bias=bias_for_products(layer.w2_bias),
+                **place,
+            )
+        return FloatExperts(gate_up=gate_up, down=down, **place)
 
 
 def _take_factor_of_sum(rule: RoutingRule, layer: NPURoutedExperts) -> float:

@@ -22,11 +22,12 @@ _SIDE = 32
 
 def check_supported_experts(layer: "RoutedExperts") -> None:
     """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
+    # Experts of gpt-oss have both.
+    known = MoEActivation.SWIGLUOAI if layer.moe_config.has_bias else MoEActivation.SILU
+    biased = "with" if layer.moe_config.has_bias else "without"
     wants = {
-        f"activation {layer.activation.value!r} (only 'silu' is known)": (
-            layer.activation is not MoEActivation.SILU
-        ),
-        "biases in its experts": layer.moe_config.has_bias,
+        f"activation {layer.activation.value!r} (of experts {biased} biases, only {known.value!r} "
+        "is known)": layer.activation is not known,
         "a limit inside SwiGLU": layer.swiglu_limit is not None,
         "weights on the input of more than one expert per token": (
             layer.apply_router_weight_on_input and layer.top_k > 1

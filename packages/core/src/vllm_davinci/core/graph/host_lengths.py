@@ -13,6 +13,7 @@ import torch_npu
 from torch_npu._C import _weak_ref_tensor as weak_ref_tensor
 
 from vllm_davinci.core.components.fused_ops import fused_op
+from vllm_davinci.core.device import fused_attention
 
 Lengths = Sequence[int]
 
@@ -29,8 +30,8 @@ OPTIONS: dict[str, Any] = {
 class HostLengths:
     """Those launches of one graph that take their lengths from one attention metadata.
 
-    With an installed package's `attention_groups` all of them are updated by one call; else one
-    after the other by torch_npu's operator.
+    With an installed package's `attention_groups` all of them are updated by one call; else, and
+    with sinks, one after the other by torch_npu's operator.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class HostLengths:
         self._launches: list[Callable[[Lengths, Lengths], Any]] = []
 
     def __len__(self) -> int:
-        return len(self._groups) if self._compiled is None else int(self._compiled.size())
+        return len(self._groups) + (0 if self._compiled is None else int(self._compiled.size()))
 
     def attend(
         self,
@@ -52,20 +53,15 @@ class HostLengths:
         lengths_kv: Lengths,
         **options: Any,
     ) -> None:
-        """Captures npu_fused_infer_attention_score into `out`, on the capturing current stream.
+        """Captures fused_attention.attend into `out`, on the capturing current stream.
 
         Shapes and options are the operator's. The graph keeps the tensors' memory for its replays,
         so that they are only referred to here.
         """
-        workspace = torch_npu._npu_fused_infer_attention_score_get_max_workspace(
-            query,
-            key,
-            value,
-            actual_seq_lengths=lengths_q,
-            actual_seq_lengths_kv=lengths_kv,
-            **options,
+        workspace = fused_attention.max_workspace(
+            query, key, value, lengths_q, lengths_kv, **options
         )
-        if self._compiled is not None:
+        if self._compiled is not None and options.get("learnable_sink") is None:
             self._compiled.attend(
                 query,
                 key,
@@ -96,7 +92,6 @@ class HostLengths:
         """Gives every launch these lengths, once `stream`, which must be current, gets there."""
         if self._compiled is not None:
             self._compiled.update(lengths_q, lengths_kv)
-            return
         begin, end = torch_npu.npu.graph_task_update_begin, torch_npu.npu.graph_task_update_end
         for group, launch in zip(self._groups, self._launches, strict=True):
             begin(stream, group)
@@ -121,15 +116,8 @@ def _launch_of(
     }
 
     def launch(lengths_q: Lengths, lengths_kv: Lengths) -> None:
-        torch_npu.npu_fused_infer_attention_score.out(
-            query,
-            key,
-            value,
-            actual_seq_lengths=lengths_q,
-            actual_seq_lengths_kv=lengths_kv,
-            workspace=workspace,
-            out=out,
-            **options,
+        fused_attention.attend(
+            query, key, value, lengths_q, lengths_kv, out, workspace=workspace, **options
         )
 
     return launch

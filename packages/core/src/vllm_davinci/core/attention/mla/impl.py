@@ -7,7 +7,12 @@ import torch_npu
 from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
-from vllm_davinci.core.attention.masks import compressed_causal_mask
+from vllm_davinci.core.attention.masks import (
+    ALL_TOKENS,
+    SPARSE_MODE_CAUSAL,
+    SPARSE_MODE_NONE,
+    compressed_causal_mask,
+)
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
@@ -15,7 +20,6 @@ from vllm_davinci.core.attention.mla.metadata import (
     MLAPrefillMetadata,
     NPUMLAMetadata,
 )
-from vllm_davinci.core.attention.paged import ALL_TOKENS, SPARSE_MODE_CAUSAL, SPARSE_MODE_NONE
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
