@@ -16,7 +16,7 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci.meta.server_metrics import decision_counts
+from vllm_davinci.meta.server_metrics import decision_counts, metrics_text
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
@@ -241,7 +241,7 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(
 
         def split() -> dict[str, int]:
             """DP rank -> steps that were split."""
-            counts = decision_counts(server.url)
+            counts = decision_counts(metrics_text(server.url))
             return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
 
         # Steps of the two DP ranks have to meet, and a request may reach its DP rank late.

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_davinci.meta.__main__ import main
 from vllm_davinci.meta.errors import ServerError
-from vllm_davinci.meta.server_metrics import decision_counts
+from vllm_davinci.meta.server_metrics import acceptance, decision_counts, metrics_text
 from vllm_davinci_testing.processes.forked import run_command
 
 MODULE = "vllm_davinci.meta"
@@ -25,6 +25,14 @@ davinci:overlap_decisions_total{engine="0",reason="no_prefill"} 90.0
 davinci:overlap_decisions_total{engine="0",reason="split"} 9.0
 davinci:overlap_decisions_total{engine="0",reason="no_cut"} 1.0
 davinci:overlap_decisions_created{engine="0",reason="split"} 1.7e+09
+"""
+
+SPECULATING = """\
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 200.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 90.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 60.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 30.0
 """
 
 
@@ -56,17 +64,36 @@ def serve() -> Iterator[Callable[[str], str]]:
 
 def test_a_server_s_counts_are_read_from_its_metrics(serve: Callable[[str], str]):
     expected = {("0", "no_prefill"): 90, ("0", "split"): 9, ("0", "no_cut"): 1}
-    assert decision_counts(serve(METRICS)) == expected
-    assert decision_counts(serve(METRICS) + "/metrics") == expected
+    for address in (serve(METRICS), serve(METRICS) + "/metrics"):
+        text = metrics_text(address)
+        assert decision_counts(text) == expected
+        assert acceptance(text) is None
 
 
-def test_a_server_that_counts_none_is_told_from_what_is_no_server(serve: Callable[[str], str]):
-    with pytest.raises(ServerError, match="overlap is off there"):
-        decision_counts(serve("vllm:num_requests_running 1.0\n"))
+def test_accepted_drafts_are_told_by_position(
+    serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["explain", serve(SPECULATING)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "90 of 200 drafts were accepted (45%), 1.90 tokens" in told
+    assert "by position: 60%, 30%." in told and "check --speculative-config" not in told
+    vain = SPECULATING.replace("60.0", "0.0").replace("30.0", "0.0").replace("90.0", "0.0")
+    assert main(["explain", serve(vain)]) == 0
+    assert "check --speculative-config" in " ".join(capsys.readouterr().out.split())
+    assert main(["explain", "--json", serve(SPECULATING)]) == 0
+    assert json.loads(capsys.readouterr().out)["drafts"]["by_position"] == [60, 30]
+
+
+def test_a_server_that_counts_none_is_told_from_what_is_no_server(
+    serve: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["explain", serve("vllm:num_requests_running 1.0\n")]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no overlap decisions and no drafts: both are off there" in told
     with pytest.raises(ServerError, match="is no vLLM server"):
-        decision_counts(serve("hello"))
+        metrics_text(serve("hello"))
     with pytest.raises(ServerError, match=r"gives no metrics: .*refused"):
-        decision_counts("http://127.0.0.1:9")
+        metrics_text("http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""`vllm-davinci explain`: says why a step was not split into ubatches.
+"""`vllm-davinci explain`: says why a step was not split into ubatches, and which drafts were kept.
 
 vllm-davinci explain http://localhost:8000
-    the reasons that a running server has counted, and what would change each
+    the reasons that a running server has counted, and what would change each; with speculative
+    decoding, how many drafts of each position were accepted
 vllm-davinci explain MODEL --tokens 512 512 --decodes 8 -- --tensor-parallel-size 2 --enable-dbo
     what an engine with these options of `vllm serve` would decide for such a step
 """
@@ -20,8 +21,13 @@ from rich.text import Text
 
 from vllm_davinci.meta import core_access
 from vllm_davinci.meta.engine_configuration import engine_configuration
-from vllm_davinci.meta.errors import ExplanationError, MetaError
-from vllm_davinci.meta.server_metrics import decision_counts
+from vllm_davinci.meta.errors import ExplanationError, MetaError, ServerError
+from vllm_davinci.meta.server_metrics import (
+    Acceptance,
+    acceptance,
+    decision_counts,
+    metrics_text,
+)
 
 if TYPE_CHECKING:
     from vllm_davinci.core.ubatch.explanation import Explanation, StepExplanation
@@ -92,7 +98,14 @@ def _problem_with(
 
 
 def _explain_server(url: str, as_json: bool) -> None:
-    counts = decision_counts(url)  # before vLLM is imported: a wrong address is told at once
+    text = metrics_text(url)  # before vLLM is imported: a wrong address is told at once
+    counts, drafts = decision_counts(text), acceptance(text)
+    if not counts and drafts is None:
+        raise ServerError(
+            f"{url} counts no overlap decisions and no drafts: both are off there, or the server "
+            "has run no step yet. Start it with --enable-dbo or --speculative-config, and send it "
+            "a request."
+        )
     core_access.prepare()
     from vllm_davinci.core.ubatch.explanation import EXPLANATIONS, Explanation
 
@@ -103,9 +116,14 @@ def _explain_server(url: str, as_json: bool) -> None:
     if as_json:
         reasons = {reason: asdict(explanation(reason)) for _, reason in counts}
         rows = [{"engine": e, "reason": r, "steps": n} for (e, r), n in counts.items()]
-        print(json.dumps({"steps": rows, "reasons": reasons}, indent=2))
+        told = {} if drafts is None else {"drafts": drafts._asdict()}
+        print(json.dumps({"steps": rows, "reasons": reasons, **told}, indent=2))
         return
     console = Console()
+    if drafts is not None:
+        console.print(told_acceptance(drafts), markup=False)
+    if not counts:
+        return
     total = sum(counts.values())
     split = sum(count for (_, reason), count in counts.items() if reason == "split")
     console.print(f"{url}: {split} of {total} steps were split into ubatches.", markup=False)
@@ -121,6 +139,23 @@ def _explain_server(url: str, as_json: bool) -> None:
         cells = [f"{count} ({count / total:.0%})", reason, found.meaning, found.change]
         table.add_row(*([engine] if several else []), *map(Text, cells))
     console.print(table)
+
+
+def told_acceptance(drafts: Acceptance) -> str:
+    """The rates in words."""
+    rates = [f"{count / drafts.steps:.0%}" for count in drafts.by_position]
+    share = drafts.accepted / max(drafts.drafted, 1)
+    told = (
+        f"{drafts.accepted} of {drafts.drafted} drafts were accepted ({share:.0%}), "
+        f"{1 + drafts.accepted / drafts.steps:.2f} tokens in a request's step; by position: "
+        f"{', '.join(rates)}."
+    )
+    if not drafts.accepted:
+        told += (
+            " A drafter of another model or quantization, or one that is not trained, is never "
+            "right: check --speculative-config, or start without."
+        )
+    return told
 
 
 def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> None:

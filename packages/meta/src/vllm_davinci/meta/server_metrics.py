@@ -1,44 +1,78 @@
-"""Overlap decisions that a running server has counted."""
+"""Overlap decisions and accepted drafts that a running server has counted."""
 
 from __future__ import annotations
 
 import re
 import urllib.error
 import urllib.request
+from typing import NamedTuple
 
 from vllm_davinci.meta.errors import ServerError
 
 LIMIT_S = 10
 _COUNT = re.compile(r"^davinci:overlap_decisions_total\{([^}]*)\} (\S+)$", re.MULTILINE)
+_DRAFTS = re.compile(r"^vllm:spec_decode_num_(\w+)_total\{([^}]*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-def decision_counts(url: str) -> dict[tuple[str, str], int]:
-    """DP rank and reason -> steps. url: the server's address, with or without /metrics.
+class Acceptance(NamedTuple):
+    """Drafts of all DP ranks.
 
-    Raises ServerError when nothing answers, or what answers counts no overlap decisions.
+    steps:       of a request, for which something was drafted
+    by_position: of them, those whose first draft was accepted, whose second one was, and so on
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    by_position: tuple[int, ...]
+
+
+def metrics_text(url: str) -> str:
+    """What the server tells. url: its address, with or without /metrics.
+
+    Raises ServerError when nothing answers, or what answers is no vLLM server.
     """
     address = url.rstrip("/").removesuffix("/metrics") + "/metrics"
     try:
         with urllib.request.urlopen(address, timeout=LIMIT_S) as answer:
-            text = answer.read().decode("utf-8", "replace")
+            text: str = answer.read().decode("utf-8", "replace")
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ServerError(
             f"{address} gives no metrics: {reason}. Name the address of a running `vllm serve`, "
             "such as http://localhost:8000."
         ) from error
+    if "vllm:" not in text:
+        raise ServerError(f"{address} answers, and is no vLLM server. Name another address.")
+    return text
+
+
+def decision_counts(text: str) -> dict[tuple[str, str], int]:
+    """DP rank and reason -> steps; empty where overlap is off or no step has run yet."""
     counts: dict[tuple[str, str], int] = {}
     for labels, value in _COUNT.findall(text):
         label = dict(_LABEL.findall(labels))
         key = (label.get("engine", "0"), label.get("reason", ""))
         counts[key] = counts.get(key, 0) + int(float(value))
-    if counts:
-        return counts
-    if "vllm:" not in text:
-        raise ServerError(f"{address} answers, and is no vLLM server. Name another address.")
-    raise ServerError(
-        f"{address} counts no overlap decisions: overlap is off there, or the server has run no "
-        "step yet. Start it with --enable-dbo, or --additional-config "
-        '\'{"dbo": {"enabled": true}}\', and send it a request.'
+    return counts
+
+
+def acceptance(text: str) -> Acceptance | None:
+    """Accepted drafts; None of a server that does not speculate, or has not yet."""
+    totals: dict[str, int] = {}
+    positions: dict[int, int] = {}
+    for name, labels, value in _DRAFTS.findall(text):
+        count = int(float(value))
+        totals[name] = totals.get(name, 0) + count
+        if name == "accepted_tokens_per_pos":
+            place = int(dict(_LABEL.findall(labels)).get("position", 0))
+            positions[place] = positions.get(place, 0) + count
+    if not totals.get("drafts"):
+        return None
+    return Acceptance(
+        totals["drafts"],
+        totals.get("draft_tokens", 0),
+        totals.get("accepted_tokens", 0),
+        tuple(positions[place] for place in sorted(positions)),
     )
