@@ -69,6 +69,8 @@ def test_mtp_changes_no_token(
         assert generate(engine) == of_deepseek
         drafted, accepted = told(engine)
         replays = engine.on_workers("graph_replays")[0]
+        of_drafter = engine.on_workers("draft_replays")[0]
+    assert bool(of_drafter) == bool(replays)
     assert 0 < accepted < drafted
     assert bool(replays) == (not options.get("enforce_eager", True))
     assert all(tokens % (1 + count) == 0 for tokens in replays)
@@ -108,6 +110,9 @@ def test_heads_change_no_token(
     with start_engine(tiny_llama, environment=RACES, **asked) as engine:
         assert generate(engine) == of_llama
         assert told(engine)[0] > 500
+        replayed = sum(engine.on_workers("draft_replays")[0].values())
+    # A step of decodes replays each of its passes.
+    assert replayed > 10 * count if options == GRAPHS else not replayed
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,9 @@ def test_all_drafts_of_the_model_itself_are_accepted(
     with start_engine(tiny_llama, environment=RACES, **asked) as engine:
         assert generate(engine) == of_llama
         drafted, accepted = told(engine)
+        of_drafter = engine.on_workers("draft_replays")[0]
     assert drafted == accepted > 200
+    assert bool(of_drafter) == (options == GRAPHS)
 
 
 @pytest.mark.parametrize(

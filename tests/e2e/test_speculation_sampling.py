@@ -17,8 +17,10 @@ from vllm_davinci_testing.engines.speculating import RACES, SMALL, speculation, 
 
 Engines = Callable[..., EngineProcess]
 REQUESTS = 6
+DRAFTS = 3
 OPTIONS = {
     "enforce_eager": False,
+    "worker_extension_cls": "vllm_davinci_testing.engines.counting_worker.StepCountingWorker",
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 GREEDY: dict[str, dict[str, Any]] = {
@@ -59,7 +61,7 @@ def plain(start_engine: Engines, tiny_deepseek: Path) -> EngineProcess:
 
 @pytest.fixture(scope="module")
 def speculating(start_engine: Engines, tiny_deepseek: Path) -> EngineProcess:
-    return start_engine(tiny_deepseek, environment=RACES, **speculation("mtp", 3), **OPTIONS)
+    return start_engine(tiny_deepseek, environment=RACES, **speculation("mtp", DRAFTS), **OPTIONS)
 
 
 @pytest.mark.parametrize("feature", GREEDY)
@@ -82,7 +84,7 @@ def test_synchronous_steps_count_tokens_for_a_minimum(
 ):
     """Under asynchronous scheduling vLLM counts drafts that were not kept."""
     asked = {"min_tokens": 24, "stop_token_ids": [326, 722]}
-    options = {**speculation("mtp", 3), **OPTIONS, "async_scheduling": False}
+    options = {**speculation("mtp", DRAFTS), **OPTIONS, "async_scheduling": False}
     with start_engine(tiny_deepseek, environment=RACES, **options) as engine:
         assert tokens(generate(engine, **asked)) == tokens(generate(plain, **asked))
 
@@ -113,3 +115,15 @@ def test_what_vllm_cannot_do_with_drafts_is_refused_with_the_request(speculating
         generate(speculating, logit_bias={40: 3.0})
     drafted, accepted = told(speculating)
     assert accepted > drafted / 5
+
+
+def test_the_host_waits_no_more_often_than_without_drafts(speculating: EngineProcess):
+    """Once per step: for the tokens, whose number is what the drafter and the next step ask for."""
+    speculating.on_workers("count_waits_of_steps")
+    generate(speculating)
+    (steps,) = speculating.on_workers("waits_of_steps")
+    decodes = [step for step in steps if step.tokens == REQUESTS * (1 + DRAFTS)][1:-1]
+    assert len(decodes) > 4
+    assert all(step.in_forward == 0 and step.for_inputs <= 1 for step in decodes)
+    waits = [step.all - step.for_inputs for step in decodes]
+    assert sum(waits) <= len(waits) + 2, decodes

@@ -193,7 +193,8 @@ class NPUModelRunner(BalancingRunner):
             longest = self.max_model_len - 1  # a dummy prefill has one token of context
             self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
         layers = layer_counts(self.get_model(), self.kv_cache_config, get_pp_group().is_first_rank)
-        return self.graphs.capture(layers, self.splitter.ubatches_of_graph)
+        ubatches, drafter = self.splitter.ubatches_of_graph, self._drafter_to_capture()
+        return self.graphs.capture(layers, ubatches, drafter)
 
     # --- a step: its batch and inputs --------------------------------------------------------
 
@@ -326,14 +327,12 @@ class NPUModelRunner(BalancingRunner):
     # --- its tokens --------------------------------------------------------------------------
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples. After a step that raised there is nothing to sample.
-
-        None makes vLLM's engine raise that step's error then, where an empty output would hide it.
-        """
+        """Samples. Returns None after a step that raised: vLLM's engine raises its error then,
+        which an empty output would hide."""
         if self._has_failed:
             self._has_failed = False
             return None
-        return self._output_copy.keep(super().sample_tokens(*args, **kwargs))
+        return self._output_copy.keep(super().sample_tokens(*args, **kwargs), self._early_tokens)
 
     def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
         """Samples; penalties and bad words take the newest tokens from the device.

@@ -160,6 +160,38 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM records the streams",
     ),
     Override(
+        what="sampled tokens are copied to the host with their number, before the drafter runs",
+        where=(
+            "core.spec_decode.runner:SpeculatingRunner._update_states_after_model_execute",
+            "core.sampling.output_copy:OutputCopy.keep",
+        ),
+        why="vLLM copies them after the drafter, and the host would wait for the device twice",
+        upstream={
+            RUNNER: (
+                "class AsyncGPUModelRunnerOutput",
+                "self.sampled_token_ids_cpu = self._sampled_token_ids.to(",
+                "self._update_states_after_model_execute(",
+            ),
+        },
+        goes_when="vLLM's output takes tokens that the host has already",
+    ),
+    Override(
+        what="a drafter's passes are captured whole, behind the `forward` of its model's object",
+        where=(
+            "core.spec_decode.proposers:_CapturedPasses._determine_batch_execution_and_padding",
+            "core.spec_decode.draft_passes:DraftPasses",
+        ),
+        why="vLLM's drafters know graphs in pieces alone, and ask for their models' own classes",
+        upstream={
+            "v1/spec_decode/llm_base_proposer.py": (
+                "Only supports PIECEWISE cudagraphs",
+                "def _determine_batch_execution_and_padding",
+                "self.model(**model_kwargs)",
+            ),
+        },
+        goes_when="vLLM's drafters have full graphs",
+    ),
+    Override(
         what="n-grams are looked up by a class of ours, which the runner takes for a custom one",
         where=("core.spec_decode.drafters:with_own_drafter",),
         why="vLLM's needs numba, which vLLM does not require",

@@ -246,6 +246,11 @@ class NPUWorker(Worker):
         """Tokens of a captured graph -> steps of this worker that replayed it."""
         return self.model_runner.graphs.replays()
 
+    def draft_replays(self) -> dict[int, int]:
+        """Tokens of a drafter's graph -> its passes that replayed it; empty where it is eager."""
+        of_drafter = self.model_runner.graphs.of_drafter
+        return {} if of_drafter is None else of_drafter.replays()
+
     def num_kv_cache_blocks(self) -> int:
         """Blocks of the KV cache, the one that vLLM keeps empty included."""
         return int(self.model_runner.kv_cache_config.num_blocks)

@@ -29,7 +29,7 @@ class Acceptance(NamedTuple):
 
 
 def metrics_text(url: str) -> str:
-    """What the server tells. url: its address, with or without /metrics.
+    """The server's metrics as text. url: its address, with or without /metrics.
 
     Raises ServerError when nothing answers, or what answers is no vLLM server.
     """

@@ -6,12 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch_npu
 from vllm.compilation.counter import compilation_counter
 from vllm.compilation.monitor import set_cudagraph_capturing_enabled
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
-from vllm.distributed.parallel_state import get_world_group, is_global_first_rank
+from vllm.distributed.parallel_state import is_global_first_rank
 from vllm.forward_context import BatchDescriptor
 from vllm.platforms import current_platform
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
@@ -21,9 +20,12 @@ from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.memory import format_bytes
 from vllm_davinci.core.device.soc import GraphLimits
 from vllm_davinci.core.errors import DeviceError
+from vllm_davinci.core.graph.drafter import DrafterGraphs
 from vllm_davinci.core.graph.plan import CapturePlan, GraphMemory, LayerCounts, plan_capture
+from vllm_davinci.core.graph.ranks import least_of_all_ranks
 from vllm_davinci.core.graph.wrapper import NPUGraphWrapper
 from vllm_davinci.core.log import init_logger
+from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 
 logger = init_logger(__name__)
 
@@ -62,6 +64,7 @@ class GraphCapture:
         self._query_len = query_len
         self._limits = limits
         self._wrapper: NPUGraphWrapper | None = None  # without graphs
+        self.of_drafter: DrafterGraphs | None = None  # without a drafter that can be captured
         self._memory: GraphMemory | None = None  # as `profile_memory` has found it
         self._workspace_bytes = 0
         self.plan: CapturePlan | None = None  # of the graphs that there are
@@ -126,22 +129,30 @@ class GraphCapture:
             is_there = True
         except torch.OutOfMemoryError:
             is_there = False
-        if _least_of_all_ranks(is_there):
+        if least_of_all_ranks(is_there):
             return True
         self._runner._cleanup_profiling_kv_cache()
         return False
 
-    def capture(self, layers: LayerCounts, ubatches_of: Callable[[int], int]) -> int:
+    def capture(
+        self,
+        layers: LayerCounts,
+        ubatches_of: Callable[[int], int],
+        drafter: DrafterToCapture | None = None,
+    ) -> int:
         """Captures every size, the largest first. Returns the bytes of device memory it took.
 
         layers:      of this rank
         ubatches_of: tokens -> as how many ubatches the graph of that size holds its steps
+        drafter:     its passes are captured, too; None where they run eagerly
         All ranks capture the same sizes: one that a rank cannot capture is given up by all.
         Raises DeviceError for it when the options say so.
         """
         if self._compilation.cudagraph_mode == CUDAGraphMode.NONE:
             return 0
         begin = time.perf_counter()
+        if drafter is not None:
+            self.of_drafter = DrafterGraphs(drafter, self._vllm_config)
         before = _free_bytes()
         self.plan = plan = self._plan(before, layers, ubatches_of)
         logger.info_once("Graph mode, plan of a rank: %s.", plan.told())
@@ -159,6 +170,9 @@ class GraphCapture:
                         captured.append(descriptor.num_tokens)
                     else:
                         failed[descriptor.num_tokens] = failure
+            if self.of_drafter is not None:
+                sizes = dict.fromkeys(size // self._query_len for size in captured)
+                failed |= self.of_drafter.capture(list(sizes))
         set_cudagraph_capturing_enabled(False)
         if failed:
             self._give_up(failed)
@@ -187,8 +201,10 @@ class GraphCapture:
         sizes = self._sizes()
         split = {size: count for size in sizes if (count := ubatches_of(size)) > 1}
         plan = plan_capture(self._vllm_config, sizes, layers, split, self._memory)
+        if self.of_drafter is not None:
+            plan = plan.with_drafts(self.of_drafter.graphs_per_size)
         plan = plan.within(self._limits, available_bytes)
-        fewest = _least_of_all_ranks(len(plan.sizes))
+        fewest = least_of_all_ranks(len(plan.sizes))
         return plan.with_most(fewest, f"another rank has room for {fewest}")
 
     def use_sizes(self, sizes: list[int]) -> None:
@@ -229,7 +245,7 @@ class GraphCapture:
             except RuntimeError as error:
                 failure = f"{type(error).__name__}: {error}"
                 logger.exception("The graph of %d tokens was not captured.", descriptor.num_tokens)
-            if not _least_of_all_ranks(failure is None):
+            if not least_of_all_ranks(failure is None):
                 assert self._wrapper is not None
                 self._wrapper.forget(descriptor)
                 return failure or "another rank could not; see its log"
@@ -261,16 +277,8 @@ class GraphCapture:
         if self._wrapper is not None:
             torch_npu.npu.synchronize()
             self._wrapper.clear_graphs()
-
-
-def _least_of_all_ranks(value: int) -> int:
-    """The smallest of what the ranks of this engine give."""
-    world = get_world_group()
-    if world.world_size == 1:
-        return value
-    least = torch.tensor(value, dtype=torch.int64)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=world.cpu_group)
-    return int(least)
+        if self.of_drafter is not None:
+            self.of_drafter.clear()
 
 
 def _free_bytes() -> int:

@@ -105,6 +105,20 @@ class CapturePlan:
             notes=(*self.notes, f"{len(self.sizes)} sizes were asked for, and {reason}"),
         )
 
+    def with_drafts(self, count: int) -> "CapturePlan":
+        """The same with `count` graphs of a drafter's passes beside each.
+
+        The layers of a drafter are counted among those of the model already, once: each further
+        kind of pass is taken to hold as much as the model's own graph, which has more layers.
+        """
+        return replace(
+            self,
+            streams_per_graph=self.streams_per_graph * (1 + count),
+            events_per_graph=self.events_per_graph * (1 + count),
+            updates_per_graph=self.updates_per_graph * count,
+            notes=(*self.notes, f"each with {count} of the drafter's passes"),
+        )
+
     def totals(self) -> dict[str, int]:
         """Totals over all graphs, by resource; memory in bytes."""
         count = len(self.sizes)

@@ -1,14 +1,18 @@
-"""vLLM's drafters that run a model, with the lengths on the host that our attention takes."""
+"""vLLM's drafters that run a model, with lengths on the host, and with graphs of their passes."""
 
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from vllm_davinci.core.spec_decode.draft_passes import DraftPass, DraftPasses
 
 # Tokens of each request in this step, [num_requests] on the device -> the same on the host.
 HostCounts = Callable[[torch.Tensor], list[int]]
@@ -81,11 +85,86 @@ class _HostLengths(SpecDecodeBaseProposer):
         return moved
 
 
-class NPUEagleProposer(_HostLengths, EagleProposer):
+class _CapturedPasses(SpecDecodeBaseProposer):
+    """Replays a graph for each pass of a step of decodes.
+
+    vLLM's drafters know graphs in pieces alone, which need the model compiled. Without captured
+    passes, and for prefills, they run as they are.
+    """
+
+    passes: DraftPasses | None = None
+    _is_proposing = False
+    _has_first_pass = False  # of the step that is being drafted for
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._is_proposing, self._has_first_pass = True, False
+        try:
+            drafts: torch.Tensor = super().propose(*args, **kwargs)
+        finally:
+            self._is_proposing = False
+            if self.passes is not None:
+                self.passes.planned = None
+        return drafts
+
+    def build_per_group_and_layer_attn_metadata(
+        self, common_attn_metadata: CommonAttentionMetadata, draft_index: int = 0
+    ) -> tuple[list[object], dict[str, object]]:
+        common, passes = common_attn_metadata, self.passes
+        if passes is not None and self._is_proposing:
+            if draft_index == 0:
+                passes.planned = passes.plan_first(common)
+            if passes.planned is not None:
+                common = passes.metadata(passes.planned, common, self._slot_mapping_buffer)
+        built: tuple[list[object], dict[str, object]] = (
+            super().build_per_group_and_layer_attn_metadata(common, draft_index)
+        )
+        return built
+
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, use_cudagraphs: bool = True
+    ) -> tuple[CUDAGraphMode, int, torch.Tensor | None]:
+        """Rows of the first pass, whose metadata has been built; then those of the others."""
+        passes = self.passes
+        if passes is not None and self._is_proposing:
+            if self._has_first_pass:
+                passes.planned = passes.plan_next(num_tokens)
+            self._has_first_pass = True
+            if passes.planned is not None:
+                return CUDAGraphMode.FULL, passes.planned.num_tokens, None
+        determined: tuple[CUDAGraphMode, int, torch.Tensor | None] = (
+            super()._determine_batch_execution_and_padding(num_tokens, use_cudagraphs)
+        )
+        return determined
+
+    @torch.inference_mode()
+    def run_dummy_pass(self, planned: DraftPass, mode: CUDAGraphMode) -> None:
+        """Runs, captures or replays a pass of nothing."""
+        assert self.passes is not None
+        count = planned.num_tokens
+        self._slot_mapping_buffer[:count].fill_(-1)
+        _, metadata = super().build_per_group_and_layer_attn_metadata(
+            self.passes.dummy_metadata(planned, self._slot_mapping_buffer)
+        )
+        inputs, _ = self.build_model_inputs_first_pass(count, count, None)
+        self.passes.planned = planned
+        try:
+            with set_forward_context(
+                metadata,
+                self.vllm_config,
+                num_tokens=count,
+                cudagraph_runtime_mode=mode,
+                slot_mapping=self._get_slot_mapping(count),
+            ):
+                self.model(**inputs)
+        finally:
+            self.passes.planned = None
+
+
+class NPUEagleProposer(_HostLengths, _CapturedPasses, EagleProposer):
     """EAGLE, EAGLE-3 and MTP."""
 
 
-class NPUDraftModelProposer(_HostLengths, DraftModelProposer):
+class NPUDraftModelProposer(_HostLengths, _CapturedPasses, DraftModelProposer):
     """A smaller model with its own cache."""
 
     def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:

@@ -9,8 +9,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_davinci.core.inputs.copied_event import CopiedEvent
+from vllm_davinci.core.sampling.output_copy import EarlyTokens
+from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
-from vllm_davinci.core.spec_decode.proposers import on_npu
+from vllm_davinci.core.spec_decode.proposers import NPUDraftModelProposer, NPUEagleProposer, on_npu
 
 
 class SpeculatingRunner(GPUModelRunner):
@@ -21,15 +24,40 @@ class SpeculatingRunner(GPUModelRunner):
     sampler: Any
     drafter: Any
     _rejected: RejectedDrafts
+    _sampled: torch.Tensor | None = None  # of the newest step, while its drafter runs
+    _early_tokens: EarlyTokens | None = None
 
     def _take_drafter(self) -> None:
         """Puts our sampler behind the verification of drafts, and our class before the drafter."""
         self._rejected = RejectedDrafts(self.max_num_reqs)
+        if self.num_spec_tokens:
+            # vLLM waits for it before every synchronous step, also where it is never recorded.
+            self.num_accepted_tokens_event = CopiedEvent()
         if self.speculative_config is not None and get_pp_group().is_last_rank:
             self.rejection_sampler = RejectionSampler(
                 self.sampler, self.speculative_config, self.device
             )
             self.drafter = on_npu(self.drafter, self._tokens_of_step)
+
+    def _drafter_to_capture(self) -> DrafterToCapture | None:
+        """The drafter whose passes can be captured; None where they run eagerly."""
+        asked, drafter = self.speculative_config, getattr(self, "drafter", None)
+        if (
+            asked is None
+            or asked.enforce_eager
+            or asked.disable_padded_drafter_batch  # rows that differ from step to step
+            or self.parallel_config.data_parallel_size > 1  # ranks agree on rows, not on passes
+            or not isinstance(drafter, NPUEagleProposer | NPUDraftModelProposer)
+        ):
+            return None
+        query_len = self.uniform_decode_query_len + drafter.net_num_new_slots_per_request
+        return DrafterToCapture(drafter, query_len, self._draft_block_table)
+
+    def _draft_block_table(self, num_requests: int) -> torch.Tensor:
+        """The drafter's blocks of the first requests: [num_requests, blocks] on the device."""
+        tables = self.input_batch.block_table
+        table: torch.Tensor = tables[self.drafter.kv_cache_gid].get_device_tensor(num_requests)
+        return table
 
     def _prepare_inputs(
         self,
@@ -67,13 +95,34 @@ class SpeculatingRunner(GPUModelRunner):
         counted: list[int] = self._get_valid_sampled_token_count()
         return counted or counts.tolist()
 
+    def _update_states_after_model_execute(
+        self, output_token_ids: torch.Tensor, scheduler_output: SchedulerOutput
+    ) -> None:
+        self._sampled, self._early_tokens = output_token_ids, None
+        super()._update_states_after_model_execute(output_token_ids, scheduler_output)
+
     def _copy_valid_sampled_token_count(
         self, next_token_ids: torch.Tensor, valid_sampled_tokens_count: torch.Tensor
     ) -> None:
-        """vLLM's, on a stream of its own, for which nothing else keeps the counts."""
+        """vLLM's, with the tokens themselves, so that the host waits once for both.
+
+        The copies are on a stream of their own, for which nothing else keeps what they read.
+        """
+        sampled, self._sampled = self._sampled, None
+        stream = self.valid_sampled_token_count_copy_stream
+        if stream is None or sampled is None:
+            super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
+            return
+        # The output of the step before may still wait for the one that there was.
+        self.valid_sampled_token_count_event = copied = CopiedEvent()
+        default = torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            stream.wait_stream(default)
+            tokens = sampled.to("cpu", non_blocking=True)
         super()._copy_valid_sampled_token_count(next_token_ids, valid_sampled_tokens_count)
-        if self.valid_sampled_token_count_copy_stream is not None:
-            valid_sampled_tokens_count.record_stream(self.valid_sampled_token_count_copy_stream)
+        for read in (sampled, valid_sampled_tokens_count):
+            read.record_stream(stream)
+        self._early_tokens = EarlyTokens(tokens, copied)
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's, on a stream of its own, for which nothing else keeps the drafts."""

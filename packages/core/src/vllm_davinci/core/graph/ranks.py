@@ -1,0 +1,15 @@
+"""Values that the ranks of an engine agree on before they capture."""
+
+import torch
+import torch.distributed as dist
+from vllm.distributed.parallel_state import get_world_group
+
+
+def least_of_all_ranks(value: int) -> int:
+    """The smallest of what the ranks of this engine give."""
+    world = get_world_group()
+    if world.world_size == 1:
+        return value
+    least = torch.tensor(value, dtype=torch.int64)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=world.cpu_group)
+    return int(least)
