@@ -54,6 +54,7 @@ CORE_FOLDERS = (
     "quantization",
     "expert_balance",
     "attention",
+    "linear_attention",
     "lora",
     "sleep_mode",
     "weight_transfer",

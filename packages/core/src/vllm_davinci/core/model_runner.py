@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,8 @@ from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
-from vllm_davinci.core.kv_cache.memory import KVCacheMemory
+from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
+from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_states
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
@@ -106,7 +106,7 @@ class NPUModelRunner(BalancingRunner):
             # A stage that hands its output on waits for no device either. Without this, the host
             # fills the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = CopiedEvent()
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
+        self._map_slots()
 
         self._is_real_step = False
         self._planned = WHOLE  # how the step is run that is being prepared
@@ -165,25 +165,25 @@ class NPUModelRunner(BalancingRunner):
         self.splitter.look_at_cache(kv_cache_config)
         with self.splitter.builder_per_ubatch():
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
+        address_pages(kv_cache_config, self.attn_groups, self.max_num_reqs, self.max_model_len)
 
-    def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
-        super().may_reinitialize_input_batch(*args, **kwargs)
-        map_slots_on_host(self.input_batch, self.req_indices, self.query_pos, self._rejected.counts)
+    def may_reinitialize_input_batch(self, kv_cache_config: KVCacheConfig) -> None:
+        super().may_reinitialize_input_batch(kv_cache_config)
+        self._map_slots(SLOTS_PER_KEY if has_states(kv_cache_config) else 1)
+
+    def _map_slots(self, slots_per_token: int = 1) -> None:
+        tokens = (self.req_indices, self.query_pos, self._rejected.counts)
+        map_slots_on_host(self.input_batch, *tokens, slots_per_token)
 
     def initialize_kv_cache_tensors(
-        self,
-        kv_cache_config: KVCacheConfig,
-        kernel_block_sizes: list[int],
-        kv_cache_allocation_context: AbstractContextManager[None] | None = None,
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int], **options: Any
     ) -> dict[str, torch.Tensor]:
         """Allocates the cache in our layout. Returns its first part per layer."""
+        shared, context = self.shared_kv_cache_layers, options.get("kv_cache_allocation_context")
         caches = self._kv_cache_memory.allocate(
-            kv_cache_config,
-            kernel_block_sizes,
-            self.shared_kv_cache_layers,
-            kv_cache_allocation_context,
+            kv_cache_config, kernel_block_sizes, shared, context
         )
-        return {name: cache[0] for name, cache in caches.items()}
+        return {name: first_part(cache) for name, cache in caches.items()}
 
     def _init_kv_zero_meta(self) -> None:
         """Nothing to prepare: `_zero_block_ids` indexes the caches directly."""

@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -41,6 +42,7 @@ from vllm_davinci.core.layers.linear import (
 )
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
+from vllm_davinci.core.linear_attention.gated_delta_net import NPUQwenGatedDeltaNetAttention
 from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
@@ -62,6 +64,7 @@ LAYERS: dict[str, type] = {
     RowParallelLinear.__name__: NPURowParallelLinear,
     MMEncoderAttention.__name__: NPUMMEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
+    QwenGatedDeltaNetAttention.__name__: NPUQwenGatedDeltaNetAttention,
     RoutedExperts.__name__: NPURoutedExperts,
     GptOssRoutedExperts.__name__: NPUGptOssRoutedExperts,
     TransformersRoutedExperts.__name__: NPUTransformersRoutedExperts,

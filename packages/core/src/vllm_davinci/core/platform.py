@@ -17,6 +17,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config import environment_variables
 from vllm_davinci.core.config.dbo import check_overlap
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
+from vllm_davinci.core.config.hybrids import settle_states
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
 from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_default_options
 from vllm_davinci.core.config.resolution import resolve
@@ -309,6 +310,7 @@ class NPUPlatform(Platform):
         changes = settle_kv_transfer(vllm_config) + settle_expert_balance(vllm_config)
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
+            changes += settle_states(vllm_config)
             warnings += check_experts(vllm_config, config, _soc())
             warnings += graph_mode_notes(vllm_config)
         if not _is_described.get():

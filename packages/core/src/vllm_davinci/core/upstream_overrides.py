@@ -100,6 +100,33 @@ OVERRIDES: tuple[Override, ...] = (
         "Platform.register_triton_kernel_overrides gets device tensors alone)",
     ),
     Override(
+        what="block tables count pages of twice as many of the operator's blocks, in models whose "
+        "layers keep states",
+        where=("core.kv_cache.shared_pages:address_pages",),
+        why="vLLM has that factor for its packed caches alone; docs/decisions/0014",
+        upstream={
+            "v1/worker/utils.py": (
+                "def map_to_kernel_block_table",
+                "self.kernel_block_stride or blocks_per_kv_block",
+                "kernel_block_offsets",
+            )
+        },
+        goes_when="an attention backend can say how far apart the blocks of its cache are",
+    ),
+    Override(
+        what="layers of linear attention keep vLLM's projections and weights, and compute in torch",
+        where=("core.linear_attention.gated_delta_net:NPUQwenGatedDeltaNetAttention",),
+        why="vLLM's stages between the projections are Triton kernels",
+        upstream={
+            "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py": (
+                "def fix_query_key_value_ordering",
+                "def _output_projection",
+                "def split_ba",
+            ),
+        },
+        goes_when="the stages are operators that a platform can replace",
+    ),
+    Override(
         what="Triton kernels of speculative decoding have stand-ins of torch's operators",
         where=("core.spec_decode.triton_stand_ins:STAND_INS",),
         why="vLLM has no other path beside them; its hook for platforms takes stand-ins by the "

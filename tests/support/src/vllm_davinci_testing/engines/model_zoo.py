@@ -7,7 +7,6 @@ usual tiny initial weights, a model repeats its input whatever its attention com
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +15,18 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
-BOS, EOS = "<s>", "</s>"
-# One token per byte, then the two special ones. Not a multiple of 64: vLLM pads the LM head.
-NUM_BYTES = 256
-VOCAB_SIZE = NUM_BYTES + 2
-BOS_ID, EOS_ID = NUM_BYTES, NUM_BYTES + 1
+from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
+from vllm_davinci_testing.engines.zoo_model import (
+    BOS,
+    BOS_ID,
+    EOS,
+    EOS_ID,
+    NUM_BYTES,
+    VOCAB_SIZE,
+    ZooModel,
+)
 
-
-@dataclass(frozen=True)
-class ZooModel:
-    """One checkpoint. `options` are the fields of its transformers configuration."""
-
-    name: str
-    model_type: str
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    hidden_size: int = 256
-    tied: bool = False
-    seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def config(self) -> transformers.PretrainedConfig:
-        return transformers.AutoConfig.for_model(
-            self.model_type,
-            vocab_size=VOCAB_SIZE,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.hidden_size * 3 // 2,
-            num_hidden_layers=2,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            head_dim=self.head_size,
-            max_position_embeddings=512,
-            tie_word_embeddings=self.tied,
-            bos_token_id=BOS_ID,
-            eos_token_id=EOS_ID,
-            pad_token_id=EOS_ID,
-            **self.options,
-        )
-
+__all__ = ["BOS", "BOS_ID", "EOS", "EOS_ID", "NUM_BYTES", "VOCAB_SIZE", "ZooModel"]
 
 # Properties that have to occur: the four families, tied and untied embeddings, head sizes 64, 80
 # and 128, 1, 2, 4 and 8 queries per key-value head, a window shorter than the sequences.
@@ -318,7 +290,7 @@ MIXTURES = (
         routed_scaling_factor=1.5,
     ),
 )
-BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES)}
+BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS)}
 
 
 def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:

@@ -27,15 +27,22 @@ class HostBatch(NamedTuple):
 
 
 class NPUBlockTable(BlockTable):
-    """Block table of one KV cache group."""
+    """Block table of one KV cache group.
+
+    slots_per_block: from the first slot of a block to that of the next one
+    """
 
     host_batch: Callable[[int], HostBatch]
+    slots_per_block: int
 
     @classmethod
     def taking_over(
-        cls, block_table: BlockTable, host_batch: Callable[[int], HostBatch]
+        cls,
+        block_table: BlockTable,
+        host_batch: Callable[[int], HostBatch],
+        slots_per_token: int = 1,
     ) -> "NPUBlockTable":
-        """The same buffers under this class."""
+        """The same buffers under this class. slots_per_token: of a block's room"""
         if block_table.dcp_world_size > 1 or block_table.pcp_world_size > 1:
             raise UnsupportedFeatureError(
                 f"Context parallelism is not available in {RELEASE}: start with "
@@ -44,6 +51,7 @@ class NPUBlockTable(BlockTable):
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(block_table))
         ours.host_batch = host_batch
+        ours.slots_per_block = slots_per_token * block_table.block_size
         return ours
 
     def compute_slot_mapping(
@@ -52,7 +60,7 @@ class NPUBlockTable(BlockTable):
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
     ) -> None:
-        """Writes `slot_mapping`: block * block_size + offset for each token of the step."""
+        """Writes `slot_mapping`: block * slots_per_block + offset for each token of the step."""
         if self.slot_mapping_mode == SlotMappingMode.NONE:
             return
         num_tokens = positions.shape[0]
@@ -60,7 +68,7 @@ class NPUBlockTable(BlockTable):
         block_index, offset = np.divmod(batch.positions, self.block_size)
         blocks = self.block_table.np[batch.req_indices, block_index]
         slots = self.slot_mapping.np[:num_tokens]
-        np.multiply(blocks, self.block_size, out=slots, casting="unsafe", dtype=np.int64)
+        np.multiply(blocks, self.slots_per_block, out=slots, casting="unsafe", dtype=np.int64)
         slots += offset
         self.slot_mapping.copy_to_gpu(num_tokens)
 
@@ -70,25 +78,34 @@ class NPUMultiGroupBlockTable(MultiGroupBlockTable):
 
     @classmethod
     def taking_over(
-        cls, block_table: MultiGroupBlockTable, host_batch: Callable[[int], HostBatch]
+        cls,
+        block_table: MultiGroupBlockTable,
+        host_batch: Callable[[int], HostBatch],
+        slots_per_token: int = 1,
     ) -> "NPUMultiGroupBlockTable":
         """The same tables, whose slot mappings are computed on the host. Idempotent."""
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(block_table))
         ours.block_tables = [
-            NPUBlockTable.taking_over(table, host_batch) for table in block_table.block_tables
+            NPUBlockTable.taking_over(table, host_batch, slots_per_token)
+            for table in block_table.block_tables
         ]
         return ours
 
 
 def map_slots_on_host(
-    batch: Any, req_indices: CpuGpuBuffer, query_pos: CpuGpuBuffer, rejected: np.ndarray
+    batch: Any,
+    req_indices: CpuGpuBuffer,
+    query_pos: CpuGpuBuffer,
+    rejected: np.ndarray,
+    slots_per_token: int = 1,
 ) -> None:
     """Makes vLLM's input batch map tokens to cache slots on the host.
 
     req_indices: row of each token's request, written before slots are asked for
     query_pos:   number of each token among the new ones of its request, likewise
     rejected:    [max_num_reqs], tokens that the batch counts as computed and that are not
+    slots_per_token: of a block's room: 2 where a block's values follow its keys
     """
 
     def host_batch(num_tokens: int) -> HostBatch:
@@ -97,4 +114,6 @@ def map_slots_on_host(
         positions: np.ndarray = computed + query_pos.np[:num_tokens]
         return HostBatch(rows, positions)
 
-    batch.block_table = NPUMultiGroupBlockTable.taking_over(batch.block_table, host_batch)
+    batch.block_table = NPUMultiGroupBlockTable.taking_over(
+        batch.block_table, host_batch, slots_per_token
+    )

@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core.config.expert_balance import refused_with_balance
+from vllm_davinci.core.config.hybrids import SERVED as SERVED_HYBRIDS
+from vllm_davinci.core.config.hybrids import keeps_states
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
 from vllm_davinci.core.config.lora import refused_with_adapters
 from vllm_davinci.core.config.parsing import get_config
@@ -87,7 +89,9 @@ BOTH_WAYS = ("gemma3",)
 def refuse_architectures(model: "ModelConfig") -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     needs = {
-        "recurrent state layers (Mamba and hybrids)": model.is_hybrid or model.has_inner_state,
+        "recurrent state layers other than gated DeltaNet (Mamba and others)": (
+            keeps_states(model) and not set(model.architectures) <= set(SERVED_HYBRIDS)
+        ),
         "cross-attention (encoder-decoder)": model.is_encoder_decoder,
         f"tokens of prompts that see later ones (known of images of {', '.join(BOTH_WAYS)}; text "
         "alone is served with --limit-mm-per-prompt 0 of each kind)": (
@@ -98,5 +102,6 @@ def refuse_architectures(model: "ModelConfig") -> None:
         raise UnsupportedFeatureError(
             f"not available in {RELEASE}: {' and '.join(named)}, which "
             f"{', '.join(model.architectures)} of {model.model!r} needs. Choose a model of "
-            "attention layers alone, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3."
+            "attention layers, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3, or "
+            f"{', '.join(SERVED_HYBRIDS)}."
         )

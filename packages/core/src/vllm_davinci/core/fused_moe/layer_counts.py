@@ -1,7 +1,7 @@
 """Layers of a model, by what a captured graph takes for them."""
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
@@ -24,7 +24,11 @@ def layer_counts(
         if forward.dispatchers is not None
     ]
     return LayerCounts(
-        attention=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
+        attention=sum(
+            len(group.layer_names)
+            for group in kv_cache_config.kv_cache_groups
+            if not isinstance(group.kv_cache_spec, MambaSpec)  # which have no lengths of the host
+        ),
         embeds=embeds,
         experts=len(forwards),
         exchanging=are_fused.count(False),

@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -20,6 +21,10 @@ from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.kv_cache.shared_pages import has_states, paged_cache_in_pages
+from vllm_davinci.core.linear_attention.state_pages import StatePages
+
+LayerCache = PagedCache | MLACache | StatePages
 
 
 class KVCacheMemory:
@@ -53,20 +58,23 @@ class KVCacheMemory:
         kernel_block_sizes: list[int],
         shared_layers: Mapping[str, str],
         context: AbstractContextManager[None] | None = None,
-    ) -> dict[str, PagedCache | MLACache]:
+    ) -> dict[str, LayerCache]:
         """Allocates the cache that vLLM planned, and binds each layer's part to it.
 
         vLLM plans one allocation in which every layer has a contiguous region of
         num_blocks pages. The first part of a region holds the keys of all blocks, the second
         the values (with MLA: the kv_c rows, then the k_pe rows), so a block's
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
-        groups that overlay each other stay apart.
+        groups that overlay each other stay apart. Where some of these hold states, a page has a
+        block's keys and its values (`shared_pages`).
 
         shared_layers: layer -> the one whose cache it shares
         context:       in which the memory is allocated
         Returns each layer's cache.
         """
-        caches: dict[str, PagedCache | MLACache] = {}
+        caches: dict[str, LayerCache] = {}
+        pages: dict[str, torch.Tensor] = {}
+        in_pages = has_states(kv_cache_config)
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
@@ -75,20 +83,36 @@ class KVCacheMemory:
                 for index, layer_name in enumerate(planned.layers):
                     region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
-                    caches[layer_name] = self._cache(layer_name, region, spec, block_size)
+                    caches[layer_name] = self._cache(layer_name, region, spec, block_size, in_pages)
+                    pages[layer_name] = region.view(kv_cache_config.num_blocks, -1)
         for layer_name, target_name in shared_layers.items():
             caches[layer_name] = caches[target_name]
         for layer_name, cache in caches.items():
             self._layers[layer_name].bind_kv_cache(cache)
-            self._parts.extend(cache[:2])
+            if not in_pages:
+                assert not isinstance(cache, StatePages)
+                self._parts.extend(cache[:2])
+        if in_pages:
+            self._parts.extend(pages.values())
         self._num_blocks = kv_cache_config.num_blocks
         return caches
 
     def _cache(
-        self, layer_name: str, region: torch.Tensor, spec: KVCacheSpec, block_size: int
-    ) -> PagedCache | MLACache:
+        self,
+        layer_name: str,
+        region: torch.Tensor,
+        spec: KVCacheSpec,
+        block_size: int,
+        in_pages: bool,
+    ) -> LayerCache:
+        if isinstance(spec, MambaSpec):
+            words = region.view(torch.float32).view(-1, spec.page_size_bytes // 4)
+            return StatePages(words, spec.shapes, spec.dtypes)
         if not isinstance(spec, MLAAttentionSpec):
-            return _paged_cache(region, spec, block_size, layer_name)
+            _check_paged(spec, layer_name)
+            if in_pages:
+                return paged_cache_in_pages(region, spec, block_size)
+            return _paged_cache(region, spec, block_size)
         layer = self._layers[layer_name]
         return MLACache.in_region(
             region.view(spec.dtype), block_size, layer.kv_lora_rank, layer.qk_rope_head_dim
@@ -121,6 +145,11 @@ class KVCacheMemory:
         return [part.view(self._num_blocks, -1) for part in parts.values()]
 
 
+def first_part(cache: LayerCache) -> torch.Tensor:
+    """The tensor by which vLLM knows a layer's cache."""
+    return cache.memory if isinstance(cache, StatePages) else cache[0]
+
+
 def _layer_region(
     memory: torch.Tensor, planned: KVCacheTensor, index: int, num_blocks: int
 ) -> torch.Tensor:
@@ -143,13 +172,11 @@ def _spec_of(
     raise AssertionError(f"{layer_name} is in no KV cache group")
 
 
-def _paged_cache(
-    region: torch.Tensor, spec: KVCacheSpec, block_size: int, layer_name: str
-) -> PagedCache:
+def _check_paged(spec: KVCacheSpec, layer_name: str) -> None:
     if not isinstance(spec, AttentionSpec):
         raise UnsupportedFeatureError(
-            f"Layer {layer_name} keeps a {type(spec).__name__} state, not keys and values. "
-            f"{RELEASE} runs attention models only; choose another model."
+            f"Layer {layer_name} has a {type(spec).__name__}, and {RELEASE} knows keys and values, "
+            "MLA's rows and states; choose another model."
         )
     if spec.head_size_v != spec.head_size or spec.page_size_bytes != spec.unpadded_page_size_bytes:
         raise UnsupportedFeatureError(
@@ -158,6 +185,9 @@ def _paged_cache(
             f"without padding). {RELEASE} stores keys and values of one size in "
             "unpadded pages; choose another model."
         )
+
+
+def _paged_cache(region: torch.Tensor, spec: AttentionSpec, block_size: int) -> PagedCache:
     shape = (-1, block_size, spec.num_kv_heads, spec.head_size)
     key, value = (half.view(spec.dtype).view(shape) for half in region.chunk(2))
     return PagedCache.of(key, value)

@@ -26,7 +26,10 @@ class NPUUnquantizedLinearMethod(UnquantizedLinearMethod):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         super().process_weights_after_loading(layer)
-        weight_t = layer.get_parameter("weight").detach().as_subclass(torch.Tensor).t()
+        weight = layer.get_parameter("weight").detach().as_subclass(torch.Tensor)
+        if weight.dim() != 2:
+            return  # a convolution's, which a linear layer holds only to be divided among ranks
+        weight_t = weight.t()
         loaded = self._weight_t
         if loaded is None or loaded.shape != weight_t.shape or loaded.dtype != weight_t.dtype:
             self._weight_t = weight_t

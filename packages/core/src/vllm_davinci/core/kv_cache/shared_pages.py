@@ -1,0 +1,75 @@
+"""Keys and values of a block in one run of bytes, for models whose layers also keep states.
+
+vLLM gives cache groups the same memory: block i of a layer's region holds keys and values, or the
+states of a request, whichever group it was given to. So all that a block holds has to lie in the
+bytes of that block's page.
+
+    page:                  | keys of the block            | its values                   |
+    as operators' blocks:  | b*2k | b*2k + 1 | ... (k)    | b*2k + k | ...               |
+
+The operators take keys and values by two addresses and one block table. Here both are the same
+region, values from k operator blocks later on: number b * 2k + j is the j-th part of the block's
+keys in the one, and of its values in the other. See docs/decisions/0014-pages-of-states.md.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import torch
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec
+from vllm.v1.worker.utils import AttentionGroup
+
+from vllm_davinci.core.attention.paged import PagedCache
+
+# Slots of a page for each slot of its keys: those of its values are as many.
+SLOTS_PER_KEY = 2
+
+
+def has_states(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether layers keep states, whose pages share their memory with keys and values."""
+    groups = kv_cache_config.kv_cache_groups
+    return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+
+
+def paged_cache_in_pages(
+    region: torch.Tensor, spec: AttentionSpec, operator_block_size: int
+) -> PagedCache:
+    """The cache of an attention layer whose pages each hold keys, then values.
+
+    region: [num_blocks * page size], in bytes
+    """
+    blocks = region.view(spec.dtype).view(
+        -1, operator_block_size, spec.num_kv_heads, spec.head_size
+    )
+    per_page = spec.block_size // operator_block_size
+    return PagedCache.of(blocks[:-per_page], blocks[per_page:])
+
+
+def address_pages(
+    kv_cache_config: KVCacheConfig,
+    groups: Iterable[Sequence[AttentionGroup]],
+    num_requests: int,
+    num_tokens: int,
+) -> None:
+    """Makes vLLM's block tables count operators' blocks in pages, where there are such.
+
+    groups:       by cache group
+    num_requests: most of a step
+    num_tokens:   most of a request
+    """
+    if not has_states(kv_cache_config):
+        return
+    for group in chain.from_iterable(groups):
+        spec = group.kv_cache_spec
+        if not isinstance(spec, AttentionSpec):
+            continue
+        if group.kernel_block_size is None:  # a block is one of the operator's
+            device = group.get_metadata_builder().device
+            group.kernel_block_size = spec.block_size
+            width = -(-num_tokens // spec.block_size)
+            group.kernel_block_table = torch.zeros(
+                len(group.metadata_builders), num_requests, width, dtype=torch.int32, device=device
+            )
+            group.kernel_block_offsets = torch.zeros(1, dtype=torch.int32, device=device)
+        per_block = spec.block_size // group.kernel_block_size
+        group.kernel_block_stride = SLOTS_PER_KEY * per_block

@@ -1,0 +1,48 @@
+"""A short causal convolution over the tokens of each request, per channel, then SiLU."""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import silu
+
+from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan
+
+
+class Conv(NamedTuple):
+    """weight: [width, channels], fp32, of the oldest token first; bias: [channels], fp32"""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def conv_of_decodes(
+    x: torch.Tensor, kept: torch.Tensor, conv: Conv
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each of n requests.
+
+    x:    [n, channels], in the model's dtype
+    kept: [n, width - 1, channels], inputs of the tokens before, the oldest first, dtype of x
+    Returns [n, channels] in fp32, and what is kept for the next token, like `kept`.
+    """
+    seen = torch.cat([kept, x.unsqueeze(1)], dim=1)
+    sum_ = (seen.float() * conv.weight).sum(dim=1)
+    return silu(sum_ if conv.bias is None else sum_ + conv.bias), seen[:, 1:]
+
+
+def conv_of_prefills(
+    x: torch.Tensor, kept: torch.Tensor, conv: Conv, plan: ChunkPlan
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All new tokens of the requests of a plan.
+
+    x:    [tokens, channels], in vLLM's order
+    kept: [n, width - 1, channels] in the plan's order, zero for a request without a state
+    Returns [places in the chunks, channels] in fp32, in padding what the bias makes of zeros, and
+    the new `kept`.
+    """
+    rows = torch.cat([kept.flatten(0, 1), x, x.new_zeros(1, x.shape[1])])
+    sum_ = rows.index_select(0, plan.taps[0]).float() * conv.weight[0]
+    for tap, of_tap in zip(plan.taps[1:], conv.weight[1:], strict=True):
+        sum_.addcmul_(rows.index_select(0, tap).float(), of_tap)
+    if conv.bias is not None:
+        sum_ += conv.bias
+    return silu(sum_), rows.index_select(0, plan.kept).view_as(kept)

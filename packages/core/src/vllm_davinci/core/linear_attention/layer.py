@@ -1,0 +1,157 @@
+"""The step of every layer with a short convolution and a recurrent state."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import AttentionBackend
+
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.linear_attention.causal_conv import Conv, conv_of_decodes, conv_of_prefills
+from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan, plan_chunks
+from vllm_davinci.core.linear_attention.metadata import (
+    LinearAttentionBackend,
+    LinearAttentionMetadata,
+)
+from vllm_davinci.core.linear_attention.state_pages import StatePages
+
+
+class StatefulLayer:
+    """Mix-in ahead of one of vLLM's layers: its states, decodes and prefills.
+
+    Nothing in it reads from the device. pages: None until the runner has allocated the cache
+    Gates are fp32, one row per token; rows of zeros stand for padding, and must leave a state as
+    it is.
+    """
+
+    prefix: str
+    activation: str
+    conv_kernel_size: int
+    conv1d: Any
+    pages: StatePages | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.activation not in ("silu", "swish"):
+            raise UnsupportedFeatureError(
+                f"The convolution of {self.prefix} ends in {self.activation!r}, and {RELEASE} "
+                "computes SiLU. Choose another model."
+            )
+
+    @abstractmethod
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the convolution's kept inputs, [width - 1, channels], and of the state."""
+
+    @abstractmethod
+    def _decoded(self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """One token of each of n requests. state: [n, *shape], fp32, updated in place.
+
+        x: [n, channels], fp32, after the convolution. Returns [n, heads, size], fp32.
+        """
+
+    @abstractmethod
+    def _prefilled(
+        self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor, plan: ChunkPlan
+    ) -> torch.Tensor:
+        """All tokens of a plan, by their places in the chunks; else like `_decoded`."""
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return LinearAttentionBackend
+
+    def bind_kv_cache(self, kv_cache: StatePages) -> None:
+        self.pages = kv_cache
+
+    def run_step(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """The convolution and the recurrence of a step, with its states.
+
+        mixed: [num_tokens, channels], as projected
+        gates: [num_tokens, ...]
+        Returns [num_tokens, heads, size], fp32; zero in rows that are padding.
+        """
+        by_layer: Any = get_forward_context().attn_metadata
+        metadata = by_layer.get(self.prefix) if isinstance(by_layer, dict) else None
+        if metadata is None:  # a profile run: the most memory that a step takes, no states
+            return self._profile(mixed, gates)
+        assert isinstance(metadata, LinearAttentionMetadata)
+        parts, num_tokens = [], mixed.shape[0]
+        num_decodes, end = metadata.num_decodes, metadata.num_decodes + metadata.num_prefill_tokens
+        if num_decodes:
+            own = slice(num_decodes)
+            parts.append(self._decode(mixed[own], gates[own], metadata.blocks[own]))
+        if metadata.prefill is not None:
+            plan = metadata.prefill
+            blocks = metadata.blocks[num_decodes:].index_select(0, plan.order)
+            tokens = slice(num_decodes, end)
+            parts.append(self._prefill(mixed[tokens], gates[tokens], blocks, plan))
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return pad(outputs, (0, 0, 0, 0, 0, num_tokens - end)) if end < num_tokens else outputs
+
+    def _decode(
+        self, mixed: torch.Tensor, gates: torch.Tensor, blocks: torch.Tensor
+    ) -> torch.Tensor:
+        assert self.pages is not None
+        pages = self.pages.gather(blocks)
+        kept, state = self.pages.states(pages)
+        # Padding of a graph writes to the null block what it holds: zeros.
+        is_request = blocks.ne(0).unsqueeze(1)
+        x, newly_kept = conv_of_decodes(mixed * is_request, kept, self._conv())
+        own = state.float()  # itself where it is in fp32
+        outputs = self._decoded(x, gates * is_request, own)
+        self._keep(pages, kept, newly_kept, state, own)
+        self.pages.scatter(blocks, pages)
+        return outputs
+
+    def _prefill(
+        self, mixed: torch.Tensor, gates: torch.Tensor, blocks: torch.Tensor, plan: ChunkPlan
+    ) -> torch.Tensor:
+        """blocks: in the plan's order"""
+        assert self.pages is not None
+        pages = self.pages.gather(blocks).masked_fill_(plan.is_fresh.bool().unsqueeze(1), 0)
+        kept, state = self.pages.states(pages)
+        own = state.float()
+        outputs, newly_kept = self._compute_prefill(mixed, gates, kept, own, plan)
+        self._keep(pages, kept, newly_kept, state, own)
+        # Steps that serve no requests have the null block, which keeps its zeros.
+        self.pages.scatter(blocks, pages.masked_fill_(blocks.eq(0).unsqueeze(1), 0))
+        return outputs
+
+    @staticmethod
+    def _keep(
+        pages: torch.Tensor,
+        kept: torch.Tensor,
+        newly_kept: torch.Tensor,
+        state: torch.Tensor,
+        new_state: torch.Tensor,
+    ) -> None:
+        """Writes into copies of pages; kept and state are views of them."""
+        kept.copy_(newly_kept)
+        if new_state.data_ptr() != state.data_ptr():
+            state.copy_(new_state)
+
+    def _compute_prefill(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        kept: torch.Tensor,
+        state: torch.Tensor,
+        plan: ChunkPlan,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns [tokens, heads, size] in vLLM's order, and the rows that are kept."""
+        x, newly_kept = conv_of_prefills(mixed, kept, self._conv(), plan)
+        gates = pad(gates, (0, 0, 0, 1)).index_select(0, plan.tokens)
+        outputs = self._prefilled(x, gates, state, plan)
+        return outputs.index_select(0, plan.places), newly_kept
+
+    def _profile(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """A prefill of one request of all tokens."""
+        plan = plan_chunks([mixed.shape[0]], [True], self.conv_kernel_size, mixed.device)
+        kept, state = self.get_state_shape()
+        zeros = mixed.new_zeros(1, *kept), gates.new_zeros(1, *state)
+        return self._compute_prefill(mixed, gates, *zeros, plan)[0]
+
+    def _conv(self) -> Conv:
+        weight, bias = self.conv1d.weight, self.conv1d.bias
+        plain = weight.detach().as_subclass(torch.Tensor).squeeze(1).t().float()
+        return Conv(plain, None if bias is None else bias.detach().float())

@@ -1,0 +1,79 @@
+"""Models whose layers keep states: what the start refuses beside them, and what it turns off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.config.hybrids import settle_states
+from vllm_davinci.core.errors import ConfigurationError
+
+CHANGES: dict[str, tuple[str, str, Any]] = {
+    "--speculative-config": ("", "speculative_config", SimpleNamespace()),
+    "--enable-lora": ("", "lora_config", SimpleNamespace()),
+    "--kv-transfer-config": ("", "kv_transfer_config", SimpleNamespace()),
+    "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
+    "--enable-sleep-mode": ("model_config", "enable_sleep_mode", True),
+    "quantized checkpoints": ("model_config", "quantization", "ascend"),
+    "--runner pooling": ("model_config", "runner_type", "pooling"),
+    "--use-replayssm": ("cache_config", "use_replayssm", True),
+    "stochastic rounding": ("mamba_config", "enable_stochastic_rounding", True),
+    "--data-parallel-size": ("parallel_config", "data_parallel_size", 2),
+    "--enable-eplb": ("parallel_config", "enable_eplb", True),
+}
+
+
+def configuration(is_hybrid: bool = True) -> Any:
+    return SimpleNamespace(
+        additional_config={},
+        speculative_config=None,
+        lora_config=None,
+        kv_transfer_config=None,
+        model_config=SimpleNamespace(
+            is_hybrid=is_hybrid,
+            has_inner_state=is_hybrid,
+            architectures=["Qwen3NextForCausalLM"],
+            enable_sleep_mode=False,
+            quantization=None,
+            runner_type="generate",
+            max_model_len=4096,
+        ),
+        cache_config=SimpleNamespace(
+            kv_offloading_size=None,
+            use_replayssm=False,
+            enable_prefix_caching=True,
+            mamba_cache_mode="align",
+            mamba_block_size=128,
+        ),
+        mamba_config=SimpleNamespace(enable_stochastic_rounding=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1, enable_eplb=False),
+    )
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_what_is_asked_for_is_refused_by_its_option(named: str):
+    config = configuration()
+    part, field, value = CHANGES[named]
+    setattr(getattr(config, part) if part else config, field, value)
+    with pytest.raises(ConfigurationError, match="whose layers keep states") as refused:
+        settle_states(config)
+    assert named in str(refused.value)
+
+
+def test_states_of_prefixes_are_turned_off_with_the_reason_and_once():
+    config = configuration()
+    (setting,) = settle_states(config)
+    assert setting.told().startswith("enable_prefix_caching = false (instead of true: not avail")
+    cache = config.cache_config
+    assert (cache.enable_prefix_caching, cache.mamba_cache_mode) == (False, "none")
+    assert cache.mamba_block_size == 4096
+    assert not settle_states(config)
+
+
+def test_other_models_keep_their_settings():
+    config = configuration(is_hybrid=False)
+    config.lora_config = SimpleNamespace()
+    assert not settle_states(config)
+    assert config.cache_config.enable_prefix_caching

@@ -1,0 +1,150 @@
+"""The gated delta rule on the device against transformers' and against its definition."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers.models.qwen3_next import modeling_qwen3_next
+
+from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
+from vllm_davinci.core.linear_attention.delta_rule import (
+    Heads,
+    chunked_delta_rule,
+    l2_normalized,
+    recurrent_delta_rule,
+)
+
+KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
+VALUE_HEADS = KEY_HEADS * REPEATS
+
+
+def random_heads(num_tokens: int, seed: int, alike: float = 0.0) -> Heads:
+    """alike: how much of every key is the same direction, which is what is hard"""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(num_tokens, KEY_HEADS, *shape, generator=generator)
+
+    key = l2_normalized((1 - alike) * normal(KEY_SIZE) + alike)
+    return Heads(
+        l2_normalized(normal(KEY_SIZE)) * KEY_SIZE**-0.5,
+        key,
+        normal(REPEATS, VALUE_SIZE),
+        -0.05 * normal(REPEATS).exp(),
+        normal(REPEATS).sigmoid(),
+    )
+
+
+def random_states(num_requests: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(9)
+    return torch.randn(num_requests, KEY_HEADS, REPEATS, VALUE_SIZE, KEY_SIZE, generator=generator)
+
+
+def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule as its equation, in fp64, of one request. state: of that request"""
+    query, key, value, decay, rate = (each.double() for each in heads)
+    state, outputs = state.double(), []
+    for q, k, v, g, beta in zip(query, key, value, decay, rate, strict=True):
+        state = state * g.exp()[..., None, None]
+        remembered = torch.einsum("hrvk,hk->hrv", state, k)
+        state = state + torch.einsum("hrv,hk->hrvk", (v - remembered) * beta[..., None], k)
+        outputs.append(torch.einsum("hrvk,hk->hrv", state, q))
+    return torch.stack(outputs), state
+
+
+def in_chunks(
+    heads: Heads, states: torch.Tensor, lengths: list[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of all tokens, and the states after them, both in the order of the requests."""
+    plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
+    padded = Heads(
+        *(
+            torch.cat([each, torch.zeros_like(each[:1])]).to(device).index_select(0, plan.tokens)
+            for each in heads
+        )
+    )
+    own = states.to(device).index_select(0, plan.order)
+    outputs = chunked_delta_rule(padded, own, plan).index_select(0, plan.places)
+    return outputs.cpu(), torch.empty_like(states).index_copy_(0, plan.order.cpu(), own.cpu())
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [65], [200], [3, 130, 64, 1, 200]])
+@pytest.mark.parametrize("alike", [0.0, 0.9])
+def test_chunks_are_the_rule_token_by_token(lengths: list[int], alike: float, device: torch.device):
+    heads, states = random_heads(sum(lengths), 0, alike), random_states(len(lengths))
+    outputs, after = in_chunks(heads, states, lengths, device)
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    for request, (begin, end) in enumerate(pairwise(ends)):
+        own = Heads(*(each[begin:end] for each in heads))
+        expected, state = defined(own, states[request])
+        torch.testing.assert_close(outputs[begin:end].double(), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(after[request].double(), state, atol=2e-5, rtol=1e-4)
+
+
+def test_equal_keys_lose_no_digits(device: torch.device):
+    """A series of powers would have entries of 1e17 there, which cancel."""
+    heads = random_heads(64, 1)
+    heads = heads._replace(
+        key=heads.key[:1].expand_as(heads.key),
+        decay=torch.zeros_like(heads.decay),
+        rate=torch.full_like(heads.rate, 0.99),
+    )
+    states = random_states(1)
+    outputs, _ = in_chunks(heads, states, [64], device)
+    expected, _ = defined(heads, states[0])
+    torch.testing.assert_close(outputs.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_tokens_one_by_one_are_a_chunk_of_them(device: torch.device):
+    num_requests, num_tokens = 3, 70
+    each = [random_heads(num_tokens, seed) for seed in range(num_requests)]
+    states = random_states(num_requests)
+    together = Heads(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+    outputs, after = in_chunks(together, states, [num_tokens] * num_requests, device)
+    one_by_one, state = [], states.to(device)
+    for token in range(num_tokens):
+        step = Heads(
+            *(
+                torch.stack([x[token] for x in parts]).to(device)
+                for parts in zip(*each, strict=True)
+            )
+        )
+        one_by_one.append(recurrent_delta_rule(step, state).cpu())
+    of_request = torch.stack(one_by_one, dim=1).flatten(0, 1)
+    torch.testing.assert_close(outputs, of_request, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(after, state.cpu(), atol=2e-5, rtol=1e-4)
+
+
+def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
+    heads, states = random_heads(150, 3), random_states(1)
+    whole, after = in_chunks(heads, states, [150], device)
+    parts = []
+    for begin, end in pairwise([0, 1, 48, 112, 150]):
+        own = Heads(*(each[begin:end] for each in heads))
+        output, states = in_chunks(own, states, [end - begin], device)
+        parts.append(output)
+    torch.testing.assert_close(torch.cat(parts), whole, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(states, after, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 130])
+def test_chunks_are_those_of_transformers(num_tokens: int, device: torch.device):
+    heads = random_heads(num_tokens, 4)
+    outputs, state = in_chunks(heads, torch.zeros_like(random_states(1)), [num_tokens], device)
+
+    def of_value_heads(x: torch.Tensor) -> torch.Tensor:
+        return x.repeat_interleave(REPEATS, dim=1).unsqueeze(0)
+
+    expected, last_state = modeling_qwen3_next.torch_chunk_gated_delta_rule(
+        of_value_heads(heads.query * KEY_SIZE**0.5),
+        of_value_heads(heads.key),
+        heads.value.flatten(1, 2).unsqueeze(0),
+        g=heads.decay.flatten(1).unsqueeze(0),
+        beta=heads.rate.flatten(1).unsqueeze(0),
+        output_final_state=True,
+    )
+    torch.testing.assert_close(outputs.flatten(1, 2), expected[0], atol=2e-5, rtol=1e-4)
+    transposed = last_state[0].transpose(-1, -2)
+    torch.testing.assert_close(state[0].flatten(0, 1), transposed, atol=2e-5, rtol=1e-4)

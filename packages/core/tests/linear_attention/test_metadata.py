@@ -1,0 +1,65 @@
+"""Requests of a step are decodes, which have a state and stand first, or else prefills."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_davinci.core.linear_attention.metadata import (
+    LinearAttentionMetadata,
+    LinearAttentionMetadataBuilder,
+)
+
+
+def build(lengths: list[int], totals: list[int], device: torch.device) -> LinearAttentionMetadata:
+    layer = SimpleNamespace(conv_kernel_size=4)
+    config: Any = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={"layer": layer})
+    )
+    spec: Any = SimpleNamespace()
+    builder = LinearAttentionMetadataBuilder(spec, ["layer"], config, device)
+    blocks = torch.arange(1, len(lengths) + 1, dtype=torch.int32, device=device).unsqueeze(1)
+    common: Any = SimpleNamespace(
+        num_reqs=len(lengths),
+        query_start_loc_cpu=torch.tensor([0, *lengths]).cumsum(0),
+        seq_lens_cpu_upper_bound=torch.tensor(totals),
+        block_table_tensor=blocks,
+        slot_mapping=None,
+    )
+    return builder.build(0, common)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "totals", "num_decodes", "num_prefill_tokens"),
+    [
+        ([1, 1, 1], [5, 9, 2], 3, 0),
+        ([1, 1, 7], [5, 9, 20], 2, 7),
+        ([1, 1, 7], [5, 1, 20], 1, 8),  # a first prompt of one token has no state
+        ([3, 1], [3, 4], 0, 4),
+        ([1, 1, 0, 0], [5, 9, 0, 0], 4, 0),  # a graph's padding
+        ([1, 4, 0], [5, 4, 0], 1, 4),
+    ],
+)
+def test_decodes_have_a_state_and_one_token(
+    lengths: list[int],
+    totals: list[int],
+    num_decodes: int,
+    num_prefill_tokens: int,
+    device: torch.device,
+):
+    metadata = build(lengths, totals, device)
+    assert metadata.num_decodes == num_decodes
+    assert metadata.num_prefill_tokens == num_prefill_tokens
+    assert (metadata.prefill is None) == (num_prefill_tokens == 0)
+
+
+def test_requests_without_a_state_are_fresh_in_the_order_of_the_plan(device: torch.device):
+    metadata = build([1, 10, 200, 70], [50, 10, 200, 90], device)
+    plan = metadata.prefill
+    assert plan is not None
+    assert plan.order.tolist() == [1, 2, 0]
+    assert plan.is_fresh.tolist() == [1, 0, 1]
+    assert plan.steps == ((0, 3), (3, 5), (5, 6), (6, 7))

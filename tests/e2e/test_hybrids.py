@@ -1,0 +1,150 @@
+"""Models whose layers keep states: tokens are those of transformers on every path of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+
+# Three layers of states to one of attention; experts beside a dense layer.
+NEXT = "qwen3_next_moe"
+# A state has more bytes than the smallest block of keys and values.
+LARGE = "qwen3_next_large_state"
+DENSE = "qwen3_5_dense"
+OTHERS = ("qwen3_5_moe",)
+
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+RACES = {"VNPU_RACES": "raise"}
+COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
+TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+# Prompts in parts of any length, decodes beside them, in graphs where all decode.
+IN_PARTS = {
+    "enforce_eager": False,
+    "async_scheduling": True,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 16,
+}
+
+
+def assert_tokens(
+    engine: EngineProcess, reference: TransformersReference, prompts: list[list[int]]
+) -> None:
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
+    assert_greedy(reference, prompts, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param(NEXT, IN_PARTS, id="next_in_parts"),
+        pytest.param(LARGE, IN_PARTS, id="large_in_parts"),
+        pytest.param(DENSE, TWO_RANKS, id="dense_tensor2"),
+        *(
+            pytest.param(model, options, id=f"{model}_{name}", marks=pytest.mark.thorough)
+            for name, options in {
+                "whole": {},
+                "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
+                "pipeline2": {
+                    "distributed_executor_backend": "mp",
+                    "pipeline_parallel_size": 2,
+                },
+            }.items()
+            for model in (NEXT, LARGE, DENSE, *OTHERS)
+        ),
+        pytest.param(
+            NEXT,
+            {**TWO_RANKS, **IN_PARTS, "enable_expert_parallel": True},
+            id="next_expert2",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+    model: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
+    with start_engine(zoo(model), environment=environment, **options) as engine:
+        assert_tokens(engine, reference(model), prompts[:16])
+
+
+def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    # Requests that grow out of their first block at different times, and blocks for half of them.
+    chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
+    assert len(chosen) == 8
+    with start_engine(
+        zoo(NEXT),
+        environment=RACES,
+        num_gpu_blocks_override=22,
+        kv_cache_memory_bytes=None,
+        gpu_memory_utilization=0.02,
+        disable_log_stats=False,
+        worker_extension_cls=COUNTED,
+    ) as engine:
+        engine.on_workers("count_waits_of_steps")
+        assert_tokens(engine, reference(NEXT), chosen)
+        (steps,) = engine.on_workers("waits_of_steps")
+        preemptions = engine.metrics()["vllm:num_preemptions"]
+        # Blocks that have held states hold keys now.
+        assert_tokens(engine, reference(NEXT), prompts[:8])
+        said = engine.log_text()
+    assert preemptions > 0
+    assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)
+    # The first step makes what all later ones share, such as the attention's mask.
+    waits = [step.in_forward for step in steps[1:]]
+    assert waits == [0] * len(waits)
+    assert "enable_prefix_caching = false" in said and "states of prefixes" in said
+
+
+@pytest.mark.thorough
+def test_states_in_16_bits_are_asked_for_by_name(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    """A state that is rounded after every token gives other tokens in time, but not many."""
+    with start_engine(
+        zoo(DENSE), environment=RACES, mamba_ssm_cache_dtype="bfloat16", **IN_PARTS
+    ) as engine:
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]
+        outputs = [list(each.outputs[0].token_ids) for each in engine.generate(inputs, GREEDY)]
+    close, wrong = reference(DENSE).differing_tokens(prompts[:16], outputs)
+    assert 0 < close + wrong < 16 * MAX_TOKENS // 10
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "speculative decoding (--speculative-config)",
+        ),
+        ({"additional_config": {"dbo": {"enabled": True}}}, "dual-batch overlap (dbo.enabled)"),
+    ],
+)
+def test_what_is_not_served_beside_states_is_refused_by_name(
+    options: dict[str, Any],
+    named: str,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+):
+    with pytest.raises(EngineError, match="whose layers keep states") as refused:
+        start_engine(zoo(NEXT), **options)
+    assert named in str(refused.value)
