@@ -165,10 +165,8 @@ def _packed(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
 def _packed_zeros(weight: torch.Tensor, is_turned: bool) -> torch.Tensor:
     """The same of a weight of zeros, whose values are not looked at."""
     rows, columns = weight.shape[0], 2 * weight.shape[1]
-    sizes = (columns, rows) if is_turned else (rows, columns)
-    wide = torch.zeros(sizes, dtype=torch.int32, device=weight.device)
-    packed: torch.Tensor = torch_npu.npu_convert_weight_to_int4pack(wide)
-    return packed
+    outer, inner = (columns, rows) if is_turned else (rows, columns)
+    return torch.zeros(outer, inner // 8, dtype=torch.int32, device=weight.device)
 
 
 def unpacked_columns(packed: torch.Tensor) -> torch.Tensor:
