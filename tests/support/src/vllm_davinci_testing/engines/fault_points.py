@@ -140,7 +140,13 @@ def run(options: dict[str, Any], faults: str) -> Run:
         result = Run(ended[0].status if ended else -1, look())
         result.to_end_s = time.monotonic() - (fault_at or time.monotonic())
         result.left = [f"process {each.pid}" for each in left]
-        result.left += [str(path) for path in held if path.exists()]
+        for path in held:
+            if path.name.startswith("psm_"):
+                # Of multiprocessing, whose tracker gives it back at the end: forks have that of the
+                # fork server, which goes on.
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                result.left.append(str(path))
         return result
 
 
