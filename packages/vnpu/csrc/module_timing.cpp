@@ -67,9 +67,9 @@ py::object lateness() {
   return py::make_tuple(late.waits, late.late, late.total, late.greatest);
 }
 
-// (stream, launched, phases of (fixed, {resource: ps}), records waited for, turn)
+// (stream, launched, phases of (fixed, {resource: ps}), records waited for, turn, lateness)
 using PlannedPhase = std::tuple<Time, std::map<std::string, Time>>;
-using Planned = std::tuple<int, Time, std::vector<PlannedPhase>, std::vector<size_t>, int>;
+using Planned = std::tuple<int, Time, std::vector<PlannedPhase>, std::vector<size_t>, int, Time>;
 
 std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks) {
   static const char turns[256] = {};
@@ -79,12 +79,13 @@ std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks) {
   });
   std::vector<uint64_t> records;
   for (size_t i = 0; i < tasks.size(); ++i) {
-    const auto& [stream, launched, phases, after, turn] = tasks[i];
+    const auto& [stream, launched, phases, after, turn, lateness] = tasks[i];
     for (const size_t earlier : after) {
       simulation.wait(0, stream, records.at(earlier), nullptr, launched);
     }
     auto plan = std::make_shared<timing::Plan>();
     plan->turn = turn == 0 ? nullptr : &turns[turn];
+    plan->lateness = lateness;
     for (const auto& [fixed, busy] : phases) {
       timing::Phase& phase = plan->phases.emplace_back();
       phase.fixed = fixed;
@@ -116,6 +117,9 @@ void bind_timing(py::module_& module) {
     System::instance().executor().look([] { model().restart_timeline(current_device()); });
   });
   module.def("lateness", &lateness);
+  module.attr("cost_digest") =
+#include "cost_digest.inc"
+      ;
   module.def("figure_names", [] { return timing::Machine::figure_names(); });
   module.def("simulate", &simulate);
 }

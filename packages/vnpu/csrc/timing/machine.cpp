@@ -4,6 +4,7 @@
 #include <map>
 
 #include "device/failure.h"
+#include "timing/arrival.h"
 
 namespace vnpu::timing {
 namespace {
@@ -60,7 +61,7 @@ const std::vector<Machine::Figure>& Machine::figures() {
       {"matmul_static", &Machine::matmul_static_},
       {"attention_static", &Machine::attention_static_},
       {"collective_static", &Machine::collective_static_},
-      {"collective_skew", &Machine::collective_skew_},
+      {"task_jitter", &Machine::task_jitter_},
       {"copy_static", &Machine::copy_static_},
       {"ai_cpu_static", &Machine::ai_cpu_static_},
       {"event_record", &Machine::event_record_},
@@ -122,7 +123,7 @@ Machine::Machine(std::string_view text) {
   };
   for (const Figure& figure : figures()) {
     const std::string_view name = figure.name;
-    const bool is_time = name.ends_with("_static") || name.ends_with("_skew") ||
+    const bool is_time = name.ends_with("_static") || name.ends_with("_jitter") ||
                          name.starts_with("event_") || name == "graph_node";
     this->*figure.member = take(figure.name, is_time);
   }
@@ -341,8 +342,12 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
   }
   if (phases.empty()) phases.emplace_back();
   phases.front().fixed += collective_static_;
-  if (collective.ranks > 1) phases.front().fixed += collective_skew_;
   return phases;
+}
+
+Time Machine::lateness_of_last(int64_t ranks) const {
+  return static_cast<Time>(static_cast<Wide>(task_jitter_) *
+                           static_cast<Wide>(Arrivals::expected_maximum(ranks)) / kMillion);
 }
 
 }  // namespace vnpu::timing

@@ -36,6 +36,8 @@ class Machine {
   std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0,
                                const std::optional<Cores>& allowed = std::nullopt) const;
   std::vector<Phase> phases_of(const Collective& collective) const;
+  // How late the last of so many ranks is, expected, after one task since they met.
+  Time lateness_of_last(int64_t ranks) const;
   enum class Direction { kIn, kOut, kWithin };
   std::vector<Phase> phases_of_copy(Direction direction, int64_t bytes) const;
   // Bytes of memory on their way into L2.
@@ -85,7 +87,7 @@ class Machine {
   Time matmul_static_ = 0;
   Time attention_static_ = 0;
   Time collective_static_ = 0;
-  Time collective_skew_ = 0;
+  Time task_jitter_ = 0;
   Time copy_static_ = 0;
   Time ai_cpu_static_ = 0;
   Time event_record_ = 0;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -197,7 +198,8 @@ int64_t Model::use_cache(const Task& task, int device) {
 }
 
 void Model::place_group(const std::string& name, const std::vector<int64_t>& ranks) {
-  strides_[name] = ranks.size() < 2 ? 1 : ranks[1] - ranks[0];
+  placed_[name] = ranks;
+  std::sort(placed_[name].begin(), placed_[name].end());
 }
 
 void Model::prefetch(const Stream& stream, const void* address, size_t bytes) {
@@ -244,12 +246,16 @@ PlanPtr Model::plan_of(const Task& task, int device) {
     const int64_t bytes = task.work != nullptr
                               ? task.work->read_bytes
                               : static_cast<int64_t>(std::max(traffic.read, traffic.written));
-    const auto stride = strides_.find(collective->member()->name());
+    const auto placed = placed_.find(collective->member()->name());
+    const bool is_placed = placed != placed_.end() && placed->second.size() > 1;
+    const int64_t ranks = collective->member()->ranks();
     const Collective exchange{.exchange = exchange_of(name),
                               .bytes = bytes,
-                              .ranks = collective->member()->ranks(),
-                              .stride = stride == strides_.end() ? 1 : stride->second};
+                              .ranks = ranks,
+                              .stride = is_placed ? placed->second[1] - placed->second[0] : 1};
     plan->phases = machine_.phases_of(exchange);
+    plan->lateness = machine_.lateness_of_last(ranks);
+    if (is_placed) simulation_.place(device, plan->turn, placed->second);
     task.touched.each_written(
         [&](const MemoryRange& range) { cache_of(device).forget(range.begin, range.end); });
   } else if (dynamic_cast<const Transfers*>(&task) != nullptr) {

@@ -103,10 +103,10 @@ class Model final : public Observer {
   Simulation simulation_;
   const std::unique_ptr<TimelineFile> timeline_;
   const std::unique_ptr<PacedClock> paced_;
-  bool has_waited_ = true;                               // since the newest launch
-  std::map<int, Cache> caches_;                          // by device
-  std::vector<uint64_t> awaited_;                        // records, by the next launch
-  std::map<std::string, int64_t, std::less<>> strides_;  // of placed groups, by name
+  bool has_waited_ = true;                                           // since the newest launch
+  std::map<int, Cache> caches_;                                      // by device
+  std::vector<uint64_t> awaited_;                                    // records, by the next launch
+  std::map<std::string, std::vector<int64_t>, std::less<>> placed_;  // ranks of groups, by name
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;
   Time host_ = 0;

@@ -46,7 +46,7 @@ void Simulation::launch(int device, int stream, PlanPtr plan, Time launched, uin
 }
 
 uint64_t Simulation::record(int device, int stream, PlanPtr plan, Time launched) {
-  reached_.push_back(-1);
+  reached_.emplace_back();
   const uint64_t record = forgotten_ + reached_.size();
   push(device, stream, {std::move(plan), launched, 0, record});
   return record;
@@ -57,11 +57,11 @@ void Simulation::wait(int device, int stream, uint64_t record, PlanPtr plan, Tim
 }
 
 bool Simulation::reached(uint64_t record) const {
-  return record <= forgotten_ || reached_[record - forgotten_ - 1] >= 0;
+  return record <= forgotten_ || reached_[record - forgotten_ - 1].time >= 0;
 }
 
 Time Simulation::time_of(uint64_t record) const {
-  return record <= forgotten_ ? -1 : reached_[record - forgotten_ - 1];
+  return record <= forgotten_ ? -1 : reached_[record - forgotten_ - 1].time;
 }
 
 bool Simulation::try_begin(Stream& stream) {
@@ -74,9 +74,19 @@ bool Simulation::try_begin(Stream& stream) {
   stream.running = true;
   stream.begun = now_;
   stream.phase = 0;
+  stream.waited = 0;
   running_.push_back(&stream);
   enter_phase(stream);
+  if (turn != nullptr) await_ranks(stream, head);
   return true;
+}
+
+void Simulation::await_ranks(Stream& stream, const Item& head) {
+  const size_t group = arrivals_.group_of(stream.device, head.plan->turn);
+  stream.waited = Arrivals::wait_for_last(head.plan->lateness, stream.way.tasks[group],
+                                          std::max(stream.way.ready, head.launched), now_);
+  stream.fixed_left += stream.waited;
+  arrivals_.meet(stream.device, group, stream.way);
 }
 
 void Simulation::enter_phase(Stream& stream) {
@@ -99,24 +109,34 @@ void Simulation::end_head(Stream& stream) {
   stream.ended = now_;
   std::erase(running_, &stream);
   speeds_known_ = false;
+  if (item.waits && item.record > forgotten_) {
+    stream.way.join(reached_[item.record - forgotten_ - 1].way);
+  }
   if (item.record != 0 && !item.waits) {
-    reached_[item.record - forgotten_ - 1] = now_;
-    while (reached_.size() > kRemembered && reached_.front() >= 0) {
+    reached_[item.record - forgotten_ - 1] = {now_, stream.way};
+    while (reached_.size() > kRemembered && reached_.front().time >= 0) {
       reached_.pop_front();
       ++forgotten_;
     }
   }
   if (item.plan == nullptr) return;
-  if (item.plan->turn != nullptr) ++turns_[item.plan->turn].over;
+  if (item.plan->turn != nullptr) {
+    ++turns_[item.plan->turn].over;
+    stream.way.ready = now_;
+  } else if (item.plan->kind != Kind::kEvent) {
+    stream.way.add_task(now_);
+  }
   Usage& usage = usages_[stream.device];
   for (const Phase& phase : item.plan->phases) {
     for (size_t r = 0; r < kResources; ++r) usage.busy[r] += phase.busy[r];
   }
   if (item.plan->kind == Kind::kCompute) usage.compute_alone += item.plan->alone();
-  if (item.plan->kind == Kind::kCommunication) usage.communication_alone += item.plan->alone();
+  if (item.plan->kind == Kind::kCommunication) {
+    usage.communication_alone += item.plan->alone() + stream.waited;
+  }
   if (on_end_ != nullptr) {
-    on_end_({item.plan, stream.device, stream.id, item.launched, stream.begun, now_, item.label,
-             item.record, item.waits});
+    on_end_({item.plan, stream.device, stream.id, item.launched, stream.begun, now_, stream.waited,
+             item.label, item.record, item.waits});
   }
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "timing/arrival.h"
 #include "timing/fluid.h"
 #include "timing/resources.h"
 
@@ -24,6 +25,7 @@ struct Plan {
   std::vector<Phase> phases;
   uint64_t bytes = 0;          // of device memory, read and written
   const void* turn = nullptr;  // tasks of one turn run in the order of launch: a communicator's
+  Time lateness = 0;           // of the last of its ranks, after one task since they last met
   Time alone() const;
 };
 using PlanPtr = std::shared_ptr<const Plan>;
@@ -36,6 +38,7 @@ struct Span {
   Time launched = 0;
   Time begin = 0;
   Time end = 0;
+  Time waited = 0;      // of that, for the last rank
   uint32_t label = 0;   // the caller's
   uint64_t record = 0;  // of an event's record or wait: which record
   bool waits = false;   // for the record
@@ -71,6 +74,11 @@ class Simulation {
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
   // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
   uint64_t record(int device, int stream, PlanPtr plan, Time launched);
+  // The ranks of the communicator with this turn, ascending; of one that is not placed, nothing is
+  // known of which others it meets.
+  void place(int device, const void* turn, const std::vector<int64_t>& ranks) {
+    arrivals_.place(device, turn, ranks);
+  }
   // The number that the next record will have.
   uint64_t next_record() const { return forgotten_ + reached_.size() + 1; }
   // What follows on the stream waits for the record. `plan`: what waiting costs; may be null.
@@ -113,6 +121,8 @@ class Simulation {
     std::deque<Item> items;
     bool running = false;  // the head
     Time begun = 0;
+    Time waited = 0;  // for the last rank
+    Way way;
     size_t phase = 0;
     Time fixed_left = 0;
     unsigned __int128 work_left = 0;  // in 1 / kWhole of a picosecond at full speed
@@ -127,6 +137,7 @@ class Simulation {
   void settle();
   bool try_begin(Stream& stream);
   void enter_phase(Stream& stream);
+  void await_ranks(Stream& stream, const Item& head);
   void end_head(Stream& stream);
   void find_speeds();
   void tell_use(int device, const std::vector<Stream*>& working);
@@ -147,9 +158,14 @@ class Simulation {
   std::vector<Stream*> running_;
   bool speeds_known_ = false;
   std::unordered_map<const void*, Turn> turns_;
+  Arrivals arrivals_;
   std::unordered_map<int, Usage> usages_;
-  std::deque<Time> reached_;  // by record - forgotten_ - 1; -1: not yet
-  uint64_t forgotten_ = 0;    // records up to this one are reached
+  struct Reached {
+    Time time = -1;  // not yet
+    Way way;
+  };
+  std::deque<Reached> reached_;  // by record - forgotten_ - 1
+  uint64_t forgotten_ = 0;       // records up to this one are reached
 };
 
 }  // namespace vnpu::timing

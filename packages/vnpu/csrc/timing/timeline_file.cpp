@@ -113,6 +113,9 @@ void TimelineFile::write() {
                  microseconds(span.end - span.begin).c_str(), name_of(plan.kind), plan.name,
                  microseconds(span.launched).c_str(), microseconds(plan.alone()).c_str(),
                  static_cast<unsigned long long>(plan.bytes));
+    if (span.waited != 0) {
+      std::fprintf(out, R"(,"waited for ranks":%s)", microseconds(span.waited).c_str());
+    }
     if (span.label != 0) std::fprintf(out, R"(,"label":%s)", quoted(labels_[span.label]).c_str());
     std::fputs("}}", out);
     if (span.record == 0) continue;

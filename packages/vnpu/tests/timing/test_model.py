@@ -71,7 +71,7 @@ def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) ->
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert any(name.startswith("side (device 0, stream") for name in names)
     [labels] = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 2, figures ")
+    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 3, figures ")
     tasks = [e for e in events if e["ph"] == "X"]
     products = [e for e in tasks if e["name"] == "aclnnMatmul"]
     [total] = [e for e in tasks if e["name"] == "aclnnAdd"]

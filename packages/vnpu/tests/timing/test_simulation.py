@@ -1,5 +1,6 @@
 """The model's fluid sharing against an independent solution in exact fractions."""
 
+import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,6 +11,7 @@ import pytest
 from vllm_davinci.vnpu import _C
 
 RESOURCES = ["cube", "vector", "hbm", "ai_cpu", "copy_in", "copy_out", "links_0", "links_1"]
+TURNS = (1, 2)
 
 
 class Phase(NamedTuple):
@@ -21,13 +23,15 @@ class Phase(NamedTuple):
 
 class Task(NamedTuple):
     """A task of a plan. `after`: positions of earlier tasks that must have ended. Tasks of
-    one `turn` other than 0 run in their order."""
+    one `turn` other than 0 run in their order, and wait for their ranks: the last is `lateness`
+    late after one task since they met."""
 
     stream: int
     launched: int
     phases: list[Phase]
     after: list[int]
     turn: int
+    lateness: int
 
 
 def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
@@ -52,6 +56,22 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
     return speeds
 
 
+class Way(NamedTuple):
+    """What led to a point: when its newest task ended, and tasks since the ranks of a turn met."""
+
+    ready: Fraction = Fraction(0)
+    tasks: dict[int, int] = {}  # noqa: RUF012  never written to
+
+    def joined(self, other: "Way") -> "Way":
+        return other if other.ready > self.ready else self
+
+    def after_task(self, end: Fraction) -> "Way":
+        return Way(end, {turn: self.tasks.get(turn, 0) + 1 for turn in TURNS})
+
+    def after_meeting(self, end: Fraction, turn: int) -> "Way":
+        return Way(end, self.tasks | {turn: 0})
+
+
 def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
     """Begin and end of each task, in exact picoseconds."""
     begin: list[Fraction | None] = [None] * len(tasks)
@@ -60,6 +80,23 @@ def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
     fixed = [Fraction(0)] * len(tasks)
     work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
     now = Fraction(0)
+    ways = {task.stream: Way() for task in tasks}
+    way_after: dict[int, Way] = {}
+
+    def wait_for_ranks(i: int) -> int | Fraction:
+        task = tasks[i]
+        for j in task.after:
+            ways[task.stream] = ways[task.stream].joined(way_after[j])
+        way = ways[task.stream]
+        since = now - max(way.ready, Fraction(task.launched))
+        apart = math.isqrt(task.lateness**2 * way.tasks.get(task.turn, 0)) if task.turn else 0
+        return max(Fraction(0), apart - since)
+
+    def leave(i: int) -> None:
+        task = tasks[i]
+        way = ways[task.stream]
+        ways[task.stream] = way.after_meeting(now, task.turn) if task.turn else way.after_task(now)
+        way_after[i] = ways[task.stream]
 
     def enter(i: int) -> None:
         fixed[i] = Fraction(tasks[i].phases[phase[i]].fixed)
@@ -84,13 +121,16 @@ def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
                 if may_begin(i):
                     begin[i] = now
                     changed = True
+                    late = wait_for_ranks(i)
                     if tasks[i].phases:
                         enter(i)
+                    fixed[i] += late
                 while begin[i] is not None and end[i] is None and not fixed[i] and not work[i]:
                     changed = True
                     phase[i] += 1
                     if phase[i] >= len(tasks[i].phases):
                         end[i] = now
+                        leave(i)
                     else:
                         enter(i)
         running = [i for i in range(len(tasks)) if begin[i] is not None and end[i] is None]
@@ -133,8 +173,9 @@ def random_plan(rng: random.Random) -> list[Task]:
         ]
         launched += rng.choice([0, rng.randint(0, 10**7)])
         after = rng.sample(range(i), rng.randint(0, min(i, 2)))
-        tasks.append(Task(rng.randint(0, 3), launched, phases, after, rng.choice([0, 0, 1])))
-    return tasks
+        tasks.append(Task(rng.randint(0, 3), launched, phases, after, rng.choice([0, 0, 1, 2]), 0))
+    lateness = rng.choice([0, 10**6, 10**8])
+    return [task._replace(lateness=lateness) for task in tasks]
 
 
 @pytest.mark.parametrize("seed", range(40))

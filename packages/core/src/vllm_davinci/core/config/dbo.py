@@ -1,11 +1,11 @@
 """Dual-batch overlap: what an engine cannot split, and options that do nothing on it."""
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DualBatchConfig
+from vllm_davinci.core.config.step_costs import refuse_costs_of_others
 from vllm_davinci.core.errors import RELEASE, ComponentError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
             f"{max_tokens} tokens, {options.num_ubatches} parts each. Lower it, or raise "
             "--max-num-batched-tokens."
         )
-    if options.costs is not None and not os.path.isfile(options.costs):
-        raise ConfigurationError(
-            f"dbo.costs = {options.costs!r} is no file. `vllm-davinci dry-run --split-costs FILE` "
-            "writes one."
-        )
+    if options.costs is not None:
+        refuse_costs_of_others(options.costs, vllm_config)
     if components.stream_scheduler() is None:
         package = components.STREAMS.package
         raise ComponentError(

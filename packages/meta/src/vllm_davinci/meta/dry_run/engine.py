@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.errors import CoreError
 from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
 from vllm_davinci.meta.dry_run.executor import PhantomExecutor
@@ -58,6 +59,7 @@ def run_workload(
         model=model,
         world_size=arguments.world_size,
         layout=arguments.layout,
+        engine=engine_of_costs(engine.vllm_config),
         memory=_memory_plan(executor, engine.vllm_config, machine),
         steps=steps,
         served=served.to_json(),

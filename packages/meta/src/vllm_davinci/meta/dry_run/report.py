@@ -68,6 +68,7 @@ class DryRun:
     model: str
     world_size: int
     layout: Layout
+    engine: Mapping[str, Any]
     memory: MemoryPlan
     steps: Sequence[Step]
     served: Mapping[str, Any]
@@ -86,6 +87,7 @@ class DryRun:
             "model": self.model,
             "world_size": self.world_size,
             "layout": dataclasses.asdict(self.layout),
+            "engine": dict(self.engine),
             "memory": dataclasses.asdict(self.memory),
             "steps": [
                 {

@@ -35,6 +35,7 @@ def measure(
         "figures": whole["machine"]["hash"],
         "model": whole["model"],
         "world_size": whole["world_size"],
+        "engine": whole["engine"],
         "steps": [
             {"tokens": tokens, "whole": _duration(a), "split": _duration(b)}
             for tokens, a, b in zip(sizes, whole["steps"], split["steps"], strict=True)

@@ -16,10 +16,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.errors import MachineError
 from vllm_davinci.vnpu.timing.chip_files import FOLDER, UNITS, read_chip, read_table
 
-FORMAT = 2
+FORMAT = 3
 """Version of the model and of its files; part of each machine's hash."""
 
 _FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
@@ -48,7 +49,7 @@ _CHIP_FIGURES: dict[str, str] = {
     "matmul_static": "time",
     "attention_static": "time",
     "collective_static": "time",
-    "collective_skew": "time",
+    "task_jitter": "time",
     "copy_static": "time",
     "ai_cpu_static": "time",
     "event_record": "time",
@@ -101,8 +102,9 @@ class Machine:
 
     @property
     def hash(self) -> str:
-        """Hash of everything that decides a modelled time; the same figures have the same hash."""
-        return hashlib.sha256(f"{FORMAT}\n{self.encoded()}".encode()).hexdigest()[:16]
+        """Hash of everything that decides a modelled time: figures, operators' costs, the model."""
+        text = f"{FORMAT}\n{_C.cost_digest}\n{self.encoded()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def title(self) -> str:
