@@ -57,6 +57,7 @@ def served(model_type: str, work: Path) -> dict[str, Any]:
     from vllm_davinci_testing.engines.engine_process import EngineProcess
     from vllm_davinci_testing.engines.family_zoo import write_family
     from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+    from vllm_davinci_testing.plugin import EXACT_SOC
 
     generator = random.Random(model_type)
     prompts = [[generator.randrange(256) for _ in range(length)] for length in LENGTHS]
@@ -67,7 +68,7 @@ def served(model_type: str, work: Path) -> dict[str, Any]:
     except Exception as error:
         return {"result": "not made", "reason": last_line(error)}
     try:
-        with EngineProcess(checkpoint, work / "log.txt") as engine:
+        with EngineProcess(checkpoint, work / "log.txt", {"VNPU_SOC": EXACT_SOC}) as engine:
             outputs = engine.generate(
                 [{"prompt_token_ids": prompt} for prompt in prompts],
                 SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),

@@ -7,12 +7,7 @@ import torch_npu
 from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
-from vllm_davinci.core.attention.masks import (
-    ALL_TOKENS,
-    SPARSE_MODE_CAUSAL,
-    SPARSE_MODE_NONE,
-    compressed_causal_mask,
-)
+from vllm_davinci.core.attention import masks
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
@@ -108,7 +103,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
         is_single = metadata.max_query_len == 1
-        mask = None if is_single else compressed_causal_mask(ql_nope.device)
+        mask = None if is_single else masks.compressed_causal_mask(ql_nope.device)
         attend, adapters = fused_op("mla_decode_attention"), in_step(self.adapters)
         if attend and host_lengths is None and adapters is None:
             return attend(
@@ -129,7 +124,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             "query_rope": q_pe,
             "key_rope": cache.k_pe_flat,
             "atten_mask": mask,
-            "sparse_mode": SPARSE_MODE_NONE if is_single else SPARSE_MODE_CAUSAL,
+            "sparse_mode": masks.SPARSE_MODE_NONE if is_single else masks.SPARSE_MODE_CAUSAL,
             "block_table": metadata.block_table,
             "num_heads": self.num_heads,
             "num_key_value_heads": 1,
@@ -180,7 +175,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             *self.expand(kv_c_normed, k_pe, foreign),
             actual_seq_lengths_q=ends,
             actual_seq_lengths_kv=ends,
-            mask=compressed_causal_mask(q_nope.device),
+            mask=masks.compressed_causal_mask(q_nope.device),
             returns_lse=bool(metadata.context),
         )
         for chunk in metadata.context:
@@ -255,7 +250,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             # The operator takes separate rotary parts only beside heads of one size.
             query, key = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
             query_rope = key_rope = None
-        sparse_mode = SPARSE_MODE_NONE if mask is None else SPARSE_MODE_CAUSAL
+        sparse_mode = masks.SPARSE_MODE_NONE if mask is None else masks.SPARSE_MODE_CAUSAL
         if attend := fused_op("prefill_attention"):
             out, lse = attend(
                 query=query,
@@ -268,8 +263,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 mask=mask,
                 scale=self.scale,
                 sparse_mode=sparse_mode,
-                pre_tokens=ALL_TOKENS,
-                next_tokens=ALL_TOKENS,
+                pre_tokens=masks.ALL_TOKENS,
+                next_tokens=masks.ALL_TOKENS,
                 returns_lse=returns_lse,
             )
         else:
