@@ -56,6 +56,11 @@ Time Arrivals::wait_for_last(Time lateness, uint32_t tasks, Time ready, Time now
   return std::max<Time>(0, square_root(each * each * tasks) - (now - ready));
 }
 
+Time Arrivals::lateness_of_last(Time jitter, int64_t ranks) {
+  return static_cast<Time>(static_cast<Wide>(jitter) * static_cast<Wide>(expected_maximum(ranks)) /
+                           1'000'000);
+}
+
 int64_t Arrivals::expected_maximum(int64_t ranks) {
   for (size_t i = 1; i < kExpectedMaxima.size(); ++i) {
     const int64_t most = int64_t{1} << i;

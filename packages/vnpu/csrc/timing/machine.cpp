@@ -4,7 +4,6 @@
 #include <map>
 
 #include "device/failure.h"
-#include "timing/arrival.h"
 
 namespace vnpu::timing {
 namespace {
@@ -343,11 +342,6 @@ std::vector<Phase> Machine::phases_of(const Collective& collective) const {
   if (phases.empty()) phases.emplace_back();
   phases.front().fixed += collective_static_;
   return phases;
-}
-
-Time Machine::lateness_of_last(int64_t ranks) const {
-  return static_cast<Time>(static_cast<Wide>(task_jitter_) *
-                           static_cast<Wide>(Arrivals::expected_maximum(ranks)) / kMillion);
 }
 
 }  // namespace vnpu::timing

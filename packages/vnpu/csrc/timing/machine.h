@@ -36,8 +36,6 @@ class Machine {
   std::vector<Phase> phases_of(const Work& work, int64_t cached_bytes = 0,
                                const std::optional<Cores>& allowed = std::nullopt) const;
   std::vector<Phase> phases_of(const Collective& collective) const;
-  // How late the last of so many ranks is, expected, after one task since they met.
-  Time lateness_of_last(int64_t ranks) const;
   enum class Direction { kIn, kOut, kWithin };
   std::vector<Phase> phases_of_copy(Direction direction, int64_t bytes) const;
   // Bytes of memory on their way into L2.
@@ -57,6 +55,7 @@ class Machine {
   Time event_record() const { return event_record_; }
   Time event_wait() const { return event_wait_; }
   Time graph_node() const { return graph_node_; }
+  Time task_jitter() const { return task_jitter_; }
   int64_t queue_depth() const { return queue_depth_; }
   int64_t l2_bytes() const { return l2_bytes_; }
 

@@ -254,7 +254,7 @@ PlanPtr Model::plan_of(const Task& task, int device) {
                               .ranks = ranks,
                               .stride = is_placed ? placed->second[1] - placed->second[0] : 1};
     plan->phases = machine_.phases_of(exchange);
-    plan->lateness = machine_.lateness_of_last(ranks);
+    plan->lateness = Arrivals::lateness_of_last(machine_.task_jitter(), ranks);
     if (is_placed) simulation_.place(device, plan->turn, placed->second);
     task.touched.each_written(
         [&](const MemoryRange& range) { cache_of(device).forget(range.begin, range.end); });

@@ -7,7 +7,6 @@
 #include "device/event.h"
 #include "device/failure.h"
 #include "tasks.h"
-#include "timing/arrival.h"
 #include "timing/cache.h"
 #include "timing/machine.h"
 #include "timing/model.h"
@@ -207,83 +206,6 @@ TEST(Simulation, TasksOfOneTurnRunInTheOrderOfLaunch) {
   simulation.launch(0, 1, plan({work(10, {})}, &turn), 0);
   simulation.launch(0, 2, plan({work(10, {})}, &turn), 0);
   EXPECT_EQ(simulation.finish_stream(2), 60);
-}
-
-// Of two streams; what ends of the tasks by their label.
-struct Ends {
-  std::map<uint32_t, std::pair<Time, Time>> times;  // begin and end
-  Simulation simulation{[this](const Span& span) { times[span.label] = {span.begin, span.end}; }};
-  static PlanPtr collective(const void* turn) {
-    auto made = std::make_shared<Plan>(*plan({work(10, {})}, turn));
-    made->kind = Kind::kCommunication;
-    made->lateness = 100;
-    return made;
-  }
-};
-
-TEST(Arrivals, RanksThatHaveJustMetWaitForNobody) {
-  const int turn = 0;
-  Ends ends;
-  for (uint32_t i = 0; i < 4; ++i) ends.simulation.launch(0, 1, plan({work(7, {})}), 0, i);
-  ends.simulation.launch(0, 1, Ends::collective(&turn), 0, 4);
-  ends.simulation.launch(0, 1, Ends::collective(&turn), 0, 5);
-  ends.simulation.finish_device(0);
-  EXPECT_EQ(ends.times[4], std::pair(Time{28}, Time{28 + 200 + 10}));  // twice as far as after one
-  EXPECT_EQ(ends.times[5], std::pair(Time{238}, Time{248}));
-}
-
-TEST(Arrivals, WhoWaitsForSomethingElseHasUsedTheTime) {
-  const int turn = 0;
-  Ends ends;
-  ends.simulation.launch(0, 1, plan({work(7, {})}), 0, 0);
-  const uint64_t computed = ends.simulation.record(0, 1, nullptr, 0);
-  ends.simulation.launch(0, 2, Ends::collective(&turn), 60, 1);  // launched late: known since 60
-  ends.simulation.wait(0, 2, computed, nullptr, 0);
-  ends.simulation.launch(0, 2, Ends::collective(&turn), 0, 2);
-  ends.simulation.finish_device(0);
-  EXPECT_EQ(ends.times[1], std::pair(Time{60}, Time{70}));
-  // Its input was there at 7, before the collective ahead of it ended: its ranks left that
-  // together.
-  EXPECT_EQ(ends.times[2], std::pair(Time{70}, Time{80}));
-}
-
-TEST(Arrivals, AWayOverAnotherStreamCounts) {
-  const int turn = 0;
-  Ends ends;
-  ends.simulation.launch(0, 2, Ends::collective(&turn), 0, 0);
-  ends.simulation.launch(0, 1, plan({work(30, {})}), 0, 1);
-  const uint64_t computed = ends.simulation.record(0, 1, nullptr, 0);
-  ends.simulation.wait(0, 2, computed, nullptr, 0);
-  ends.simulation.launch(0, 2, Ends::collective(&turn), 0, 2);
-  ends.simulation.finish_device(0);
-  EXPECT_EQ(ends.times[2], std::pair(Time{30}, Time{140}));
-}
-
-TEST(Arrivals, AGroupMeetsWhereALargerOneDoes) {
-  const int all = 0;
-  const int pair = 0;
-  const int others = 0;
-  Ends ends;
-  ends.simulation.place(0, &all, {0, 1, 2, 3});
-  ends.simulation.place(0, &pair, {0, 1});
-  ends.simulation.place(0, &others, {0, 2});
-  ends.simulation.launch(0, 1, plan({work(7, {})}), 0, 0);
-  ends.simulation.launch(0, 1, Ends::collective(&pair), 0, 1);    // late by 100
-  ends.simulation.launch(0, 1, Ends::collective(&others), 0, 2);  // likewise
-  ends.simulation.launch(0, 1, Ends::collective(&all), 0, 3);     // likewise
-  ends.simulation.launch(0, 1, Ends::collective(&pair), 0, 4);
-  ends.simulation.finish_device(0);
-  EXPECT_EQ(ends.times[1].second, 117);
-  EXPECT_EQ(ends.times[2].second, 227);
-  EXPECT_EQ(ends.times[3].second, 337);
-  EXPECT_EQ(ends.times[4].second, 347);
-}
-
-TEST(Arrivals, TheLastOfManyIsLater) {
-  EXPECT_EQ(Arrivals::expected_maximum(1), 0);
-  EXPECT_EQ(Arrivals::expected_maximum(2), 564'190);
-  EXPECT_EQ(Arrivals::expected_maximum(12), (1'423'600 + 1'765'991) / 2);
-  EXPECT_EQ(Arrivals::expected_maximum(5000), 3'248'240);
 }
 
 TEST(Simulation, DevicesShareNothing) {

@@ -57,7 +57,7 @@ def fair_speeds(claims: Sequence[dict[str, Fraction]]) -> list[Fraction]:
 
 
 class Way(NamedTuple):
-    """What led to a point: when its newest task ended, and tasks since the ranks of a turn met."""
+    """The way to a point: when its newest task ended, and tasks since the ranks of a turn met."""
 
     ready: Fraction = Fraction(0)
     tasks: dict[int, int] = {}  # noqa: RUF012  never written to
@@ -72,6 +72,33 @@ class Way(NamedTuple):
         return Way(end, self.tasks | {turn: 0})
 
 
+class Ways:
+    """The way of each stream, as its tasks begin and end."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.of_stream = {task.stream: Way() for task in tasks}
+        self.after_task: dict[int, Way] = {}
+
+    def wait_for_ranks(self, i: int, now: Fraction) -> Fraction:
+        """How long task `i`, which begins now, waits for the last rank."""
+        task = self.tasks[i]
+        way = self.of_stream[task.stream]
+        for earlier in task.after:
+            way = way.joined(self.after_task[earlier])
+        self.of_stream[task.stream] = way
+        since = now - max(way.ready, Fraction(task.launched))
+        apart = math.isqrt(task.lateness**2 * way.tasks.get(task.turn, 0)) if task.turn else 0
+        return max(Fraction(0), apart - since)
+
+    def leave(self, i: int, now: Fraction) -> None:
+        """Task `i` ends now."""
+        task = self.tasks[i]
+        way = self.of_stream[task.stream]
+        way = way.after_meeting(now, task.turn) if task.turn else way.after_task(now)
+        self.of_stream[task.stream] = self.after_task[i] = way
+
+
 def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
     """Begin and end of each task, in exact picoseconds."""
     begin: list[Fraction | None] = [None] * len(tasks)
@@ -80,23 +107,7 @@ def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
     fixed = [Fraction(0)] * len(tasks)
     work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
     now = Fraction(0)
-    ways = {task.stream: Way() for task in tasks}
-    way_after: dict[int, Way] = {}
-
-    def wait_for_ranks(i: int) -> int | Fraction:
-        task = tasks[i]
-        for j in task.after:
-            ways[task.stream] = ways[task.stream].joined(way_after[j])
-        way = ways[task.stream]
-        since = now - max(way.ready, Fraction(task.launched))
-        apart = math.isqrt(task.lateness**2 * way.tasks.get(task.turn, 0)) if task.turn else 0
-        return max(Fraction(0), apart - since)
-
-    def leave(i: int) -> None:
-        task = tasks[i]
-        way = ways[task.stream]
-        ways[task.stream] = way.after_meeting(now, task.turn) if task.turn else way.after_task(now)
-        way_after[i] = ways[task.stream]
+    ways = Ways(tasks)
 
     def enter(i: int) -> None:
         fixed[i] = Fraction(tasks[i].phases[phase[i]].fixed)
@@ -121,7 +132,7 @@ def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
                 if may_begin(i):
                     begin[i] = now
                     changed = True
-                    late = wait_for_ranks(i)
+                    late = ways.wait_for_ranks(i, now)
                     if tasks[i].phases:
                         enter(i)
                     fixed[i] += late
@@ -130,7 +141,7 @@ def solve(tasks: Sequence[Task]) -> list[tuple[Fraction, Fraction]]:
                     phase[i] += 1
                     if phase[i] >= len(tasks[i].phases):
                         end[i] = now
-                        leave(i)
+                        ways.leave(i, now)
                     else:
                         enter(i)
         running = [i for i in range(len(tasks)) if begin[i] is not None and end[i] is None]

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_states
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
+from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
@@ -176,12 +178,17 @@ class NPUModelRunner(BalancingRunner):
         map_slots_on_host(self.input_batch, *tokens, slots_per_token)
 
     def initialize_kv_cache_tensors(
-        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int], **options: Any
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        kv_cache_allocation_context: AbstractContextManager[None] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Allocates the cache in our layout. Returns its first part per layer."""
-        shared, context = self.shared_kv_cache_layers, options.get("kv_cache_allocation_context")
         caches = self._kv_cache_memory.allocate(
-            kv_cache_config, kernel_block_sizes, shared, context
+            kv_cache_config,
+            kernel_block_sizes,
+            self.shared_kv_cache_layers,
+            kv_cache_allocation_context,
         )
         return {name: first_part(cache) for name, cache in caches.items()}
 
@@ -375,19 +382,8 @@ class NPUModelRunner(BalancingRunner):
         """vLLM's; with adapters one request at a time, whose rows are all of one adapter."""
         if not self.lora_config or not self.num_prompt_logprobs:
             return super()._get_prompt_logprobs_dict(*args, **kwargs)
-        wanted = self.num_prompt_logprobs
-        found: dict[str, Any] = {}
-        for request, number in list(wanted.items()):
-            row = self.input_batch.req_id_to_index.get(request)
-            if row is None:
-                continue  # preempted
-            self.num_prompt_logprobs = {request: number}
-            with self.lora_manager.logits_of(int(self.input_batch.request_lora_mapping[row])):
-                found |= super()._get_prompt_logprobs_dict(*args, **kwargs)
-            if not self.num_prompt_logprobs:
-                del wanted[request]
-        self.num_prompt_logprobs = wanted
-        return found
+        compute = super()._get_prompt_logprobs_dict
+        return prompt_logprobs(self, self.lora_manager, lambda: compute(*args, **kwargs))
 
     def shutdown(self) -> None:
         """vLLM's, without its search for garbage: the engine core does one, or the process ends."""

@@ -1,0 +1,29 @@
+"""Log-probabilities of prompts, each under the adapter of its request."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
+
+
+def prompt_logprobs(
+    runner: Any, adapters: NPUWorkerLoRAManager, compute: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Computes those that the step has to give, one request at a time.
+
+    runner:  vLLM's model runner; its `num_prompt_logprobs` says which requests want how many
+    compute: vLLM's own computation, of the requests in `num_prompt_logprobs`
+    """
+    wanted = runner.num_prompt_logprobs
+    found: dict[str, Any] = {}
+    for request, number in list(wanted.items()):
+        row = runner.input_batch.req_id_to_index.get(request)
+        if row is None:
+            continue  # preempted
+        runner.num_prompt_logprobs = {request: number}
+        with adapters.logits_of(int(runner.input_batch.request_lora_mapping[row])):
+            found |= compute()
+        if not runner.num_prompt_logprobs:
+            del wanted[request]
+    runner.num_prompt_logprobs = wanted
+    return found
