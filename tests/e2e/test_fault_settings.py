@@ -170,8 +170,8 @@ def test_more_ranks_than_devices_are_refused(zoo: Callable[[str], Path], tmp_pat
     assert_explained(ended, "4 NPUs are needed", "2 are visible", "Lower --tensor-parallel-size")
 
 
-def test_an_expert_map_with_an_expert_in_two_places_is_refused(
-    zoo: Callable[[str], Path], tmp_path: Path
+def test_an_expert_map_without_a_place_for_an_expert_is_refused(
+    zoo: Callable[[str], Path], refusal: Refusal, tmp_path: Path
 ):
     devices = [
         {"device_id": 0, "device_expert": [0, 1, 2, 3]},
@@ -180,12 +180,11 @@ def test_an_expert_map_with_an_expert_in_two_places_is_refused(
     layers = [{"layer_id": layer, "device_count": 2, "device_list": devices} for layer in range(2)]
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"moe_layer_count": 2, "layer_list": layers}))
-    log = tmp_path / "log.txt"  # a worker finds it, and vLLM passes on that it failed
-    additional = {"expert_map_path": str(file)}
-    with pytest.raises(EngineError, match="WorkerProc initialization failed"):
-        EngineProcess(zoo(EXPERTS_MODEL), log, **TWO_RANKS, additional_config=additional)
-    named = "device_id 1, device_expert has expert 3, which device_id 0 has too"
-    assert_says(log.read_text(errors="replace"), f"Expert map '{file}'", named)
+    text = refusal(
+        zoo(EXPERTS_MODEL), **TWO_RANKS, additional_config={"expert_map_path": str(file)}
+    )
+    named = "layer_list.0.device_list has no place for the experts [7]"
+    assert_says(text, f"Expert map '{file}'", named, "expert_map_path")
 
 
 def test_experts_that_do_not_divide_among_the_ranks_are_refused(
