@@ -13,6 +13,7 @@
 #include "timing/machine.h"
 #include "timing/model.h"
 #include "timing/simulation.h"
+#include "timing/variants.h"
 
 namespace py = pybind11;
 
@@ -43,10 +44,7 @@ py::dict busy_by_name(const timing::Busy& busy) {
 
 int current_device() { return std::max(System::current_device(), 0); }
 
-py::dict report() {
-  const int device = current_device();
-  timing::Model::Report report;
-  System::instance().executor().look([&] { report = model().report(device); });
+py::dict fields_of(const timing::Model::Report& report) {
   py::dict result;
   result["host_ps"] = report.host;
   result["any_ps"] = report.usage.any;
@@ -56,6 +54,24 @@ py::dict report() {
   result["compute_alone_ps"] = report.usage.compute_alone;
   result["communication_alone_ps"] = report.usage.communication_alone;
   result["busy_ps"] = busy_by_name(report.usage.busy);
+  return result;
+}
+
+py::dict report() {
+  const int device = current_device();
+  timing::Model::Report report;
+  System::instance().executor().look([&] { report = model().report(device); });
+  return fields_of(report);
+}
+
+py::dict variant_reports() {
+  py::dict result;
+  timing::Variants* const variants = timing::Variants::instance();
+  if (variants == nullptr) return result;
+  const int device = current_device();
+  std::vector<std::pair<std::string, timing::Model::Report>> reports;
+  System::instance().executor().look([&] { reports = variants->reports(device); });
+  for (const auto& [name, report] : reports) result[name.c_str()] = fields_of(report);
   return result;
 }
 
@@ -71,12 +87,15 @@ py::object lateness() {
 using PlannedPhase = std::tuple<Time, std::map<std::string, Time>>;
 using Planned = std::tuple<int, Time, std::vector<PlannedPhase>, std::vector<size_t>, int, Time>;
 
-std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks) {
+std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks, size_t queues,
+                                            Time change) {
   static const char turns[256] = {};
   std::vector<std::pair<Time, Time>> times(tasks.size());
-  timing::Simulation simulation([&](const timing::Span& span) {
-    if (span.record == 0) times[span.label] = {span.begin, span.end};
-  });
+  timing::Simulation simulation(
+      [&](const timing::Span& span) {
+        if (span.record == 0) times[span.label] = {span.begin, span.end};
+      },
+      nullptr, {queues, change});
   std::vector<uint64_t> records;
   for (size_t i = 0; i < tasks.size(); ++i) {
     const auto& [stream, launched, phases, after, turn, lateness] = tasks[i];
@@ -106,11 +125,23 @@ std::vector<std::pair<Time, Time>> simulate(const std::vector<Planned>& tasks) {
 void bind_timing(py::module_& module) {
   module.def("is_modelled", [] { return timing::Model::instance() != nullptr; });
   module.def("modelled_report", &report);
+  module.def("variant_reports", &variant_reports);
   module.def("set_routed_share", [](int64_t numerator, int64_t denominator) {
     model().set_routed_share(numerator, denominator);
   });
   module.def("place_group", [](const std::string& name, const std::vector<int64_t>& ranks) {
-    System::instance().executor().look([&] { model().place_group(name, ranks); });
+    System::instance().executor().look([&] {
+      model().place_group(name, ranks);
+      if (auto* variants = timing::Variants::instance()) variants->place_group(name, ranks);
+    });
+  });
+  module.def("pass_host_step", [](int64_t requests, bool beside_device) {
+    System::instance().executor().look([&] {
+      model().pass_host_step(requests, beside_device);
+      if (auto* variants = timing::Variants::instance()) {
+        variants->pass_host_step(requests, beside_device);
+      }
+    });
   });
   module.def("write_timeline", [] { model().write_timeline(); });
   module.def("restart_timeline", [] {
@@ -121,7 +152,8 @@ void bind_timing(py::module_& module) {
 #include "cost_digest.inc"
       ;
   module.def("figure_names", [] { return timing::Machine::figure_names(); });
-  module.def("simulate", &simulate);
+  // queues: hardware queues of the device, 0: as many as streams; change: to turn one to a stream
+  module.def("simulate", &simulate, py::arg("tasks"), py::arg("queues") = 0, py::arg("change") = 0);
 }
 
 }  // namespace vnpu

@@ -4,6 +4,7 @@
 #include "device/observer.h"
 #include "race/detector.h"
 #include "timing/model.h"
+#include "timing/variants.h"
 #include "trace/recorder.h"
 
 namespace vnpu {
@@ -11,6 +12,8 @@ namespace vnpu {
 void add_observers(Observers& observers) {
   // The detector first: a launch that it refuses has no trace.
   if (auto* detector = race::Detector::instance()) observers.add(*detector);
+  // The variants before the model, whose times are those that the host's waits take.
+  if (auto* variants = timing::Variants::instance()) observers.add(*variants);
   if (auto* model = timing::Model::instance()) observers.add(*model);
   if (auto* recorder = trace::Recorder::instance()) observers.add(*recorder);
 }

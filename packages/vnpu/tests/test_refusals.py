@@ -39,6 +39,22 @@ def test_calls_of_several_processes_are_counted_and_refusals_kept(tmp_path: Path
         assert "in <module>" in refusal.site
 
 
+def test_operators_without_rules_are_kept_once_for_each_place(tmp_path: Path):
+    program = """
+import os, torch, torch_npu
+x = torch.ones(2, 8).npu()
+for _ in range(3):
+    x.erfinv_()
+torch.npu.synchronize()
+os._exit(0)
+"""
+    done = run_to_exit(program, VirtualDeviceConfig(refusals=tmp_path))
+    assert done.status == 0, done.stderr
+    [call] = refusals.read(tmp_path).free
+    assert call.operator == "aclnnInplaceErfinv"
+    assert "in <module>" in call.site
+
+
 def test_a_question_what_an_operator_takes_is_no_refused_call(tmp_path: Path):
     program = f"def refusal_of():\n{indent(CALLS, '    ')}\nrefusal_of()"
     done = run_to_exit(program, VirtualDeviceConfig(refusals=tmp_path))

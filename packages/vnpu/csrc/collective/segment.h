@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "collective/process.h"
+#include "device/process.h"
 
 namespace vnpu {
 

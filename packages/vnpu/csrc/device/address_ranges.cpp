@@ -1,16 +1,9 @@
-#include <dirent.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -20,80 +13,11 @@
 #include "device/faults.h"
 #include "device/memory.h"
 #include "device/memory_watch.h"
+#include "device/shared_file.h"
 
 // Address ranges that programs reserve, and physical memory that they map there and share.
 
 namespace vnpu {
-namespace {
-
-struct FileDescriptor {
-  explicit FileDescriptor(int number) : number(number) {}
-  ~FileDescriptor() {
-    if (number >= 0) ::close(number);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int number;
-};
-
-// What says which memory is meant, to other processes too: the pid of the process that made it and
-// a number that it gives once. Descriptors' numbers come again, and would name another file.
-constexpr int kSerialBits = 42;
-constexpr uint64_t kSerialMask = (uint64_t{1} << kSerialBits) - 1;
-
-uint64_t new_identity() {
-  // Begins anywhere, as pids come again too.
-  static std::atomic<uint64_t> next{[] {
-    uint64_t first = 0;
-    if (::getrandom(&first, sizeof(first), 0) != sizeof(first)) first = 1;
-    return first;
-  }()};
-  return (static_cast<uint64_t>(::getpid()) << kSerialBits) | (++next & kSerialMask);
-}
-
-std::string name_of(uint64_t identity) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "vnpu-memory-%016llx",
-                static_cast<unsigned long long>(identity));
-  return name;
-}
-
-// Opens the file of that identity among those of the process that made it. The file is looked at
-// before it is opened: by now a number may stand for any file, which must not be touched.
-int open_memory_of(uint64_t identity) {
-  const auto pid = static_cast<long>(identity >> kSerialBits);
-  const std::string directory = "/proc/" + std::to_string(pid) + "/fd";
-  const std::string wanted = "/memfd:" + name_of(identity) + " (deleted)";
-  const auto refuse = [&](const std::string& why) -> int {
-    throw Failure(FailureKind::kInvalidHandle, "vnpu: the exported memory of process " +
-                                                   std::to_string(pid) +
-                                                   " cannot be imported: " + why);
-  };
-  const std::unique_ptr<DIR, int (*)(DIR*)> files(::opendir(directory.c_str()), ::closedir);
-  if (files == nullptr) {
-    const int error = errno;
-    return refuse(directory + ": " + std::strerror(error) +
-                  (error == ENOENT ? ". The process has ended." : "."));
-  }
-  while (const dirent* const entry = ::readdir(files.get())) {
-    const std::string path = directory + "/" + entry->d_name;
-    char target[128];
-    const ssize_t length = ::readlink(path.c_str(), target, sizeof(target));
-    if (length < 0 || std::string(target, static_cast<size_t>(length)) != wanted) continue;
-    const FileDescriptor seen(::open(path.c_str(), O_PATH | O_CLOEXEC));
-    if (seen.number < 0) return refuse(path + ": " + std::strerror(errno));
-    const std::string own = "/proc/self/fd/" + std::to_string(seen.number);
-    const ssize_t same = ::readlink(own.c_str(), target, sizeof(target));
-    if (same < 0 || std::string(target, static_cast<size_t>(same)) != wanted) break;
-    const int file = ::open(own.c_str(), O_RDWR | O_CLOEXEC);
-    if (file < 0) return refuse(path + ": " + std::strerror(errno));
-    return file;
-  }
-  return refuse("it was freed there. Keep the exporter's handle until all have imported it.");
-}
-
-}  // namespace
-
 Memory::Physical::Physical(uint64_t identity, int file, size_t bytes, int device, bool owner)
     : identity(identity), file(file), bytes(bytes), device(device), owner(owner), shared(!owner) {}
 
@@ -110,7 +34,7 @@ void* Memory::reserve(size_t bytes, void*) {
   std::unique_lock lock(mutex_);
   const size_t rounded = bytes <= kReservable ? round_up(bytes, kPage) : bytes;
   void* address =
-      bytes <= kReservable ? carve(reserved_gaps_, reservable_begin_, rounded) : nullptr;
+      bytes <= kReservable ? carve(reserved_gaps_, reservable_begin_, rounded, kPage) : nullptr;
   if (address == nullptr) {
     throw Failure(FailureKind::kOutOfMemory, "vnpu: no address range of " + std::to_string(bytes) +
                                                  " bytes is left to reserve.");
@@ -144,16 +68,10 @@ std::shared_ptr<Memory::Physical> Memory::create_physical(int device_index, size
                                                      std::to_string(bytes) + ".");
   }
   faults::reach(faults::Kind::kPhysical);
-  const uint64_t identity = new_identity();
-  FileDescriptor file(::memfd_create(name_of(identity).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (file.number < 0 || ::ftruncate(file.number, static_cast<off_t>(bytes)) != 0 ||
-      ::fcntl(file.number, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw Failure(FailureKind::kOutOfMemory,
-                  std::string("vnpu: no backing file for device memory: ") + std::strerror(errno) +
-                      ". Each piece of physical memory takes one descriptor (ulimit -n).");
-  }
+  const uint64_t identity = shared_file::new_identity();
+  shared_file::FileDescriptor file = shared_file::make(identity, bytes);
   auto physical = std::make_shared<Physical>(identity, file.number, bytes, device_index, false);
-  file.number = -1;
+  file.release();
   std::unique_lock lock(mutex_);
   Device& device = devices_.at(static_cast<size_t>(device_index));
   const size_t total = round_up(Configuration::instance().memory_bytes, kPage);
@@ -170,17 +88,17 @@ std::shared_ptr<Memory::Physical> Memory::create_physical(int device_index, size
 }
 
 std::shared_ptr<Memory::Physical> Memory::import_physical(uint64_t identity, int device) {
-  FileDescriptor file(open_memory_of(identity));
+  shared_file::FileDescriptor file = shared_file::open(identity, "the exported memory");
   struct stat info = {};
   if (::fstat(file.number, &info) != 0 || info.st_size <= 0 ||
       static_cast<size_t>(info.st_size) % kPage != 0) {
-    throw Failure(FailureKind::kInvalidHandle, "vnpu: the exported memory " + name_of(identity) +
-                                                   " has " + std::to_string(info.st_size) +
+    throw Failure(FailureKind::kInvalidHandle, "vnpu: the exported memory has " +
+                                                   std::to_string(info.st_size) +
                                                    " bytes, which is no size of such memory.");
   }
   auto physical = std::make_shared<Physical>(identity, file.number,
                                              static_cast<size_t>(info.st_size), device, false);
-  file.number = -1;
+  file.release();
   return physical;
 }
 
@@ -230,6 +148,14 @@ void Memory::tell_changed(const Physical& physical) const {
   }
 }
 
+void Memory::map_private(uintptr_t backing, size_t bytes) {
+  if (::mmap(reinterpret_cast<void*>(backing), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: munmap failed: ") + std::strerror(errno));
+  }
+}
+
 void Memory::unmap(void* address) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   std::shared_ptr<Physical> last_owner;  // its destructor takes the lock
@@ -240,12 +166,7 @@ void Memory::unmap(void* address) {
                   "vnpu: aclrtUnmapMem of an address that nothing is mapped at: " +
                       describe_locked(begin) + ".");
   }
-  void* target = reinterpret_cast<void*>(begin + distance_);
-  if (::mmap(target, it->second.bytes, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
-    throw Failure(FailureKind::kInternal,
-                  std::string("vnpu: munmap failed: ") + std::strerror(errno));
-  }
+  map_private(begin + distance_, it->second.bytes);
   const size_t bytes = it->second.bytes;
   last_owner = std::move(it->second.physical);
   mapped_.erase(it);

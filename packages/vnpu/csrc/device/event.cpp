@@ -19,7 +19,20 @@ uint64_t Event::next_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
+uint64_t Event::add_record() {
+  return shared != nullptr ? shared->add() : recorded.fetch_add(1) + 1;
+}
+
+uint64_t Event::newest() const {
+  return shared != nullptr ? shared->newest() : recorded.load(std::memory_order_acquire);
+}
+
+bool Event::is_abandoned(uint64_t version) const {
+  return shared != nullptr && shared->is_abandoned(version);
+}
+
 bool Event::reached(uint64_t version) const {
+  if (shared != nullptr) return shared->reached(version);
   if (version <= all_reached_.load(std::memory_order_acquire)) return true;
   std::lock_guard lock(mutex_);
   return version <= all_reached_.load(std::memory_order_relaxed) || ahead_.count(version) != 0;
@@ -35,6 +48,10 @@ void Event::complete(uint64_t version, const std::optional<Failure>& failure) {
     failed_ = version;
     failure_ = failure;
   }
+  if (shared != nullptr) {
+    shared->reach(version, failure.has_value());
+    return;
+  }
   uint64_t all = all_reached_.load(std::memory_order_relaxed);
   if (version > all + 1) {
     ahead_.insert(version);
@@ -47,6 +64,7 @@ void Event::complete(uint64_t version, const std::optional<Failure>& failure) {
 void Event::throw_if_failed(uint64_t version) const {
   std::lock_guard lock(mutex_);
   if (failure_.has_value() && failed_ == version) throw *failure_;
+  if (shared != nullptr) shared->throw_if_failed(version);
 }
 
 EventRecord::EventRecord(EventPtr event, uint64_t version, EventHoldPtr hold)
@@ -62,7 +80,7 @@ EventWait::EventWait(EventPtr event, uint64_t version)
     : Task("event wait"), event_(std::move(event)), version_(version) {}
 
 Progress EventWait::advance() {
-  if (!event_->reached(version_)) return Progress::kBlocked;
+  if (!event_->reached(version_) && !event_->is_abandoned(version_)) return Progress::kBlocked;
   event_->throw_if_failed(version_);
   return Progress::kDone;
 }

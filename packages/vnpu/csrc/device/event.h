@@ -6,9 +6,11 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "device/device_limits.h"
 #include "device/failure.h"
+#include "device/shared_records.h"
 #include "device/task.h"
 
 namespace vnpu {
@@ -24,13 +26,21 @@ class Event {
   // one for each record, until that is reached.
   enum class Holds { kNone, kForGood, kWhileRecorded };
 
-  explicit Event(uint32_t flags, Holds holds = Holds::kWhileRecorded)
-      : id(next_id()), flags(flags), holds(holds) {}
+  explicit Event(uint32_t flags, Holds holds = Holds::kWhileRecorded,
+                 SharedRecordsPtr shared = nullptr)
+      : id(next_id()), flags(flags), holds(holds), shared(std::move(shared)) {}
+
+  // Counts a record that is asked for; its version.
+  uint64_t add_record();
+  // Records asked for so far, by other processes too.
+  uint64_t newest() const;
 
   // Whether a stream has reached this record, of which versions count from 1.
   bool reached(uint64_t version) const;
   // Whether the newest record has been reached.
-  bool complete() const { return reached(recorded.load(std::memory_order_acquire)); }
+  bool complete() const { return reached(newest()); }
+  // Whether it will not be reached: the process that asked for it has ended.
+  bool is_abandoned(uint64_t version) const;
 
   // The stream has reached a record, or has failed before it: what waits for the event then has
   // nothing to work on and fails likewise.
@@ -41,8 +51,9 @@ class Event {
   const uint64_t id;
   const uint32_t flags;
   const Holds holds;
+  const SharedRecordsPtr shared;      // of an event that several processes use
   EventHoldPtr hold;                  // taken for good
-  std::atomic<uint64_t> recorded{0};  // records asked for
+  std::atomic<uint64_t> recorded{0};  // records asked for, where it is not shared
   std::atomic<int64_t> time_ns{0};    // of the newest reached record
   // The graph under capture in which the newest record was made, if it was made in one.
   std::weak_ptr<Graph> captured_in;
@@ -79,6 +90,7 @@ class EventWait final : public Task {
  public:
   EventWait(EventPtr event, uint64_t version);
   Progress advance() override;
+  bool waits_outside() const override { return event_->shared != nullptr; }
   std::string waiting_for() const override;
   const Event& event() const { return *event_; }
   uint64_t version() const { return version_; }

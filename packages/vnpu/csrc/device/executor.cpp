@@ -127,7 +127,7 @@ void Executor::record(const StreamPtr& stream, const EventPtr& event) {
     } else if (event->holds == Event::Holds::kForGood && event->hold == nullptr) {
       event->hold = hold_event(stream->device, lock);
     }
-    version = event->recorded.fetch_add(1) + 1;
+    version = event->add_record();
   }
   enqueue(stream, std::make_shared<EventRecord>(event, version, std::move(hold)));
 }
@@ -162,7 +162,7 @@ void Executor::wait(const StreamPtr& stream, const EventPtr& event) {
       return;
     }
     observers_.tell(&Observer::on_wait, *stream, *event, site);
-    version = event->recorded.load();
+    version = event->newest();
     if (event->reached(version)) {
       event->throw_if_failed(version);
       return;

@@ -66,6 +66,9 @@ class Executor {
   // program it is no wait. False where, for `patience` (or VNPU_WAIT_LIMIT), no task has ended and
   // none was running; soon, where it is so since the last time.
   bool drain_device(int device, Limit patience);
+  // Calls a function that may call nothing of this, while no task of any device is at work: what is
+  // queued goes on afterwards.
+  void while_nothing_runs(const std::function<void()>& action);
   // Gives up what a stream, or each of a device's, has been given and not done: it fails with this,
   // as what waits for it does. Returns what was given up; throws kWaitTimeout where a task has run
   // on for `limit`.

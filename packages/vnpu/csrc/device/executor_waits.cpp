@@ -99,14 +99,15 @@ void Executor::synchronize(const EventPtr& event, Limit limit) {
   faults::reach(faults::Kind::kSynchronize, "event");
   ++HostCounts::instance().synchronizations;
   check_not_captured(*event, "waits for");
-  const uint64_t version = event->recorded.load();
+  const uint64_t version = event->newest();
   if (observers_.any() || !event->reached(version)) {
     const std::string site = observers_.call_site();
     {
       Lock lock(queues_.mutex);
       const AnnouncedWait announced(*this,
                                     {.call_site = site, .event = event.get(), .version = version});
-      wait_until([&] { return event->reached(version); }, limit, "an event", lock);
+      const auto is_over = [&] { return event->reached(version) || event->is_abandoned(version); };
+      wait_until(is_over, limit, "an event", lock);
       observers_.tell(&Observer::on_event_waited, *event);
       observers_.tell(&Observer::on_event_synchronized, *event, site);
     }
@@ -212,6 +213,17 @@ bool Executor::drain_device(int device, Limit patience) {
   }
   stuck_.erase(device);
   return true;
+}
+
+void Executor::while_nothing_runs(const std::function<void()>& action) {
+  Lock lock(queues_.mutex);
+  const auto rests = [&] {
+    return std::ranges::none_of(queues_.streams(), [](const StreamPtr& stream) {
+      return stream->running && !stream->waiting;
+    });
+  };
+  wait_until(rests, std::nullopt, "tasks that run", lock);
+  action();
 }
 
 std::string Executor::pending() const {

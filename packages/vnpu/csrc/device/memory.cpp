@@ -1,6 +1,7 @@
 #include "device/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,7 +21,6 @@ namespace {
 
 constexpr size_t kFreedHistory = 4096;              // freed allocations that reports can still name
 constexpr size_t kDropThreshold = size_t{1} << 20;  // zeroing more than this drops pages instead
-constexpr size_t kOsPage = 4096;
 // A chip's driver maps pages, so that free memory is never too scattered for an allocation: there
 // are more addresses than bytes.
 constexpr size_t kAddressesPerByte = 2;
@@ -36,6 +36,11 @@ void* reserve_range(size_t bytes, int protection) {
   }
   ::madvise(p, bytes, MADV_DONTDUMP);
   return p;
+}
+
+// Those of a page or more have pages of their own, which can be given to other processes.
+size_t room_of(size_t bytes) {
+  return bytes < Memory::kOsPage ? bytes : round_up(bytes, Memory::kOsPage);
 }
 
 // The last range that was found live: most launches hit the same few allocations.
@@ -76,7 +81,14 @@ Memory::Memory() {
   report_host_touches([](const void* address) { return instance().look_up(address); });
 }
 
-void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes) {
+void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes,
+                    size_t alignment) {
+  // The first place in a gap, from an address on; 0 if the gap has none.
+  const auto place = [&](const std::pair<const uintptr_t, size_t>& gap, uintptr_t from) {
+    const uintptr_t begin = round_up(std::max(gap.first, from), alignment);
+    const uintptr_t end = gap.first + gap.second;
+    return begin < end && end - begin >= bytes ? begin : 0;
+  };
   const auto take = [&](std::map<uintptr_t, size_t>::iterator gap, uintptr_t begin) {
     const auto [gap_begin, gap_bytes] = *gap;
     gaps.erase(gap);
@@ -90,13 +102,13 @@ void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t b
   const auto after = gaps.lower_bound(start);
   if (after != gaps.begin()) {
     const auto around = std::prev(after);
-    if (around->first + around->second >= start + bytes) return take(around, start);
+    if (const uintptr_t begin = place(*around, start)) return take(around, begin);
   }
   for (auto gap = after; gap != gaps.end(); ++gap) {
-    if (gap->second >= bytes) return take(gap, gap->first);
+    if (const uintptr_t begin = place(*gap, 0)) return take(gap, begin);
   }
   for (auto gap = gaps.begin(); gap != after; ++gap) {
-    if (gap->second >= bytes) return take(gap, gap->first);
+    if (const uintptr_t begin = place(*gap, 0)) return take(gap, begin);
   }
   return nullptr;
 }
@@ -128,8 +140,9 @@ void* Memory::allocate(int device_index, size_t bytes) {
   const size_t total = round_up(Configuration::instance().memory_bytes, kPage);
   // Compared before it is rounded: what is no larger than the device can be rounded.
   const size_t rounded = bytes <= total ? round_up(bytes, kAlignment) : bytes;
-  void* address =
-      rounded <= total - device.used ? carve(device.gaps, device.next, rounded) : nullptr;
+  void* address = rounded <= total - device.used ? carve(device.gaps, device.next, room_of(rounded),
+                                                         rounded < kOsPage ? kAlignment : kOsPage)
+                                                 : nullptr;
   if (address == nullptr) {
     throw Failure(FailureKind::kOutOfMemory,
                   "vnpu: device " + std::to_string(device_index) +
@@ -139,7 +152,7 @@ void* Memory::allocate(int device_index, size_t bytes) {
   }
   const auto begin = reinterpret_cast<uintptr_t>(address);
   device.used += rounded;
-  device.next = begin + rounded;
+  device.next = begin + room_of(rounded);
   live_[begin] = Allocation{begin, rounded, device_index, ++allocations_};
   freed_.erase(begin);
   return address;
@@ -166,11 +179,20 @@ Memory::Allocation Memory::withdraw(void* address) {
 
 void Memory::reclaim(const Allocation& allocation) {
   const uintptr_t begin = allocation.begin;
+  const size_t room = room_of(allocation.bytes);
+  bool was_in_file = false;
   {
     std::unique_lock lock(mutex_);
-    give_back(devices_[static_cast<size_t>(allocation.device)].gaps, begin, allocation.bytes);
+    if (const auto file = files_.find(begin); file != files_.end()) {
+      was_in_file = true;
+      map_private(begin + distance_, room);
+      ::close(file->second);
+      files_.erase(file);
+    }
+    give_back(devices_[static_cast<size_t>(allocation.device)].gaps, begin, room);
   }
   MemoryWatch::instance().changed({begin, begin + allocation.bytes});
+  if (was_in_file) return;
   // Whole pages go back to the host; what remains at the ends is rewritten by its next owner.
   const uintptr_t first = round_up(begin + distance_, kOsPage);
   const uintptr_t last = (begin + distance_ + allocation.bytes) / kOsPage * kOsPage;
@@ -234,8 +256,8 @@ bool Memory::is_live(const void* address, size_t bytes) const {
 bool Memory::is_exclusive(const void* address, size_t bytes) const {
   if (!is_device_address(address) || !is_live(address, bytes)) return false;
   const auto begin = reinterpret_cast<uintptr_t>(address);
-  if (begin < reservable_begin_) return true;
   std::shared_lock lock(mutex_);
+  if (begin < reservable_begin_) return !is_in_file(begin);
   for (auto it = std::prev(mapped_.upper_bound(begin));
        it != mapped_.end() && it->first < begin + bytes; ++it) {
     if (it->second.physical->shared) return false;
@@ -266,7 +288,11 @@ void Memory::zero(void* address, size_t bytes) {
   }
   std::memset(target, 0, first - begin);
   // Pages of mapped memory are a file's, which whoever shares them reads as zeros, too.
-  const int advice = device_begin < reservable_begin_ ? MADV_DONTNEED : MADV_REMOVE;
+  const bool is_private = [&] {
+    std::shared_lock lock(mutex_);
+    return device_begin < reservable_begin_ && !is_in_file(device_begin);
+  }();
+  const int advice = is_private ? MADV_DONTNEED : MADV_REMOVE;
   if (::madvise(reinterpret_cast<void*>(first), last - first, advice) != 0) {
     std::memset(reinterpret_cast<void*>(first), 0, last - first);
   }

@@ -27,6 +27,7 @@ class Memory {
  public:
   static constexpr size_t kAlignment = 512;               // bytes, as the runtime guarantees
   static constexpr size_t kPage = size_t{2} << 20;        // granularity of physical handles
+  static constexpr size_t kOsPage = 4096;                 // the host's
   static constexpr size_t kReservable = size_t{4} << 40;  // bytes of addresses for programs' ranges
 
   struct Allocation {
@@ -46,6 +47,15 @@ class Memory {
   // the second on its room is used again.
   Allocation withdraw(void* address);
   void reclaim(const Allocation& allocation);
+  // Gives an allocation this file as its backing, with the bytes that are in it, until it is freed;
+  // closes the file then. Other processes may write it too. Nobody may use the memory meanwhile.
+  // file: of whole_pages(bytes) or more. Throws kInvalidArgument unless an allocation begins there
+  // that has pages of its own.
+  void move_to_file(const Allocation& allocation, int file);
+  static size_t whole_pages(size_t bytes);
+  // The live allocation that begins there. Throws kInvalidArgument where there is none, or memory
+  // that the program has mapped itself; `function` is who asks.
+  Allocation allocation_at(const void* begin, const char* function) const;
   size_t free_bytes(int device) const;
   size_t total_bytes(int device) const;
 
@@ -110,10 +120,14 @@ class Memory {
   };
 
   void tell_changed(const Physical& physical) const;
+  bool is_in_file(uintptr_t address) const;
+  // Gives a range of the backing fresh pages of its own. Throws kInternal.
+  static void map_private(uintptr_t backing, size_t bytes);
   void remember_freed(const Allocation& allocation);
   std::string describe_locked(uintptr_t address) const;
   static const Allocation* holder(const std::map<uintptr_t, Allocation>& in, uintptr_t address);
-  void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes);
+  // alignment: of the begin, bytes
+  void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes, size_t alignment);
   static void give_back(std::map<uintptr_t, size_t>& gaps, uintptr_t begin, size_t bytes);
 
   uintptr_t begin_ = 0;
@@ -129,6 +143,7 @@ class Memory {
   std::map<uintptr_t, size_t> reserved_gaps_;
   std::map<uintptr_t, size_t> reserved_;
   std::map<uintptr_t, Mapping> mapped_;
+  std::map<uintptr_t, int> files_;  // of allocations that other processes use, by begin
   uint64_t allocations_ = 0;
 };
 

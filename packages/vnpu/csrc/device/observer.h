@@ -100,9 +100,9 @@ class Observers {
   }
 
  private:
-  // Of races, time and traces, one for each of the two profilers, and one for the callback that is
-  // told of failed tasks.
-  static constexpr size_t kMost = 6;
+  // Of races, time, its variants and traces, one for each of the two profilers, and one for the
+  // callback that is told of failed tasks.
+  static constexpr size_t kMost = 7;
   std::array<Observer*, kMost> all_ = {};
   std::atomic<size_t> count_{0};
   Observer::Needs needs_;

@@ -196,9 +196,14 @@ const Constraints* constraints_of(const Operator& op) {
   return new Constraints(op);  // as long as the process
 }
 
-uint64_t check(const Constraints& constraints, const ArgumentValue* arguments) {
-  if (RefusalLog* const log = RefusalLog::instance()) log->add_call();
-  return constraints.check(arguments);
+uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments) {
+  RefusalLog* const log = RefusalLog::instance();
+  if (constraints == nullptr) {
+    if (log != nullptr && op.declared.allowed == nullptr) log->add_call_without_rules(op.name);
+    return 0;
+  }
+  if (log != nullptr) log->add_call();
+  return constraints->check(arguments);
 }
 
 std::string listed_constraints() {

@@ -78,7 +78,7 @@ struct GroupFirstPhase<kBody, kOperator> {
       uint64_t needed = 0;
       const auto body = [&](const auto&... values) {
         const ArgumentValue seen[] = {value_of(values)..., {}};
-        if (constraints != nullptr) needed = check(*constraints, seen);
+        needed = check(*kOperator, constraints, seen);
         TaskPtr task = kBody(launch, values...);
         if (Task::keeps_work) task->work = work_of(*kOperator, seen, task->touched);
         return task;

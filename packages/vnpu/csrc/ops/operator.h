@@ -57,8 +57,8 @@ class Constraints;  // ops/constraints.h
 // The constraints of an operator; null where none are written down, or none are checked.
 const Constraints* constraints_of(const Operator& op);
 // Refuses a call that the documents refuse, as Failure; returns the bytes of workspace that it asks
-// for.
-uint64_t check(const Constraints& constraints, const ArgumentValue* arguments);
+// for. constraints: those of the operator
+uint64_t check(const Operator& op, const Constraints* constraints, const ArgumentValue* arguments);
 
 // What a call has to do, for the timing model; null where the operator's row has no cost.
 std::shared_ptr<const timing::Work> work_of(const Operator& op, const ArgumentValue* values,
@@ -94,11 +94,11 @@ struct Signature {
    public:
     Bound(const Operator& op, Body body, typename A<P>::C... c)
         : Bound(op, body, Launch{op.name}, c...) {}
-    uint64_t check_against(const Constraints& constraints) const {
+    uint64_t check_against(const Operator& op, const Constraints* constraints) const {
       return std::apply(
           [&](const auto&... kept) {
             const ArgumentValue values[] = {value_of(kept)..., {}};
-            return check(constraints, values);
+            return check(op, constraints, values);
           },
           kept_);
     }
@@ -132,7 +132,7 @@ struct Signature {
   static int prepare(const Operator& op, const Constraints* constraints, Body body,
                      typename A<P>::C... c, uint64_t* workspace_bytes, aclOpExecutor** executor) {
     auto task = std::make_shared<Bound>(op, body, c...);
-    const uint64_t needed = constraints == nullptr ? 0 : task->check_against(*constraints);
+    const uint64_t needed = task->check_against(op, constraints);
     finish_prepare(std::move(task), needed, workspace_bytes, executor);
     return 0;
   }

@@ -32,6 +32,22 @@ std::string json_text(const std::string& text) {
   return result + "\"";
 }
 
+int opened(const std::string& directory, const char* name) {
+  const int file =
+      ::open((directory + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
+  if (file < 0) refuse_directory(directory);
+  return file;
+}
+
+// One write, which appends whole lines where several processes write.
+void append(int file, const std::string& line) {
+  if (::write(file, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    throw Failure(FailureKind::kInternal,
+                  std::string("vnpu: VNPU_REFUSALS: a line was not written: ") +
+                      std::strerror(errno) + ". Free room in its directory.");
+  }
+}
+
 }  // namespace
 
 RefusalLog* RefusalLog::instance() {
@@ -54,22 +70,22 @@ RefusalLog::RefusalLog(const std::string& directory) {
   if (mapped == MAP_FAILED) refuse_directory(directory);
   ::close(counts);
   calls_ = static_cast<std::atomic<uint64_t>*>(mapped);
-  refused_ = ::open((directory + "/refused.jsonl").c_str(),
-                    O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
-  if (refused_ < 0) refuse_directory(directory);
+  refused_ = opened(directory, "/refused.jsonl");
+  without_rules_ = opened(directory, "/without_rules.jsonl");
 }
 
 void RefusalLog::add_refusal(const std::string& message) {
-  // One write, which appends whole lines where several processes write.
-  const std::string line = "{\"soc\": " + json_text(soc_) +
-                           ", \"process\": " + std::to_string(::getpid()) +
-                           ", \"message\": " + json_text(message) +
-                           ", \"site\": " + json_text(python_call_site()) + "}\n";
-  if (::write(refused_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    throw Failure(FailureKind::kInternal,
-                  std::string("vnpu: VNPU_REFUSALS: a line was not written: ") +
-                      std::strerror(errno) + ". Free room in its directory.");
-  }
+  append(refused_, "{\"soc\": " + json_text(soc_) + ", \"process\": " + std::to_string(::getpid()) +
+                       ", \"message\": " + json_text(message) +
+                       ", \"site\": " + json_text(python_call_site()) + "}\n");
+}
+
+void RefusalLog::add_call_without_rules(const std::string& name) {
+  const std::string site = python_call_site();  // takes Python's lock, and so no other
+  const std::string line =
+      "{\"operator\": " + json_text(name) + ", \"site\": " + json_text(site) + "}\n";
+  const std::lock_guard lock(mutex_);
+  if (written_.insert(line).second) append(without_rules_, line);
 }
 
 }  // namespace vnpu::ops

@@ -2,14 +2,17 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <unordered_set>
 
 namespace vnpu::ops {
 
-// How many calls of operators were held against CANN's documents and which of them were refused, of
-// all processes that name one directory in VNPU_REFUSALS. It holds `SOC.calls`, a number of eight
-// bytes that the processes share, and `refused.jsonl`, one object a line: soc, process, message,
-// site, the innermost lines of Python.
+// How many calls of operators were held against CANN's documents, which of them were refused, and
+// which operators have no rules to be held against, of all processes that name one directory in
+// VNPU_REFUSALS. It holds `SOC.calls`, a number of eight bytes that the processes share, and two
+// files of one object a line: `refused.jsonl` (soc, process, message, site, the innermost lines of
+// Python) and `without_rules.jsonl` (operator, site; once for each process and site).
 // Nothing is left to write when a process ends, or is killed.
 class RefusalLog {
  public:
@@ -18,13 +21,16 @@ class RefusalLog {
 
   void add_call() { calls_->fetch_add(1, std::memory_order_relaxed); }
   void add_refusal(const std::string& message);
+  void add_call_without_rules(const std::string& name);
 
  private:
   explicit RefusalLog(const std::string& directory);
 
   std::atomic<uint64_t>* calls_;  // mapped
-  int refused_;                   // file
+  int refused_, without_rules_;   // files
   std::string soc_;
+  std::mutex mutex_;
+  std::unordered_set<std::string> written_;  // lines of without_rules_
 };
 
 }  // namespace vnpu::ops

@@ -137,7 +137,7 @@ void Detector::on_wait(const Stream& stream, const Event& event, const std::stri
     scope.streams[stream.id].join(recorded->second);
     return;
   }
-  if (event.recorded.load() > 0) return;  // recorded outside of this capture: ordered before it
+  if (event.newest() > 0) return;  // recorded outside of this capture: ordered before it
   say("wait " + call_site,
       "vnpu: a stream waits for an event that was never recorded, so it waits for nothing.\n"
       "  stream " +

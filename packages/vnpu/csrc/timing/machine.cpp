@@ -4,14 +4,10 @@
 #include <map>
 
 #include "device/failure.h"
+#include "timing/rates.h"
 
 namespace vnpu::timing {
 namespace {
-
-using Wide = unsigned __int128;
-
-constexpr int64_t kMillion = 1'000'000;
-constexpr int64_t kSecond = 1'000'000'000'000;  // ps
 
 // The tile of a matrix product that a cube core works on, and the step in which operands are
 // padded: 16 rows, and 32 bytes.
@@ -20,14 +16,6 @@ constexpr int64_t kTileColumns = 256;
 constexpr int64_t kStep = 16;
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
-// For how long `amount` keeps something busy that does `rate` per second, of which a share in
-// millionths is reached.
-Time time_for(Wide amount, int64_t rate, int64_t share) {
-  const Wide effective = static_cast<Wide>(rate) * static_cast<Wide>(share);
-  return static_cast<Time>((amount * kSecond * kMillion + effective - 1) / effective);
-}
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Failure(FailureKind::kInvalidArgument,
@@ -67,6 +55,8 @@ const std::vector<Machine::Figure>& Machine::figures() {
       {"event_wait", &Machine::event_wait_},
       {"graph_node", &Machine::graph_node_},
       {"queue_depth", &Machine::queue_depth_},
+      {"hardware_queues", &Machine::hardware_queues_},
+      {"queue_change", &Machine::queue_change_},
   };
   return all;
 }
@@ -81,6 +71,8 @@ constexpr HostFigure kHostFigures[] = {
     {"host_graph_launch", &Machine::HostCosts::graph_launch},
     {"host_event_call", &Machine::HostCosts::event_call},
     {"host_synchronize", &Machine::HostCosts::synchronize},
+    {"host_step", &Machine::HostCosts::step},
+    {"host_step_request", &Machine::HostCosts::step_request},
 };
 
 }  // namespace
@@ -123,7 +115,8 @@ Machine::Machine(std::string_view text) {
   for (const Figure& figure : figures()) {
     const std::string_view name = figure.name;
     const bool is_time = name.ends_with("_static") || name.ends_with("_jitter") ||
-                         name.starts_with("event_") || name == "graph_node";
+                         name.starts_with("event_") || name == "graph_node" ||
+                         name == "queue_change";
     this->*figure.member = take(figure.name, is_time);
   }
   for (const auto& [name, member] : kHostFigures) host_.*member = take(name, true);
@@ -248,100 +241,6 @@ std::vector<Phase> Machine::phases_of_copy(Direction direction, int64_t bytes) c
         time_for(static_cast<Wide>(bytes), copy_out_bandwidth_, kMillion);
   }
   return {phase};
-}
-
-// The units that a group spans in each tier: of ranks that stand `stride` apart, fewer are in one.
-std::vector<int64_t> Machine::spans_of(const Collective& collective) const {
-  std::vector<int64_t> spans;
-  int64_t left = collective.ranks;
-  int64_t stride = std::max<int64_t>(collective.stride, 1);
-  int64_t size = 1;
-  for (const Tier& tier : tiers_) {
-    const int64_t span = std::min(left, divide_up(tier.ranks, stride));
-    spans.push_back(span);
-    left = divide_up(left, span);
-    stride = divide_up(stride, tier.ranks);
-    size *= tier.ranks;
-  }
-  if (left > 1) {
-    throw Failure(FailureKind::kInvalidArgument,
-                  "vnpu: a group of " + std::to_string(collective.ranks) +
-                      " ranks on a topology of " + std::to_string(size) +
-                      ". Choose a larger topology, or fewer ranks.");
-  }
-  return spans;
-}
-
-std::vector<Phase> Machine::phases_of(const Collective& collective) const {
-  std::vector<Phase> phases;
-  const std::vector<int64_t> spans = spans_of(collective);
-  const auto bytes = static_cast<Wide>(collective.bytes);
-  const auto over_links = [&](size_t tier, Wide amount) {
-    const bool is_all_to_all = collective.exchange == Exchange::kAllToAll;
-    return time_for(amount, tiers_[tier].bandwidth,
-                    is_all_to_all ? tiers_[tier].all_to_all_share : tiers_[tier].share);
-  };
-  // Tier by tier: within a unit every rank exchanges its part with each of the others at once, and
-  // takes what is left, 1 / span of it, to the next tier.
-  const auto sweep = [&](Wide memory_passes, bool outwards) {
-    std::vector<Phase> swept;
-    Wide part = bytes;
-    for (size_t tier = 0; tier < tiers_.size(); ++tier) {
-      const auto span = static_cast<Wide>(spans[tier]);
-      if (span <= 1) continue;
-      Phase phase;
-      phase.fixed = tiers_[tier].latency;
-      phase.busy[index_of(links(tier))] = over_links(tier, part * (span - 1) / span);
-      phase.busy[index_of(Resource::kHbm)] =
-          memory_time(static_cast<int64_t>(memory_passes * part));
-      swept.push_back(phase);
-      part /= span;
-    }
-    if (!outwards) std::reverse(swept.begin(), swept.end());
-    phases.insert(phases.end(), swept.begin(), swept.end());
-  };
-  switch (collective.exchange) {
-    // Passes over memory: own input is read, the others' is written and read; then the result is
-    // read and written by the gathering half.
-    case Exchange::kReduceScatter: sweep(3, true); break;
-    case Exchange::kAllGather: sweep(2, false); break;
-    case Exchange::kAllReduce:
-      sweep(3, true);
-      sweep(2, false);
-      break;
-    case Exchange::kBroadcast:
-    case Exchange::kAllToAll: {
-      // All tiers at once: to each rank goes an equal part.
-      Phase phase;
-      const auto ranks = static_cast<Wide>(collective.ranks);
-      Wide inside = 1;
-      for (size_t tier = 0; tier < tiers_.size(); ++tier) {
-        const auto span = static_cast<Wide>(spans[tier]);
-        if (span > 1) {
-          phase.fixed = std::max(phase.fixed, tiers_[tier].latency);
-          const Wide sent = collective.exchange == Exchange::kBroadcast
-                                ? bytes
-                                : bytes * (inside * (span - 1)) / ranks;
-          phase.busy[index_of(links(tier))] = over_links(tier, sent);
-        }
-        inside *= span;
-      }
-      phase.busy[index_of(Resource::kHbm)] = memory_time(2 * collective.bytes);
-      phases.push_back(phase);
-      break;
-    }
-    case Exchange::kBarrier: {
-      Phase phase;
-      for (size_t tier = 0; tier < tiers_.size(); ++tier) {
-        if (spans[tier] > 1) phase.fixed += tiers_[tier].latency;
-      }
-      phases.push_back(phase);
-      break;
-    }
-  }
-  if (phases.empty()) phases.emplace_back();
-  phases.front().fixed += collective_static_;
-  return phases;
 }
 
 }  // namespace vnpu::timing

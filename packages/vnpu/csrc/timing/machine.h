@@ -49,6 +49,9 @@ class Machine {
     Time graph_launch = 0;
     Time event_call = 0;
     Time synchronize = 0;  // after what it waited for is done
+    // An engine's own time for a step, beside its calls, and what each request adds to it.
+    Time step = 0;
+    Time step_request = 0;
   };
   const HostCosts& host() const { return host_; }
   // Of a device.
@@ -57,6 +60,9 @@ class Machine {
   Time graph_node() const { return graph_node_; }
   Time task_jitter() const { return task_jitter_; }
   int64_t queue_depth() const { return queue_depth_; }
+  // Streams that a device works on at a time, and what it takes to turn one to another stream.
+  int64_t hardware_queues() const { return hardware_queues_; }
+  Time queue_change() const { return queue_change_; }
   int64_t l2_bytes() const { return l2_bytes_; }
 
  private:
@@ -93,6 +99,8 @@ class Machine {
   Time event_wait_ = 0;
   Time graph_node_ = 0;
   int64_t queue_depth_ = 0;
+  int64_t hardware_queues_ = 0;
+  Time queue_change_ = 0;
   HostCosts host_;
   std::vector<Tier> tiers_;
 

@@ -120,7 +120,8 @@ Model::Model(Machine machine, std::unique_ptr<TimelineFile> timeline,
                   timeline == nullptr
                       ? Simulation::OnUse()
                       : [this](int device, Time now,
-                               const Shares& use) { timeline_->add_use(device, now, use); }),
+                               const Shares& use) { timeline_->add_use(device, now, use); },
+                  {static_cast<size_t>(machine_.hardware_queues()), machine_.queue_change()}),
       timeline_(std::move(timeline)),
       paced_(std::move(paced)),
       record_plan_(event_plan("event record", machine_.event_record())),
@@ -413,6 +414,7 @@ void Model::on_wait_over() {
 }
 
 void Model::wait_until(Time time) {
+  waited_ += std::max<Time>(0, time - host_);
   host_ = std::max(host_, time) + machine_.host().synchronize;
   waited_until = has_waited_ ? 0 : host_;  // nothing was launched since the wait before
   has_waited_ = true;
@@ -439,6 +441,12 @@ Model::Report Model::report(int device) {
   simulation_.advance(host_);
   host_ = std::max(host_, simulation_.finish_device(device));
   return {host_, simulation_.usage(device)};
+}
+
+void Model::pass_host_step(int64_t requests, bool beside_device) {
+  const Time all = machine_.host().step + requests * machine_.host().step_request;
+  host_ += beside_device ? std::max<Time>(0, all - waited_) : all;
+  waited_ = 0;
 }
 
 void Model::set_routed_share(int64_t numerator, int64_t denominator) {

@@ -57,6 +57,10 @@ class Model final : public Observer {
   // Begins to read memory into L2 when what the stream has been given is done.
   void prefetch(const Stream& stream, const void* address, size_t bytes);
   const PacedClock* paced() const { return paced_.get(); }
+  // The engine's own time for a step of so many requests passes on the host's clock; with
+  // `beside_device`, as in asynchronous scheduling, only what is longer than the host's waits since
+  // the step before.
+  void pass_host_step(int64_t requests, bool beside_device);
   // Of the rows that expert routing makes room for, the share that this rank has to work on.
   void set_routed_share(int64_t numerator, int64_t denominator);
   int64_t routed_rows(int64_t rows) const;
@@ -110,6 +114,7 @@ class Model final : public Observer {
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;
   Time host_ = 0;
+  Time waited_ = 0;  // by the host for the device, since the last step
   std::unordered_map<uint64_t, uint64_t> records_;  // event -> its newest record
   std::unordered_map<uint64_t, uint64_t> events_;   // the reverse, until it is reached
   std::unordered_map<uint64_t, Time> times_;        // event -> when that was reached, if it was

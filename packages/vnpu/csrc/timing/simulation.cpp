@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "device/failure.h"
 
@@ -13,6 +14,9 @@ using Wide = unsigned __int128;
 
 constexpr Time kNever = std::numeric_limits<Time>::max();
 constexpr size_t kRemembered = 4096;  // records whose time is kept
+
+// Records and waits have none of their own to wait for: they come with what surrounds them.
+bool needs_queue(const PlanPtr& plan) { return plan != nullptr && plan->kind != Kind::kEvent; }
 
 }  // namespace
 
@@ -64,6 +68,10 @@ Time Simulation::time_of(uint64_t record) const {
   return record <= forgotten_ ? -1 : reached_[record - forgotten_ - 1].time;
 }
 
+bool Simulation::is_phase_over(const Stream& stream) {
+  return stream.running && stream.fixed_left == 0 && stream.work_left == 0;
+}
+
 bool Simulation::try_begin(Stream& stream) {
   if (stream.running || stream.items.empty()) return false;
   const Item& head = stream.items.front();
@@ -71,20 +79,24 @@ bool Simulation::try_begin(Stream& stream) {
   if (head.waits && !reached(head.record)) return false;
   const void* const turn = head.plan == nullptr ? nullptr : head.plan->turn;
   if (turn != nullptr && turns_[turn].over != head.ticket) return false;
+  const std::optional<Time> change =
+      needs_queue(head.plan) ? queues_.take(stream.device, stream.id) : Time{0};
+  if (!change) return false;
   stream.running = true;
   stream.begun = now_;
   stream.phase = 0;
   stream.waited = 0;
   running_.push_back(&stream);
   enter_phase(stream);
-  if (turn != nullptr) await_ranks(stream, head);
+  stream.fixed_left += *change;
+  if (turn != nullptr) await_ranks(stream, head, now_ + *change);
   return true;
 }
 
-void Simulation::await_ranks(Stream& stream, const Item& head) {
+void Simulation::await_ranks(Stream& stream, const Item& head, Time from) {
   const size_t group = arrivals_.group_of(stream.device, head.plan->turn);
   stream.waited = Arrivals::wait_for_last(head.plan->lateness, stream.way.tasks[group],
-                                          std::max(stream.way.ready, head.launched), now_);
+                                          std::max(stream.way.ready, head.launched), from);
   stream.fixed_left += stream.waited;
   arrivals_.meet(stream.device, group, stream.way);
 }
@@ -120,6 +132,7 @@ void Simulation::end_head(Stream& stream) {
     }
   }
   if (item.plan == nullptr) return;
+  if (needs_queue(item.plan)) queues_.release(stream.device, stream.id, now_);
   if (item.plan->turn != nullptr) {
     ++turns_[item.plan->turn].over;
     stream.way.ready = now_;
@@ -144,15 +157,15 @@ void Simulation::settle() {
   for (bool again = true; again;) {
     again = false;
     for (auto& [id, stream] : streams_) {
-      again |= try_begin(stream);
-      while (stream.running && stream.fixed_left == 0 && stream.work_left == 0) {
+      while (try_begin(stream) || is_phase_over(stream)) {
+        again = true;
+        if (!is_phase_over(stream)) break;
         const Plan* const plan = stream.items.front().plan.get();
         if (plan != nullptr && ++stream.phase < plan->phases.size()) {
           enter_phase(stream);
-          continue;
+        } else {
+          end_head(stream);
         }
-        end_head(stream);
-        again = true;
       }
     }
   }

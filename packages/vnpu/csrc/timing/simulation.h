@@ -12,6 +12,7 @@
 
 #include "timing/arrival.h"
 #include "timing/fluid.h"
+#include "timing/hardware_queues.h"
 #include "timing/resources.h"
 
 namespace vnpu::timing {
@@ -60,16 +61,17 @@ struct Usage {
 // Streams, events and tasks on the modelled clock. Event by event and in integers: what comes out
 // depends on what went in and on nothing else.
 //
-// A task begins when it heads its stream, has been launched, and its turn has come. Simulating goes
-// no further than it is asked to, and where it stops has no influence: what is launched later just
-// must not be launched earlier than now().
+// A task begins when it heads its stream, has been launched, its turn has come, and its stream has
+// a hardware queue; where several could begin and there are fewer queues, streams of lower numbers
+// come first. Simulating goes no further than it is asked to, and where it stops has no influence:
+// what is launched later just must not be launched earlier than now().
 class Simulation {
  public:
   using OnEnd = std::function<void(const Span&)>;
   // What share of each resource a device uses from now on, in 1 / kWhole.
   using OnUse = std::function<void(int device, Time now, const Shares& use)>;
-  explicit Simulation(OnEnd on_end = nullptr, OnUse on_use = nullptr)
-      : on_end_(std::move(on_end)), on_use_(std::move(on_use)) {}
+  explicit Simulation(OnEnd on_end = nullptr, OnUse on_use = nullptr, HardwareQueues queues = {})
+      : on_end_(std::move(on_end)), on_use_(std::move(on_use)), queues_(std::move(queues)) {}
 
   void launch(int device, int stream, PlanPtr plan, Time launched, uint32_t label = 0);
   // A point of a stream; the number stands for it. `plan`: what recording costs; may be null.
@@ -136,8 +138,9 @@ class Simulation {
   // Begins and ends all that can begin and end now.
   void settle();
   bool try_begin(Stream& stream);
+  static bool is_phase_over(const Stream& stream);
   void enter_phase(Stream& stream);
-  void await_ranks(Stream& stream, const Item& head);
+  void await_ranks(Stream& stream, const Item& head, Time from);
   void end_head(Stream& stream);
   void find_speeds();
   void tell_use(int device, const std::vector<Stream*>& working);
@@ -159,6 +162,7 @@ class Simulation {
   bool speeds_known_ = false;
   std::unordered_map<const void*, Turn> turns_;
   Arrivals arrivals_;
+  HardwareQueues queues_;
   std::unordered_map<int, Usage> usages_;
   struct Reached {
     Time time = -1;  // not yet

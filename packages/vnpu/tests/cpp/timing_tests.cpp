@@ -44,7 +44,7 @@ std::string figures(const Changes& changes = {}) {
   for (const std::string& name : Machine::figure_names()) {
     const bool is_time = name.ends_with("_static") || name.ends_with("_jitter") ||
                          name.starts_with("event_") || name == "graph_node" ||
-                         name.starts_with("host_");
+                         name == "queue_change" || name.starts_with("host_");
     values[name] = is_time                    ? "0"
                    : name.ends_with("_share") ? "1000000"
                    : name == "cube_cores"     ? "24"
@@ -360,6 +360,27 @@ TEST(MachineCollectives, AGroupOfDistantRanksCrossesTiers) {
       machine.phases_of(Collective{Exchange::kAllGather, 100, 4, /*stride=*/4});
   ASSERT_EQ(four.size(), 2U);
   EXPECT_EQ(four[1].busy[index_of(Resource::kLinks0)], 50);
+}
+
+TEST(MachineCollectives, StepsBetweenUnitsGrowWithTheLogarithmOfTheirNumber) {
+  const Machine machine(figures({{"tier0_latency", "5"},
+                                 {"tier1_ranks", "12"},
+                                 {"tier1_bandwidth", "1000000000000"},
+                                 {"tier1_share", "1000000"},
+                                 {"tier1_all_to_all_share", "1000000"},
+                                 {"tier1_latency", "7"}}));
+  const auto fixed = [&](Exchange exchange, int64_t ranks, int64_t stride) {
+    Time sum = 0;
+    for (const Phase& phase : machine.phases_of(Collective{exchange, 960, ranks, stride})) {
+      sum += phase.fixed;
+    }
+    return sum;
+  };
+  EXPECT_EQ(fixed(Exchange::kAllReduce, 8, 1), 2 * 5);  // a mesh: one step each way
+  EXPECT_EQ(fixed(Exchange::kAllGather, 8, 8), 3 * 7);
+  EXPECT_EQ(fixed(Exchange::kReduceScatter, 12, 8), 4 * 7);
+  EXPECT_EQ(fixed(Exchange::kBarrier, 96, 1), 5 + 4 * 7);
+  EXPECT_EQ(fixed(Exchange::kAllToAll, 96, 1), 7);  // straight to everyone
 }
 
 TEST(MachineWork, ReadsAgainWhatDoesNotStayInL2) {

@@ -45,6 +45,9 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name():
         ("value = 24,", 'value = "24",', "Expected a number"),
         ('soc = "Ascend910B2"', 'soc = "910"', "State what the runtime reports"),
         ("value = 1.6,", "value = ,", "ascend.toml"),
+        (", low = 0.55", "", "matmul_share = 0.7 share is assumed without low. State between"),
+        ("low = 0.55", "low = 0.75", "does not lie between its low 0.75 and its high 0.85"),
+        ("high = 0.85", "high = 1.5", "high of matmul_share = 1.5 is no share"),
     ],
 )
 def test_a_file_that_is_not_valid_is_refused(tmp_path, old, new, message):
@@ -72,5 +75,6 @@ def test_the_hash_follows_the_figures_and_nothing_else():
 
 def test_assumed_figures_are_listed():
     assumptions = load_machine("ascend910b2", "node-of-8").assumptions
-    assert any(a.figure == "ascend910b2: matmul_share" for a in assumptions)
+    [share] = [a for a in assumptions if a.figure == "ascend910b2: matmul_share"]
+    assert share.bounds == "0.55 to 0.85 share"
     assert not any("cube_int8" in a.figure for a in assumptions)

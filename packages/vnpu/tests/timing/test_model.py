@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from vllm_davinci.vnpu import TraceError, VirtualDeviceConfig, VirtualDeviceError, coverage
-from vllm_davinci.vnpu.timing import modelled_timeline
+from vllm_davinci.vnpu.timing import load_machine, modelled_timeline
 from vllm_davinci_testing.processes.forked import run_to_exit
 
 # Two products, one behind the other's event on a side stream, and one beside it.
@@ -71,7 +71,7 @@ def test_the_timeline_has_streams_labels_and_arrows(first: tuple[str, bytes]) ->
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert any(name.startswith("side (device 0, stream") for name in names)
     [labels] = [e["args"]["labels"] for e in events if e["name"] == "process_labels"]
-    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 3, figures ")
+    assert labels.startswith("modelled, no NPU: ascend910b2 in node-of-8 (model 4, figures ")
     tasks = [e for e in events if e["ph"] == "X"]
     products = [e for e in tasks if e["name"] == "aclnnMatmul"]
     [total] = [e for e in tasks if e["name"] == "aclnnAdd"]
@@ -111,6 +111,39 @@ def test_phantom_ranks_need_operators_that_do_not_compute() -> None:
     assert "VNPU_PHANTOM_RANKS=1 needs VNPU_COMPUTE=0" in done.stderr
     done = run_to_exit(program, VNPU_PHANTOM_RANKS="1", VNPU_COMPUTE="0")
     assert done.stdout.strip() == "done", done.stderr
+
+
+STEPS = """
+import torch, torch_npu
+from vllm_davinci.vnpu.timing import pass_host_step, read_report
+x = torch.ones(4096, 4096, dtype=torch.float16, device="npu")
+torch.npu.synchronize()
+pass_host_step(0, False)
+
+def host_of(num_requests, beside, products=0):
+    before = read_report()
+    for _ in range(products):
+        x @ x
+    torch.npu.synchronize()
+    pass_host_step(num_requests, beside)
+    return (read_report() - before).host_ps
+
+print(host_of(0, False), host_of(10, False), host_of(10, True))
+print(host_of(10, False, 8), host_of(10, True, 8), host_of(10, True, 1))
+"""
+
+
+def test_an_engines_own_time_passes_where_the_host_does_not_wait() -> None:
+    done = run_to_exit(STEPS, VirtualDeviceConfig(chip="ascend910b2"))
+    assert done.status == 0, done.stderr
+    none, ten, alone, after, beside, partly = map(int, done.stdout.split())
+    figures = load_machine("ascend910b2", "node-of-8").figures
+    step, wait = figures["host_step"] + 10 * figures["host_step_request"], 10 * 10**6
+    assert none == figures["host_step"] + wait
+    assert ten == alone == step + wait  # there is nothing to run beside
+    assert after - beside == step
+    one = 2 * 4096**3 / (0.7 * 376) * 528 / 512  # 512 tiles, of which 24 run at a time
+    assert step - one < partly - wait - one < step
 
 
 # Reads 64 MiB twice, and 64 MiB once that were prefetched beside a product.

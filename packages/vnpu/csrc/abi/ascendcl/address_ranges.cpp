@@ -69,6 +69,20 @@ VNPU_ACL(aclrtReserveMemAddress, (void** address, size_t bytes, size_t, void* hi
 VNPU_ACL(aclrtReleaseMemAddress, (void* address)) {
   return guarded("aclrtReleaseMemAddress", [&] { Memory::instance().unreserve(address); });
 }
+VNPU_ACL(aclrtMemGetAllocationGranularity,
+         (aclrtPhysicalMemProp * prop, aclrtMemGranularityOptions option, size_t* granularity)) {
+  return guarded("aclrtMemGetAllocationGranularity", [&] {
+    if (prop == nullptr || granularity == nullptr ||
+        (option != ACL_RT_MEM_ALLOC_GRANULARITY_MINIMUM &&
+         option != ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED)) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: aclrtMemGetAllocationGranularity with option " +
+                        std::to_string(static_cast<int>(option)) +
+                        ": give properties, 0 (minimum) or 1 (recommended), and a place for it.");
+    }
+    *granularity = Memory::kPage;
+  });
+}
 VNPU_ACL(aclrtMallocPhysical,
          (aclrtDrvMemHandle * handle, size_t bytes, const aclrtPhysicalMemProp* prop, uint64_t)) {
   return guarded("aclrtMallocPhysical", [&] {

@@ -27,6 +27,11 @@ void check_has_waits(const Event& event, const char* what) {
                     ") only mark time or progress; create it with ACL_EVENT_SYNC.");
 }
 
+// What processes share of an event that was made for several.
+SharedRecordsPtr records_of(uint32_t flags) {
+  return (flags & ACL_EVENT_IPC) != 0 ? SharedRecords::create() : nullptr;
+}
+
 // When the newest record of an event was reached, in picoseconds: of the modelled clock where there
 // is one.
 int64_t time_of(const Event& event) {
@@ -44,14 +49,14 @@ VNPU_ACL(aclrtCreateEventExWithFlag, (aclrtEvent * event, uint32_t flags)) {
   return guarded("aclrtCreateEventExWithFlag", [&] {
     faults::reach(faults::Kind::kEvent, "create");
     const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kWhileRecorded;
-    *event = abi::make_handle(std::make_shared<Event>(flags, holds));
+    *event = abi::make_handle(std::make_shared<Event>(flags, holds, records_of(flags)));
   });
 }
 VNPU_ACL(aclrtCreateEventWithFlag, (aclrtEvent * event, uint32_t flags)) {
   return guarded("aclrtCreateEventWithFlag", [&] {
     faults::reach(faults::Kind::kEvent, "create");
     const auto holds = only_marks(flags) ? Event::Holds::kNone : Event::Holds::kForGood;
-    auto made = std::make_shared<Event>(flags, holds);
+    auto made = std::make_shared<Event>(flags, holds, records_of(flags));
     if (holds == Event::Holds::kForGood) {
       made->hold = std::make_shared<EventHold>(System::instance().require_current_device());
     }
@@ -115,7 +120,7 @@ VNPU_ACL(aclrtEventElapsedTime, (float* ms, aclrtEvent start, aclrtEvent end)) {
   return guarded("aclrtEventElapsedTime", [&] {
     const EventPtr& from = abi::event_of(start);
     const EventPtr& to = abi::event_of(end);
-    if (from->recorded.load() == 0 || to->recorded.load() == 0) {
+    if (from->newest() == 0 || to->newest() == 0) {
       throw Failure(FailureKind::kInvalidHandle,
                     "vnpu: elapsed time needs two recorded events; record them first.");
     }

@@ -14,6 +14,7 @@
 #include "device/pinned_memory.h"
 #include "device/system.h"
 #include "timing/model.h"
+#include "timing/variants.h"
 
 using namespace vnpu;
 using abi::guarded;
@@ -289,6 +290,9 @@ VNPU_ACL(aclrtCmoAsync, (void* address, size_t bytes, aclrtCmoType, aclrtStream 
     auto* const model = timing::Model::instance();
     if (model == nullptr) return;
     const StreamPtr& on = abi::stream_of(stream);
-    System::instance().executor().look([&] { model->prefetch(*on, address, bytes); });
+    System::instance().executor().look([&] {
+      model->prefetch(*on, address, bytes);
+      if (auto* variants = timing::Variants::instance()) variants->prefetch(*on, address, bytes);
+    });
   });
 }

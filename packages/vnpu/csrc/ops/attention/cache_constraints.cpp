@@ -8,6 +8,7 @@ namespace vnpu::ops {
 namespace {
 
 constexpr char kScatter[] = "aclnnScatterPaKvCache.md, parameters";
+constexpr char kScatterNd[] = "CheckDtypeValid in aclnn_scatter_nd_update.cpp";
 constexpr char kScatterTiling[] = "scatter_pa_kv_cache_tiling.cpp";
 constexpr char kGather[] = "aclnnGatherPaKvCache.md, parameters";
 constexpr char kNorm[] = "aclnnKvRmsNormRopeCache.md, parameters";
@@ -60,6 +61,16 @@ Check pieces_of_32_bytes() {
 }
 
 }  // namespace
+
+Allowed allowed_scatter_nd_update() {
+  return {{},
+          {{"self",
+            dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kBool, at::kShort, at::kLong,
+                   at::kChar, at::kInt}),
+            kScatterNd, kOnBigChips},
+           {"indices", dtype({at::kInt, at::kLong}), kScatterNd},
+           {"updates", same_dtype("self"), kScatterNd}}};
+}
 
 Allowed allowed_scatter_pa_kv_cache() {
   return {

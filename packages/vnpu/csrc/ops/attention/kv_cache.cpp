@@ -132,13 +132,13 @@ void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, C
   }
 }
 
-namespace {
-
 std::vector<int64_t> host_values(const Tensor& tensor) {
   const Tensor wide = tensor.to(at::kLong).contiguous();
   const auto* const data = wide.const_data_ptr<int64_t>();
   return {data, data + wide.numel()};
 }
+
+namespace {
 
 void gather_blocks(const Tensor& cache, const Tensor& block_tables,
                    const std::vector<int64_t>& lengths, const std::vector<int64_t>& first_block,
@@ -274,7 +274,9 @@ VNPU_OPERATOR(GatherPaKvCache,
 }
 
 VNPU_OPERATOR(ScatterNdUpdate, (InOut self, const Tensor& indices, const Tensor& updates),
-              {.tier = kT2, .cost = cost_of_inplace_quant_scatter}) {
+              {.tier = kT2,
+               .cost = cost_of_inplace_quant_scatter,
+               .allowed = allowed_scatter_nd_update}) {
   const int64_t depth = indices.size(-1);
   if (depth > self.tensor.dim()) {
     refuse("indices address " + std::to_string(depth) + " dimensions of a tensor with " +

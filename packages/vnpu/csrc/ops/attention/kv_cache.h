@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "ops/operator.h"
 
 namespace vnpu::ops {
@@ -12,5 +14,8 @@ enum class CacheMode { kNorm, kPieces };
 // have none. `heads_first`: the cache is [blocks, heads, block_size, size].
 void write_slots(const Tensor& rows, const Tensor& cache, const Tensor& slots, CacheMode mode,
                  bool heads_first);
+
+// The integers of a tensor, row by row.
+std::vector<int64_t> host_values(const Tensor& tensor);
 
 }  // namespace vnpu::ops

@@ -7,6 +7,7 @@
 
 namespace vnpu::ops {
 
+Allowed allowed_add_lora();
 Allowed allowed_addmm();
 Allowed allowed_batch_mat_mul();
 Allowed allowed_grouped_matmul_v4();
@@ -17,6 +18,7 @@ Allowed allowed_quant_matmul_v5();
 Allowed allowed_quant_matmul_weight_nz();
 Allowed allowed_transpose_batch_mat_mul();
 Allowed allowed_weight_quant_batch_matmul_v2();
+void cost_of_add_lora(const Call& call, timing::Work& work);
 void cost_of_addmm(const Call& call, timing::Work& work);
 void cost_of_baddbmm(const Call& call, timing::Work& work);
 void cost_of_grouped_matmul_finalize_routing_v2(const Call& call, timing::Work& work);

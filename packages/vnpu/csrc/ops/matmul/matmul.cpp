@@ -149,4 +149,41 @@ VNPU_OPERATOR(AddmmWeightNz,
   multiply_add(self, mat1, mat2.matrix(), beta, alpha, out.tensor);
 }
 
+// The result is y, which `out` is too or gets a copy of. A row of index -1 has no slot, as in
+// torch_npu's example; the documents do not say so.
+VNPU_OPERATOR(AddLora,
+              (InOut y, const Tensor& x, const Tensor& weight_b, const Tensor& indices,
+               const OptionalTensor& weight_a, int64_t layer_idx, double scale, int64_t y_offset,
+               int64_t y_slice_size, Out out),
+              {.tier = kT3, .cost = cost_of_add_lora, .allowed = allowed_add_lora}) {
+  const int64_t slots = weight_b.size(0);
+  const int64_t columns = weight_b.size(2);
+  require(layer_idx >= 0 && layer_idx < weight_b.size(1),
+          "layer_idx must name a layer of weight_b");
+  require(y_slice_size == -1 || y_slice_size == columns,
+          "y_slice_size must be -1 or the third size of weight_b");
+  require(y_offset >= 0 && y_offset + columns <= y.tensor.size(1),
+          "y_offset and the third size of weight_b must stay within y's columns");
+  require(indices.numel() == 0 ||
+              (indices.min().item<int>() >= -1 && indices.max().item<int>() < slots),
+          "indices must name slots of weight_b, or be -1 for none");
+  const Tensor sum = y.tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    const Tensor rows = indices.eq(slot).nonzero().flatten();
+    if (rows.numel() == 0) continue;
+    Tensor found = x.index_select(0, rows).to(at::kFloat);
+    const auto times = [&](const Tensor& weights) {
+      const Tensor weight = weights.select(0, slot).select(0, layer_idx).to(at::kFloat).t();
+      Tensor product = at::empty({found.size(0), weight.size(1)}, at::kFloat);
+      multiply(found, weight, product);
+      found = product;
+    };
+    if (weight_a.has_value()) times(*weight_a);
+    times(weight_b);
+    sum.narrow(1, y_offset, columns).index_add_(0, rows, found, scale);
+  }
+  store(y.tensor, sum);
+  store(out, sum);
+}
+
 }  // namespace vnpu::ops

@@ -9,6 +9,8 @@
 namespace vnpu::ops {
 namespace {
 
+constexpr char kAddLora[] =
+    "ops-transformer posembedding/add_lora/docs/aclnnAddLora.md, constraints";
 constexpr char kMm[] = "ops-nn matmul/mat_mul_v3/docs/aclnnMm.md, parameters";
 // The documents exclude bfloat16 beside float32; the library casts either to float32, and
 // quantizers rely on it.
@@ -58,6 +60,38 @@ std::vector<Row> product_rows(const char* a, const char* b, int64_t dimensions) 
   };
 }
 }  // namespace
+
+Allowed allowed_add_lora() {
+  static constexpr char kDocument[] = "op-plugin torch_npu-npu_batch_gather_matmul.md, parameters";
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  return {.rows =
+              {
+                  {"y", dtype({at::kHalf}), kDocument},
+                  {"y", dims(2, 2), kDocument},
+                  {"x", dtype({at::kHalf}), kDocument},
+                  {"x", dims(2, 2), kDocument},
+                  {"x", size_between(1, 16, kAny, 16), kDocument},
+                  {"x", same_size(0, "y", 0), kDocument},
+                  {"weight_b", dtype({at::kHalf}), kDocument},
+                  {"weight_b", dims(4, 4), kDocument},
+                  {"weight_b", size_between(0, 1, 32), kAddLora},
+                  {"weight_b", size_between(2, 16, kAny, 16), kDocument},
+                  {"indices", dtype({at::kInt}), kDocument},
+                  {"indices", dims(1, 1), kDocument},
+                  {"indices", same_size(0, "y", 0), kDocument},
+                  {"weight_a", dtype({at::kHalf}), kDocument},
+                  {"weight_a", dims(4, 4), kDocument},
+                  {"weight_a", size_between(2, 16, 128, 16), kDocument},
+                  {"weight_a", same_size(0, "weight_b", 0), kDocument},
+                  {"weight_a", same_size(1, "weight_b", 1), kDocument},
+                  {"weight_a", same_size(2, "weight_b", 3), kDocument},
+                  {"weight_a", same_size(3, "x", 1), kDocument},
+                  {"weight_b", same_size(3, "x", 1).when(is_missing("weight_a")), kDocument},
+                  {"out", same_dtype("y"), kDocument},
+                  {"out", same_sizes("y"), kDocument},
+              },
+          .chips = kA2 | k310P};
+}
 
 Allowed allowed_mm() {
   return {{.bytes = 20 * kMiB, .copies = true}, product_rows("self", "mat2", 2)};

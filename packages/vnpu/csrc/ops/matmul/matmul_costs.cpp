@@ -17,6 +17,22 @@ void cost_of_mm(const Call& call, Work& work) {
   multiply(work, call.tensor("self"), call.tensor("mat2"));
 }
 
+// Each row's own slot: as many operations as one pair of matrices, whatever the number of slots.
+void cost_of_add_lora(const Call& call, Work& work) {
+  work.kind = Work::Class::kMatmul;
+  const TensorView& x = call.tensor("x");
+  const TensorView& weight_b = call.tensor("weight_b");
+  MatrixProduct product;
+  product.m = size_at(x, 0);
+  product.arithmetic = arithmetic_of(x);
+  product.k = size_at(x, 1);
+  product.n = size_at(weight_b, 3);
+  if (product.n != product.k) work.products.push_back(product);
+  product.k = size_at(weight_b, 3);
+  product.n = size_at(weight_b, 2);
+  work.products.push_back(product);
+}
+
 void cost_of_addmm(const Call& call, Work& work) {
   multiply(work, call.tensor("mat1"), call.tensor("mat2"));
 }

@@ -7,6 +7,8 @@
 
 namespace vnpu::ops {
 
+Allowed allowed_moe_distribute_combine();
+Allowed allowed_moe_distribute_dispatch();
 Allowed allowed_moe_finalize_routing_v2();
 Allowed allowed_moe_gating_top_k();
 Allowed allowed_moe_gating_top_k_softmax_v2();

@@ -268,7 +268,9 @@ VNPU_GROUP_OPERATOR(MoeDistributeDispatch,
                      int64_t counts_type, TensorOut rows, OptionalTensorOut row_scales,
                      TensorOut numbers, TensorOut tokens_per_expert, TensorOut ends,
                      OptionalTensorOut total, OptionalTensorOut row_weights),
-                    {.tier = kT2, .cost = cost_of_moe_distribute_dispatch}) {
+                    {.tier = kT2,
+                     .cost = cost_of_moe_distribute_dispatch,
+                     .allowed = allowed_moe_distribute_dispatch}) {
   return dispatch(launch,
                   {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                    shared, shared_ranks, global_tokens},
@@ -285,7 +287,9 @@ VNPU_GROUP_OPERATOR(MoeDistributeDispatchV2,
                      int64_t counts_type, const Text&, TensorOut rows, OptionalTensorOut row_scales,
                      TensorOut triples, TensorOut tokens_per_expert, TensorOut ends,
                      OptionalTensorOut total, OptionalTensorOut row_weights),
-                    {.tier = kT2, .cost = cost_of_moe_distribute_dispatch}) {
+                    {.tier = kT2,
+                     .cost = cost_of_moe_distribute_dispatch,
+                     .allowed = allowed_moe_distribute_dispatch}) {
   return dispatch(launch,
                   {x.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                    shared, shared_ranks, global_tokens},
@@ -302,7 +306,9 @@ VNPU_GROUP_OPERATOR(MoeDistributeCombine,
                      int64_t tp_ranks, int64_t, int64_t shard_type, int64_t shared,
                      int64_t shared_ranks, int64_t global_tokens, int64_t, int64_t quant_mode,
                      int64_t, TensorOut sums),
-                    {.tier = kT2, .cost = cost_of_moe_distribute_combine}) {
+                    {.tier = kT2,
+                     .cost = cost_of_moe_distribute_combine,
+                     .allowed = allowed_moe_distribute_combine}) {
   return combine(launch,
                  {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                   shared, shared_ranks, global_tokens},
@@ -319,7 +325,9 @@ VNPU_GROUP_OPERATOR(MoeDistributeCombineV2,
                      int64_t shard_type, int64_t shared, int64_t shared_ranks,
                      int64_t global_tokens, int64_t, int64_t quant_mode, int64_t, const Text&,
                      TensorOut sums),
-                    {.tier = kT2, .cost = cost_of_moe_distribute_combine}) {
+                    {.tier = kT2,
+                     .cost = cost_of_moe_distribute_combine,
+                     .allowed = allowed_moe_distribute_combine}) {
   return combine(launch,
                  {rows.view, expert_ids, active, group, ranks, rank, experts, tp_ranks, shard_type,
                   shared, shared_ranks, global_tokens},

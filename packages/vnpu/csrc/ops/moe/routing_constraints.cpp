@@ -12,6 +12,8 @@ constexpr char kInitTiling[] = "moe_init_routing_v3_tiling.cpp";
 constexpr char kGating[] = "aclnnMoeGatingTopK.md, constraints";
 constexpr char kGatingTiling[] = "moe_gating_top_k_tiling.cpp";
 constexpr char kSoftmax[] = "op-plugin torch_npu-npu_moe_gating_top_k_softmax.md, parameters";
+constexpr char kDispatch[] = "aclnnMoeDistributeDispatchV2.md, parameters";
+constexpr char kCombine[] = "aclnnMoeDistributeCombineV2.md, parameters";
 constexpr char kFinalize[] = "op-plugin torch_npu-npu_moe_finalize_routing.md, parameters";
 constexpr char kReRouting[] = "op-plugin torch_npu-npu_moe_re_routing.md, parameters";
 
@@ -22,6 +24,44 @@ std::string range_text(const std::vector<int64_t>& range) {
 }
 
 }  // namespace
+
+// What depends on the group, and on several numbers at once, the bodies refuse (distribute.cpp).
+Allowed allowed_moe_distribute_dispatch() {
+  return {{},
+          {{"x", dtype(kHalves), kDispatch},
+           {"x", dims(2, 2), kDispatch},
+           {"expert_ids", dtype({at::kInt}), kDispatch},
+           {"expert_ids", dims(2, 2), kDispatch},
+           {"expert_ids", same_size(0, "x", 0), kDispatch},
+           {"smooth", dtype({at::kFloat}), kDispatch},
+           {"smooth", dims(2, 2), kDispatch},
+           {"active", dtype({at::kBool}), kDispatch},
+           {"weights", dtype({at::kFloat}), kDispatch},
+           {"quant_mode", one_of(std::vector<int64_t>{0, 2}), kDispatch},
+           {"counts_type", one_of(std::vector<int64_t>{0, 1}), kDispatch},
+           {"rows", dims(2, 2), kDispatch},
+           {"row_scales", dtype({at::kFloat}), kDispatch},
+           {"tokens_per_expert", dtype({at::kLong}), kDispatch},
+           {"ends", dtype({at::kInt}), kDispatch}},
+          kBigChips};
+}
+
+Allowed allowed_moe_distribute_combine() {
+  return {{},
+          {{"rows", dtype(kHalves), kCombine},
+           {"rows", dims(2, 2), kCombine},
+           {"expert_ids", dtype({at::kInt}), kCombine},
+           {"expert_ids", dims(2, 2), kCombine},
+           {"ends", dtype({at::kInt}), kCombine},
+           {"weights", dtype({at::kFloat}), kCombine},
+           {"weights", dims(2, 2), kCombine},
+           {"weights", same_sizes("expert_ids"), kCombine},
+           {"active", dtype({at::kBool}), kCombine},
+           {"quant_mode", one_of(std::vector<int64_t>{0, 2}), kCombine},
+           {"sums", same_dtype("rows"), kCombine},
+           {"sums", dims(2, 2), kCombine}},
+          kBigChips};
+}
 
 Allowed allowed_moe_init_routing_v3() {
   return {

@@ -20,11 +20,11 @@ VNPU_OPERATOR(ClampTensor,
   at::clamp_out(out.tensor, self, clip_min, clip_max);
 }
 VNPU_OPERATOR(ClampMin, (const Tensor& self, const Scalar& clip_min, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_clamp}) {
   at::clamp_min_out(out.tensor, self, clip_min);
 }
 VNPU_OPERATOR(ClampMax, (const Tensor& self, const Scalar& clip_max, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_clamp}) {
   at::clamp_max_out(out.tensor, self, clip_max);
 }
 VNPU_OPERATOR(ClampMinTensor, (const Tensor& self, const Tensor& clip_min, Out out),

@@ -130,7 +130,7 @@ VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Ou
   at::div_out(out.tensor, self, other, rounding_mode(mode));
 }
 VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
   at::div_out(out.tensor, self, number(other), rounding_mode(mode));
 }
 VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode),
@@ -148,7 +148,7 @@ VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out),
   at::floor_divide_out(out.tensor, self, other);
 }
 VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_floor_divides}) {
   at::floor_divide_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other),
@@ -164,7 +164,7 @@ VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, O
   at::remainder_out(out.tensor, self, divisor(other));
 }
 VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_remainder_tensor_scalar}) {
   at::remainder_out(out.tensor, self, number(other));
 }
 VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out),
@@ -201,11 +201,11 @@ VNPU_OPERATOR(PowTensorTensor, (const Tensor& self, const Tensor& exponent, Out 
   at::pow_out(out.tensor, self, exponent);
 }
 VNPU_OPERATOR(PowTensorScalar, (const Tensor& self, const Scalar& exponent, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_pow_tensor_scalar}) {
   at::pow_out(out.tensor, self, exponent);
 }
 VNPU_OPERATOR(PowScalarTensor, (const Scalar& self, const Tensor& exponent, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_pow_scalar_tensor}) {
   at::pow_out(out.tensor, self, exponent);
 }
 VNPU_OPERATOR(InplacePowTensorTensor, (InOut self, const Tensor& exponent),
@@ -239,7 +239,7 @@ VNPU_OPERATOR(InplaceAtan2, (InOut self, const Tensor& other), {.cost = elements
 VNPU_OPERATOR(Addcmul,
               (const Tensor& self, const Tensor& tensor1, const Tensor& tensor2,
                const Scalar& value, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_addcmul}) {
   if (is_half(self, tensor1, tensor2)) {
     store(out, scaled_term(self, at::mul(tensor1, tensor2), value));
   } else {
@@ -248,7 +248,7 @@ VNPU_OPERATOR(Addcmul,
 }
 VNPU_OPERATOR(InplaceAddcmul,
               (InOut self, const Tensor& tensor1, const Tensor& tensor2, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_addcmul}) {
   if (is_half(self.tensor, tensor1, tensor2)) {
     store(self, scaled_term(self.tensor, at::mul(tensor1, tensor2), value));
   } else {

@@ -15,17 +15,17 @@ namespace vnpu::ops {
 
 // --- mathematics --------------------------------------------------------------------------------
 
-VNPU_UNARY(Abs, at::abs_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Neg, at::neg_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Exp, at::exp_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Exp2, at::exp2_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Abs, at::abs_out, {.tier = kT1, .cost = elements<1>, .allowed = allowed_abs})
+VNPU_UNARY(Neg, at::neg_out, {.tier = kT1, .cost = elements<1>, .allowed = allowed_neg})
+VNPU_UNARY(Exp, at::exp_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_exp})
+VNPU_UNARY(Exp2, at::exp2_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_exp2})
 VNPU_UNARY(Expm1, at::expm1_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log, at::log_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log2, at::log2_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Log10, at::log10_out, {.cost = elements<10>})
 VNPU_UNARY(Log1p, at::log1p_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Sqrt, at::sqrt_out, {.tier = kT1, .cost = elements<10>})
-VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Rsqrt, at::rsqrt_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
 VNPU_UNARY(Reciprocal, at::reciprocal_out,
            {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
 VNPU_UNARY(Sin, at::sin_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
@@ -88,7 +88,8 @@ VNPU_OPERATOR(Logit, (const Tensor& input, double eps, Out out), {.cost = elemen
 
 VNPU_UNARY(Floor, at::floor_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Ceil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Round, at::round_out, {.tier = kT1, .cost = elements<1>})  // half to even
+VNPU_UNARY(Round, at::round_out,
+           {.tier = kT1, .cost = elements<1>, .allowed = allowed_round})  // half to even
 VNPU_UNARY(Trunc, at::trunc_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Sign, at::sign_out, {.tier = kT1, .cost = elements<1>})
 VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.cost = elements<1>}) {
@@ -175,7 +176,7 @@ VNPU_OPERATOR(InplaceElu,
   at::elu_(self.tensor, alpha, scale, input_scale);
 }
 VNPU_OPERATOR(Softplus, (const Tensor& self, const Scalar& beta, const Scalar& threshold, Out out),
-              {.tier = kT1, .cost = elements<10>}) {
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_softplus}) {
   at::softplus_out(out.tensor, self, beta, threshold);
 }
 VNPU_OPERATOR(Hardtanh,

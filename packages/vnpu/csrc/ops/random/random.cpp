@@ -202,7 +202,7 @@ VNPU_OPERATOR(InplaceUniformTensor,
   fill_uniform(self.tensor, from, to, source(seed, offset, std::bit_cast<int64_t>(more)));
 }
 VNPU_OPERATOR(InplaceNormal, (Out self, float mean, float std, int64_t seed, int64_t offset),
-              {.tier = kT1, .cost = elements<20>}) {
+              {.tier = kT1, .cost = elements<20>, .allowed = allowed_inplace_normal}) {
   fill_normal(self.tensor, mean, std, source(seed, offset));
 }
 VNPU_OPERATOR(InplaceNormalTensor,

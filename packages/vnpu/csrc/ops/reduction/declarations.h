@@ -8,11 +8,17 @@
 namespace vnpu::ops {
 
 Allowed allowed_add_rms_norm();
+Allowed allowed_amax();
 Allowed allowed_any();
 Allowed allowed_arg_max();
+Allowed allowed_cumprod();
 Allowed allowed_cumsum();
+Allowed allowed_inplace_normal();
 Allowed allowed_inplace_uniform();
 Allowed allowed_layer_norm();
+Allowed allowed_linalg_vector_norm();
+Allowed allowed_max();
+Allowed allowed_mean();
 Allowed allowed_reduce_sum();
 Allowed allowed_rms_norm();
 Allowed allowed_softmax();

@@ -257,7 +257,7 @@ VNPU_OPERATOR(FastLayerNorm,
               (const Tensor& input, const IntArray& normalized_shape, const OptionalTensor& weight,
                const OptionalTensor& bias, double epsilon, Out out, OptionalOut mean_out,
                OptionalOut rstd_out),
-              {.cost = elements<8>}) {
+              {.cost = elements<8>, .allowed = allowed_layer_norm}) {
   layer_norm(input, normalized_shape, weight, bias, epsilon, out, mean_out, rstd_out);
 }
 VNPU_OPERATOR(AddLayerNorm,

@@ -75,7 +75,7 @@ VNPU_OPERATOR(ReduceSum,
 }
 VNPU_OPERATOR(Mean,
               (const Tensor& self, const IntArray& dims, bool keep_dims, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_mean}) {
   at::mean_out(out.tensor, self, all_if_empty(dims), keep_dims, dtype.type);
 }
 VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out),
@@ -102,10 +102,12 @@ VNPU_OPERATOR(Trace, (const Tensor& self, Out out), {.cost = elements<2>}) {
 
 // --- extremes -----------------------------------------------------------------------------------
 
-VNPU_OPERATOR(Max, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(Max, (const Tensor& self, Out out),
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_max}) {
   store(out, at::max(self));
 }
-VNPU_OPERATOR(Min, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<2>}) {
+VNPU_OPERATOR(Min, (const Tensor& self, Out out),
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_max}) {
   store(out, at::min(self));
 }
 VNPU_OPERATOR(MaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
@@ -117,7 +119,7 @@ VNPU_OPERATOR(MinDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, 
   store_pair(out, indices, at::min(self, dim, keep_dim));
 }
 VNPU_OPERATOR(Amax, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_amax}) {
   at::amax_out(out.tensor, self, dims, keep_dim);
 }
 VNPU_OPERATOR(Amin, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
@@ -151,7 +153,7 @@ VNPU_OPERATOR(ArgMin, (const Tensor& self, int64_t dim, bool keep_dim, Out out),
 // --- logic --------------------------------------------------------------------------------------
 
 VNPU_OPERATOR(All, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_any}) {
   store(out, at::all(self, all_if_empty(dims), keep_dim));
 }
 VNPU_OPERATOR(Any, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
@@ -166,7 +168,7 @@ VNPU_OPERATOR(Cumsum, (const Tensor& self, int64_t dim, DType dtype, Out out),
   at::cumsum_out(out.tensor, self, dim, dtype.type);
 }
 VNPU_OPERATOR(Cumprod, (const Tensor& input, const Scalar& dim, DType dtype, Out out),
-              {.tier = kT1, .cost = elements<2>}) {
+              {.tier = kT1, .cost = elements<2>, .allowed = allowed_cumprod}) {
   at::cumprod_out(out.tensor, input, dim.toLong(), dtype.type);
 }
 VNPU_OPERATOR(Cummax, (const Tensor& self, int64_t dim, Out values, Out indices),
@@ -213,7 +215,7 @@ VNPU_OPERATOR(Norm,
 VNPU_OPERATOR(LinalgVectorNorm,
               (const Tensor& self, const Scalar& ord, const IntArray& dims, bool keep_dims,
                DType dtype, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_linalg_vector_norm}) {
   store(out, at::linalg_vector_norm(self, ord, all_if_empty(dims), keep_dims, dtype.type));
 }
 // The lower of the two middle elements.

@@ -9,11 +9,16 @@ namespace vnpu::ops {
 namespace {
 
 constexpr char kSum[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_reduce_sum.cpp";
+constexpr char kAmax[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_amax.cpp";
+constexpr char kMax[] = "DTYPE_SUPPORT_GE910B_LIST in aclnn_{max,min}.cpp";
+constexpr char kMean[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_mean.cpp";
+constexpr char kNorm[] = "aclnnLinalgVectorNorm.md, parameters";
+constexpr char kCumprod[] = "DTYPE_SUPPORT_LIST, CheckShape in aclnn_cumprod.cpp";
+constexpr char kNormal[] = "DTYPE_SUPPORT_LIST in aclnn_normal.cpp";
 constexpr char kCumsum[] = "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
 constexpr char kArgMax[] = "ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters";
 constexpr char kSoftmax[] = "aclnn_{softmax,logsoftmax}.cpp: dtype lists, CheckShape";
-constexpr char kAny[] =
-    "aclnn_any.cpp: ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST, out_dtype_support_list";
+constexpr char kAny[] = "aclnn_{any,all}.cpp: dtype lists for 910B, out_dtype_support_list";
 constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
 
 const std::vector<ScalarType> kFloatsAndDouble = with(kFloats, {at::kDouble});
@@ -24,6 +29,41 @@ Allowed allowed_reduce_sum() {
   return {
       {},
       {{"self", dtype(kNumbers), kSum, kOnBigChips}, {"out", dtype(kNumbers), kSum, kOnBigChips}}};
+}
+
+Allowed allowed_amax() {
+  return {{},
+          {{"self", dtype(kRealAndBool), kAmax, kOnBigChips}, {"out", same_dtype("self"), kAmax}}};
+}
+
+Allowed allowed_max() {
+  return {{},
+          {{"self", dtype(kRealAndBool), kMax, kOnBigChips},
+           {"out", dtype(kRealAndBool), kMax, kOnBigChips}}};
+}
+
+Allowed allowed_mean() {
+  return {{},
+          {{"self", dtype(kRealAndComplex), kMean, kOnBigChips},
+           {"out", dtype(kRealAndComplex), kMean, kOnBigChips}}};
+}
+
+Allowed allowed_linalg_vector_norm() {
+  return {
+      {},
+      {{"self", dtype(kFloats), kNorm, kOnBigChips}, {"out", dtype(kFloats), kNorm, kOnBigChips}}};
+}
+
+Allowed allowed_cumprod() {
+  return {{},
+          {{"input", dtype(with(kReal, {at::kUInt16, at::kUInt32, at::kUInt64})), kCumprod,
+            kOnBigChips},
+           {"dim", dtype({at::kInt, at::kLong}), kCumprod},
+           {"out", same_sizes("input"), kCumprod}}};
+}
+
+Allowed allowed_inplace_normal() {
+  return {{}, {{"self", dtype(kRealAndBool), kNormal, kOnBigChips}}};
 }
 
 Allowed allowed_cumsum() {

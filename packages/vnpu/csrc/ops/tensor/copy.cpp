@@ -6,7 +6,8 @@
 namespace vnpu::ops {
 
 // Whatever torch_npu cannot hand to a plain memory copy: casts, strides, broadcasts.
-VNPU_OPERATOR(InplaceCopy, (Out self, const Tensor& src), {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(InplaceCopy, (Out self, const Tensor& src),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_copy}) {
   store(self, src);
 }
 VNPU_OPERATOR(Cast, (const Tensor& self, DType dtype, Out out),
@@ -23,7 +24,7 @@ VNPU_OPERATOR(Cat, (const TensorList& tensors, int64_t dim, Out out),
   at::cat_out(out.tensor, static_cast<const std::vector<Tensor>&>(tensors), dim);
 }
 VNPU_OPERATOR(Stack, (const TensorList& tensors, int64_t dim, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_stack}) {
   at::stack_out(out.tensor, static_cast<const std::vector<Tensor>&>(tensors), dim);
 }
 VNPU_OPERATOR(SplitWithSize,
@@ -43,12 +44,12 @@ VNPU_OPERATOR(Repeat, (const Tensor& self, const IntArray& repeats, Out out),
 // Without a dim, the flattened input is repeated.
 VNPU_OPERATOR(RepeatInterleave,
               (const Tensor& self, const Tensor& repeats, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave}) {
   store(out, self.repeat_interleave(repeats, std::nullopt, output_size));
 }
 VNPU_OPERATOR(RepeatInterleaveInt,
               (const Tensor& self, int64_t repeats, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave_int}) {
   store(out, self.repeat_interleave(repeats, std::nullopt, output_size));
 }
 VNPU_OPERATOR(RepeatInterleaveWithDim,
@@ -59,7 +60,7 @@ VNPU_OPERATOR(RepeatInterleaveWithDim,
 }
 VNPU_OPERATOR(RepeatInterleaveIntWithDim,
               (const Tensor& self, int64_t repeats, int64_t dim, int64_t output_size, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_repeat_interleave_int}) {
   store(out, self.repeat_interleave(repeats, dim, output_size));
 }
 // Index i, repeats[i] times.
@@ -71,7 +72,7 @@ VNPU_OPERATOR(RepeatInterleaveTensor, (const Tensor& repeats, int64_t output_siz
 // --- reordering, padding, masking ---------------------------------------------------------------
 
 VNPU_OPERATOR(Flip, (const Tensor& self, const IntArray& dims, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_flip}) {
   store(out, self.flip(dims));
 }
 // Without dims, the flattened input is rolled.
@@ -82,7 +83,7 @@ VNPU_OPERATOR(Roll, (const Tensor& x, const IntArray& shifts, const IntArray& di
 // Pairs (before, after), from the last dimension on; negative pads cut.
 VNPU_OPERATOR(ConstantPadNd,
               (const Tensor& self, const IntArray& pad, const Scalar& value, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_constant_pad_nd}) {
   store(out, at::constant_pad_nd(self, pad, value));
 }
 VNPU_OPERATOR(Triu, (const Tensor& self, int64_t diagonal, Out out),

@@ -65,10 +65,11 @@ VNPU_OPERATOR(Range, (const Scalar& start, const Scalar& end, const Scalar& step
   store_counted(out, at::range(start, end, step, out.tensor.options()));
 }
 VNPU_OPERATOR(Linspace, (const Scalar& start, const Scalar& end, int64_t steps, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_linspace}) {
   store_counted(out, at::linspace(start, end, steps, out.tensor.options()));
 }
-VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out), {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_eye}) {
   store(out, at::eye(rows, columns, out.tensor.options()));
 }
 // A class outside [0, num_classes) has `off` everywhere.

@@ -68,7 +68,7 @@ VNPU_OPERATOR(Index, (const Tensor& self, const TensorList& indices, Out out),
 VNPU_OPERATOR(IndexPutImpl,
               (InOut self, const TensorList& indices, const Tensor& values, bool accumulate,
                bool unsafe),
-              {.tier = kT1, .cost = cost_of_index_put_impl}) {
+              {.tier = kT1, .cost = cost_of_index_put_impl, .allowed = allowed_index_put_impl}) {
   if (selects_nothing(self.tensor, indices)) return;
   at::_index_put_impl_(self.tensor, index_list(indices), values.to(self.tensor.scalar_type()),
                        accumulate, unsafe);
@@ -117,13 +117,13 @@ VNPU_OPERATOR(Take, (const Tensor& self, const Tensor& index, Out out),
 VNPU_OPERATOR(Scatter,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                int64_t reduce, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter}) {
   store(out, scattered(self, dim, index, src, reduce));
 }
 VNPU_OPERATOR(ScatterValue,
               (const Tensor& self, int64_t dim, const Tensor& index, const Scalar& value,
                int64_t reduce, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter_value}) {
   store(out, scattered(self, dim, index, value, reduce));
 }
 VNPU_OPERATOR(InplaceScatter,
@@ -138,7 +138,7 @@ VNPU_OPERATOR(InplaceScatterValue,
 }
 VNPU_OPERATOR(ScatterAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_scatter}) {
   store(out, at::scatter_add(self, dim, as_long(index), src));
 }
 VNPU_OPERATOR(IndexAdd,
@@ -147,9 +147,9 @@ VNPU_OPERATOR(IndexAdd,
               {.tier = kT1, .cost = elements<1>}) {
   store(out, at::index_add(self, dim, as_long(index), source, alpha));
 }
-VNPU_OPERATOR(InplaceIndexCopy,
-              (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
-              {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
+VNPU_OPERATOR(
+    InplaceIndexCopy, (InOut self, int64_t dim, const Tensor& index, const Tensor& source),
+    {.tier = kT1, .cost = cost_of_inplace_index_copy, .allowed = allowed_inplace_index_copy}) {
   self.tensor.index_copy_(dim, as_long(index), source);
 }
 VNPU_OPERATOR(InplaceIndexFillTensor,
@@ -158,7 +158,7 @@ VNPU_OPERATOR(InplaceIndexFillTensor,
   self.tensor.index_fill_(dim, at::tensor(index, at::kLong), value);
 }
 VNPU_OPERATOR(InplaceIndexFill, (InOut self, int64_t dim, const Tensor& index, const Scalar& value),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_index_fill}) {
   self.tensor.index_fill_(dim, as_long(index), value);
 }
 VNPU_OPERATOR(IndexCopy,

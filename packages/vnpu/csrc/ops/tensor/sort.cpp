@@ -107,7 +107,8 @@ VNPU_OPERATOR(Nonzero, (const Tensor& self, DynamicOut out),
               {.tier = kT1, .cost = elements<1>, .allowed = allowed_nonzero}) {
   out.set(at::nonzero(self));
 }
-VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out), {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(NonzeroV2, (const Tensor& self, DynamicOut out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_nonzero_v2}) {
   out.set(at::nonzero(self).t());
 }
 VNPU_OPERATOR(IsInTensorScalar,

@@ -1,4 +1,4 @@
-// What convolutions can be called with.
+// What convolutions and pools can be called with.
 // Source: docs of ops-nn v8.5.0 (conv).
 
 #include "ops/dtype_lists.h"
@@ -10,6 +10,8 @@ namespace {
 constexpr char kConvolution[] =
     "ops-nn conv/convolution_forward/docs/aclnnConvolution.md, parameters";
 
+constexpr char kPool[] = "DIM_NUM_3D, DIM_NUM_4D in aclnn_avgpool2d.cpp";
+
 Check one_for_each_dimension() {
   return fits("have a number for each dimension of input but two", {"input"},
               [](const RuleArguments& own) -> Found {
@@ -20,6 +22,8 @@ Check one_for_each_dimension() {
 }
 
 }  // namespace
+
+Allowed allowed_avg_pool2d() { return {{}, {{"self", dims(3, 4), kPool}}}; }
 
 Allowed allowed_convolution() {
   return {{},

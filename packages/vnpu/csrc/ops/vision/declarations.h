@@ -7,6 +7,7 @@
 
 namespace vnpu::ops {
 
+Allowed allowed_avg_pool2d();
 Allowed allowed_convolution();
 void cost_of_convolution(const Call& call, timing::Work& work);
 

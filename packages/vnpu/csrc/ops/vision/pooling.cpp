@@ -1,6 +1,7 @@
 // Pooling and resampling of images [N, C, H, W] or [C, H, W].
 
 #include "ops/operator.h"
+#include "ops/vision/declarations.h"
 
 namespace vnpu::ops {
 namespace {
@@ -41,7 +42,7 @@ VNPU_OPERATOR(AvgPool2d,
               (const Tensor& self, const IntArray& kernel_size, const IntArray& strides,
                const IntArray& paddings, bool ceil_mode, bool count_include_pad,
                int64_t divisor_override, int8_t, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_avg_pool2d}) {
   store(out, at::avg_pool2d(
                  widen(self), kernel_size, strides, paddings, ceil_mode, count_include_pad,
                  divisor_override == 0 ? std::nullopt : std::optional<int64_t>(divisor_override)));

@@ -7,6 +7,7 @@ import re
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.errors import VirtualDeviceError
 from vllm_davinci.vnpu.timing.machine import Machine, load_machine
+from vllm_davinci.vnpu.timing.variants import encode, variants_of
 
 _SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
 _RACES = ("off", "report", "raise")
@@ -35,6 +36,7 @@ class VirtualDeviceConfig:
                 memory are the chip's unless they are given
     topology:   links between the chips, a name or a TOML file; default "node-of-8"
     timeline:   directory in which each process writes its modelled timeline
+    variants:   model the program also on machines whose assumed figures are others
     paced:      this host's seconds for each modelled one: waits for the device take their time
     phantom_ranks: collectives wait for no other rank; needs compute=False
     faults:     plan of what fails, as VNPU_FAULTS has it
@@ -54,6 +56,7 @@ class VirtualDeviceConfig:
     chip: str | None = None
     topology: str | None = None
     timeline: str | None = None
+    variants: bool = False
     paced: float | None = None
     phantom_ranks: bool = False
     faults: str | None = None
@@ -82,6 +85,11 @@ class VirtualDeviceConfig:
                 "a topology, a modelled timeline or a pace needs a chip: say which, as in "
                 "`--chip ascend910b2`."
             )
+        if self.variants and (self.chip is None or self.paced is not None):
+            raise VirtualDeviceError(
+                "variants=True needs a chip whose figures vary, and no pace: waits take the time "
+                "of one machine."
+            )
         if self.paced is not None and not 0 < self.paced <= 1e6:
             raise VirtualDeviceError(
                 f"paced={self.paced}: expected this host's seconds for a modelled one, as in 4."
@@ -109,6 +117,9 @@ class VirtualDeviceConfig:
             if self.refusals is None
             else pathlib.Path(self.refusals).resolve(),
             env.VNPU_TIMING: machine and machine.encoded(),
+            env.VNPU_TIMING_VARIANTS: encode(variants_of(machine))
+            if machine is not None and self.variants
+            else None,
             env.VNPU_MACHINE: machine and machine.title,
             env.VNPU_TIMELINE: self.timeline,
             env.VNPU_PACED: self.paced,

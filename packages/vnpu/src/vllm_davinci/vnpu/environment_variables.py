@@ -64,6 +64,10 @@ VNPU_TIMING = "VNPU_TIMING"
 run --chip NAME --topology NAME` writes it from the chip's and the topology's files. Default:
 none."""
 
+VNPU_TIMING_VARIANTS = "VNPU_TIMING_VARIANTS"
+"""Other machines beside that of VNPU_TIMING, NAME:FIGURE=INTEGER;...|NAME:...: the same program is
+modelled on each of them, too. `vllm-davinci dry-run --sensitivity` writes it. Default: none."""
+
 VNPU_MACHINE = "VNPU_MACHINE"
 """Name of the machine of VNPU_TIMING in reports and timelines. Set with it."""
 

@@ -269,7 +269,7 @@ torch.npu.synchronize()
         ("given |= {'moe_expert_num': 5}", "moeExpertNum 5 does not divide among 2 ranks"),
         ("given |= {'moe_expert_num': 1026}", "makes 1026 experts: at most 1024 on Ascend910_9391"),
         ("given |= {'global_bs': 4}", "globalBs 4 is not the largest number of tokens, 4 here"),
-        ("given |= {'quant_mode': 1}", "quantMode 1; use 0 none or 2 dynamic"),
+        ("given |= {'quant_mode': 1}", "value 1, but must be 0 or 2"),
         ("given |= {'tp_world_size': 2, 'group_tp': 'x'}", "tpWorldSize 2 is not supported"),
         ("ids = ids + 4", "chose expert 4 of 4. Look at expertIds"),
         ("ids = ids * 0; given |= {'moe_expert_num': 2 + 6 * rank}", "mismatched collectives"),

@@ -3,8 +3,8 @@
 Everything here is modelled. Nothing was measured on an NPU.
 """
 
+from vllm_davinci.vnpu.timing.figures import Assumption
 from vllm_davinci.vnpu.timing.machine import (
-    Assumption,
     Machine,
     chip_names,
     load_machine,
@@ -13,12 +13,14 @@ from vllm_davinci.vnpu.timing.machine import (
 from vllm_davinci.vnpu.timing.report import (
     Report,
     is_modelled,
+    pass_host_step,
     place_group,
     read_report,
     restart_timeline,
     set_routed_share,
     write_timeline,
 )
+from vllm_davinci.vnpu.timing.variants import read_variants, variants_of
 
 __all__ = [
     "Assumption",
@@ -27,10 +29,13 @@ __all__ = [
     "chip_names",
     "is_modelled",
     "load_machine",
+    "pass_host_step",
     "place_group",
     "read_report",
+    "read_variants",
     "restart_timeline",
     "set_routed_share",
     "topology_names",
+    "variants_of",
     "write_timeline",
 ]

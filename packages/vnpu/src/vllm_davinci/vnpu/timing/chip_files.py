@@ -25,6 +25,7 @@ UNITS: dict[str, tuple[str, int]] = {
     "cores": ("number", 1),
     "devices": ("number", 1),
     "events": ("number", 1),
+    "queues": ("number", 1),
     "ranks": ("number", 1),
     "streams": ("number", 1),
     "tasks": ("number", 1),

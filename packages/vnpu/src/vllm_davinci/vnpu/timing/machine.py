@@ -1,15 +1,15 @@
 """Machines of the timing model: a chip and the links between chips, read from TOML files.
 
 A file of `chips/` or `topologies/` states every figure as `{ value, unit, source }`; `source` is
-where the figure was read, or begins with "assumed". `--chip` and `--topology` take a name of these
-folders or the path of a file of one's own. A chip may say `based_on = "OTHER"` and state only
-what differs.
+where the figure was read, or begins with "assumed". Of an assumed figure it also states between
+which values it may lie, `low` and `high`; of another it may, where sources differ. `--chip` and
+`--topology` take a name of these folders or the path of a file of one's own. A chip may say
+`based_on = "OTHER"` and state only what differs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import difflib
 import hashlib
 import pathlib
@@ -18,9 +18,10 @@ from typing import Any
 
 from vllm_davinci.vnpu import _C
 from vllm_davinci.vnpu.errors import MachineError
-from vllm_davinci.vnpu.timing.chip_files import FOLDER, UNITS, read_chip, read_table
+from vllm_davinci.vnpu.timing.chip_files import FOLDER, read_chip, read_table
+from vllm_davinci.vnpu.timing.figures import Assumption, FigureReader
 
-FORMAT = 3
+FORMAT = 4
 """Version of the model and of its files; part of each machine's hash."""
 
 _FOLDERS = {"chip": FOLDER, "topology": FOLDER.parent / "topologies"}
@@ -56,12 +57,16 @@ _CHIP_FIGURES: dict[str, str] = {
     "event_wait": "time",
     "graph_node": "time",
     "queue_depth": "number",
+    "hardware_queues": "number",
+    "queue_change": "time",
     "host_operator_launch": "time",
     "host_collective_launch": "time",
     "host_copy_launch": "time",
     "host_graph_launch": "time",
     "host_event_call": "time",
     "host_synchronize": "time",
+    "host_step": "time",
+    "host_step_request": "time",
 }
 _TIER_FIGURES: dict[str, str] = {
     "ranks": "number",
@@ -73,15 +78,6 @@ _TIER_FIGURES: dict[str, str] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Assumption:
-    """A figure that no source states."""
-
-    figure: str
-    value: str
-    why: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Machine:
     """A chip in a topology.
 
@@ -90,6 +86,7 @@ class Machine:
     ranks:        devices that the topology holds
     figures:      in base units: operations, bytes and ranks, per second where they are rates,
                   picoseconds, millionths of shares
+    ranges:       between which values a figure may lie that is assumed or stated differently
     """
 
     chip: str
@@ -99,6 +96,7 @@ class Machine:
     ranks: int
     figures: Mapping[str, int]
     assumptions: tuple[Assumption, ...]
+    ranges: Mapping[str, tuple[int, int]]
 
     @property
     def hash(self) -> str:
@@ -150,8 +148,8 @@ def load_machine(chip: str, topology: str) -> Machine:
     topology_table = _read("topology", topology)
     chip_name, topology_name = _name(chip), _name(topology)
 
-    assumptions: list[Assumption] = []
-    memory = _figure(chip_name, "memory", chip_table, "size", assumptions)
+    read = FigureReader()
+    memory = read(chip_name, "memory", chip_table, "size")
     soc = chip_table.get("soc")
     if not isinstance(soc, str) or not soc.startswith("Ascend"):
         raise MachineError(
@@ -161,7 +159,7 @@ def load_machine(chip: str, topology: str) -> Machine:
     stated = chip_table.get("figures", {})
     _refuse_unknown(f"chip {chip_name}", stated, _CHIP_FIGURES)
     figures = {
-        name: _figure(chip_name, name, stated, dimension, assumptions)
+        name: read(chip_name, name, stated, dimension, has_range=True)
         for name, dimension in _CHIP_FIGURES.items()
     }
     tiers = topology_table.get("tiers", [])
@@ -176,10 +174,13 @@ def load_machine(chip: str, topology: str) -> Machine:
         links = {name: value for name, value in tier.items() if name != "name"}
         _refuse_unknown(f"topology {where}", links, _TIER_FIGURES)
         for name, dimension in _TIER_FIGURES.items():
-            value = _figure(where, name, links, dimension, assumptions)
-            figures[f"tier{number}_{name}"] = value
+            figures[f"tier{number}_{name}"] = read(
+                where, name, links, dimension, f"tier{number}_", has_range=name != "ranks"
+            )
         ranks *= figures[f"tier{number}_ranks"]
-    return Machine(chip_name, topology_name, soc, memory, ranks, figures, tuple(assumptions))
+    return Machine(
+        chip_name, topology_name, soc, memory, ranks, figures, tuple(read.assumptions), read.ranges
+    )
 
 
 def _names(kind: str) -> list[str]:
@@ -223,41 +224,3 @@ def _refuse_unknown(where: str, stated: Mapping[str, Any], known: Mapping[str, s
             raise MachineError(
                 f"{where} states {name!r}, which is no figure. Did you mean {nearest!r}?"
             )
-
-
-def _figure(
-    where: str,
-    name: str,
-    stated: Mapping[str, Any],
-    dimension: str,
-    assumptions: list[Assumption],
-) -> int:
-    """The figure in its base unit. Notes it if it was assumed."""
-    units = [unit for unit, (of, _) in UNITS.items() if of == dimension]
-    shape = f'{name} = {{ value = ..., unit = "{units[0]}", source = "..." }}'
-    entry = stated.get(name)
-    if entry is None:
-        raise MachineError(f"{where} lacks the figure {name} ({dimension}). State {shape}.")
-    if not isinstance(entry, dict) or not {"value", "unit", "source"} <= entry.keys():
-        raise MachineError(f"{where}: {name} = {entry!r}. Expected {shape}.")
-    value, unit, source = entry["value"], entry["unit"], str(entry["source"])
-    if unit not in units:
-        raise MachineError(
-            f"{where}: {name} is in {unit!r}, but a {dimension} is needed: {', '.join(units)}."
-        )
-    if isinstance(value, bool) or not isinstance(value, (int, decimal.Decimal)) or value < 0:
-        raise MachineError(f"{where}: {name} has the value {value!r}. Expected a number from 0 on.")
-    exact = value * UNITS[unit][1]
-    if exact != int(exact):
-        raise MachineError(
-            f"{where}: {name} = {value} {unit} has more digits than the model keeps."
-        )
-    if dimension == "share" and not 0 < exact <= 10**6:
-        raise MachineError(f"{where}: {name} = {value} is no share: it lies above 0 and up to 1.")
-    if not source:
-        raise MachineError(
-            f'{where}: {name} has no source. Say where it was read, or "assumed: ...".'
-        )
-    if source.startswith("assumed"):
-        assumptions.append(Assumption(f"{where}: {name}", f"{value} {unit}", source))
-    return int(exact)

@@ -16,6 +16,9 @@ share that this rank's experts have to work on."""
 place_group = _C.place_group
 """place_group(name, ranks): the ranks of a communicator of HCCL, by the numbers that the topology
 counts. A group that is not placed has neighbours."""
+pass_host_step = _C.pass_host_step
+"""pass_host_step(requests, beside_device): the engine's own time for a step passes on the host's
+clock, with `beside_device` only what is longer than the host's waits since the step before."""
 write_timeline = _C.write_timeline
 """Writes the timeline now, and not only when the process ends."""
 restart_timeline = _C.restart_timeline

@@ -1,4 +1,4 @@
-#include "collective/process.h"
+#include "device/process.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+// Anonymous files that other processes of this host open by a number, and that are gone when nobody
+// has them any more.
+namespace vnpu::shared_file {
+
+struct FileDescriptor {
+  explicit FileDescriptor(int number) : number(number) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : number(other.release()) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  // Its number, which the caller closes from now on.
+  int release();
+  int number;
+};
+
+// What says which file is meant, to other processes too: the pid of the process that makes it and a
+// number that it gives once. Descriptors' numbers come again, and would name another file.
+uint64_t new_identity();
+
+// Makes a file of this size for good, all zero bytes. Throws kOutOfMemory.
+FileDescriptor make(uint64_t identity, size_t bytes);
+
+// Opens the file of another or of this process, to read and write; `what` names it in errors.
+// Throws kInvalidHandle where there is none any more.
+FileDescriptor open(uint64_t identity, const std::string& what);
+
+// The key that programs hand to each other, "PREFIX-0123456789abcdef", and back. Throws
+// kInvalidArgument for another text.
+std::string key_of(const char* prefix, uint64_t identity);
+uint64_t identity_of(const char* prefix, const std::string& key);
+
+}  // namespace vnpu::shared_file

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "timing/resources.h"
+
+namespace vnpu::timing {
+
+// The hardware queues of devices, of which each stream needs one while a task of it runs. A stream
+// keeps its queue until another needs one: whose newest task ended first then loses it. Taking a
+// queue from another stream costs time, so that more streams by turns than there are queues are
+// slow.
+class HardwareQueues {
+ public:
+  HardwareQueues() = default;  // as many as there are streams
+  // of: a device. change: from one stream to another.
+  HardwareQueues(size_t of, Time change) : most_(of), change_(change) {}
+
+  // What beginning a task on this stream costs at first; nullopt: all queues are at work.
+  std::optional<Time> take(int device, int stream);
+  // Its task has ended.
+  void release(int device, int stream, Time now);
+
+ private:
+  struct Queue {
+    int stream;
+    bool at_work;
+    Time ended;  // its newest task
+  };
+  size_t most_ = 0;  // 0: no limit
+  Time change_ = 0;
+  std::map<int, std::vector<Queue>> queues_;  // by device
+};
+
+}  // namespace vnpu::timing

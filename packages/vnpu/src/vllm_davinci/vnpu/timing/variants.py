@@ -1,0 +1,58 @@
+"""Other machines beside the one that is modelled: each assumed figure lower, higher, and drawn.
+
+A program runs once, and its times are modelled on all of them (`VNPU_TIMING_VARIANTS`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from vllm_davinci.vnpu import _C
+from vllm_davinci.vnpu.timing.machine import Machine
+from vllm_davinci.vnpu.timing.report import Report
+
+DRAWS = 24
+"""Machines of which every figure that has a range is drawn from it, at once."""
+
+LOW, HIGH, DRAWN = "low", "high", "drawn"
+_MOST = 2**48 - 1
+
+
+def variants_of(machine: Machine) -> dict[str, dict[str, int]]:
+    """Name of each variant -> the figures that differ from the machine's.
+
+    "FIGURE low" and "FIGURE high" differ in one figure; "drawn N" in all that have a range, each
+    equally likely anywhere in it. The draws are the same for every program and every machine with
+    the same figures, so that ratios of two programs can be taken variant by variant.
+    """
+    variants: dict[str, dict[str, int]] = {}
+    for figure, (low, high) in machine.ranges.items():
+        for name, value in ((LOW, low), (HIGH, high)):
+            if value != machine.figures[figure]:
+                variants[f"{figure} {name}"] = {figure: value}
+    for number in range(DRAWS):
+        variants[f"{DRAWN} {number}"] = {
+            figure: low + (high - low) * _drawn(number, figure) // _MOST
+            for figure, (low, high) in machine.ranges.items()
+        }
+    return variants
+
+
+def encode(variants: Mapping[str, Mapping[str, int]]) -> str:
+    """The variants as libvnpu reads them: VNPU_TIMING_VARIANTS."""
+    return "|".join(
+        f"{name}:" + ";".join(f"{figure}={value}" for figure, value in figures.items())
+        for name, figures in variants.items()
+    )
+
+
+def read_variants() -> dict[str, Report]:
+    """Waits as `read_report` does; name of each variant -> its report. Empty if there are none."""
+    return {name: Report(**fields) for name, fields in _C.variant_reports().items()}
+
+
+def _drawn(number: int, figure: str) -> int:
+    """A number from 0 to _MOST that depends on the draw and the figure's name alone."""
+    digest = hashlib.sha256(f"{number} {figure}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
