@@ -40,6 +40,15 @@ def test_token_mode_cuts_inside_a_request_at_the_alignment() -> None:
     assert [part.requests for part in split.ubatches] == [slice(0, 1), slice(0, 2)]
 
 
+def test_token_mode_leaves_decodes_of_several_tokens_whole() -> None:
+    decodes = [4] * 5
+    assert choose_cuts(decodes, mode="token") == [10]
+    assert choose_cuts(decodes, mode="token", decode_query_len=4) == [12]
+    assert choose_cuts([4, 4, 40], mode="token", decode_query_len=4) == [24]  # inside the prompt
+    assert choose_cuts([4], mode="token", decode_query_len=4) == []
+    assert choose_cuts([5] * 3, mode="token", decode_query_len=5, alignment=4) == [10]
+
+
 def test_more_than_two_parts() -> None:
     assert choose_cuts([100] * 6, num_ubatches=3) == [200, 400]
     assert choose_cuts([7] * 90, num_ubatches=4, mode="token") == [157, 315, 472]

@@ -125,6 +125,7 @@ class SplitPolicy:
             imbalance_ratio=self.imbalance_ratio,
             alignment=self.alignment,
             first_share=self.first_share,
+            decode_query_len=step.decode_query_len,
         )
         if not cuts:
             return Decision(Reason.NO_CUT)

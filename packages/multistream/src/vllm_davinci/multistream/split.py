@@ -13,7 +13,8 @@ import torch
 
 from vllm_davinci.multistream.errors import SplitError
 
-# "request" never cuts inside a request; "token" cuts at equal parts of the tokens.
+# "request" never cuts inside a request; "token" cuts at equal parts of the tokens, where that is
+# not inside a request that decodes several tokens, as with drafts.
 CutMode = Literal["request", "token"]
 
 
@@ -72,6 +73,7 @@ def choose_cuts(
     imbalance_ratio: float = 0.1,
     alignment: int = 1,
     first_share: float | None = None,
+    decode_query_len: int = 1,
 ) -> list[int]:
     """The tokens to cut at, or [] when no legal cut exists.
 
@@ -80,6 +82,7 @@ def choose_cuts(
                      ("request")
     alignment:       cuts are multiples of it ("token")
     first_share:     of all tokens, those of the first ubatch; the others are equal. None: all are
+    decode_query_len: a request with at most so many new tokens decodes, and is never divided
     Raises SplitError when there are fewer tokens than ubatches or an option is out of range.
     """
     total = sum(query_lens)
@@ -102,6 +105,7 @@ def choose_cuts(
     decode_only = all(length == 1 for length in query_lens)
     if mode == "token":
         cuts = [round(target / alignment) * alignment for target in targets]
+        cuts = [_outside_decodes(query_lens, cut, decode_query_len) for cut in cuts]
     elif decode_only:
         cuts = targets
     else:
@@ -121,6 +125,17 @@ def _boundary(ends: Sequence[int], target: int, tolerance: float) -> int:
     if abs(before - target) < tolerance:
         return before
     return 0
+
+
+def _outside_decodes(query_lens: Sequence[int], cut: int, decode_query_len: int) -> int:
+    """The cut itself, or the nearer end of the decode that it would divide."""
+    begin = 0
+    for length in query_lens:
+        end = begin + length
+        if begin < cut < end and length <= decode_query_len:
+            return begin if cut - begin < end - cut else end
+        begin = end
+    return cut
 
 
 def split_at(query_lens: Sequence[int], cuts: Sequence[int]) -> Split:
