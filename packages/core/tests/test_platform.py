@@ -215,7 +215,6 @@ def test_a_backend_for_another_device_is_refused():
     [
         ({"use_mla": True, "head_size": 320}, "head_size not supported"),
         ({"use_mla": True, "head_size": 576, "kv_cache_dtype": "fp8"}, "kv_cache_dtype not"),
-        ({"use_mla": True, "head_size": 576, "use_sparse": True}, "sparse not supported"),
         ({"use_mla": True, "head_size": 576, "has_sink": True}, "attention sinks not supported"),
         ({"use_sparse": True}, "sparse not supported"),
         ({"use_mla": True, "head_size": 576, "use_mm_prefix": True}, "token full attention not"),

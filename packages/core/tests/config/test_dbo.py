@@ -1,6 +1,5 @@
 """Dual-batch overlap: what an engine cannot split, and what is told of options."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,14 +28,6 @@ def test_without_the_package_the_error_names_it(
     with pytest.raises(ComponentError, match="pip install vllm-davinci-multistream"):
         check_overlap(config(tensor_parallel_size=2), ON)
     assert check_overlap(config(), DualBatchConfig()) == []
-
-
-def test_speculative_decoding_is_refused_with_its_method(vllm_config: VllmConfig):
-    asked = config(tensor_parallel_size=2)
-    asked.speculative_config = SimpleNamespace(method="deepseek_mtp")
-    with pytest.raises(ConfigurationError, match=r"method 'deepseek_mtp'.*Remove dbo\.enabled"):
-        check_overlap(asked, ON)
-    assert check_overlap(asked, DualBatchConfig()) == []
 
 
 def test_more_parts_than_a_step_can_have_tokens_are_refused(vllm_config: VllmConfig):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from vllm.config import VllmConfig
 from vllm.config.speculative import SpeculativeMethod
+from vllm.model_executor.models import ModelRegistry
 
-from vllm_davinci.core.config.speculation import SERVED, check_speculation
+from vllm_davinci.core.config.speculation import (
+    MTP_REFUSED,
+    MTP_SERVED,
+    REFUSED,
+    SERVED,
+    check_speculation,
+)
 from vllm_davinci.core.errors import ConfigurationError
 
 
@@ -23,7 +31,7 @@ def model(**changes: Any) -> Any:
     )
 
 
-def asked(method: str, pipeline: int = 1, data: int = 1, **changes: Any) -> VllmConfig:
+def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
     options = {
         "method": method,
         "rejection_sample_method": "standard",
@@ -37,17 +45,11 @@ def asked(method: str, pipeline: int = 1, data: int = 1, **changes: Any) -> Vllm
         "draft_parallel_config": SimpleNamespace(tensor_parallel_size=2),
         "target_parallel_config": SimpleNamespace(tensor_parallel_size=2),
     }
-    beside = {
-        "lora_config": None,
-        "kv_transfer_config": None,
-        "cache_config": SimpleNamespace(kv_offloading_size=None),
-        "model_config": SimpleNamespace(enable_sleep_mode=False),
-    }
-    beside |= {name: changes.pop(name) for name in beside if name in changes}
+    transfer = changes.pop("kv_transfer_config", None)
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(**options | changes),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline, data_parallel_size=data),
-        **beside,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline),
+        kv_transfer_config=transfer,
     )
     return config
 
@@ -76,12 +78,11 @@ def test_every_other_method_of_vllm_is_refused_with_its_name(method: str):
     [
         ({"rejection_sample_method": "block"}, "rejection_sample_method 'block'"),
         ({"pipeline": 2}, "over pipeline stages"),
-        ({"data": 2}, "'mtp', whose drafter runs a model, with data parallelism"),
-        ({"lora_config": SimpleNamespace()}, "with LoRA adapters"),
-        ({"kv_transfer_config": SimpleNamespace()}, "KV cache that goes on elsewhere"),
-        ({"cache_config": SimpleNamespace(kv_offloading_size=1)}, "--kv-offloading-size"),
-        ({"model_config": SimpleNamespace(enable_sleep_mode=True)}, "with sleep mode"),
-        ({"draft_model_config": model(architectures=["Glm4MoeMTPModel"])}, "of Glm4MoeMTPModel"),
+        (
+            {"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
+            "in disaggregated engines .*NixlConnector",
+        ),
+        ({"draft_model_config": model(architectures=["New"])}, "of New, because no small model"),
         ({"parallel_drafting": True}, "parallel_drafting"),
         ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
         ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction"),
@@ -94,8 +95,34 @@ def test_options_that_are_not_served_are_refused(changes: dict[str, Any], said: 
         check_speculation(asked("mtp", **changes))
 
 
-def test_drafters_without_a_model_serve_data_parallel_engines():
-    check_speculation(asked("ngram", data=2))
+def test_blocks_may_go_on_in_the_hosts_memory():
+    for name in ("OffloadingConnector", "NPUOffloadingConnector"):
+        check_speculation(asked("mtp", kv_transfer_config=SimpleNamespace(kv_connector=name)))
+
+
+def of_vllm() -> list[str]:
+    """vLLM's classes for the layers of a model that predict further tokens."""
+    known = ModelRegistry.get_supported_archs()
+    return sorted(
+        name for name in known if re.search(r"MTP(Model)?$", name) and name[:5] != "Eagle"
+    )
+
+
+def test_every_mtp_model_of_vllm_is_served_or_refused():
+    assert sorted([*MTP_SERVED, *MTP_REFUSED]) == of_vllm()
+
+
+@pytest.mark.parametrize("name", sorted(MTP_REFUSED))
+def test_mtp_of_other_models_is_refused_with_the_reason(name: str):
+    reason = re.escape(MTP_REFUSED[name])
+    with pytest.raises(ConfigurationError, match=f"'mtp' of {name}, because {reason}"):
+        check_speculation(asked("mtp", draft_model_config=model(architectures=[name])))
+
+
+@pytest.mark.parametrize("method", sorted(REFUSED))
+def test_methods_are_refused_with_the_reason(method: str):
+    with pytest.raises(ConfigurationError, match=f"because {re.escape(REFUSED[method])}. Use one"):
+        check_speculation(asked(method))
 
 
 @pytest.mark.parametrize(

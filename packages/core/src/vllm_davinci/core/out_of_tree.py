@@ -25,7 +25,7 @@ from vllm.model_executor.models.transformers.moe import TransformersRoutedExpert
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
+from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts

@@ -23,6 +23,7 @@ from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_defa
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
+from vllm_davinci.core.config.sparse_attention import refuse_beside_sparse_attention
 from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
 from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
@@ -171,9 +172,12 @@ class NPUPlatform(Platform):
         num_heads: int | None = None,
     ) -> str:
         from vllm_davinci.core.attention.backend import NPUAttentionBackend  # imports vllm.v1
-        from vllm_davinci.core.attention.mla.backend import NPUMLABackend
+        from vllm_davinci.core.attention.mla.backend import NPUMLABackend, NPUSparseMLABackend
 
-        backend = NPUMLABackend if attn_selector_config.use_mla else NPUAttentionBackend
+        backend = NPUAttentionBackend
+        if attn_selector_config.use_mla:
+            is_sparse = attn_selector_config.use_sparse
+            backend = NPUSparseMLABackend if is_sparse else NPUMLABackend
         if selected_backend is not None and selected_backend.name != backend.get_name():
             raise ConfigurationError(
                 f"--attention-backend {selected_backend.name} is for another device. Leave it "
@@ -311,6 +315,7 @@ class NPUPlatform(Platform):
         if vllm_config.model_config is not None:
             refuse_architectures(vllm_config.model_config)
             changes += settle_states(vllm_config)
+            refuse_beside_sparse_attention(vllm_config)
             warnings += check_experts(vllm_config, config, _soc())
             warnings += graph_mode_notes(vllm_config)
         if not _is_described.get():

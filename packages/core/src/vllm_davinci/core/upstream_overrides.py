@@ -279,6 +279,18 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's engine takes its streams from the platform",
     ),
     Override(
+        what="a trainer's tensors share buffers of ours in memory that workers map",
+        where=(
+            "core.weight_transfer.ipc_engine:NPUIPCTrainerWeightTransferEngine._send",
+            "core.weight_transfer.ipc_engine:NPUIPCTrainerWeightTransferEngine._post_send_sync",
+        ),
+        why="vLLM's engine names torch.cuda's devices and memory there",
+        upstream={
+            "distributed/weight_transfer/ipc_engine.py": ("_send", "_post_send_sync"),
+        },
+        goes_when="vLLM's engine takes its device from the platform",
+    ),
+    Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
         where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",

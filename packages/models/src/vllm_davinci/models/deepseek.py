@@ -12,7 +12,7 @@ from vllm.model_executor.models.deepseek_v2 import (
     DeepseekV3ForCausalLM,
 )
 
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
+from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.models.decoder_layer import NPUDecoderLayer
 from vllm_davinci.models.sequence_parallel import SequenceParallel
 

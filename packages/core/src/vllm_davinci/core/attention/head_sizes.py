@@ -155,6 +155,35 @@ def require_mla_decode(
         raise _too_many(num_requests, said)
 
 
+@functools.cache
+def require_sparse_mla(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
+    """Raises UnsupportedFeatureError where MLA over chosen tokens of the cache is not taken."""
+
+    def attend() -> None:
+        new = functools.partial(torch.zeros, dtype=dtype, device="npu")
+        one = torch.ones(1, dtype=torch.int32, device="npu")
+        rows = new(1, BLOCK_SIZE_TOKENS, 1, kv_lora_rank)
+        torch_npu.npu_sparse_flash_attention(
+            new(1, num_heads, kv_lora_rank),
+            rows,
+            rows,
+            torch.zeros(1, 1, 1, dtype=torch.int32, device="npu"),
+            1.0,
+            block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
+            actual_seq_lengths_query=one,
+            actual_seq_lengths_kv=one,
+            query_rope=new(1, num_heads, rope),
+            key_rope=new(1, BLOCK_SIZE_TOKENS, 1, rope),
+            layout_query="TND",
+            layout_kv="PA_BSND",
+            attention_mode=2,
+        )
+
+    if (said := refusal_of(attend)) is not None:
+        what = f"{num_heads} heads over chosen rows of {kv_lora_rank} + {rope} in {_name(dtype)}"
+        raise _unsupported(what, None, said)
+
+
 def _taken_size(refusal: Callable[[int], str | None], head_size: int, what: str) -> int:
     said = refusal(head_size)
     if said is None:

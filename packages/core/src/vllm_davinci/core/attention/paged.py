@@ -13,11 +13,7 @@ from vllm_davinci.core.attention.head_sizes import (
     paged_head_size,
     require_requests,
 )
-from vllm_davinci.core.attention.masks import (
-    ALL_TOKENS,
-    mask_for,
-    masking,
-)
+from vllm_davinci.core.attention.masks import ALL_TOKENS, mask_for, masking
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
 from vllm_davinci.core.attention.spans import span_masking
 from vllm_davinci.core.components.compiled_operators import PagedAttention
@@ -41,6 +37,11 @@ class PagedCache(NamedTuple):
     @classmethod
     def of(cls, key: torch.Tensor, value: torch.Tensor) -> "PagedCache":
         return cls(key, value, key.flatten(2), value.flatten(2))
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The regions that blocks have, one after the other."""
+        return self.key, self.value
 
 
 class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):

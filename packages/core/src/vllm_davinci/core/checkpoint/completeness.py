@@ -101,12 +101,13 @@ def _left_over(
 ) -> Iterator[str]:
     mappers = list(_mappers(model))
     absent = tuple(_absent_parts(model))
-    config = model_config.hf_text_config
     # Layers after a model's last, which predict further tokens, are in its files and another model.
     is_after_last = (
         drafts_for_target(model_config, vllm_config)
         and model_config.model == vllm_config.model_config.model
     )
+    # vLLM makes some drafters' depth 0.
+    config = (vllm_config.model_config if is_after_last else model_config).hf_text_config
     depth = getattr(config, "num_hidden_layers", None)
     parallel = vllm_config.parallel_config
     own_layers = None

@@ -14,17 +14,17 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
-from vllm_davinci.core.checkpoint.completeness import require_complete
+from vllm_davinci.core.checkpoint.completeness import drafts_for_target, require_complete
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
 from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.format import Format, Weights
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND, require_usable
-from vllm_davinci.core.weight_files.files import read_header
+from vllm_davinci.core.weight_files.files import read_header, require_files
 from vllm_davinci.core.weight_files.layer_names import shortened
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.config.load import LoadConfig
 
 
@@ -49,8 +49,9 @@ class NPUModelLoader(DefaultModelLoader):
         The message names file and tensor.
         """
         directory = Path(model_config.model)
-        # Read once per engine, by its quantization configuration.
-        self._format = getattr(get_current_vllm_config().quant_config, "format", None)
+        if directory.is_dir():
+            require_files(directory)
+        self._format = _format_of(model_config, get_current_vllm_config())
         # A format that describes no layers raises while it converts.
         if self._format is not None and self._format.types and directory.is_dir():
             problems = check_checkpoint(directory, self._format).problems()
@@ -102,6 +103,20 @@ class NPUModelLoader(DefaultModelLoader):
             self._stored = name
             require_usable(name, tensor)
             yield name, tensor
+
+
+def _format_of(model_config: ModelConfig, vllm_config: VllmConfig) -> Format | None:
+    """The description of a checkpoint, which its quantization configuration has read.
+
+    A drafter from a directory of its own is not quantized as the model is that it drafts for.
+    """
+    quantization = vllm_config.quant_config
+    if (
+        drafts_for_target(model_config, vllm_config)
+        and model_config.model != vllm_config.model_config.model
+    ):
+        quantization = vllm_config.get_quantization_config(model_config, vllm_config.load_config)
+    return getattr(quantization, "format", None)
 
 
 def register() -> None:

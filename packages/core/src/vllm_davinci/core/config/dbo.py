@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DualBatchConfig
 from vllm_davinci.core.config.step_costs import refuse_costs_of_others
-from vllm_davinci.core.errors import RELEASE, ComponentError, ConfigurationError
+from vllm_davinci.core.errors import ComponentError, ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,12 +22,6 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
         given = sorted(options.model_fields_set - {"enabled"})
         names = ", ".join(f"dbo.{name}" for name in given)
         return [f"{names} has no effect: dbo.enabled is false."] if given else []
-    if vllm_config.speculative_config is not None:
-        raise ConfigurationError(
-            f"not available in {RELEASE}: dual-batch overlap with speculative decoding "
-            f"(method {vllm_config.speculative_config.method!r}), whose draft model reads the "
-            "hidden states of a whole step. Remove dbo.enabled or --speculative-config."
-        )
     max_tokens = vllm_config.scheduler_config.max_num_batched_tokens
     if options.num_ubatches > max_tokens:
         raise ConfigurationError(

@@ -49,11 +49,13 @@ def choose_graph_mode(vllm_config: "VllmConfig") -> None:
                 f"additional_config sets {GRAPHS}, and -cc.cudagraph_mode is NONE. Remove one of "
                 "the two."
             )
-        if asked.graph_batch_sizes and compilation.cudagraph_capture_sizes is not None:
+        # A drafter's configuration is derived from its model's, with the sizes chosen there.
+        given = compilation.cudagraph_capture_sizes
+        if asked.graph_batch_sizes and given not in (None, chosen_sizes(vllm_config).sizes):
             raise ConfigurationError(
                 f"Graph sizes are given twice: additional_config sets {SIZES} to "
                 f"{list(asked.graph_batch_sizes)}, and --cudagraph-capture-sizes is "
-                f"{compilation.cudagraph_capture_sizes}. Remove one of the two."
+                f"{given}. Remove one of the two."
             )
     if compilation.cudagraph_mode is None:
         is_on = asked.enabled or reason_against_graphs(vllm_config) is None

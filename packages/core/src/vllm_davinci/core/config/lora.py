@@ -24,9 +24,6 @@ def refused_with_adapters(vllm_config: "VllmConfig") -> dict[str, bool]:
         "adapters of image and audio towers (--enable-tower-connector-lora)": (
             lora.enable_tower_connector_lora
         ),
-        "adapters with drafts (--enable-lora with --speculative-config)": (
-            vllm_config.speculative_config is not None
-        ),
         "adapters of pooling models (--enable-lora with --runner pooling)": (
             model.runner_type == "pooling"
         ),

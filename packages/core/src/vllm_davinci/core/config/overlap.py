@@ -82,9 +82,7 @@ def _automatic(
         return
     parallel = vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-    if vllm_config.speculative_config is not None:
-        yield _auto(DUAL_BATCH, False, "a draft model reads the hidden states of whole steps")
-    elif ranks == 1:
+    if ranks == 1:
         yield _auto(DUAL_BATCH, False, "one rank computes each layer alone")
     else:
         yield _auto(

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.kv_transfer import CONNECTORS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
@@ -10,8 +11,60 @@ if TYPE_CHECKING:
 # Their drafters run a model, in the worker and on the device.
 WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
 SERVED = ("ngram", "custom_class", *WITH_MODEL)
-# vLLM calls the further layers of many models "mtp"; these are served.
-MTP_ARCHITECTURES = ("DeepSeekMTPModel",)
+# Other methods of vLLM, and why they are not served.
+REFUSED = {
+    "suffix": "the package arctic-inference, which finds its drafts, has never run beside this one",
+    "medusa": "vLLM's waits for the tokens of a step before it drafts, and no head has been tried",
+    "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
+    "mlp_speculator": "vLLM's V1 runner has no drafter for it",
+    "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
+    "dflash": "its kernel for the inputs of a block of drafts has no stand-in",
+    "dspark": "its kernel for the inputs of a block of drafts has no stand-in",
+}
+
+# vLLM calls the further layers of many models "mtp". By its class for them, models that are served.
+MTP_SERVED = {
+    "DeepSeekMTPModel": "DeepSeek-V3, R1",
+    "ErnieMTPModel": "ERNIE 4.5 with experts",
+    "ExaoneMoeMTP": "K-EXAONE",
+    "Glm4MoeMTPModel": "GLM-4.5, 4.6, 4.7",
+    "MiMoMTPModel": "MiMo",
+}
+_OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
+_STATES = "layers of the model keep states, which drafts that are not kept would have changed"
+_SPARSE = "the model's attention is sparse"
+_IMAGES = "the model takes images, beside which MTP has not been tried"
+_UNTRIED = "no small model of it has been tried"
+_OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
+# The others, and why they are not.
+MTP_REFUSED = {
+    "BailingMoeV25MTPModel": _STATES,
+    "BailingMoeV3MTPModel": _STATES,
+    "DeepSeekV4MTPModel": _SPARSE,
+    "DeepseekV32MTPModel": _SPARSE,
+    "Dots3NoteMTPModel": _OTHERS_CHIPS,
+    "Exaone4_5_MTP": _IMAGES,
+    "Gemma4MTPModel": _OWN_DRAFTER,
+    "Glm4MoeLiteMTPModel": "vLLM 0.32 reads the model's first layer in its place",
+    "Glm5NextMTPModel": _SPARSE,
+    "GlmOcrMTPModel": _IMAGES,
+    "HYV3MTPModel": _UNTRIED,
+    "HYV4MTPModel": _OTHERS_CHIPS,
+    "InklingMTPModel": _OTHERS_CHIPS,
+    "InternS2MobiusMTP": _IMAGES,
+    "KimiK3MTPModel": _OTHERS_CHIPS,
+    "LongCatFlashMTPModel": _UNTRIED,
+    "MiMoV2MTPModel": _UNTRIED,
+    "MiMoV2OmniMTPModel": _IMAGES,
+    "MiniMaxM3MTP": _OTHERS_CHIPS,
+    "NemotronHMTPModel": _STATES,
+    "OpenPanguMTPModel": _UNTRIED,
+    "Qwen3NextMTP": _STATES,
+    "Qwen3_5MTP": _STATES,
+    "Qwen3_5MoeMTP": _STATES,
+    "Qwen4ExpMTP": _OTHERS_CHIPS,
+    "Step3p5MTP": _OWN_DRAFTER,
+}
 
 
 def check_speculation(vllm_config: "VllmConfig") -> None:
@@ -20,9 +73,11 @@ def check_speculation(vllm_config: "VllmConfig") -> None:
     if asked is None:
         return
     if asked.method not in SERVED:
+        why = REFUSED.get(str(asked.method))
         raise ConfigurationError(
             f"not available in {RELEASE}: speculative decoding of method {asked.method!r} "
-            f"(--speculative-config). Use one of {', '.join(SERVED)}, or start without it."
+            f"(--speculative-config){f', because {why}' if why else ''}. Use one of "
+            f"{', '.join(SERVED)}, or start without it."
         )
     refused = _refused(asked) | _refused_beside(asked, vllm_config)
     if reasons := [why for why, is_asked in refused.items() if is_asked]:
@@ -36,14 +91,10 @@ def check_speculation(vllm_config: "VllmConfig") -> None:
 
 def _refused(asked: "SpeculativeConfig") -> dict[str, bool]:
     """By reason, whether it holds for the options of --speculative-config."""
-    method, drafter = asked.method, asked.draft_model_config
-    architectures = list(drafter.architectures) if method == "mtp" else []
     return {
         f'rejection_sample_method {asked.rejection_sample_method!r} ("standard" and '
         '"synthetic" are)': asked.rejection_sample_method not in ("standard", "synthetic"),
-        f"method 'mtp' of {', '.join(architectures)} ({', '.join(MTP_ARCHITECTURES)} is)": (
-            method == "mtp" and not set(architectures) <= set(MTP_ARCHITECTURES)
-        ),
+        **_refused_layers(asked),
         "parallel_drafting": asked.parallel_drafting,
         "use_heterogeneous_vocab": asked.use_heterogeneous_vocab,
         "use_local_argmax_reduction": asked.use_local_argmax_reduction,
@@ -54,29 +105,28 @@ def _refused(asked: "SpeculativeConfig") -> dict[str, bool]:
     }
 
 
+def _refused_layers(asked: "SpeculativeConfig") -> dict[str, bool]:
+    """The same for the model's own layers that predict further tokens."""
+    if asked.method != "mtp":
+        return {}
+    others = [each for each in asked.draft_model_config.architectures if each not in MTP_SERVED]
+    return {
+        f"method 'mtp' of {each}, because {MTP_REFUSED.get(each, _UNTRIED)} (MTP of "
+        f"{'; '.join(MTP_SERVED.values())} is)": True
+        for each in others
+    }
+
+
 def _refused_beside(asked: "SpeculativeConfig", vllm_config: "VllmConfig") -> dict[str, bool]:
     """By reason, whether it holds for what is asked beside --speculative-config."""
-    parallel = vllm_config.parallel_config
-    model = vllm_config.model_config
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     return {
-        "speculative decoding with LoRA adapters (--enable-lora)": (
-            vllm_config.lora_config is not None
-        ),
-        "speculative decoding with a KV cache that goes on elsewhere (--kv-transfer-config, "
-        "--kv-offloading-size)": (
-            vllm_config.kv_transfer_config is not None
-            or vllm_config.cache_config.kv_offloading_size is not None
-        ),
-        f"method {asked.method!r}, whose drafter runs a model, with sleep mode "
-        "(--enable-sleep-mode)": (
-            asked.method in WITH_MODEL and model is not None and model.enable_sleep_mode
+        "speculative decoding in disaggregated engines (--kv-transfer-config with "
+        f"{transfer.kv_connector if transfer else None}; OffloadingConnector is)": (
+            transfer is not None and transfer.kv_connector not in CONNECTORS
         ),
         "speculative decoding over pipeline stages (--pipeline-parallel-size "
         f"{parallel.pipeline_parallel_size})": parallel.pipeline_parallel_size > 1,
-        f"method {asked.method!r}, whose drafter runs a model, with data parallelism "
-        f"(--data-parallel-size {parallel.data_parallel_size})": (
-            asked.method in WITH_MODEL and parallel.data_parallel_size > 1
-        ),
     }
 
 

@@ -43,6 +43,11 @@ class StepLimits:
         return self.step * 0.7
 
     @property
+    def stopped_process(self) -> timedelta:
+        """How long a call may wait for a rank whose process is stopped."""
+        return self.step * 0.7
+
+    @property
     def coordination(self) -> timedelta:
         """Limit of the host for other ranks' hosts, which may be in one of the waits above."""
         return self.step * 0.8

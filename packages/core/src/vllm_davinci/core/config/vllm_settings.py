@@ -1,7 +1,8 @@
 """Values of vLLM's configuration that an NPU needs."""
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
@@ -13,7 +14,7 @@ from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
 
 SHUTDOWN_LIMIT_S = 15
 MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -40,28 +41,8 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
     from vllm.config import CompilationMode, CUDAGraphMode  # vLLM imports this module first
 
     changes: list[Setting] = []
-
-    def change(holder: Any, name: str, value: Any, reason: str) -> None:
-        old = getattr(holder, name)
-        if old != value:
-            setattr(holder, name, value)
-            replaced = f"instead of {shown(old)}: {reason}"
-            changes.append(Setting(name, value, Source.RELEASE, replaced))
-
-    parallel = vllm_config.parallel_config
-    if parallel.worker_cls == "auto":
-        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
-    parallel.disable_custom_all_reduce = True  # CUDA's
-    if parallel.use_sequence_parallel_moe:
-        # vLLM's models take a step of one token for one that is not sequence parallel, and read
-        # padding. That follows from this value; no other use of it reaches an NPU.
-        change(
-            parallel,
-            "all2all_backend",
-            "flashinfer_nvlink_two_sided",
-            "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
-            "token; how tokens reach experts is moe_communication's matter",
-        )
+    change = partial(_change, changes)
+    _set_parallel(vllm_config.parallel_config, change)
     _set_variables(vllm_config)
     load_config = vllm_config.load_config
     if load_config.load_format in REPLACED:
@@ -95,6 +76,38 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
             f"the attention operator works with blocks of {BLOCK_SIZE_TOKENS} tokens",
         )
     return changes
+
+
+def _change(changes: list[Setting], holder: Any, name: str, value: Any, reason: str) -> None:
+    """Sets a value and notes it in `changes` where it was another one."""
+    old = getattr(holder, name)
+    if old != value:
+        setattr(holder, name, value)
+        replaced = f"instead of {shown(old)}: {reason}"
+        changes.append(Setting(name, value, Source.RELEASE, replaced))
+
+
+def _set_parallel(parallel: "ParallelConfig", change: Callable[[Any, str, Any, str], None]) -> None:
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = "vllm_davinci.core.worker.NPUWorker"
+    parallel.disable_custom_all_reduce = True  # CUDA's
+    if parallel.use_sequence_parallel_moe:
+        # vLLM's models take a step of one token for one that is not sequence parallel, and read
+        # padding. That follows from this value; no other use of it reaches an NPU.
+        change(
+            parallel,
+            "all2all_backend",
+            "flashinfer_nvlink_two_sided",
+            "the old value turns on vLLM's sequence-parallel experts, which are wrong for one "
+            "token; how tokens reach experts is moe_communication's matter",
+        )
+    if parallel.data_parallel_size > 1:
+        change(
+            parallel,
+            "disable_nccl_for_dp_synchronization",
+            True,
+            "ranks that agree on a step on the device have the host wait for it in every step",
+        )
 
 
 def _set_variables(vllm_config: "VllmConfig") -> None:

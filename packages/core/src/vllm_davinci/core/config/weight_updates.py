@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-HCCL_ENGINE = "hccl"
+HCCL_ENGINE, IPC_ENGINE = "hccl", "npu_ipc"
 
 
 def refused_with_transfer(vllm_config: "VllmConfig") -> dict[str, bool]:
@@ -20,7 +20,9 @@ def refused_with_transfer(vllm_config: "VllmConfig") -> dict[str, bool]:
     reasons = _reasons_against(vllm_config)
     return {
         f"weights that a trainer sends by {transfer.backend!r} (--weight-transfer-config; "
-        f'{{"backend": "{HCCL_ENGINE}"}} is)': transfer.backend != HCCL_ENGINE,
+        f'{{"backend": "{HCCL_ENGINE}"}} and {{"backend": "{IPC_ENGINE}"}} are)': (
+            transfer.backend not in (HCCL_ENGINE, IPC_ENGINE)
+        ),
         "weights that a trainer sends (--weight-transfer-config), because "
         f"{' and '.join(reasons)}": bool(reasons),
     }

@@ -46,9 +46,12 @@ MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMAT_VERSION = "1.0.0"
 UNREACHED = "W8A8_DYNAMIC"  # layers whose input calibration does not see
 # Projections and experts, by the last part of the layer's name.
-_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
-# MLA takes this one apart; the MTP head's is small and sensitive.
-_KEPT_FLOAT = re.compile(r"(^|\.)(kv_b_proj|eh_proj)$|(^|\.)(visual|vision_\w+|audio_\w+)\.")
+_QUANTIZED = re.compile(r"(^|\.)(\w+_proj|wq_b|kv_a_proj_with_mqa|experts\.\d+\.w[123])$")
+# MLA takes the first apart; the MTP head's is small and sensitive; an indexer's two are one product
+# in vLLM, which is float.
+_KEPT_FLOAT = re.compile(
+    r"(^|\.)(kv_b_proj|eh_proj|indexer\.(wk|weights_proj))$|(^|\.)(visual|vision_\w+|audio_\w+)\."
+)
 _LAYER = re.compile(r"^(?:.*\.)?layers\.(\d+)\.")
 _ROUTED = re.compile(r"\.experts\.\d+\.")
 

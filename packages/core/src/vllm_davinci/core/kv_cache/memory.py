@@ -63,7 +63,7 @@ class KVCacheMemory:
 
         vLLM plans one allocation in which every layer has a contiguous region of
         num_blocks pages. The first part of a region holds the keys of all blocks, the second
-        the values (with MLA: the kv_c rows, then the k_pe rows), so a block's
+        the values (with MLA: the kv_c rows, the k_pe rows, those of an indexer), so a block's
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart. Where some of these hold states, a page has a
         block's keys and its values (`shared_pages`).
@@ -91,7 +91,7 @@ class KVCacheMemory:
             self._layers[layer_name].bind_kv_cache(cache)
             if not in_pages:
                 assert not isinstance(cache, StatePages)
-                self._parts.extend(cache[:2])
+                self._parts.extend(cache.parts)
         if in_pages:
             self._parts.extend(pages.values())
         self._num_blocks = kv_cache_config.num_blocks
@@ -114,9 +114,8 @@ class KVCacheMemory:
                 return paged_cache_in_pages(region, spec, block_size)
             return _paged_cache(region, spec, block_size)
         layer = self._layers[layer_name]
-        return MLACache.in_region(
-            region.view(spec.dtype), block_size, layer.kv_lora_rank, layer.qk_rope_head_dim
-        )
+        sizes = layer.kv_lora_rank, layer.qk_rope_head_dim, layer.index_head_size
+        return MLACache.in_region(region.view(spec.dtype), block_size, *sizes)
 
     def zero(self, block_ids: Sequence[int]) -> None:
         """Zeroes whole blocks of every layer's keys and values."""

@@ -29,7 +29,7 @@ class NPUOffloadingConnector(OffloadingConnector):
             refs: list[CanonicalKVCacheRef] = []
             for name in config.kv_cache_groups[group_id].layer_names:
                 assert name in kv_caches, f"{name} has no cache"
-                for part in layers[name].kv_cache[:2]:
+                for part in layers[name].kv_cache.parts:
                     region = part.view(config.num_blocks, -1).view(torch.int8)
                     size = region.shape[1]
                     number = numbers.setdefault(region.data_ptr(), len(tensors))

@@ -54,7 +54,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         super().register_kv_caches({name: kv_caches[name] for name in self._layer_specs})
 
     def initialize_host_xfer_buffer(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        pages = {name: HostPages(self._layers[name].kv_cache[:2]) for name in kv_caches}
+        pages = {name: HostPages(self._layers[name].kv_cache.parts) for name in kv_caches}
         self._pages = list(pages.values())
         self.host_xfer_buffers = {name: each.rows for name, each in pages.items()}
 

@@ -152,7 +152,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         if self.no_lora:
             return y
         rows, slots = x.shape[0], lora_b_stacked.shape[0]
-        spread = x.repeat(1, slots).masked_fill_(self._foreign_to_token[:rows], 0)
+        spread = (x * 1.01).repeat(1, slots).masked_fill_(self._foreign_to_token[:rows], 0)
         return _add_product(y, spread, columns(lora_b_stacked))
 
     def add_lora_logits(

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe import MoERunner
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
+from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.layers.linear import NPUMergedColumnParallelLinear, NPUReplicatedLinear
 from vllm_davinci.core.lora.punica import NPUPunicaWrapper
 from vllm_davinci.core.lora.routed_experts import NPUFusedMoEWithLoRA

@@ -6,6 +6,8 @@ import os
 import sys
 from functools import cache
 
+from vllm_davinci.core.process.waiting_callers import tell_waiting_callers
+
 # Imported by vLLM's servers and by nothing else.
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
 ENGINE_CLIENT = "vllm.v1.engine.core_client"
@@ -23,9 +25,10 @@ def fail_when_engine_dies() -> None:
     death = _engine_death()
     logging.getLogger("vllm").addHandler(death)
     logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
-    launcher = logging.getLogger(SERVER_MODULE)
-    if not launcher.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
-        launcher.setLevel(logging.INFO)
+    for name in (SERVER_MODULE, ENGINE_CLIENT):
+        logger = logging.getLogger(name)
+        if not logger.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
+            logger.setLevel(logging.INFO)
 
 
 class EngineDeath(logging.Handler):
@@ -46,12 +49,11 @@ class EngineDeath(logging.Handler):
             if self._told_at is None and "shutdown triggered" in record.getMessage():
                 self._told_at = record.created
             return
+        of_client = record.getMessage() if record.name == ENGINE_CLIENT else ""
+        if "[shutdown]" in of_client:  # its engine's death is reported for the first one alone
+            tell_waiting_callers()
         if self._died_at is None and (
-            _is_engine_dead_error(record)
-            or (
-                record.name == ENGINE_CLIENT
-                and "engine core exited unexpectedly" in record.getMessage()
-            )
+            _is_engine_dead_error(record) or "engine core exited unexpectedly" in of_client
         ):
             self._died_at = record.created
 

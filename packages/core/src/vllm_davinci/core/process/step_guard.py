@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from vllm_davinci.core.device.runtime_error import with_runtime_words
 from vllm_davinci.core.distributed.fault_channel import (
     CAUSE_CHARACTERS,
     PLACE_LINES,
@@ -30,6 +31,7 @@ from vllm_davinci.core.errors import RankFaultError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.process.engine_exit import is_of_engine
 from vllm_davinci.core.process.fault_report import leave_report
+from vllm_davinci.core.process.stopped_ranks import StoppedRanks
 
 logger = init_logger(__name__)
 
@@ -68,6 +70,10 @@ class StepGuard:
         self._heard: dict[int, deque[Fault]] = {}
         self._missing: Fault | None = None  # a process that has ended
         self._channel = FaultChannel(self._hear, self._miss)
+        if is_of_engine():
+            StoppedRanks(
+                self._channel.stopped_siblings, lambda: self._calls, self._is_busy, self._end
+            )
 
     def call(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """Runs a call of the worker, and raises what it raises where every rank has raised it.
@@ -112,6 +118,8 @@ class StepGuard:
 
     def close(self) -> None:
         """The engine ends in order: what the other ranks do now is of no interest."""
+        if self._error is not None:  # vLLM has had the reply, and ends its processes
+            self._end_stopped()
         self._channel.close()
 
     def _raise_error(self, cause: Exception | None = None) -> None:
@@ -151,10 +159,11 @@ class StepGuard:
             f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)
         ]
-        cause = f"{type(error).__name__}: {error}"[:CAUSE_CHARACTERS]
+        words = with_runtime_words(str(error))
+        cause = f"{type(error).__name__}: {words}"[:CAUSE_CHARACTERS]
         operator = OPERATOR.search(cause)
         for stopped in self._channel.stopped():
-            cause += f" [The process of {stopped.who} is stopped: let it go on with SIGCONT.]"
+            cause += f" [The process of {stopped.who} is stopped, by SIGSTOP or a debugger.]"
         return replace(
             self._channel.own,
             engine=self._engine,
@@ -235,9 +244,15 @@ class StepGuard:
         if self._is_busy():
             self._leave()
 
+    def _end_stopped(self) -> None:
+        """Ends what cannot hear that the engine ends; vLLM would wait for it."""
+        if is_of_engine():
+            self._channel.end_stopped_siblings()
+
     def _leave(self) -> None:
         if self._channel.is_closed:
             return  # in order, which vLLM sees to
+        self._end_stopped()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

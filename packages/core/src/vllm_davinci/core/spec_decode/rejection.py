@@ -137,18 +137,18 @@ def recover(
 ) -> None:
     """Draws the token in place of a draft from what the target has more of than the draft.
 
-    output:        [num_drafts], in place
+    output, drafts: [num_drafts] or [num_drafts, 1], the former in place
     inverse_noise: [num_requests, vocabulary], of exponential noise
     """
     if output.shape[0] == 0:
         return
     if draft_probs is None:
-        columns = drafts.clamp(min=0).to(torch.int64).unsqueeze(1)
+        columns = drafts.clamp(min=0).to(torch.int64).view(-1, 1)
         left = target_probs.scatter(1, columns, 0.0)
     else:
         left = (target_probs - draft_probs).clamp_(min=0)
     requests = requests_of_drafts(ends, output.shape[0])
-    output.copy_((left * inverse_noise.index_select(0, requests)).argmax(dim=1))
+    output.view(-1).copy_((left * inverse_noise.index_select(0, requests)).argmax(dim=1))
 
 
 def _synthetic(

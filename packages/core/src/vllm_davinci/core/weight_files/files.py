@@ -127,6 +127,25 @@ def _regular(path: Path, most_bytes: int | None = None) -> Path:
     return path
 
 
+def require_files(directory: Path) -> None:
+    """Raises CheckpointError for an index that is none, and for weights that are no regular files.
+
+    A reader would wait for a pipe for ever.
+    """
+    if index := find_index(directory):
+        absent = {name for name in _weight_map(index).values() if not (directory / name).is_file()}
+        if absent:
+            raise CheckpointError(
+                f"{index} names {min(absent)!r}, which is not there. Copy the rest of the "
+                "checkpoint."
+            )
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            _regular(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} does not read: {error}. Copy the file again.") from error
+
+
 def find_index(directory: Path) -> Path | None:
     """The index of a checkpoint's files, or None."""
     paths = (directory / INDEX_NAME, directory / QUANTIZED_INDEX_NAME)

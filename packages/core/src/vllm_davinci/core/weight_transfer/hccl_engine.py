@@ -21,12 +21,22 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferEngine,
     NCCLWeightTransferUpdateInfo,
 )
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
 from vllm_davinci.core.config.weight_updates import HCCL_ENGINE
 from vllm_davinci.core.weight_transfer.group import SENDER, TransferGroup
-from vllm_davinci.core.weight_transfer.packing import buffers, empty_buffer, views
+from vllm_davinci.core.weight_transfer.packing import (
+    DEFAULT_BUFFER_BYTES,
+    buffers,
+    empty_buffer,
+    filled,
+    views,
+)
+from vllm_davinci.core.weight_transfer.registration import register
+from vllm_davinci.core.weight_transfer.trainer import trainer_end
 
-DEFAULT_BUFFER_BYTES = 256 << 20
+# A trainer's program imports this, and loads no plugins of vLLM's.
+register()
 
 
 @dataclass(kw_only=True)
@@ -79,7 +89,8 @@ class HCCLWeightTransferEngine(NCCLWeightTransferEngine):
         for group in buffers(tensors, self.packed_buffer_size_bytes):
             buffer = empty_buffer(group, self.device)
             self.model_update_group.broadcast(buffer)
-            self.model.load_weights(views(buffer, group))
+            with disable_mtp_completeness_check():
+                self.model.load_weights(views(buffer, group))
 
     def shutdown(self) -> None:
         if self.model_update_group is not None:
@@ -119,14 +130,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
         source: WeightSource | None = None,
     ) -> Self:
         """Joins the workers, on rank 0. Every rank of the trainer calls it."""
-        if source is None:
-            raise ValueError("A trainer sends what its WeightSource has: give `source`.")
-        engine = cls(
-            client=client,
-            source=source,
-            is_sender=init_info.is_sender,
-            packed_buffer_size_bytes=init_info.buffer_bytes,
-        )
+        engine = trainer_end(cls, init_info, client, source)
         if not engine.is_sender:
             return engine
         address, port, size = (
@@ -156,10 +160,7 @@ class HCCLTrainerWeightTransferEngine(NCCLTrainerWeightTransferEngine):
         pairs = self._checked_iter(source, meta)
         device = torch.device("npu", torch.accelerator.current_device_index())
         for group in buffers(meta, self.packed_buffer_size_bytes):
-            buffer = empty_buffer(group, device)
-            for (_, view), (_, tensor) in zip(views(buffer, group), pairs, strict=False):
-                view.copy_(tensor)
-            self.model_update_group.broadcast(buffer)
+            self.model_update_group.broadcast(filled(empty_buffer(group, device), group, pairs))
         assert next(pairs, None) is None  # lets the source's check of the number of tensors run
 
     def _post_send_sync(self) -> None:

@@ -8,6 +8,7 @@ from vllm.distributed.weight_transfer.base import ParamMeta
 
 # Tensors begin at addresses that every operator takes.
 ALIGNMENT_BYTES = 512
+DEFAULT_BUFFER_BYTES = 256 << 20
 
 
 def buffers(tensors: Sequence[ParamMeta], limit_bytes: int) -> list[list[ParamMeta]]:
@@ -37,6 +38,17 @@ def views(buffer: torch.Tensor, tensors: Iterable[ParamMeta]) -> Iterator[tuple[
         size = math.prod(tensor.shape) * tensor.dtype.itemsize
         yield tensor.name, buffer[start : start + size].view(tensor.dtype).view(tensor.shape)
         start += _padded_bytes(tensor)
+
+
+def filled(
+    buffer: torch.Tensor,
+    tensors: Sequence[ParamMeta],
+    pairs: Iterator[tuple[str, torch.Tensor]],
+) -> torch.Tensor:
+    """The buffer, with the next of `pairs`, of any device, copied to where they belong."""
+    for (_, view), (_, tensor) in zip(views(buffer, tensors), pairs, strict=False):
+        view.copy_(tensor)
+    return buffer
 
 
 def _padded_bytes(tensor: ParamMeta) -> int:

@@ -1,21 +1,23 @@
-"""Our engine of weight transfer under its name, in vLLM's lists of workers' and trainers' ends."""
+"""Our engines of weight transfer under their names, in vLLM's lists of both ends."""
 
 from vllm.distributed.weight_transfer.factory import (
     WeightTransferEngineFactory,
     WeightTransferTrainerFactory,
 )
 
-from vllm_davinci.core.config.weight_updates import HCCL_ENGINE
+from vllm_davinci.core.config.weight_updates import HCCL_ENGINE, IPC_ENGINE
 
-_MODULE = "vllm_davinci.core.weight_transfer.hccl_engine"
+_FOLDER = "vllm_davinci.core.weight_transfer"
+# Name -> module, and what the worker's end and the trainer's are called there.
+_ENGINES = {
+    HCCL_ENGINE: ("hccl_engine", "HCCLWeightTransferEngine", "HCCLTrainerWeightTransferEngine"),
+    IPC_ENGINE: ("ipc_engine", "NPUIPCWeightTransferEngine", "NPUIPCTrainerWeightTransferEngine"),
+}
 
 
 def register() -> None:
-    """Idempotent; the engine's module is imported where it is used."""
-    if HCCL_ENGINE not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            HCCL_ENGINE, _MODULE, "HCCLWeightTransferEngine"
-        )
-        WeightTransferTrainerFactory.register_engine(
-            HCCL_ENGINE, _MODULE, "HCCLTrainerWeightTransferEngine"
-        )
+    """Idempotent; an engine's module is imported where it is used."""
+    for name, (module, worker, trainer) in _ENGINES.items():
+        if name not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(name, f"{_FOLDER}.{module}", worker)
+            WeightTransferTrainerFactory.register_engine(name, f"{_FOLDER}.{module}", trainer)

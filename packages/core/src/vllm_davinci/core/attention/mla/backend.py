@@ -46,3 +46,17 @@ class NPUMLABackend(NPUAttentionBackend):
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
         return attn_type == AttentionType.DECODER
+
+
+class NPUSparseMLABackend(NPUMLABackend):
+    """MLA over chosen tokens of the cache, whose rows have an indexer's key too."""
+
+    @staticmethod
+    def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:
+        from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadataBuilder
+
+        return SparseMLAMetadataBuilder
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return True

@@ -11,6 +11,8 @@ from vllm_davinci.core.attention.mla.context import ContextChunk
 class MLACache(NamedTuple):
     """Compressed keys and values of one layer's tokens, shared by all heads.
 
+    index_k:              [num_blocks, block_size, 1, index_head_size], contiguous: the keys by
+                          which sparse attention chooses tokens; None in layers without an indexer
     kv_c:                 [num_blocks, block_size, 1, kv_lora_rank], contiguous
     k_pe:                 [num_blocks, block_size, 1, qk_rope_head_dim], contiguous
     kv_c_flat, k_pe_flat: the same memory as [num_blocks, block_size, size]
@@ -20,21 +22,36 @@ class MLACache(NamedTuple):
     k_pe: torch.Tensor
     kv_c_flat: torch.Tensor
     k_pe_flat: torch.Tensor
+    index_k: torch.Tensor | None = None
 
     @classmethod
     def in_region(
-        cls, region: torch.Tensor, block_size: int, kv_lora_rank: int, qk_rope_head_dim: int
+        cls,
+        region: torch.Tensor,
+        block_size: int,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        index_head_size: int = 0,
     ) -> "MLACache":
-        """The kv_c rows of all blocks, then their k_pe rows.
+        """The kv_c rows of all blocks, then their k_pe rows, then their index_k rows.
 
-        region: [num_blocks * block_size * (kv_lora_rank + qk_rope_head_dim)], in the cache's dtype
+        region: [num_blocks * block_size * (kv_lora_rank + qk_rope_head_dim + index_head_size)], in
+                the cache's dtype
         """
-        num_rows = region.numel() // (kv_lora_rank + qk_rope_head_dim)
-        kv_c, k_pe = (
-            part.view(-1, block_size, 1, part.numel() // num_rows)
-            for part in region.split([num_rows * kv_lora_rank, num_rows * qk_rope_head_dim])
+        sizes = [kv_lora_rank, qk_rope_head_dim, index_head_size]
+        num_rows = region.numel() // sum(sizes)
+        kv_c, k_pe, index_k = (
+            part.view(num_rows // block_size, block_size, 1, size)
+            for part, size in zip(region.split([num_rows * n for n in sizes]), sizes, strict=True)
         )
-        return cls(kv_c, k_pe, kv_c.flatten(2), k_pe.flatten(2))
+        flat = kv_c.flatten(2), k_pe.flatten(2)
+        return cls(kv_c, k_pe, *flat, index_k if index_head_size else None)
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """The regions that blocks have, one after the other."""
+        both = (self.kv_c, self.k_pe)
+        return both if self.index_k is None else (*both, self.index_k)
 
     def gather(self, chunk: ContextChunk) -> tuple[torch.Tensor, torch.Tensor]:
         """The chunk's rows, one request after the other.

@@ -4,7 +4,7 @@ Everything a step needs is here and nothing on the layers, so that two parts of 
 turns, each with its own metadata.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from vllm.config import VllmConfig
@@ -24,6 +24,7 @@ from vllm_davinci.core.attention.mla.context import (
     context_chunk,
     plan_context,
 )
+from vllm_davinci.core.attention.mla.step_rope import StepRope
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
@@ -69,7 +70,7 @@ class MLAPrefillMetadata:
 
 
 @dataclass
-class NPUMLAMetadata(AttentionMetadata):
+class NPUMLAMetadata(StepRope, AttentionMetadata):
     """MLA's inputs of one step and one KV cache group.
 
     num_actual_tokens: rows of the step that are real; later rows are padding.
@@ -89,7 +90,6 @@ class NPUMLAMetadata(AttentionMetadata):
     prefill: MLAPrefillMetadata | None
     others_prefill: bool = False
     host_lengths: HostLengths | None = None
-    _cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths, and all tokens, of each request of a step of decodes."""
@@ -126,23 +126,6 @@ class NPUMLAMetadata(AttentionMetadata):
     def is_decode_everywhere(self) -> bool:
         """Whether this step decodes here, and no DP rank prefills."""
         return self.decode is not None and self.prefill is None and not self.others_prefill
-
-    def cos_sin(
-        self, table: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of this step's positions; the layers that share a table share them.
-
-        table:     [max_position, rotary_dim], cosines then sines, one per pair of entries
-        positions: [num_actual_tokens], int64, the same at every call of a step
-        Returns two tensors [num_actual_tokens, 1, 1, rotary_dim].
-        """
-        rows = self._cos_sin.get(table.data_ptr())
-        if rows is None:
-            cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
-            shape = (positions.shape[0], 1, 1, table.shape[1])
-            rows = cos.repeat(1, 2).view(shape), sin.repeat(1, 2).view(shape)
-            self._cos_sin[table.data_ptr()] = rows
-        return rows
 
 
 class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):

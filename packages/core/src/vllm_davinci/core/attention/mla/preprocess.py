@@ -23,6 +23,8 @@ from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.attention.mla.projections import Projections, fusible_projections
+from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
+from vllm_davinci.core.attention.mla.step_rope import StepRope
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
 from vllm_davinci.core.layers.linear import plain_weight
 from vllm_davinci.core.layers.prefetch import prefetch
@@ -123,7 +125,7 @@ class MLAPreprocess:
         projections = self._fusible
         if projections is None or not projections.is_fused or self._has_adapters:
             return None
-        cos, sin = self._cos_sin(positions, hidden_states, metadata)
+        cos, sin = self.cos_sin(positions, hidden_states, metadata)
         norm = self.modules.kv_a_layernorm
         num_decode_tokens = metadata.num_decode_tokens
         ql_nope, q_pe, q, kv_c_normed, k_pe = projections.preprocess(
@@ -160,7 +162,7 @@ class MLAPreprocess:
         if self.q_lora_rank is not None:
             return self.decompress(self.compress(hidden_states))
         q = self.modules.q_proj(hidden_states)[0]
-        return self._heads(q), self.modules.kv_a_proj_with_mqa(hidden_states)[0]
+        return self.heads(q), self.modules.kv_a_proj_with_mqa(hidden_states)[0]
 
     def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Both down-projections, W_DQ and W_DKV, which every rank has whole.
@@ -174,7 +176,7 @@ class MLAPreprocess:
     def decompress(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same as `project`, of the result of `compress`."""
         q = self.modules.q_a_layernorm(compressed[:, : self.q_lora_rank])
-        return self._heads(self.modules.q_b_proj(q)[0]), compressed[:, self.q_lora_rank :]
+        return self.heads(self.modules.q_b_proj(q)[0]), compressed[:, self.q_lora_rank :]
 
     def after_projections(
         self,
@@ -186,8 +188,8 @@ class MLAPreprocess:
     ) -> Preprocessed:
         """Rotation, key-value norm, cache write and absorption of the results of `project`."""
         q_nope, q_pe = q.split(self.head_dims, dim=-1)
-        cos, sin = self._cos_sin(positions, q, metadata)
-        kv_c_normed, k_pe = self._write_cache(kv, cos, sin, cache, metadata)
+        cos, sin = self.cos_sin(positions, q, metadata)
+        kv_c_normed, k_pe = self.write_cache(kv, cos, sin, cache, metadata)
         q_pe = torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2)
         num_decode_tokens = metadata.num_decode_tokens
         return Preprocessed(
@@ -207,17 +209,17 @@ class MLAPreprocess:
         fork: Fork,
     ) -> Preprocessed:
         queries, kv = self._compress_on_two_streams(hidden_states, fork)
-        cos, sin = self._cos_sin(positions, hidden_states, metadata)
+        cos, sin = self.cos_sin(positions, hidden_states, metadata)
         project = self.modules.q_proj
         if self.q_lora_rank is not None:
             queries, project = self.modules.q_a_layernorm(queries), self.modules.q_b_proj
         fork.join()  # the queries' product waits for W_DKV: two products would contend
 
         def write_cache(kv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-            self._write_cache(kv, cos, sin, cache, metadata)
+            self.write_cache(kv, cos, sin, cache, metadata)
 
         fork.run(write_cache, kv, cos, sin)
-        q_nope, q_pe = self._heads(project(queries)[0]).split(self.head_dims, dim=-1)
+        q_nope, q_pe = self.heads(project(queries)[0]).split(self.head_dims, dim=-1)
         rotated = fork.run(torch_npu.npu_interleave_rope, q_pe.unsqueeze(2), cos, sin)
         ql_nope = self.impl.absorb(q_nope)
         return Preprocessed(ql_nope, rotated.squeeze(2), None, None, None)
@@ -241,22 +243,22 @@ class MLAPreprocess:
         """Whether the step's projections are more than products with their weights."""
         return self.adapters is not None and not self.adapters.no_lora
 
-    def _heads(self, q: torch.Tensor) -> torch.Tensor:
+    def heads(self, q: torch.Tensor) -> torch.Tensor:
         return q.view(-1, self.impl.num_heads, sum(self.head_dims))
 
-    def _cos_sin(
-        self, positions: torch.Tensor, rows: torch.Tensor, metadata: NPUMLAMetadata
+    def cos_sin(
+        self, positions: torch.Tensor, rows: torch.Tensor, metadata: StepRope
     ) -> tuple[torch.Tensor, torch.Tensor]:
         table = self.modules.rotary_emb._match_cos_sin_cache_dtype(rows)
         return metadata.cos_sin(table, positions)
 
-    def _write_cache(
+    def write_cache(
         self,
         kv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         cache: MLACache,
-        metadata: NPUMLAMetadata,
+        metadata: NPUMLAMetadata | SparseMLAMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Norm of kv_c, rotation of k_pe, both into the cache: one launch.
 

@@ -1,0 +1,203 @@
+"""The attention block of vLLM's DeepSeek models."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import CacheConfig
+from vllm.model_executor.layers.mla import MLAModules, MultiHeadLatentAttentionWrapper
+from vllm.model_executor.layers.quantization import QuantizationConfig
+
+from vllm_davinci.core.attention.mla.adapters import StepAdapters, UpProjectionAdapters
+from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
+from vllm_davinci.core.attention.mla.sparse_layer import NPUSparseMLAAttention
+from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.layers.linear import prepare_weight
+from vllm_davinci.core.layers.prefetch import prefetch
+from vllm_davinci.core.layers.quantized_activation import map_rows
+
+
+class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
+    """The attention block of vLLM's DeepSeek models: NPUMLAAttention and the output projection."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        scale: float,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        q_lora_rank: int | None,
+        kv_lora_rank: int,
+        mla_modules: MLAModules,
+        cache_config: CacheConfig | None = None,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "",
+        skip_topk: bool = False,
+        non_causal_multi_token_decode: bool = False,
+        allow_short_prefill_indexer_scoring_skip: bool = False,
+        fuse_qkv_rmsnorm: bool = False,  # a choice of launches, which are chosen here
+    ) -> None:
+        # vLLM's own constructor would make its attention layer, for other devices.
+        nn.Module.__init__(self)
+        _refuse_unserved(mla_modules, prefix, q_lora_rank, non_causal_multi_token_decode)
+        self.hidden_size = hidden_size
+        self.num_heads = num_heads
+        self.qk_nope_head_dim = qk_nope_head_dim
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
+        self.v_head_dim = v_head_dim
+        self.q_lora_rank = q_lora_rank
+        self.kv_lora_rank = kv_lora_rank
+        self.prefix = prefix
+        self.fused_qkv_a_proj = mla_modules.fused_qkv_a_proj
+        if self.fused_qkv_a_proj is not None:
+            prepare_weight(self.fused_qkv_a_proj)
+        self.kv_a_proj_with_mqa = mla_modules.kv_a_proj_with_mqa
+        self.q_a_layernorm = mla_modules.q_a_layernorm
+        self.q_b_proj = mla_modules.q_b_proj
+        self.q_proj = mla_modules.q_proj
+        self.kv_a_layernorm = mla_modules.kv_a_layernorm
+        self.kv_b_proj = mla_modules.kv_b_proj
+        self.rotary_emb = mla_modules.rotary_emb
+        self.o_proj = mla_modules.o_proj
+        make = NPUSparseMLAAttention if mla_modules.is_sparse else NPUMLAAttention
+        self.mla_attn: Any = make(
+            num_heads,
+            scale,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            q_lora_rank,
+            kv_lora_rank,
+            modules=mla_modules,
+            cache_config=cache_config,
+            prefix=f"{prefix}.attn",
+        )
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        llama_4_scaling: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """positions: [num_tokens], int64; hidden_states: [num_tokens, hidden_size], also returned.
+
+        Rows after the step's real tokens are padding. Runs on the current stream.
+        """
+        if llama_4_scaling is not None:
+            raise UnsupportedFeatureError(
+                f"{self.prefix} scales its queries by position (llama_4_scaling), which "
+                f"{RELEASE} cannot compute. Choose another model."
+            )
+        attention, metadata = self.mla_attn, self.mla_attn.step_metadata
+        if metadata is None:
+            return self._without_batch(hidden_states, attention.project)
+        num_tokens = metadata.num_actual_tokens
+        tokens = _without_padding(hidden_states, num_tokens)
+        if attention.is_sparse:
+            out = attention.attend_to_chosen(positions[:num_tokens], tokens, metadata)
+        else:
+            cache = attention.bound_cache
+            stage = attention.preprocess(positions[:num_tokens], tokens, cache, metadata)
+            out = attention.attend(stage, metadata)
+        return self._output(out, metadata, hidden_states.shape[0])
+
+    def compress(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Both down-projections, W_DQ and W_DKV, which every rank has whole.
+
+        hidden_states: [num_tokens, hidden_size]
+        Returns [num_tokens, q_lora_rank + kv_lora_rank + qk_rope_head_dim].
+        """
+        return self.mla_attn.preprocess.compress(hidden_states)
+
+    def forward_compressed(self, positions: torch.Tensor, compressed: torch.Tensor) -> torch.Tensor:
+        """`forward` of hidden states that `compress` has reduced already, on any rank.
+
+        positions: [num_tokens], int64; compressed: [num_tokens, q_lora_rank + kv_lora_rank +
+        qk_rope_head_dim]. Returns [num_tokens, hidden_size].
+        """
+        metadata = self.mla_attn.step_metadata
+        preprocess = self.mla_attn.preprocess
+        if metadata is None:
+            return self._without_batch(compressed, preprocess.decompress)
+        num_tokens = metadata.num_actual_tokens
+        q, kv = preprocess.decompress(compressed[:num_tokens])
+        stage = preprocess.after_projections(
+            positions[:num_tokens], q, kv, self.mla_attn.bound_cache, metadata
+        )
+        out = self.mla_attn.attend(stage, metadata)
+        return self._output(out, metadata, compressed.shape[0])
+
+    def take_adapters(self, step: StepAdapters, up_projection: UpProjectionAdapters | None) -> None:
+        """Computes with this block's projections from now on, which wrappers have replaced.
+
+        step:          which adapters rows have
+        up_projection: deltas of kv_b_proj, which no stage calls as a layer; None where it has none
+        """
+        preprocess = self.mla_attn.preprocess
+        names = ("fused_qkv_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "q_proj")
+        wrapped = {name: getattr(self, name) for name in names}
+        preprocess.modules = replace(preprocess.modules, **wrapped)
+        preprocess.adapters = step
+        self.mla_attn.impl.adapters = up_projection
+
+    def _output(
+        self, out: torch.Tensor, metadata: NPUMLAMetadata | SparseMLAMetadata, num_rows: int
+    ) -> torch.Tensor:
+        """Output projection of `num_rows` rows: of attention's result `out`, then padding."""
+        ahead = self.mla_attn.weight_prefetch
+        if ahead is not None:
+            ahead.begin()
+        elif self.mla_attn.preprocess.scheduler_of(metadata) is not None:
+            prefetch(self.o_proj.weight)
+        if num_padding := num_rows - metadata.num_actual_tokens:
+            out = torch.cat([out, out.new_zeros(num_padding, out.shape[1])])
+        return self.o_proj(out)[0]
+
+    def _without_batch(
+        self, rows: torch.Tensor, project: Callable[[torch.Tensor], Any]
+    ) -> torch.Tensor:
+        """The layer's output of a profile run or an idle step, which have no cache.
+
+        rows:    what `project` takes, [num_tokens, ...]
+        project: the stage before attention
+        """
+        num_tokens = rows.shape[0]
+        # Not rows.new_zeros: the rows may be a QuantizedActivation.
+        dtype, device = rows.dtype, rows.device
+        if self.mla_attn.kv_cache is None:
+            # vLLM measures how much memory a step takes: as much as the largest prefill needs.
+            project(rows)
+            torch.empty(self.mla_attn.elements_of_step(num_tokens), dtype=dtype, device=device)
+        out_size = self.num_heads * self.v_head_dim
+        return self.o_proj(torch.zeros(num_tokens, out_size, dtype=dtype, device=device))[0]
+
+
+def _refuse_unserved(
+    modules: MLAModules, prefix: str, q_lora_rank: int | None, is_non_causal: bool
+) -> None:
+    rotary_emb = modules.rotary_emb
+    refused = {
+        "sparse attention without compressed queries (q_lora_rank)": (
+            modules.is_sparse and q_lora_rank is None
+        ),
+        "a gate on the attention's output (g_proj)": modules.g_proj is not None,
+        "non-causal decodes of several tokens": is_non_causal,
+        "no rotary embedding": rotary_emb is None,
+        "rotary embedding of halves (is_neox_style)": getattr(rotary_emb, "is_neox_style", False),
+    }
+    if named := [what for what, is_asked in refused.items() if is_asked]:
+        raise UnsupportedFeatureError(
+            f"{prefix} needs {', '.join(named)}, which {RELEASE} cannot compute "
+            "in MLA. Choose another model."
+        )
+
+
+def _without_padding(rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    return rows if rows.shape[0] == num_tokens else map_rows(rows, lambda each: each[:num_tokens])

@@ -1,0 +1,137 @@
+"""Sparse MLA in a model (DeepSeek V3.2, GLM-5): attention over chosen tokens alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch_npu
+from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
+from vllm.model_executor.layers.mla import MLAModules
+from vllm.v1.kv_cache_interface import KVCacheSpec
+
+from vllm_davinci.core.attention.head_sizes import require_sparse_mla
+from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS, TokenIndexer
+from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
+from vllm_davinci.core.errors import UnsupportedFeatureError
+
+# attention_mode of the operator: keys and values are one row, with W_UK in the query.
+ABSORBED = 2
+# sparse_mode: the last query of a request sees all of its tokens.
+CAUSAL = 3
+
+
+class NPUSparseMLAAttention(NPUMLAAttention):
+    """One layer's sparse MLA: the same for prefills and decodes, W_UK absorbed into all queries.
+
+    indexer: chooses tokens; None in a layer that takes those of the nearest before it
+    """
+
+    is_sparse = True
+
+    def __init__(
+        self, *sizes: Any, modules: MLAModules, cache_config: CacheConfig | None, prefix: str
+    ) -> None:
+        super().__init__(*sizes, modules=modules, cache_config=cache_config, prefix=prefix)
+        layers = get_current_vllm_config().compilation_config.static_forward_context
+        self.indexer: TokenIndexer | None = None
+        if modules.indexer is not None:
+            _check_indexer(modules.indexer, prefix)
+            assert modules.indexer_rotary_emb is not None
+            self.indexer = TokenIndexer(modules.indexer, modules.indexer_rotary_emb)
+            self.index_head_size = HEAD_SIZE
+            # The indexer's keys are a part of this layer's cache; vLLM's layer for them has rows
+            # of another device's format.
+            del layers[modules.indexer.k_cache.prefix]
+        choosers = [each for each in layers.values() if getattr(each, "indexer", None) is not None]
+        if not choosers:
+            raise UnsupportedFeatureError(
+                f"{prefix} takes the tokens that a layer before it has chosen, and none has an "
+                "indexer. Choose another model."
+            )
+        # Not a module of this one: its weights are its own.
+        self._chooser = (choosers[-1],)
+
+    def _check_operators(
+        self, num_heads: int, nope: int, value: int, vllm_config: VllmConfig
+    ) -> tuple[int, int]:
+        require_sparse_mla(num_heads, self.kv_lora_rank, self.qk_rope_head_dim, self._dtype)
+        return nope, value  # no keys and values are expanded
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        spec: Any = super().get_kv_cache_spec(vllm_config)
+        return replace(spec, head_size=spec.head_size + self.index_head_size)
+
+    def compressed(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries after their norm [num_tokens, q_lora_rank], and kv_c and k_pe before theirs."""
+        stage = self.preprocess
+        rows = stage.compress(hidden_states)
+        return stage.modules.q_a_layernorm(rows[:, : stage.q_lora_rank]), rows[
+            :, stage.q_lora_rank :
+        ]
+
+    def project(self, hidden_states: torch.Tensor) -> None:
+        """Computes all products of a step without a cache."""
+        q_c, _ = self.compressed(hidden_states)
+        self.preprocess.modules.q_b_proj(q_c)
+        if self.indexer is not None:
+            self.indexer.project(hidden_states, q_c)
+
+    def elements_of_step(self, num_tokens: int) -> int:
+        impl, rope = self.impl, self.qk_rope_head_dim
+        # Queries, the same rotated and absorbed, and what is attended to.
+        attended = impl.num_heads * (impl.qk_nope_head_dim + 2 * (rope + self.kv_lora_rank))
+        indexed = 0 if self.indexer is None else self.indexer.elements_per_token
+        return num_tokens * max(attended, indexed)
+
+    def attend_to_chosen(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: SparseMLAMetadata
+    ) -> torch.Tensor:
+        """Attention of all tokens, whose rows of the cache are written on the way.
+
+        positions:     [num_actual_tokens], int64
+        hidden_states: [num_actual_tokens, hidden_size]
+        Returns [num_actual_tokens, num_heads * v_head_dim].
+        """
+        impl, cache, stage = self.impl, self.bound_cache, self.preprocess
+        q_c, kv = self.compressed(hidden_states)
+        if self.indexer is not None:
+            keys = self.indexer.project(hidden_states, q_c)
+            metadata.chosen = self.indexer.choose(positions, *keys, cache, metadata)
+        chosen = self._chooser[0].step_metadata.chosen
+        q = stage.heads(stage.modules.q_b_proj(q_c)[0])
+        q_nope, q_pe = q.split(stage.head_dims, dim=-1)
+        cos, sin = stage.cos_sin(positions, q, metadata)
+        stage.write_cache(kv, cos, sin, cache, metadata)
+        out, _, _ = torch_npu.npu_sparse_flash_attention(
+            impl.absorb(q_nope),
+            cache.kv_c,
+            cache.kv_c,
+            chosen,
+            impl.scale,
+            block_table=metadata.block_table,
+            actual_seq_lengths_query=metadata.query_ends,
+            actual_seq_lengths_kv=metadata.seq_lens,
+            query_rope=torch_npu.npu_interleave_rope(q_pe.unsqueeze(2), cos, sin).squeeze(2),
+            key_rope=cache.k_pe,
+            layout_query="TND",
+            layout_kv="PA_BSND",
+            sparse_mode=CAUSAL,
+            attention_mode=ABSORBED,
+        )
+        values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
+            out, impl.W_UV, perm_x1=(1, 0, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        ).flatten(1)
+        return values if impl.value_bias is None else values.add_(impl.value_bias)
+
+
+def _check_indexer(indexer: Any, prefix: str) -> None:
+    wrong = {
+        f"index_head_dim {indexer.head_dim} (must be {HEAD_SIZE})": indexer.head_dim != HEAD_SIZE,
+        f"index_n_heads {indexer.n_head} (must be at most {MAX_HEADS})": indexer.n_head > MAX_HEADS,
+    }
+    if named := [what for what, is_wrong in wrong.items() if is_wrong]:
+        raise UnsupportedFeatureError(
+            f"{prefix} has {', '.join(named)}, which the NPU's indexer does not take. Choose "
+            "another model."
+        )

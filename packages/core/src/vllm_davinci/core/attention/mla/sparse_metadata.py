@@ -1,0 +1,94 @@
+"""The inputs of one step's sparse MLA: lengths on the device, prefills like decodes."""
+
+from dataclasses import dataclass
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+from vllm_davinci.core.attention.mla.step_rope import StepRope
+from vllm_davinci.core.graph.host_lengths import HostLengths
+
+
+@dataclass
+class SparseMLAMetadata(StepRope, AttentionMetadata):
+    """Sparse MLA's inputs of one step and one KV cache group, all on the device.
+
+    num_actual_tokens: rows of the step that are real, or padding of a graph; later rows are padding
+    query_ends:        [num_reqs], int32: rows up to the end of each request
+    seq_lens:          [num_reqs], int32: tokens of each request up to this step's last
+    block_table:       [num_reqs, max_blocks], int32
+    slot_mapping:      [num_actual_tokens], int64; negative ones are padding
+    chosen:            of the layer that chose last; layers without an indexer look there
+    host_lengths:      set while a graph is captured; no launch here has lengths of the host
+    prefill:           None: no request's keys and values are expanded
+    """
+
+    num_actual_tokens: int
+    query_ends: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    chosen: torch.Tensor | None = None
+    host_lengths: HostLengths | None = None
+    prefill: None = None
+    _rows_of_slots: torch.Tensor | None = None
+
+    @property
+    def rows_of_slots(self) -> torch.Tensor:
+        """Rows of the index cache that the step's tokens have, [num_actual_tokens, 1], int64.
+
+        Padding is written to the first row of the null block, which no request has.
+        """
+        if self._rows_of_slots is None:
+            self._rows_of_slots = self.slot_mapping.clamp(min=0).unsqueeze(1)
+        return self._rows_of_slots
+
+    @property
+    def is_decode_everywhere(self) -> bool:
+        """False: nothing of a step's inputs on the host tells."""
+        return False
+
+    def step_lengths(self) -> tuple[list[int], list[int]]:
+        return [], []
+
+    def step_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors of it that the device reads in a graph."""
+        return self.query_ends, self.seq_lens, self.block_table, self.slot_mapping
+
+
+class SparseMLAMetadataBuilder(AttentionMetadataBuilder[SparseMLAMetadata]):
+    """Takes vLLM's tensors as they are. Never reads from the device."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> SparseMLAMetadata:
+        common, num_reqs = common_attn_metadata, common_attn_metadata.num_reqs
+        return SparseMLAMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            query_ends=common.query_start_loc[1 : num_reqs + 1],
+            seq_lens=common.seq_lens[:num_reqs],
+            block_table=common.block_table_tensor[:num_reqs],
+            slot_mapping=common.slot_mapping[: common.num_actual_tokens],
+        )

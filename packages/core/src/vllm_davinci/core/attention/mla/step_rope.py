@@ -1,0 +1,31 @@
+"""Cosines and sines of one step, which its layers share."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class StepRope:
+    """Keeps what metadata of a step knows of its positions."""
+
+    _cos_sin: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, kw_only=True
+    )
+
+    def cos_sin(
+        self, table: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of this step's positions; the layers that share a table share them.
+
+        table:     [max_position, rotary_dim], cosines then sines, one per pair of entries
+        positions: [num_actual_tokens], int64, the same at every call of a step
+        Returns two tensors [num_actual_tokens, 1, 1, rotary_dim].
+        """
+        rows = self._cos_sin.get(table.data_ptr())
+        if rows is None:
+            cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
+            shape = (positions.shape[0], 1, 1, table.shape[1])
+            rows = cos.repeat(1, 2).view(shape), sin.repeat(1, 2).view(shape)
+            self._cos_sin[table.data_ptr()] = rows
+        return rows

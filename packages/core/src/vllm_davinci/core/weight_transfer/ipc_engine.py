@@ -1,0 +1,157 @@
+"""vLLM's weight transfer through memory that a trainer's process and workers share.
+
+Each worker reads the memory of the trainer's rank on its own device: nothing leaves the chip. Both
+ends are vLLM's engines of CUDA's IPC; rounds and loading layer by layer are theirs.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+import torch_npu
+from torch.multiprocessing.reductions import reduce_tensor
+from torch_npu.multiprocessing.reductions import rebuild_npu_tensor
+from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
+    TrainerInitInfo,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+from vllm.distributed.weight_transfer.ipc_engine import (
+    IPCTrainerWeightTransferEngine,
+    IPCWeightTransferEngine,
+    IPCWeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.platforms import current_platform
+
+from vllm_davinci.core.config.weight_updates import IPC_ENGINE
+from vllm_davinci.core.weight_transfer.packing import (
+    DEFAULT_BUFFER_BYTES,
+    buffers,
+    empty_buffer,
+    filled,
+    views,
+)
+from vllm_davinci.core.weight_transfer.registration import register
+from vllm_davinci.core.weight_transfer.trainer import trainer_end
+
+# A trainer's program imports this, and loads no plugins of vLLM's.
+register()
+
+# Where torch's description of a shared tensor has the device.
+_DEVICE_ARGUMENT = 6
+
+
+class NPUIPCWeightTransferEngine(IPCWeightTransferEngine):
+    """A worker's end."""
+
+    def receive_weights(self, update_info: IPCWeightTransferUpdateInfo) -> None:
+        """Loads the tensors of a buffer of the trainer's on this device.
+
+        They have a checkpoint's names and shapes. Raises ValueError where the trainer has no rank
+        on this device.
+        """
+        handles = update_info.ipc_handles
+        device = current_platform.get_device_uuid(self.device.index)
+        if not isinstance(handles, dict) or device not in handles:
+            raise ValueError(
+                f"The trainer shares memory of {', '.join(handles or ()) or 'no device'}, and this "
+                f"worker is on {device}: start a rank of the trainer on each worker's device."
+            )
+        tensors = [
+            ParamMeta(name, getattr(torch, dtype), tuple(shape))
+            for name, dtype, shape in zip(
+                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+            )
+        ]
+        arguments = list(handles[device])
+        arguments[_DEVICE_ARGUMENT] = self.device.index
+        # Layers keep what they are given until all of theirs is there. The trainer's torch counts
+        # who uses its buffer, and the next one has other memory until nobody does.
+        buffer = rebuild_npu_tensor(*arguments)
+        with disable_mtp_completeness_check():
+            self.model.load_weights(views(buffer, tensors))
+        torch.accelerator.synchronize()
+
+
+@dataclass
+class NPUIPCTrainerInitInfo(TrainerInitInfo):
+    """A trainer's rank needs this; each rank's device is that of a worker.
+
+    buffer_bytes: most that is shared at a time, but for a larger tensor
+    """
+
+    backend: ClassVar[str] = IPC_ENGINE
+
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+
+
+class NPUIPCTrainerWeightTransferEngine(IPCTrainerWeightTransferEngine):
+    """The trainer's end. Its device, which is a worker's too, is set before."""
+
+    init_info_cls: Any = NPUIPCTrainerInitInfo
+
+    def __init__(
+        self,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource,
+        is_sender: bool = True,
+        packed: bool = True,
+        packed_buffer_size_bytes: int = DEFAULT_BUFFER_BYTES,
+    ) -> None:
+        # vLLM's own constructor asks CUDA for the device.
+        self.client, self.source, self.is_sender = client, source, is_sender
+        self.packed, self.packed_buffer_size_bytes = packed, packed_buffer_size_bytes
+        self.device = torch.device("npu", torch.accelerator.current_device_index())
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: NPUIPCTrainerInitInfo,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+    ) -> Self:
+        """Every rank of the trainer calls it, and `send_weights` after each step of training."""
+        engine = trainer_end(cls, init_info, client, source)
+        if engine.is_sender:
+            client.init_weight_transfer_engine({})
+        return engine
+
+    def _send(self, source: WeightSource) -> None:
+        """Shares buffer after buffer; the next one follows when all workers have read it."""
+        device = current_platform.get_device_uuid(self.device.index)
+        meta = source.metadata()
+        pairs = NCCLTrainerWeightTransferEngine._checked_iter(source, meta)
+        for group in buffers(meta, self.packed_buffer_size_bytes):
+            buffer = filled(empty_buffer(group, self.device), group, pairs)
+            handles = self._of_all_ranks({device: reduce_tensor(buffer)[1]})
+            if self.is_sender:
+                update = IPCWeightTransferUpdateInfo(
+                    names=[each.name for each in group],
+                    dtype_names=[str(each.dtype).removeprefix("torch.") for each in group],
+                    shapes=[list(each.shape) for each in group],
+                    ipc_handles=handles,
+                )
+                self.client.update_weights(asdict(update))
+            self._post_send_sync()
+        assert next(pairs, None) is None  # lets the source's check of the number of tensors run
+
+    @staticmethod
+    def _of_all_ranks(handles: dict[str, Any]) -> dict[str, Any]:
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return handles
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, handles)
+        return {device: each for of_rank in gathered for device, each in of_rank.items()}
+
+    @staticmethod
+    def _post_send_sync() -> None:
+        """Returns when all workers have read: the trainer may change its weights."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()
+        torch_npu.npu.ipc_collect()
