@@ -57,7 +57,6 @@ def test_options_of_a_front_end_do_something_where_there_is_one(
     ("given", "message"),
     [
         (["--kv-transfer-config.kv_role=kv_both"], "leave out --kv-transfer-config"),
-        (["--speculative-config.method", "mtp"], "leave out --speculative-config"),
         (["--enable-eplb"], "leave out --enable-eplb, and state what it reaches with --routing"),
         (["--worker-cls=own.Worker"], "leave out --worker-cls"),
         (["--distributed-executor-backend=external_launcher"], "does not stand for: leave it out"),

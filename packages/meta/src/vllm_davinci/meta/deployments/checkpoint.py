@@ -76,8 +76,12 @@ def description(config: Mapping[str, Any], quantization: Mapping[str, str]) -> d
 
 
 def _linear_layers(config: Mapping[str, Any]) -> Iterator[str]:
-    """Names of the layers with a product, as released checkpoints have them."""
-    for number in range(config["num_hidden_layers"]):
+    """Names of the layers with a product, as released checkpoints have them.
+
+    Those that predict further tokens come after the last; their projections of embedding and
+    hidden state are floats, which need no entry.
+    """
+    for number in range(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0)):
         layer = f"model.layers.{number}"
         for part in _attention(config):
             yield f"{layer}.self_attn.{part}"

@@ -60,6 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead: what steps of these prompts' tokens take whole and as ubatches, for the "
         "option dbo.costs (default: 128 to 16384 tokens)",
     )
+    parser.add_argument(
+        "--sensitivity",
+        action="store_true",
+        help="also on machines whose assumed figures lie elsewhere in their ranges: intervals of "
+        "times, and which figure moves them most",
+    )
+    parser.add_argument(
+        "--acceptance",
+        type=_rates,
+        metavar="RATE[,RATE...]",
+        help="instead: whether the drafts of --speculative-config pay, for 1 to --requests "
+        "requests, if these shares of the drafts are accepted, by their place, as vLLM logs them",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="the whole report, for programs")
 
 
@@ -119,6 +132,10 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in text.split(","))
+
+
 def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     """Exit status 0 with a report; 1 where the model does not fit or cannot run, 2 for bad options.
 
@@ -148,6 +165,8 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         try:
             if options.split_costs is not None:
                 return _write_split_costs(options, engine_arguments, split_sizes)
+            if options.acceptance is not None:
+                return _tell_gain_of_drafts(options, engine_arguments)
             return (_serve if options.serve else _run)(options, engine_arguments)
         except (DryRunError, DeviceLibraryError, VirtualDeviceError) as error:
             tell(error)
@@ -167,6 +186,10 @@ def _problem(options: argparse.Namespace) -> str | None:
         )
     if options.serve and (options.trace is not None or options.json is not None):
         return "--serve has no report: leave out --trace and --json, or leave out --serve"
+    if options.sensitivity and (options.serve or options.split_costs is not None):
+        return (
+            "--sensitivity is for the report of steps: leave it out, or --serve and --split-costs"
+        )
     if not (Path(options.model) / "config.json").is_file():
         return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:
@@ -187,6 +210,16 @@ def _write_split_costs(
             f"{step['tokens']:7} tokens: whole {whole:9.3f} ms, split {split:9.3f} ms, modelled"
             f"{'' if whole < split else ': split'}"
         )
+    return 0
+
+
+def _tell_gain_of_drafts(options: argparse.Namespace, engine_arguments: list[str]) -> int:
+    from vllm_davinci.meta.dry_run import draft_gain
+
+    report = draft_gain.measure(options, engine_arguments)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(draft_gain.told(report))
     return 0
 
 
@@ -224,6 +257,7 @@ def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
             chip=options.chip,
             topology=options.topology,
             timeline=timelines if options.trace is not None else None,
+            variants=options.sensitivity,
             phantom_ranks=True,
         )
         machine = virtual.machine()

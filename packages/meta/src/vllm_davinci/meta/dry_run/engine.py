@@ -46,7 +46,7 @@ def run_workload(
     start_seconds = time.monotonic() - begin
     executor = _executor_of(engine)
     try:
-        steps, served = serve(engine, executor, workload)
+        steps, served = serve(engine, executor, workload, arguments.hides_host)
     except torch.OutOfMemoryError as error:
         # What vLLM plans with is the memory of tensors at most, without what lies between them.
         raise DryRunError(

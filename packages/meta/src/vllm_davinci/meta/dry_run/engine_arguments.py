@@ -26,6 +26,9 @@ _FIXED: dict[str, Any] = {
     "async_scheduling": False,
     "worker_cls": f"{_PACKAGE}.PhantomWorker",
 }
+# Of the parsed options: whether asynchronous scheduling was not turned off. Steps run one by one
+# here, and the modelled host's clock says what it would have hidden.
+HIDES_HOST = "hides_host"
 # Options that say where the other ranks run and how they are reached, or how weights are read.
 _WITHOUT_EFFECT = (
     "headless",
@@ -48,7 +51,6 @@ _WITHOUT_EFFECT = (
     "safetensors_load_strategy",
     "profiler_config",
     "load_format",
-    "async_scheduling",
 )
 # Options of the engine that read texts, for which there is a tokenizer where there is a server.
 _OF_TEXTS = ("reasoning_parser", "reasoning_parser_plugin")
@@ -70,6 +72,7 @@ class PhantomEngineArgs(AsyncEngineArgs):
     """
 
     layout = Layout()  # set by `for_machine`
+    hides_host = True  # likewise: vLLM's own Python runs while the device does, as asked for
 
     @classmethod
     def for_machine(cls, parsed: Namespace, routing: str, machine: Machine) -> PhantomEngineArgs:
@@ -77,6 +80,7 @@ class PhantomEngineArgs(AsyncEngineArgs):
         need other ranks."""
         arguments: PhantomEngineArgs = cls.from_cli_args(parsed)
         arguments._refuse_what_needs_ranks()
+        arguments.hides_host = getattr(parsed, HIDES_HOST)
         expert_ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
         machine.require_ranks(expert_ranks * arguments.pipeline_parallel_size)
         arguments.layout = Layout(
@@ -99,11 +103,6 @@ class PhantomEngineArgs(AsyncEngineArgs):
             )
         if self.enable_eplb:
             raise DryRunError(_BALANCE.format("--enable-eplb"))
-        if self.speculative_config is not None:
-            raise DryRunError(
-                "speculative decoding depends on which drafts are accepted: leave out "
-                "--speculative-config."
-            )
 
     @property
     def world_size(self) -> int:
@@ -153,6 +152,7 @@ def parse(defaults: Sequence[str], given: Sequence[str], has_server: bool = Fals
     _tell_of(name for name in unused if getattr(parsed, name) != parser.get_default(name))
     for name in (*_WITHOUT_EFFECT, *(() if has_server else _OF_TEXTS)):
         setattr(parsed, name, parser.get_default(name))
+    setattr(parsed, HIDES_HOST, parsed.async_scheduling is not False)
     for name, value in _FIXED.items():
         setattr(parsed, name, value)
     return parsed

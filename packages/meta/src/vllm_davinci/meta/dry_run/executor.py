@@ -38,6 +38,9 @@ class PhantomExecutor(UniProcExecutor):
         self.scheduled = dict(scheduler_output.num_scheduled_tokens)
         if self._has_later_stages:
             self._sampled = self._of_the_last_stage(scheduler_output)
+            # The scheduler, which knows of one stage, sends it no tokens of the last one.
+            cached = scheduler_output.scheduled_cached_reqs
+            cached.new_token_ids = [[0] * self.scheduled[name] for name in cached.req_ids]
         return super().execute_model(scheduler_output, non_block)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> Any:

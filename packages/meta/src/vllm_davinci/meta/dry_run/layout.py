@@ -60,8 +60,6 @@ class Layout:
         if is_moe:
             parallel.data_parallel_size = self.data_parallel_size
             parallel.data_parallel_size_local = self.data_parallel_size
-        # What the host reads from the device is zero: ranks agree on the host.
-        parallel.disable_nccl_for_dp_synchronization = True
         parallel.pipeline_parallel_size = self.pipeline_parallel_size
         parallel.world_size *= self.pipeline_parallel_size
 

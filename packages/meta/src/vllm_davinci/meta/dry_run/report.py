@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_davinci.meta.dry_run.layout import Layout
+from vllm_davinci.meta.dry_run.sensitivity import print_sensitivity
+from vllm_davinci.meta.dry_run.step import Step, median_step
 from vllm_davinci.vnpu.timing import Machine, Report
 
 _GIB = 2**30
@@ -35,29 +37,6 @@ class MemoryPlan:
     piece_bytes: int
     cache_bytes: int
     cache_tokens: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One step of the engine.
-
-    tokens:       new tokens of each request in it
-    modelled:     what the device and the host's modelled clock did in it
-    wall_seconds: what it took this host, which is no figure of the machine's
-    """
-
-    tokens: tuple[int, ...]
-    modelled: Report
-    wall_seconds: float
-
-    @property
-    def kind(self) -> str:
-        """Steps of one kind have the same numbers of tokens."""
-        if not self.tokens:
-            return "no tokens"
-        each = sorted(set(self.tokens))
-        shape = str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}"
-        return f"{len(self.tokens)} x {shape} tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +75,8 @@ class DryRun:
                     "exposed_communication_ps": step.modelled.exposed_communication_ps,
                     "overlap_bound_ps": step.modelled.overlap_bound_ps,
                     "wall_seconds": step.wall_seconds,
+                    "brief": _brief(step.modelled),
+                    "variants": {name: _brief(report) for name, report in step.variants.items()},
                 }
                 for step in self.steps
             ],
@@ -105,6 +86,16 @@ class DryRun:
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             },
         }
+
+
+def _brief(report: Report) -> dict[str, int]:
+    """The times that ratios are made of."""
+    return {
+        "host_ps": report.host_ps,
+        "communication_ps": report.communication_ps,
+        "overlap_bound_ps": report.overlap_bound_ps,
+        "resource_bound_ps": max(report.compute_alone_ps, *report.busy_ps.values()),
+    }
 
 
 def print_report(result: DryRun, console: Console) -> None:
@@ -119,6 +110,7 @@ def print_report(result: DryRun, console: Console) -> None:
     console.print(_step_table(result))
     console.print(_use_table(result))
     _print_served(result, console)
+    print_sensitivity(_by_kind(result.steps), machine, console)
     console.print(
         f"{len(machine.assumptions)} figures of this machine are assumed, such as "
         f"{', '.join(a.figure for a in machine.assumptions[:3])}; --json lists them all.",
@@ -157,7 +149,7 @@ def _step_table(result: DryRun) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column == "step" else "right")
     for kind, steps in _by_kind(result.steps).items():
-        step = _median(steps).modelled
+        step = median_step(steps).modelled
         figures = (
             step.host_ps,
             step.any_ps,
@@ -176,7 +168,7 @@ def _use_table(result: DryRun) -> Table:
     for column in ("step", *busy, "communication", "tokens/s"):
         use.add_column(column, justify="left" if column == "step" else "right")
     for kind, steps in _by_kind(result.steps).items():
-        chosen = _median(steps)
+        chosen = median_step(steps)
         step = chosen.modelled
         shares = [step.busy_ps[name] / max(step.host_ps, 1) for name in busy]
         shares.append(step.communication_ps / max(step.host_ps, 1))
@@ -211,10 +203,6 @@ def _by_kind(steps: Sequence[Step]) -> dict[str, list[Step]]:
     for step in steps:
         kinds.setdefault(step.kind, []).append(step)
     return kinds
-
-
-def _median(steps: Sequence[Step]) -> Step:
-    return sorted(steps, key=lambda step: step.modelled.host_ps)[len(steps) // 2]
 
 
 def _names(steps: Sequence[Step]) -> list[str]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.errors import DryRunError
+from vllm_davinci.meta.dry_run.process import report_of
 
 # Tokens of the steps that are compared where the command names none.
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_LIMIT_S = 1800.0
 _NEVER = 1 << 30
 
 
@@ -26,8 +21,11 @@ def measure(
 
     Two dry-runs, each with a prompt of each size by itself; the second one splits them all.
     """
+    work = [f"--requests={len(sizes)}", "--concurrency=1", "--output-tokens=1"]
+    work.append(f"--prompt-tokens={','.join(map(str, sizes))}")
     whole, split = (
-        _dry_run(options, _with_thresholds(engine_arguments, least), sizes) for least in (_NEVER, 0)
+        report_of(options, work, _with_thresholds(engine_arguments, least), "--prompt-tokens")
+        for least in (_NEVER, 0)
     )
     return {
         "modelled": True,
@@ -62,31 +60,3 @@ def _with_thresholds(engine_arguments: list[str], least: int) -> list[str]:
     }
     dbo.pop("costs", None)
     return [*others, f"--additional-config={json.dumps({**config, 'dbo': dbo})}"]
-
-
-def _dry_run(
-    options: argparse.Namespace, engine_arguments: list[str], sizes: Sequence[int]
-) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="vllm-davinci-split-costs.") as directory:
-        report = Path(directory) / "report.json"
-        command = [
-            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={options.model}"),
-            *(f"--chip={options.chip}", f"--topology={options.topology}"),
-            *(f"--routing={options.routing}", f"--requests={len(sizes)}", "--concurrency=1"),
-            *(f"--prompt-tokens={','.join(map(str, sizes))}", "--output-tokens=1"),
-            *(f"--json={report}", *engine_arguments),
-        ]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DryRunError(
-                f"a dry-run of steps of {', '.join(map(str, sizes))} tokens took more than "
-                f"{_LIMIT_S:.0f} s. State fewer sizes with --prompt-tokens."
-            ) from error
-        if done.returncode != 0:
-            last = "\n".join(done.stderr.strip().splitlines()[-5:])
-            raise DryRunError(f"the dry-run of these steps failed:\n{last}")
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return found

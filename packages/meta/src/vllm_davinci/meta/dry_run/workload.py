@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm import SamplingParams
 
-from vllm_davinci.meta.dry_run.report import Step
-from vllm_davinci.vnpu.timing import read_report, restart_timeline
+from vllm_davinci.meta.dry_run.step import Step
+from vllm_davinci.vnpu.timing import (
+    pass_host_step,
+    read_report,
+    read_variants,
+    restart_timeline,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -91,9 +96,12 @@ class Served:
 
 
 def serve(
-    engine: LLMEngine, executor: PhantomExecutor, workload: Workload
+    engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool = True
 ) -> tuple[list[Step], Served]:
-    """Runs the workload step by step. One engine step is one of the list."""
+    """Runs the workload step by step. One engine step is one of the list.
+
+    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it
+    """
     waiting = [(str(n), *length) for n, length in enumerate(workload.lengths())]
     waiting.reverse()
     times: dict[str, RequestTimes] = {}
@@ -110,6 +118,7 @@ def serve(
     steps = []
     restart_timeline()
     before = start = read_report()
+    others = read_variants()
     for _ in range(workload.concurrency):
         add(start.host_ps)
     while engine.has_unfinished_requests():
@@ -117,9 +126,12 @@ def serve(
         executor.scheduled = {}
         outputs = engine.step()
         wall_seconds = time.monotonic() - host
-        after = read_report()
-        steps.append(Step(tuple(executor.scheduled.values()), after - before, wall_seconds))
-        before = after
+        pass_host_step(len(executor.scheduled), hides_host)
+        after, others_after = read_report(), read_variants()
+        on_others = {name: report - others[name] for name, report in others_after.items()}
+        tokens = tuple(executor.scheduled.values())
+        steps.append(Step(tokens, after - before, wall_seconds, on_others))
+        before, others = after, others_after
         for output in outputs:
             of_request = times[output.request_id]
             of_request.first_token = of_request.first_token or after.host_ps
