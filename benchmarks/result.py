@@ -50,6 +50,7 @@ class Row:
     bound: the best value possible in this run, in `unit`; None when there is no such thing
     at_least, at_most: the goal for `ratio`, or for `ours` when there is no baseline
     quartiles: of ours, when it is a median of repetitions
+    interval: of what the goal is for, over all that was assumed: all of it has to reach the goal
     """
 
     name: str
@@ -61,6 +62,7 @@ class Row:
     at_least: float | None = None
     at_most: float | None = None
     quartiles: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
     note: str = ""
 
     @property
@@ -74,8 +76,9 @@ class Row:
         if self.at_least is None and self.at_most is None:
             return None
         value = self.ours if self.ratio is None else self.ratio
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
+        lowest, highest = self.interval or (value, value)
+        return (self.at_least is None or lowest >= self.at_least) and (
+            self.at_most is None or highest <= self.at_most
         )
 
 

@@ -36,6 +36,7 @@ def _table(rows: list[Row]) -> Table:
         "baseline": [Text(number(row.baseline)) for row in rows],
         "ratio": [Text(number(row.ratio)) for row in rows],
         "bound": [Text(number(row.bound)) for row in rows],
+        "interval": [_interval(row) for row in rows],
         "goal": [_goal(row) for row in rows],
     }
     columns = {name: cells for name, cells in columns.items() if any(map(len, cells))}
@@ -74,6 +75,10 @@ def _ours(row: Row) -> Text:
     if row.quartiles is not None:
         text.append("\n" + " to\n".join(map(number, row.quartiles)), style="dim")
     return text
+
+
+def _interval(row: Row) -> Text:
+    return Text("" if row.interval is None else " to\n".join(map(number, row.interval)))
 
 
 def _goal(row: Row) -> Text:

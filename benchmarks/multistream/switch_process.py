@@ -25,6 +25,9 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 T = TypeVar("T")
 
 REPETITIONS = 15
+# Pairs of a round of sums in turn and one of bare sums, each of a part of the hand-overs: short, so
+# that both meet the machine at the same speed.
+ROUNDS, ROUNDS_PER_COUNT = 61, 10
 LIMIT_S = 60
 DEPTH = 20  # Python frames between a model's root and its collectives, as in vLLM's models
 HIDDEN = 512
@@ -94,30 +97,37 @@ def vllm_hand_overs(count: int, at_a_collective: Callable[[], None]) -> list[flo
     return _times_us(lambda: vllm_threads.run_two(body, _contexts()), REPETITIONS, count)
 
 
-def collectives_with_hand_overs(count: int) -> list[float]:
-    """Two ubatches that do nothing but sum a number over ranks, per sum."""
+def beyond_collectives(count: int) -> tuple[list[float], list[float]]:
+    """Two ubatches that do nothing but sum a number over ranks, per sum; and what each round takes
+    beyond the same sums one after the other, right before it or right after it by turns."""
     run = Interleave(StreamPool())
     total = torch.zeros(1).npu()
+    per_round = max(2, count // ROUNDS_PER_COUNT)
 
     def turns() -> None:
-        for _ in range(count // 2):
+        for _ in range(per_round // 2):
             communicate(lambda: dist.all_reduce(total, async_op=True), on="library")
 
     def body() -> None:
         _at_depth(DEPTH, turns)
 
-    return _times_us(lambda: _in_turn(run, [body, body]), REPETITIONS, count)
+    def in_turn() -> float:
+        return _times_us(lambda: _in_turn(run, [body, body]), 1, per_round)[0]
 
+    def bare() -> float:
+        def sums() -> None:
+            for _ in range(per_round):
+                dist.all_reduce(total)
 
-def bare_collectives(count: int) -> list[float]:
-    """The same sums one after the other."""
-    total = torch.zeros(1).npu()
+        return _times_us(sums, 1, per_round)[0]
 
-    def turns() -> None:
-        for _ in range(count):
-            dist.all_reduce(total)
-
-    return _times_us(turns, REPETITIONS, count)
+    taken, beyond = [], []
+    for number in range(ROUNDS):
+        first, second = (bare, in_turn) if number % 2 else (in_turn, bare)
+        times = {first: first(), second: second()}
+        taken.append(times[in_turn])
+        beyond.append(times[in_turn] - times[bare])
+    return taken, beyond
 
 
 def bare_switches(count: int) -> list[float]:
@@ -247,13 +257,14 @@ def main(count: int, num_steps: int, num_layers: int) -> None:
     dist.init_process_group(
         "hccl", f"tcp://127.0.0.1:{port}", timeout=timedelta(seconds=60), rank=0, world_size=1
     )
+    taken, beyond = beyond_collectives(count)
     found = {
         "hand_over": hand_overs(count),
         "vllm_dispatch": vllm_hand_overs(count, vllm_threads.at_a_dispatch),
         "vllm_combine": vllm_hand_overs(count, vllm_threads.at_a_combine),
         "vllm_both": vllm_hand_overs(count, vllm_threads.at_both),
-        "collective": collectives_with_hand_overs(count),
-        "bare_collective": bare_collectives(count),
+        "collective": taken,
+        "beyond_collective": beyond,
         "switch": bare_switches(count),
         "event": bare_events(count),
         **steps(num_steps, num_layers),

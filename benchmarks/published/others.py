@@ -1,0 +1,145 @@
+"""Figures that users of Ascend chips have published, beside the timing model of their machines.
+
+Nothing is fitted to them. A figure counts as `held` if it was looked at only after the model's code
+and figures had been settled. Machines, releases and loads are as far as their sources state them,
+which is less than a comparison needs; what was taken for the rest is in the row. Intervals are over
+the ranges of assumed figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from published.intervals import interval
+from result import Kind, Result, Row
+from vllm_davinci.meta.deployments.checkpoint import write_checkpoint
+from vllm_davinci.meta.deployments.table import Checkpoint
+
+PS_PER_MS = 10**9
+LIMIT_S = 1200.0
+CHUNK = 8192
+ISSUES = "github.com/vllm-project/vllm-ascend/issues/"
+# Releases before asynchronous scheduling.
+SYNCHRONOUS = ("--no-async-scheduling",)
+EAGER = ("--no-async-scheduling", "--enforce-eager")
+W8A8 = {"*.gate": "FLOAT", "model.layers.*": "W8A8_DYNAMIC"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """
+    published: ms of one decode step of `requests` requests behind prompts of `prompt_tokens`
+    source:    where, by the number of the issue
+    taken:     what the source does not state
+    is_held:   looked at only after the model was settled
+    """
+
+    name: str
+    published: float
+    source: int
+    model: str
+    ranks: int
+    requests: int
+    prompt_tokens: int
+    options: tuple[str, ...]
+    chip: str = "ascend910b2"
+    taken: str = ""
+    is_held: bool = False
+    quantization: dict[str, str] = field(default_factory=dict)
+
+
+FIGURES = (
+    Figure("Qwen3-32B on 4, one prompt of 15k", 38, 4656, "qwen3-32b", 4, 1, 15000, SYNCHRONOUS,
+           taken="910B2"),
+    Figure("Qwen3-30B-A3B on 4, one prompt of 15k", 20, 4656, "qwen3-30b-a3b", 4, 1, 15000,
+           SYNCHRONOUS, taken="910B2; published as 20 and more"),
+    Figure("Qwen3-30B-A3B on 2", 34.2, 2328, "qwen3-30b-a3b", 2, 1, 1024, SYNCHRONOUS,
+           taken="one request, graphs"),
+    Figure("Qwen3-32B on 2, 16 prompts of 2k", 66.7, 4395, "qwen3-32b", 2, 16, 2048, SYNCHRONOUS,
+           chip="ascend910b3", taken="the 64 GB variant of 910B4 as 910B3"),
+    Figure("Qwen3-32B on 2, 16 prompts of 8k", 111, 4395, "qwen3-32b", 2, 16, 8192, SYNCHRONOUS,
+           chip="ascend910b3", taken="likewise"),
+    Figure("Qwen3-235B int8 on 8, 16 prompts of 2k", 71.4, 4395, "qwen3-235b-a22b", 8, 16, 2048,
+           SYNCHRONOUS, chip="ascend910b3", taken="likewise; W8A8 with scales per token",
+           quantization=W8A8),
+    Figure("Qwen3-14B on 1, v0.9.2", 33.2, 2566, "qwen3-14b", 1, 1, 128, SYNCHRONOUS,
+           taken="910B2, graphs, short prompt", is_held=True),
+    Figure("Qwen3-14B on 1, v0.9.1", 43.0, 2566, "qwen3-14b", 1, 1, 128, EAGER,
+           taken="910B2, eager, short prompt", is_held=True),
+    Figure("QwQ-32B on 8", 100, 506, "qwq-32b", 8, 1, 1024, EAGER,
+           taken="910B2, eager, one request", is_held=True),
+    Figure("Qwen2.5-7B on 1, one request a second", 32.1, 776, "qwen2.5-7b", 1, 4, 256, EAGER,
+           taken="910B2, eager, four requests under way; published of its vision sibling"),
+)  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", default=[], help="parts of names")
+
+
+def run(args: argparse.Namespace) -> Result:
+    chosen = [f for f in FIGURES if not args.only or any(part in f.name for part in args.only)]
+    rows = []
+    for figure in chosen:
+        step = last_step(figure)
+        lowest, highest = interval(lambda view: view["host_ps"] / PS_PER_MS, step)
+        ours = step["brief"]["host_ps"] / PS_PER_MS
+        is_inside = lowest <= figure.published <= highest
+        rows.append(
+            Row(
+                figure.name,
+                "ms",
+                ours,
+                Kind.MODELLED,
+                interval=(lowest, highest),
+                note=f"published {figure.published:g} ({ISSUES}{figure.source}), error "
+                f"{ours / figure.published - 1:+.0%}, {'inside' if is_inside else 'outside'} the "
+                f"interval; {'held' if figure.is_held else 'seen before'}; taken: {figure.taken}",
+            )
+        )
+        print(f"{rows[-1].name}: {ours:.2f} ms, {rows[-1].note}", file=sys.stderr, flush=True)
+    return Result(
+        benchmark="published/others",
+        ours="a decode step on the modelled clock",
+        baseline="",
+        rows=rows,
+        settings={"only": " ".join(args.only), "fitted": "nothing"},
+        seed=0,
+        device="modelled, no NPU",
+    )
+
+
+def last_step(figure: Figure) -> dict[str, Any]:
+    """The last step of a dry-run in which all requests decode."""
+    # As many as the first request has had when the last one's prompt is done, and a few more.
+    output_tokens = 4 + figure.requests * figure.prompt_tokens // CHUNK + figure.requests
+    checkpoint = Checkpoint(figure.model, figure.model, ISSUES, figure.quantization)
+    with tempfile.TemporaryDirectory(prefix="published.") as name:
+        directory, report = Path(name), Path(name) / "report.json"
+        write_checkpoint(checkpoint, directory)
+        quantized = ("--quantization=ascend",) if figure.quantization else ()
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={directory}"),
+                *(f"--chip={figure.chip}", "--topology=node-of-8", "--sensitivity"),
+                *(f"--requests={figure.requests}", f"--prompt-tokens={figure.prompt_tokens}"),
+                *(f"--output-tokens={output_tokens}", f"--tensor-parallel-size={figure.ranks}"),
+                *(f"--json={report}", f"--max-num-batched-tokens={CHUNK}"),
+                *(*quantized, *figure.options),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+            check=True,
+        )
+        steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
+    decodes = [step for step in steps if step["tokens"] == [1] * figure.requests]
+    last: dict[str, Any] = decodes[-1]
+    return last

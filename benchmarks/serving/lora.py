@@ -1,0 +1,170 @@
+"""Steps with adapters beside those without, and beside weights into which an adapter was merged.
+
+Two measurements, each with one process per engine. Host alone: operators do no work
+(VNPU_COMPUTE=0), so that what is left is the host's, by the processor time of the thread that
+launches. Whole: tokens per second of an engine that serves adapters over those of a plain engine of
+merged weights, on this machine's processor; a chip's products of several slots cost otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from child import run_child
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 900
+CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
+CHILD = Path(__file__).with_name("lora_process.py")
+HOST_ALONE = {"VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"}
+SETTINGS = ("requests", "steps", "rounds", "rank", "slots")
+# Name -> the adapter of each request, in turn; 0: none.
+CASES = {"no adapter": [0], "one adapter": [1], "four adapters": [1, 2, 3, 4]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=32, help="tokens of each request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--slots", type=int, default=4, help="--max-loras")
+
+
+def run(args: argparse.Namespace) -> Result:
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        adapters = [_write_adapter(directory / str(seed), args.rank, seed) for seed in range(1, 5)]
+        merged = _write_merged(directory / "merged", adapters[0])
+        shared = {key: getattr(args, key) for key in ("requests", "steps", "rounds")}
+        shared |= {"adapters": list(map(str, adapters)), "result": str(directory / "found.json")}
+        lora = {"enable_lora": True, "max_loras": args.slots, "max_lora_rank": args.rank}
+
+        def found(model: Path, engine: dict[str, Any], host_alone: bool) -> dict[str, Any]:
+            cases = CASES if engine else {"plain": [0]}
+            options = {**shared, "model": str(model), "engine": engine, "cases": cases}
+            environment = {**os.environ, **(HOST_ALONE if host_alone else {})}
+            run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment)
+            answer = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
+            return {
+                name: {key: statistics.median(of[key] for of in rounds) for key in rounds[0]}
+                for name, rounds in answer.items()
+            }
+
+        layers = json.loads((CHECKPOINT / "config.json").read_text())["num_hidden_layers"]
+        rows = _host_rows(found(CHECKPOINT, {}, True), found(CHECKPOINT, lora, True), layers)
+        rows += _whole_rows(found(merged, {}, False), found(CHECKPOINT, lora, False))
+    return Result(
+        benchmark="serving/lora",
+        ours="an engine with --enable-lora",
+        baseline="a plain engine; for tokens per second, of merged weights",
+        rows=rows,
+        settings={
+            key: getattr(args, key) for key in ("requests", "steps", "rounds", "rank", "slots")
+        }
+        | HOST_ALONE,
+        seed=1,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="four launches of each linear layer; the products with all slots",
+    )
+
+
+def _host_rows(plain: dict[str, Any], lora: dict[str, Any], layers: int) -> list[Row]:
+    base = plain["plain"]
+    rows = []
+    for name, of in lora.items():
+        more = (of["launches"] - base["launches"]) / layers
+        rows += [
+            Row(
+                f"{name}: launches of an eager forward",
+                "",
+                of["launches"],
+                Kind.COUNTED,
+                baseline=base["launches"],
+                note=f"{more:g} more per layer",
+            ),
+            Row(
+                f"{name}: host time of an eager step",
+                "ms",
+                of["step_seconds"] * 1e3,
+                Kind.MEASURED,
+                baseline=base["step_seconds"] * 1e3,
+            ),
+            Row(
+                f"{name}: host time of a step from graphs",
+                "ms",
+                of["graph_step_seconds"] * 1e3,
+                Kind.MEASURED,
+                baseline=base["graph_step_seconds"] * 1e3,
+            ),
+        ]
+    return rows
+
+
+def _whole_rows(merged: dict[str, Any], lora: dict[str, Any]) -> list[Row]:
+    return [
+        Row(
+            f"{name}: tokens per second",
+            "tokens/s",
+            of["tokens_per_second"],
+            Kind.MEASURED,
+            baseline=merged["plain"]["tokens_per_second"],
+        )
+        for name, of in lora.items()
+    ]
+
+
+def _linear_weights() -> dict[str, torch.Tensor]:
+    """Reads those of the checkpoint, by the name of the layer."""
+    tensors = {}
+    for file in sorted(CHECKPOINT.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return {
+        name.removesuffix(".weight"): tensor
+        for name, tensor in tensors.items()
+        if name.endswith("_proj.weight")
+    }
+
+
+def _write_adapter(directory: Path, rank: int, seed: int) -> Path:
+    """An adapter of all linear layers; alpha is the rank."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, weight in _linear_weights().items():
+        size_out, size_in = weight.shape
+        a = torch.randn(rank, size_in, generator=generator) / size_in**0.5
+        b = torch.randn(size_out, rank, generator=generator) * weight.float().std() / rank**0.5
+        prefix = f"base_model.model.{name}.lora_"
+        tensors |= {f"{prefix}A.weight": a, f"{prefix}B.weight": b}
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    targets = sorted({name.rpartition(".")[2] for name in _linear_weights()})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def _write_merged(directory: Path, adapter: Path) -> Path:
+    """The checkpoint with the adapter's deltas in its weights."""
+    pairs = load_file(adapter / "adapter_model.safetensors")
+    directory.mkdir()
+    for file in CHECKPOINT.iterdir():
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+            for name, tensor in tensors.items():
+                prefix = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+                if f"{prefix}A.weight" in pairs:
+                    delta = pairs[f"{prefix}B.weight"] @ pairs[f"{prefix}A.weight"]
+                    tensors[name] = (tensor.float() + delta).to(tensor.dtype)
+            save_file(tensors, directory / file.name, metadata={"format": "pt"})
+        elif file.is_file():
+            (directory / file.name).write_bytes(file.read_bytes())
+    return directory

@@ -1,0 +1,100 @@
+"""One engine whose decode steps are timed: eager and from graphs, with adapters as asked for.
+
+`python lora_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from decode_engine import decode_engine, decode_requests
+from decode_step_process import StepTimer
+from vllm.lora.request import LoRARequest
+
+
+class WholeSteps:
+    """Processor time that the thread takes for each step, inputs and outputs included."""
+
+    def __init__(self, runner: Any) -> None:
+        self.seconds: list[float] = []
+        execute, sample = runner.execute_model, runner.sample_tokens
+        begin = 0.0
+
+        def timed_execute(*args: Any, **kwargs: Any) -> Any:
+            nonlocal begin
+            begin = time.thread_time()
+            return execute(*args, **kwargs)
+
+        def timed_sample(*args: Any, **kwargs: Any) -> Any:
+            output = sample(*args, **kwargs)
+            self.seconds.append(time.thread_time() - begin)
+            return output
+
+        runner.execute_model, runner.sample_tokens = timed_execute, timed_sample
+
+    def take(self) -> float:
+        """The median since the last call."""
+        found = statistics.median(self.seconds)
+        self.seconds.clear()
+        return found
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    num_requests, num_steps = options["requests"], options["steps"]
+    llm = decode_engine(options["model"], num_requests, async_scheduling=False, **options["engine"])
+    worker = llm.llm_engine.model_executor.driver_worker
+    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    prompts, sampling = decode_requests(num_requests, num_steps)
+    adapters = [
+        LoRARequest(f"adapter{number}", number, path)
+        for number, path in enumerate(options["adapters"], start=1)
+    ]
+
+    def generate(of_request: list[int]) -> float:
+        """Tokens per second."""
+        asked = [of_request[row % len(of_request)] for row in range(num_requests)]
+        chosen = [adapters[number - 1] if number else None for number in asked]
+        begin = time.perf_counter()
+        if options["engine"]:
+            llm.generate(prompts, sampling, lora_request=chosen, use_tqdm=False)
+        else:
+            llm.generate(prompts, sampling, use_tqdm=False)
+        return num_requests * num_steps / (time.perf_counter() - begin)
+
+    for of_request in options["cases"].values():
+        generate(of_request)  # loads what they need
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in options["cases"]}
+    for _ in range(options["rounds"]):
+        for name, of_request in options["cases"].items():
+            found[name].append({"tokens_per_second": generate(of_request)})
+    timer, steps = StepTimer(runner), WholeSteps(runner)
+    dispatcher = runner.cudagraph_dispatcher
+    for number in range(options["rounds"]):
+        for name, of_request in options["cases"].items():
+            for kind in ("graph", "eager"):
+                # Without keys vLLM's dispatcher answers that no graph holds the step.
+                dispatcher.keys_initialized = kind == "graph"
+                generate(of_request)
+                of = timer.take()
+                seconds = steps.take()
+                if kind == "graph":
+                    found[name][number]["graph_step_seconds"] = seconds
+                else:
+                    found[name][number] |= {"step_seconds": seconds, "launches": of["launches"]}
+    return found
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
+    os._exit(0)
