@@ -313,6 +313,14 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """Serve mixed requests for long: `-- --seconds N`, `--requests N`; see `-- --help`."""
+    commands = prepare(session)
+    module = "vllm_davinci_testing.engines.soak"
+    run_on_vnpu(session, commands, "python", "-m", module, *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def deployments(session: nox.Session) -> None:
     """Dry-run published deployments: `-- NAME...`, or all; results/deployments/page.md."""
     commands = prepare(session)

@@ -41,6 +41,7 @@ SESSIONS = (
     ("conformance",),
     ("deployments",),
     ("faults", "--one-in", "24"),
+    ("soak", "--seconds", "3600"),
     ("zoo",),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused

@@ -50,7 +50,8 @@ class Suite:
     tests:       folder of the checkout that is needed
     folders:     that `files.txt` chooses from
     packages:    that the tests import and no other session does
-    import_from: folders of the checkout on the path of imports
+    packages_folder: where they are kept, beside the wheel cache
+    import_from: folders on the path of imports, of the checkout or with their whole path
     environment: further variables
     arguments:   further ones of pytest
     plugins:     of pytest, in `directory`, for runs on our devices
@@ -68,6 +69,7 @@ class Suite:
     tests: str
     folders: tuple[str, ...]
     packages: tuple[str, ...]
+    packages_folder: str = "conformance-packages"
     import_from: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -133,7 +135,7 @@ class Suite:
         self, source: Path, logs: Path, chosen: list[str], reasons: list[results.Reason]
     ) -> list[Outcome]:
         path = [str(source / folder) for folder in self.import_from]
-        path += [str(checkout.extra_packages(*self.packages)), str(self.directory)]
+        path += [str(self._packages()), str(self.directory)]
         environment = {"PYTHONPATH": os.pathsep.join(path), **WAITS, **self.environment}
         plugins = [argument for name in self.plugins for argument in ("-p", name)]
         run = TestRun(
@@ -159,6 +161,9 @@ class Suite:
             outcomes += found
             results.keep(logs, found)
         return outcomes
+
+    def _packages(self) -> Path:
+        return checkout.extra_packages(*self.packages, folder=self.packages_folder)
 
     def _on_backend(self, source: Path, logs: Path, outcomes: list[Outcome]) -> dict[str, Any]:
         """For the record: the tests that do not pass here, and pass on the backend."""

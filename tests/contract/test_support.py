@@ -103,6 +103,29 @@ def test_the_run_names_the_date_of_its_sample_and_the_sampled_cases(tmp_path: Pa
     assert listed.count("::test_grid[") == 2
 
 
+def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
+    """Here it is a module at a place like that of core's."""
+    served = tmp_path / "vllm_davinci" / "core" / "served.py"
+    served.parent.mkdir(parents=True)
+    served.write_text("def call(tensor):\n    tensor.erfinv_()\n")
+    program = """
+        import runpy, torch
+
+        call = runpy.run_path(FOLDER + "/vllm_davinci/core/served.py")["call"]
+
+        def test_of_its_own():
+            torch.ones(2, device="npu").erfinv_()
+
+        def test_served():
+            call(torch.ones(2, device="npu"))
+        """
+    done = run_pytest(tmp_path, program.replace("FOLDER", repr(str(tmp_path))))
+    assert "test_served" in done.stdout.split("short test summary")[1], done.stdout
+    assert "1 error" in done.stdout and "2 passed" in done.stdout
+    assert "aclnnInplaceErfinv has no rules that its calls are held against" in done.stdout
+    assert "1 operators without rules called by what is served" in done.stdout
+
+
 def test_a_run_keeps_to_the_instruction_sets_of_an_older_processor(tmp_path: Path):
     done = run_pytest(
         tmp_path,

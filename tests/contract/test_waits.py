@@ -50,6 +50,7 @@ LISTED = {
     f"{CORE}upstream_overrides.py": "the text of a line of vLLM's",
     f"{CORE}weight_transfer/group.py": STREAM,
     f"{CORE}weight_transfer/hccl_engine.py": DEVICE,
+    f"{CORE}weight_transfer/ipc_engine.py": f"{DEVICE}; the trainer's own group",
     f"{CORE}worker.py": START,
     "packages/vnpu/src/vllm_davinci/vnpu/supervised_command.py": USER,
     f"{CSRC}abi/ascendcl/event.cpp": STREAM,

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
+from vllm_davinci_testing.engines.fault_engines import ENGINES
 from vllm_davinci_testing.engines.fault_points import (
-    ENGINES,
     GOOD,
     chosen,
     outcome,

@@ -71,6 +71,55 @@ def requests_running(server: ServerProcess) -> int:
     return sum(int(float(value)) for value in values)
 
 
+KILLED = """
+    import os, signal, sys, threading
+    import psutil
+    from vllm import LLM, SamplingParams
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    def kill_engine():
+        (engine,) = [
+            each
+            for each in psutil.Process().children(recursive=True)
+            if each.name().startswith("VLLM::Engine")
+        ]
+        print("moment: killing", flush=True)
+        engine.kill()
+
+    if __name__ == "__main__":
+        for _ in range(2):
+            llm = LLM(
+                sys.argv[1], enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 26
+            )
+            threading.Timer(1.0, kill_engine).start()
+            try:
+                llm.generate("def ", SamplingParams(max_tokens=250, ignore_eos=True))
+            except EngineDeadError:
+                print("moment: told", flush=True)
+        sys.exit(3)
+"""
+
+
+def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path, tmp_path: Path):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(KILLED), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, str(script), str(tiny_llama)],
+        env={
+            **os.environ,
+            "VNPU_PACE": "aclnn=1000",  # no answer before the engine is killed
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        },
+        capture_output=True,
+        text=True,
+        timeout=START_LIMIT_S,
+        check=False,
+    )
+    said = [line for line in ended.stdout.splitlines() if line.startswith("moment: ")]
+    assert said == ["moment: killing", "moment: told"] * 2, ended.stderr[-2000:]
+    assert ended.returncode == 3
+
+
 CONFIGURING = "moment: imported"
 # Python drops an interrupt that comes while it finalizes an object, as it does now and then while
 # much is imported: whoever sees nothing happen presses Ctrl-C once more.

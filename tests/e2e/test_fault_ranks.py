@@ -7,17 +7,16 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -135,46 +134,6 @@ def test_an_error_of_one_data_parallel_engine_ends_the_others(
         engine.close()
 
 
-def has_ended(process: psutil.Process) -> bool:
-    """Where nobody has fetched its status yet, a process that has ended is a zombie."""
-    with suppress(psutil.NoSuchProcess):
-        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
-    return True
-
-
-def assert_ended(processes: list[psutil.Process]) -> None:
-    """The processes end within the limit."""
-    end = time.monotonic() + LIMIT_S
-    while not all(map(has_ended, processes)):
-        assert time.monotonic() < end, processes
-        time.sleep(0.1)
-
-
-def test_a_stopped_rank_is_named_before_vllm_gives_up(
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
-    prompts: list[list[int]],
-):
-    limit_s = 40
-    engine = start_engine(
-        zoo(MODEL),
-        environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(limit_s)},
-        **TWO_RANKS,
-    )
-    _, *workers = engine.processes()
-    stopped = next(each for each in workers if "Worker_TP1" in " ".join(each.cmdline()))
-    stopped.suspend()
-    begin = time.monotonic()
-    with pytest.raises(EngineError) as error:
-        engine.generate(as_inputs(prompts[:4]), GREEDY)
-    assert time.monotonic() - begin < limit_s
-    told = f"{error.value}{engine.log_text()}"
-    named = rf"process of rank 1 \(pid {stopped.pid} on host \S+\) is stopped"
-    assert re.search(named, told), told[-8000:]
-    engine.close()
-    assert_ended(workers)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("action", ["delay:60s", "die", "throw", "async:507015", "async:hang"])
@@ -275,7 +234,7 @@ def test_a_stream_has_right_tokens_until_a_rank_fails_and_then_an_error(
         (error,) = errors
         assert re.search(r"rank 1 \(pid \d+ on host \S+\) failed in execute_model", error), error
         assert "RuntimeError: planted in _model_forward" in error
-        server.wait_for_end()
+        assert server.wait_for_end() == 1
         assert "planted in _model_forward" in server.log_text()
     finally:
         server.kill()

@@ -79,18 +79,6 @@ def test_an_additional_config_that_cannot_be_read_is_refused(
     ("options", "words"),
     [
         pytest.param(
-            {
-                "enable_dbo": True,
-                "speculative_config": {
-                    "method": "ngram",
-                    "num_speculative_tokens": 2,
-                    "prompt_lookup_max": 2,
-                },
-            },
-            ["speculative decoding (method 'ngram')", "Remove dbo.enabled or"],
-            id="draft_model",
-        ),
-        pytest.param(
             {"additional_config": {"torchair_graph_config": {"enable_multistream_moe": True}}},
             ["'torchair_graph_config.enable_multistream_moe'", "has no shared experts"],
             id="no_shared_experts",

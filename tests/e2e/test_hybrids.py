@@ -10,7 +10,8 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+from vllm_davinci_testing.engines.generating import assert_generates
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 # Three layers of states to one of attention; experts beside a dense layer.
 NEXT = "qwen3_next_moe"
@@ -31,13 +32,6 @@ IN_PARTS = {
     "max_num_batched_tokens": 48,
     "max_num_seqs": 16,
 }
-
-
-def assert_tokens(
-    engine: EngineProcess, reference: TransformersReference, prompts: list[list[int]]
-) -> None:
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
-    assert_greedy(reference, prompts, outputs, MAX_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +70,7 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
 ):
     environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
     with start_engine(zoo(model), environment=environment, **options) as engine:
-        assert_tokens(engine, reference(model), prompts[:16])
+        assert_generates(engine, reference(model), prompts[:16], MAX_TOKENS)
 
 
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
@@ -98,11 +92,11 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
         worker_extension_cls=COUNTED,
     ) as engine:
         engine.on_workers("count_waits_of_steps")
-        assert_tokens(engine, reference(NEXT), chosen)
+        assert_generates(engine, reference(NEXT), chosen, MAX_TOKENS)
         (steps,) = engine.on_workers("waits_of_steps")
         preemptions = engine.metrics()["vllm:num_preemptions"]
         # Blocks that have held states hold keys now.
-        assert_tokens(engine, reference(NEXT), prompts[:8])
+        assert_generates(engine, reference(NEXT), prompts[:8], MAX_TOKENS)
         said = engine.log_text()
     assert preemptions > 0
     assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)

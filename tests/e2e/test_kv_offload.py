@@ -105,13 +105,6 @@ def test_evicted_blocks_come_back_bit_by_bit(
             {"kv_offloading_size": 1.0, "enable_sleep_mode": True},
             "sleep of an engine whose KV cache goes on elsewhere",
         ),
-        (
-            {
-                "kv_offloading_size": 1.0,
-                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
-            },
-            "speculative decoding with a KV cache that goes on elsewhere",
-        ),
     ],
 )
 def test_what_cannot_be_kept_on_the_host_ends_the_start(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -21,6 +23,8 @@ ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
+    "VNPU_RACES": "raise",
+    "VNPU_SCHEDULE": "fuzz:7",
 }
 
 
@@ -30,10 +34,8 @@ def model(tiny_llama: Path) -> TransformersReference:
 
 
 @pytest.fixture(scope="module")
-def server(
-    tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., httpx.Response]]:
-    """Posts to a path of the server."""
+def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's. Its workers raise where launches that nothing orders use the same memory."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     options = (
         f"--served-model-name={BASE}",
@@ -45,11 +47,15 @@ def server(
     process = ServerProcess(tiny_llama, log, *SMALL, *options, environment=ENVIRONMENT)
     try:
         process.wait_until_ready()
-        yield lambda path, **body: httpx.post(
-            f"{process.url}{path}", json=body or None, timeout=120
-        )
+        yield process.url
     finally:
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(url: str) -> Callable[..., httpx.Response]:
+    """Posts to a path of the server."""
+    return lambda path, **body: httpx.post(f"{url}{path}", json=body or None, timeout=120)
 
 
 def complete(server: Callable[..., httpx.Response], name: str) -> list[int]:
@@ -106,8 +112,55 @@ def test_an_adapter_that_does_not_fit_is_answered_with_its_layer(
     assert complete(server, BASE)
 
 
-def test_a_server_sleeps_and_wakes(server: Callable[..., httpx.Response]):
+def stream(url: str, prompt: list[int], max_tokens: int, has_begun: Event) -> list[int]:
+    """The tokens of one request, as many as come. has_begun: set with the first"""
+    body = {
+        "model": BASE,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    tokens: list[int] = []
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                tokens += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"] or []
+                has_begun.set()
+    return tokens
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep", "wait"])
+def test_a_server_sleeps_while_requests_are_under_way(
+    url: str, server: Callable[..., httpx.Response], model: TransformersReference, mode: str
+):
+    prompts = [[*PROMPT, number] for number in range(80, 84)]
+    count = 180  # no request ends before the server is told to sleep
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        begun = [Event() for _ in prompts]
+        streams = [
+            pool.submit(stream, url, prompt, count, event)
+            for prompt, event in zip(prompts, begun, strict=True)
+        ]
+        assert all(event.wait(60) for event in begun)
+        assert server(f"/sleep?level=1&mode={mode}").status_code == 200
+        assert httpx.get(f"{url}/is_sleeping").json() == {"is_sleeping": True}
+        done = sum(each.done() for each in streams)
+        assert server("/wake_up").status_code == 200
+        tokens = [each.result(120) for each in streams]
+    assert done < len(streams) or mode != "keep"
+    for prompt, found in zip(prompts, tokens, strict=True):
+        assert model.first_difference(prompt, found) is None
+    lengths = {len(found) for found in tokens}
+    assert lengths == {count} if mode != "abort" else max(lengths) < count
+
+
+def test_a_server_lends_the_memory_of_its_cache(server: Callable[..., httpx.Response]):
     before = complete(server, BASE)
-    assert server("/sleep?level=1").status_code == 200
-    assert server("/wake_up").status_code == 200
+    assert server("/sleep?level=0").status_code == 200  # pauses
+    assert server("/release_kv_cache_memory").status_code == 200
+    assert server("/wake_up?tags=kv_cache").status_code == 200
+    assert server("/wake_up?tags=scheduling").json()["status"] == "awake"
     assert complete(server, BASE) == before

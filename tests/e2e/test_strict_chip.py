@@ -24,6 +24,10 @@ A2, A3 = "Ascend910B3", "Ascend910_9391"
 
 # Of all differences of one model: quadratic mean and largest, twice what the worst one shows.
 BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
+# The same of mixtures, where scores that are almost equal choose other experts when they are
+# rounded otherwise, in 1 to 4 of 100 rows; the others are within BOUNDS.
+BOUNDS_OF_MIXTURES = {torch.bfloat16: (0.22, 6.5), torch.float16: (0.075, 3.6)}
+LEAST_WITHIN = 0.92
 # Of a perplexity, relative: the worst shows 0.0012 and 0.0005.
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
@@ -102,12 +106,9 @@ def test_logprobs_are_those_of_transformers_in_the_same_dtype(
         expected = network.logprobs(prompt)[:-1]
         differences.append(logprobs_of(output, expected.shape[-1]) - expected)
     difference = torch.cat(differences)
-    mean, largest = BOUNDS[dtype]
-    is_within = difference.abs().amax(1) < largest
-    if name in MIXTURES:
-        # Scores that are almost equal choose other experts when they are rounded otherwise.
-        assert is_within.float().mean() > 0.9, is_within.float().mean()
-        difference = difference[is_within]
+    mean, largest = (BOUNDS_OF_MIXTURES if name in MIXTURES else BOUNDS)[dtype]
+    share = (difference.abs().amax(1) < BOUNDS[dtype][1]).float().mean()
+    assert share > LEAST_WITHIN, share
     found = difference.square().mean().sqrt(), difference.abs().max()
     assert found[0] < mean and found[1] < largest, found
 

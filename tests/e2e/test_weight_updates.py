@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.weight_transfer.ipc_engine import NPUIPCTrainerInitInfo
+from vllm_davinci_testing.engines import weight_buckets
 from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 
@@ -28,6 +32,7 @@ SMALL: dict[str, Any] = {
         "cudagraph_capture_sizes": [4, 8],
     },
 }
+SENT = {"weight_transfer_config": {"backend": "npu_ipc"}}
 
 
 def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
@@ -40,6 +45,56 @@ def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
         )
         for output in outputs
     ]
+
+
+class EngineClient:
+    """vLLM's interface for a trainer, of an engine in another process."""
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self._engine = engine
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._engine.weight_sync("init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self._engine.weight_sync("start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._engine.weight_sync("update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self) -> None:
+        self._engine.weight_sync("finish_weight_update")
+
+
+class CheckpointSource(WeightSource):
+    """A checkpoint's tensors as a trainer has them on its device."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._tensors = weight_buckets.tensors_of(checkpoint)
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, each.dtype, tuple(each.shape)) for name, each in self._tensors]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((name, each.to("npu")) for name, each in self._tensors)
+
+
+def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[str]) -> None:
+    """Gives the engine the weights of a checkpoint. way: of the guide's table"""
+    if way == "reload":
+        engine.on_workers("reload_from", str(checkpoint))
+    elif way == "npu_ipc":
+        torch.npu.set_device(0)
+        trainer = WeightTransferTrainerFactory.trainer_init(
+            NPUIPCTrainerInitInfo(buffer_bytes=1 << 18, rank=0),
+            client=EngineClient(engine),
+            source=CheckpointSource(checkpoint),
+        )
+        trainer.send_weights()
+    else:
+        tensors = weight_buckets.tensors_of(checkpoint)
+        with weight_buckets.sending(addresses, tensors, shared_on=way):
+            engine.on_workers("load_buckets", addresses)
 
 
 @pytest.mark.parametrize(
@@ -60,24 +115,28 @@ def test_updated_weights_are_those_of_a_fresh_engine(
     old = repository / "checkpoints" / name
     new = changed(old, tmp_path / "new", seed=1)
     given = prompts[3:7]
+    ranks = options.get("tensor_parallel_size", 1)
+    addresses = [f"ipc://{tmp_path}/{rank}" for rank in range(ranks)]
     with start_engine(new, **SMALL, **options) as fresh:
         expected = generate(fresh, given)
         digests = fresh.on_workers("compute_weight_checksums")
-    with start_engine(old, **SMALL, **options) as engine:
+    with start_engine(old, **SMALL, **SENT, **options) as engine:
         first = generate(engine, given)
-        addresses = engine.on_workers("addresses")
+        places = engine.on_workers("addresses")
         assert first != expected
-        for update, checkpoint, tokens in (
-            ("reload_from", new, expected),
-            ("load_buckets", old, first),
-            ("load_buckets", new, expected),
-            ("reload_from", old, first),
-        ):
-            engine.on_workers(update, str(checkpoint))
-            assert generate(engine, given) == tokens, (update, checkpoint.name)
-            assert engine.on_workers("addresses") == addresses
+        ways = [("reload", new), ("npu", old), ("cpu", new), ("reload", old)]
+        if ranks == 1:  # the trainer is one process
+            ways += [("npu_ipc", new), ("npu_ipc", old), ("npu_ipc", new)]
+        for way, checkpoint in ways:
+            update(engine, way, checkpoint, addresses)
+            tokens = expected if checkpoint == new else first
+            assert generate(engine, given) == tokens, (way, checkpoint.name)
+            assert engine.on_workers("addresses") == places
             if checkpoint == new:
                 assert engine.on_workers("compute_weight_checksums") == digests
+        if ranks > 1:
+            with pytest.raises(EngineError, match="start a rank of the trainer on each worker's"):
+                update(engine, "npu_ipc", new, addresses)
 
 
 def test_quantized_weights_are_not_updated(
@@ -88,7 +147,7 @@ def test_quantized_weights_are_not_updated(
     Exporter(tiny_llama, quantized, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
     with start_engine(quantized, dtype="bfloat16", **SMALL) as engine:
         expected = generate(engine, [[5, 6, 7]])
-        for update in ("reload_from", "load_buckets"):
+        for way in ("reload", "cpu"):
             with pytest.raises(EngineError, match="new weights for"):
-                engine.on_workers(update, str(quantized))
+                update(engine, way, quantized, [f"ipc://{tmp_path}/0"])
         assert generate(engine, [[5, 6, 7]]) == expected

@@ -1,12 +1,15 @@
 """A pytest plugin: what the worker's process has before it builds the runner.
 
 Tests construct runners without a worker. vLLM's runner asks for `torch.cuda.Stream`, and loads
-weights in a format that one of the plugins registers.
+weights in a format that one of the plugins registers; its rejection sampler launches kernels, which
+have stand-ins there.
 """
 
 from vllm.plugins import load_general_plugins
 
 from vllm_davinci.core.device import torch_cuda_names
+from vllm_davinci.core.spec_decode import triton_stand_ins
 
 load_general_plugins()
 torch_cuda_names.install()
+triton_stand_ins.register()

@@ -30,6 +30,14 @@ EXACT_SOC = "reference"
 THOROUGH = "thorough"
 REFUSED = "refused_calls"
 CALLS = "calls"  # user properties of reports, which travel from xdist's workers
+FREE = "calls_without_rules"
+# Parts of the paths of what serves models: an operator that they call has rules.
+SERVED = (
+    "/vllm_davinci/core/",
+    "/vllm_davinci/kernels/",
+    "/vllm_davinci/models/",
+    "/site-packages/vllm/",
+)
 SLOWEST_FILES = 15  # that the summary names
 SAMPLED = "sampled"  # a user property of reports, which travels from xdist's workers
 # Tests that start whole engines come first: what is left at the end is short, and no process is
@@ -151,7 +159,8 @@ class RefusedCalls:
     """No test makes a call that a chip would refuse, unless that is what it is about.
 
     Every call that operators hold against CANN's documents is counted, and every refusal kept, in
-    this process and in those that tests start.
+    this process and in those that tests start. What is served, by these packages or by vLLM, calls
+    no operator that has no rules to be held against.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -160,6 +169,7 @@ class RefusedCalls:
         os.environ["VNPU_REFUSALS"] = str(self._directory)
         self._calls: Counter[str] = Counter()
         self._num_refused = 0
+        self._num_free = 0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -174,10 +184,21 @@ class RefusedCalls:
             item.user_properties.append((CALLS, dict(calls - self._calls)))
             item.user_properties.append((REFUSED, len(new)))
             self._calls, self._num_refused = calls, len(found.refused)
+            free = found.free[self._num_free :]
+            served = [each for each in free if any(part in each.site for part in SERVED)]
+            self._num_free = len(found.free)
+            item.user_properties.append((FREE, sorted({each.operator for each in served})))
             if new and item.get_closest_marker(REFUSED) is None:
                 pytest.fail(
                     f"{len(new)} calls were refused, and the test is not marked {REFUSED}. "
                     f"The first: {new[0].message} Called at {new[0].site}",
+                    pytrace=False,
+                )
+            if served:
+                pytest.fail(
+                    f"{served[0].operator} has no rules that its calls are held against. Write "
+                    "them down in packages/vnpu/csrc/ops (docs/guides/add_an_operator.md). "
+                    f"Called at {served[0].site}",
                     pytrace=False,
                 )
 
@@ -212,6 +233,7 @@ class Summary:
         self._sampled: set[str] = set()
         self._calls: Counter[str] = Counter()
         self._num_refused = 0
+        self._free: set[str] = set()
 
     def pytest_report_header(self) -> list[str]:
         return [
@@ -228,6 +250,7 @@ class Summary:
             properties = dict(report.user_properties)
             self._calls.update(properties.get(CALLS, {}))
             self._num_refused += properties.get(REFUSED, 0)
+            self._free.update(properties.get(FREE, []))
         if (SAMPLED, True) in map(tuple, report.user_properties):
             self._sampled.add(report.nodeid)
 
@@ -243,6 +266,10 @@ class Summary:
             terminalreporter.write_line(
                 f"{self._num_refused} of them refused; a test that is not marked {REFUSED} fails "
                 "where one of its calls is"
+            )
+            terminalreporter.write_line(
+                f"{len(self._free)} operators without rules called by what is served"
+                + "".join(f" {name}" for name in sorted(self._free))
             )
         if len(self._seconds_of_files) > SLOWEST_FILES:
             terminalreporter.section(f"the {SLOWEST_FILES} slowest files")

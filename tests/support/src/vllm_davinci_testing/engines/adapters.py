@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,21 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
             each()
 
 
+@contextmanager
+def through_peft(network: Any, directory: Path | None) -> Iterator[None]:
+    """Inside, `network` computes as peft makes it compute with its adapter, unmerged."""
+    if directory is None:
+        yield
+        return
+    from peft import PeftModel  # takes seconds, which those who use `adapted` need not wait
+
+    adapted_network = PeftModel.from_pretrained(network, directory)
+    try:
+        yield
+    finally:
+        adapted_network.unload()
+
+
 def _adapt_product(
     products: list[Any],
     number: int,
@@ -187,11 +202,15 @@ def first_differences(
     adapters: Sequence[Path | None],
     prompts: Sequence[list[int]],
     outputs: Sequence[Any],
+    under: Callable[[nn.Module, Path | None], AbstractContextManager[None]] = adapted,
 ) -> list[str]:
-    """Requests whose tokens are not the greedy ones under their adapter, in words."""
+    """Requests whose tokens are not the greedy ones under their adapter, in words.
+
+    under: `adapted`, or `through_peft`, which knows no routed experts
+    """
     found = []
     for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):
-        with adapted(reference.network, adapter):
+        with under(reference.network, adapter):
             wrong = reference.first_difference(prompt, list(output.outputs[0].token_ids))
         if wrong is not None:
             found.append(f"{adapter and adapter.name}: {wrong}")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from vllm_davinci_testing.engines.server_process import (
     END_LIMIT_S,
@@ -64,3 +68,18 @@ def assert_explained(ended: Ended, *words: str) -> None:
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-6000:]
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Where nobody has fetched its status yet, a process that has ended is a zombie."""
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def assert_ended(processes: Iterable[psutil.Process]) -> None:
+    """The processes end within END_LIMIT_S."""
+    end = time.monotonic() + END_LIMIT_S
+    while not all(map(has_ended, processes)):
+        assert time.monotonic() < end, processes
+        time.sleep(0.1)

@@ -43,6 +43,14 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+WEIGHT_SYNC = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+
+
 class EngineError(Exception):
     """An error of an engine's process, with its traceback there."""
 
@@ -93,6 +101,11 @@ class EngineProcess:
         metrics = self._call("get_metrics", (), {})
         return {metric.name: metric.value for metric in metrics if hasattr(metric, "value")}
 
+    def metric_vectors(self) -> dict[str, list[int]]:
+        """The engine's counters that have a number for each place, by name."""
+        metrics = self._call("get_metrics", (), {})
+        return {metric.name: metric.values for metric in metrics if hasattr(metric, "values")}
+
     def abort_all(self) -> None:
         """Takes back what a failed call left in the engine."""
         self._call("abort_all", (), {})
@@ -106,6 +119,11 @@ class EngineProcess:
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         self._call("wake_up", (), {"tags": tags})
+
+    def weight_sync(self, method: str, *args: Any) -> None:
+        """Calls one of vLLM's methods for weights that a trainer sends."""
+        assert method in WEIGHT_SYNC
+        self._call(method, args, {})
 
     def on_workers(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of every worker; their answers by rank."""
@@ -239,7 +257,7 @@ def _serve(
                 value = llm.llm_engine.abort_request(left, internal=True)
             elif method == "add_lora":
                 value = llm.llm_engine.add_lora(*args)
-            elif method in ("sleep", "wake_up"):
+            elif method in ("sleep", "wake_up", *WEIGHT_SYNC):
                 value = getattr(llm, method)(*args, **kwargs)
             elif method == "collective_rpc":
                 value = llm.collective_rpc(*args, **kwargs)

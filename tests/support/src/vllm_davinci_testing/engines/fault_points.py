@@ -30,37 +30,10 @@ from typing import Any
 
 import psutil
 
+from vllm_davinci_testing.engines.fault_engines import ENGINES, Engine
 from vllm_davinci_testing.engines.server_process import processes_of_session, shared_memory
 from vllm_davinci_testing.processes.forked import run_together
 
-PROGRAM = """
-import os
-os.setsid()
-file = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-os.dup2(file, 1)
-os.dup2(file, 2)
-print("session", os.getpid(), flush=True)
-from vllm import LLM, SamplingParams
-
-llm = LLM({model!r}, dtype="bfloat16", max_model_len=64, max_num_seqs=4, seed=0,
-          kv_cache_memory_bytes=8 << 20, **{options!r})
-prompts = [{{"prompt_token_ids": [1, 2, 3 + i]}} for i in range(3)]
-greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-for output in llm.generate(prompts, greedy, use_tqdm=False):
-    print("answer", list(output.outputs[0].token_ids), flush=True)
-"""
-# The checkout's: this package is installed from it.
-MODEL = Path(__file__).parents[5] / "checkpoints" / "tiny_llama"
-GRAPHS = {
-    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [4]}
-}
-TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-ENGINES: dict[str, dict[str, Any]] = {
-    "one device, eager": {"enforce_eager": True},
-    "one device, graphs": GRAPHS,
-    "two devices, eager": {"enforce_eager": True, **TWO_RANKS},
-    "two devices, graphs": {**GRAPHS, **TWO_RANKS},
-}
 # In the order of faults::Kind (packages/vnpu/csrc/device/fault_plan.h).
 KINDS = (
     "point", "alloc", "physical", "map", "pinned", "stream", "event", "launch", "synchronize",
@@ -102,45 +75,38 @@ class Run:
         return [line for line in self.log.splitlines() if line.startswith("answer")]
 
 
-def run(options: dict[str, Any], faults: str) -> Run:
+def run(engine: Engine, faults: str) -> Run:
     """Runs an engine under a plan, and looks at what it leaves."""
     with tempfile.TemporaryDirectory() as directory:
-        log = Path(directory) / "log"
-        program = PROGRAM.format(log=str(log), model=str(MODEL), options=options)
+        places = engine.places()
+        logs = [Path(directory) / f"log{number}" for number in range(len(places))]
+        variables = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
         ended: list[Any] = []
-        environment = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
         runner = threading.Thread(
-            target=lambda: ended.extend(run_together([program], [environment], RUN_LIMIT_S))
+            target=lambda: ended.extend(
+                run_together(
+                    [engine.program(log) for log in logs],
+                    [{**variables, **place} for place in places],
+                    RUN_LIMIT_S,
+                )
+            )
         )
         runner.start()
-        fault_at: float | None = None
-        session, held = 0, set[Path]()
-
-        def look() -> str:
-            nonlocal session, fault_at
-            text = log.read_text(errors="replace") if log.exists() else ""
-            if not session and (found := re.search(r"^session (\d+)", text)):
-                session = int(found[1])
-            if fault_at is None and "VNPU_FAULTS: " in text:
-                fault_at = time.monotonic()
-            return text
-
+        watch = Watch(logs)
         while runner.is_alive():
-            look()
-            if session:
-                with suppress(OSError, psutil.Error):  # one that has ended meanwhile
-                    held.update(shared_memory(processes_of_session(session)))
+            watch.look()
             runner.join(0.1)
         begin = time.monotonic()
-        while processes_of_session(session) and time.monotonic() - begin < END_LIMIT_S:
+        while watch.processes() and time.monotonic() - begin < END_LIMIT_S:
             time.sleep(0.05)
-        left = processes_of_session(session)
+        left = watch.processes()
         for process in left:
             process.kill()
-        result = Run(ended[0].status if ended else -1, look())
-        result.to_end_s = time.monotonic() - (fault_at or time.monotonic())
+        statuses = [each.status for each in ended] or [-1]
+        result = Run(max(statuses, key=abs), watch.look())
+        result.to_end_s = time.monotonic() - (watch.fault_at or time.monotonic())
         result.left = [f"process {each.pid}" for each in left]
-        for path in held:
+        for path in watch.held:
             if path.name.startswith("psm_"):
                 # Of multiprocessing, whose tracker gives it back at the end: forks have that of the
                 # fork server, which goes on.
@@ -148,6 +114,28 @@ def run(options: dict[str, Any], faults: str) -> Run:
             elif path.exists():
                 result.left.append(str(path))
         return result
+
+
+class Watch:
+    """Looks at programs while they run: logs, processes, shared memory, and when the fault came."""
+
+    def __init__(self, logs: list[Path]) -> None:
+        self._logs = logs
+        self.fault_at: float | None = None
+        self.held: set[Path] = set()
+
+    def look(self) -> str:
+        """Everything that the programs have printed."""
+        text = "".join(log.read_text(errors="replace") for log in self._logs if log.exists())
+        if self.fault_at is None and "VNPU_FAULTS: " in text:
+            self.fault_at = time.monotonic()
+        self._sessions = [int(found) for found in re.findall(r"^session (\d+)", text, re.MULTILINE)]
+        with suppress(OSError, psutil.Error):  # one that has ended meanwhile
+            self.held.update(shared_memory(self.processes()))
+        return text
+
+    def processes(self) -> list[psutil.Process]:
+        return [each for session in self._sessions for each in processes_of_session(session)]
 
 
 def outcome(result: Run, expected: list[str], rule: str) -> str:
@@ -168,11 +156,11 @@ def outcome(result: Run, expected: list[str], rule: str) -> str:
     return "error with its cause" if is_named else "ERROR WITHOUT CAUSE"
 
 
-def points_of(options: dict[str, Any]) -> tuple[list[str], dict[int, Counter[str]]]:
+def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
     """The right answer, and how many points of each kind every rank has."""
     with tempfile.TemporaryDirectory() as directory:
-        result = run(options, f"count:{directory}")
-        if result.status != 0 or len(result.answers) != 3:
+        result = run(engine, f"count:{directory}")
+        if result.status != 0 or len(result.answers) != 3 * engine.engines:
             raise RuntimeError(f"The engine fails without a fault:\n{result.log[-4000:]}")
         points: dict[int, Counter[str]] = {}
         for file in Path(directory).glob("*.points"):
@@ -196,8 +184,14 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
-    """The same in an order of that date, so that the first ones are of all kinds."""
-    return sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
+    """The same in an order of that date, in which kinds take turns: the first ones are of all."""
+    mixed = sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
+    seen: Counter[str] = Counter()
+    turns = []
+    for place, (kind, rule) in enumerate(mixed):
+        turns.append((seen[kind], place, kind, rule))
+        seen[kind] += 1
+    return [(kind, rule) for _, _, kind, rule in sorted(turns)]
 
 
 @dataclass
@@ -219,7 +213,7 @@ def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
         f"Written by `nox -s faults -- --one-in {one_in} --page FILE`. Counted on virtual",
         "NPUs; times are of one machine with two cores, which had other work.",
         "",
-        "An engine of `checkpoints/tiny_llama` starts, answers three requests and ends; each time",
+        "A small engine starts, answers three requests and ends; each time",
         "another point fails. Polls depend on time: a run may end before it comes to a point.",
         "",
         f"| {' | '.join(COLUMNS)} |",
@@ -248,21 +242,21 @@ def main() -> int:
     options = parser.parse_args()
     tallies: dict[tuple[str, str], Tally] = {}
     is_good = True
-    for engine, arguments in ENGINES.items():
-        if not engine.startswith(options.only):
+    for name, engine in ENGINES.items():
+        if not name.startswith(options.only):
             continue
-        expected, points = points_of(arguments)
+        expected, points = points_of(engine)
         for kind, count in sorted(sum(points.values(), Counter()).items()):
-            tallies[engine, kind] = Tally(count)
+            tallies[name, kind] = Tally(count)
         rules = shuffled(chosen(points, options.one_in, options.date), options.date)[: options.most]
         for number, (kind, faults) in enumerate(rules, 1):
             rule = faults.split(";")[1]
-            result = run(arguments, faults)
+            result = run(engine, faults)
             what = outcome(result, expected, rule)
-            tallies[engine, kind].outcomes[what] += 1
+            tallies[name, kind].outcomes[what] += 1
             if what == "error with its cause":
-                tallies[engine, kind].times_s.append(result.to_end_s)
-            print(f"{engine} {number}/{len(rules)} {faults}: {what}", flush=True)
+                tallies[name, kind].times_s.append(result.to_end_s)
+            print(f"{name} {number}/{len(rules)} {faults}: {what}", flush=True)
             if what not in GOOD:
                 is_good = False
                 print(f"{result.left}\n{result.log[-3000:]}", flush=True)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
 from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
+from vllm_davinci_testing.engines.sparse_zoo import ALL_CHOSEN, SPARSE
 from vllm_davinci_testing.engines.zoo_model import (
     BOS,
     BOS_ID,
@@ -290,7 +291,8 @@ MIXTURES = (
         routed_scaling_factor=1.5,
     ),
 )
-BY_NAME = {model.name: model for model in (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS)}
+EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN)
+BY_NAME = {model.name: model for model in EVERY}
 
 
 def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -182,7 +183,12 @@ def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None
     from vllm.entrypoints.cli.main import main  # the fork server has it already
 
     sys.argv = ["vllm", *arguments]
-    main()
+    try:
+        main()
+    finally:
+        # As an interpreter does; a process of multiprocessing would leave without. One of them is
+        # core's, which says with which status a server leaves whose engine died.
+        atexit._run_exitfuncs()
 
 
 def processes_of_session(session: int) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from vllm import SamplingParams
@@ -22,16 +23,52 @@ def texts() -> list[dict[str, Any]]:
     ]
 
 
-def generate(engine: EngineProcess, **options: Any) -> list[list[int]]:
-    """Tokens of requests that end at different times."""
-    parameters = [
-        SamplingParams(
-            **{"temperature": 0, "max_tokens": 24 + 5 * (n % 5), "ignore_eos": True} | options
-        )
-        for n in range(REQUESTS)
-    ]
-    outputs = engine.generate(texts(), parameters)
+def greedy(number: int, **options: Any) -> SamplingParams:
+    """Parameters of one of the requests, which end at different times."""
+    return SamplingParams(
+        **{"temperature": 0, "max_tokens": 24 + 5 * (number % 5), "ignore_eos": True} | options
+    )
+
+
+def generate(
+    engine: EngineProcess, adapters: list[Any] | None = None, **options: Any
+) -> list[list[int]]:
+    """Tokens of all requests. adapters: the LoRARequest, or None, of each"""
+    parameters = [greedy(n, **options) for n in range(REQUESTS)]
+    given = {} if adapters is None else {"lora_request": adapters}
+    outputs = engine.generate(texts(), parameters, **given)
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+# Of the logprobs of two tokens either of which 16 bits may choose: a logit of 16 to 32 has steps of
+# 1/8 in bfloat16, and several rows of a request are not summed in the order of one.
+CLOSE = 0.25
+
+
+def with_logprobs(engine: EngineProcess) -> list[Any]:
+    """The same requests' completions, with the logprobs of the likeliest tokens of each place."""
+    outputs = engine.generate(texts(), [greedy(n, logprobs=5) for n in range(REQUESTS)])
+    return [output.outputs[0] for output in outputs]
+
+
+def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, int, float]]:
+    """Where texts go on with a token that rounding does not explain: text, place, distance.
+
+    expected: completions of `with_logprobs`; after a token that was close, texts go on otherwise
+    """
+    wrong = []
+    for number, (completion, tokens) in enumerate(zip(expected, found, strict=True)):
+        pairs = enumerate(zip(completion.token_ids, tokens, strict=True))
+        place = next((place for place, (one, other) in pairs if one != other), None)
+        if place is None:
+            continue
+        likeliest = completion.logprobs[place]
+        chosen = likeliest[completion.token_ids[place]].logprob
+        other = likeliest.get(tokens[place])
+        distance = math.inf if other is None else chosen - other.logprob
+        if distance > CLOSE:
+            wrong.append((number, place, distance))
+    return wrong
 
 
 def told(engine: EngineProcess) -> tuple[int, int]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
-
-BUCKET_TENSORS = 7
+from vllm_davinci_testing.engines import weight_buckets
 
 
 class UpdatingWorker:
     model_runner: Any
+    local_rank: int
+    device: Any
 
     def reload_from(self, checkpoint: str) -> None:
         """As vLLM reloads, layer by layer."""
         self.model_runner.reload_weights(weights_path=checkpoint)
 
-    def load_buckets(self, checkpoint: str) -> None:
-        """As verl does: some tensors at a time, through the model's own loader."""
-        model = self.model_runner.get_model()
-        files = sorted(Path(checkpoint).glob("*.safetensors"))
-        tensors = [named for file in files for named in load_file(file).items()]
-        for first in range(0, len(tensors), BUCKET_TENSORS):
-            model.load_weights(iter(tensors[first : first + BUCKET_TENSORS]))
+    def load_buckets(self, addresses: list[str]) -> None:
+        """As verl does: a bucket at a time, through the model's own loader."""
+        for tensors in weight_buckets.receive(addresses[self.local_rank], self.device):
+            self.model_runner.model.load_weights(tensors)
 
     def addresses(self) -> dict[str, int]:
         """Where parameters and what follows from them live."""

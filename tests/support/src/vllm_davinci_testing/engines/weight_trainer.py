@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-from vllm.plugins import load_general_plugins
 
 from vllm_davinci.core.weight_transfer.hccl_engine import HCCLTrainerInitInfo
 from vllm_davinci_testing.processes.ranks import free_port
@@ -41,7 +40,6 @@ class CheckpointSource(WeightSource):
 
 
 def main(url: str, num_workers: str, device: str, *checkpoints: str) -> None:
-    load_general_plugins()
     torch.npu.set_device(int(device))
     source = CheckpointSource()
     trainer = WeightTransferTrainerFactory.trainer_init(

@@ -9,8 +9,8 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2MLAAttention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.attention.mla.cache import MLACache
-from vllm_davinci.core.attention.mla.layer import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetadataBuilder
 
 BLOCK, KV_LORA, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4

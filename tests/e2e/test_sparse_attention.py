@@ -1,0 +1,203 @@
+"""MLA over the tokens that an indexer chooses: transformers' tokens on every path of a step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vllm import SamplingParams
+
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.generating import assert_generates
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+
+DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+RACES = {"VNPU_RACES": "raise"}
+COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
+TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+# Prompts in parts of any length, decodes beside them, in graphs where all decode.
+IN_PARTS = {
+    "enforce_eager": False,
+    "async_scheduling": True,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        pytest.param(SHARED, IN_PARTS, id="shared_in_parts"),
+        *(
+            pytest.param(model, options, id=f"{model}_{name}", marks=pytest.mark.thorough)
+            for name, options in {
+                "whole": {},
+                "in_parts": IN_PARTS,
+                "synchronous": {"async_scheduling": False, "enforce_eager": False},
+                "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
+                "expert2": {**TWO_RANKS, "enable_expert_parallel": True},
+                "tensor4": {**TWO_RANKS, "tensor_parallel_size": 4},
+            }.items()
+            for model in (DEEPSEEK, SHARED)
+        ),
+        pytest.param(
+            DEEPSEEK,
+            {"distributed_executor_backend": "mp", "pipeline_parallel_size": 2},
+            id="pipeline2",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+    model: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
+    with start_engine(zoo(model), environment=environment, **options) as engine:
+        assert_generates(engine, reference(model), prompts[:16], MAX_TOKENS)
+
+
+def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    # Requests that grow out of their first block at different times, and blocks for half of them.
+    chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
+    assert len(chosen) == 8
+    with start_engine(
+        zoo(DEEPSEEK),
+        environment=RACES,
+        num_gpu_blocks_override=10,
+        kv_cache_memory_bytes=None,
+        gpu_memory_utilization=0.02,
+        kv_offloading_size=0.1,
+        disable_log_stats=False,
+        worker_extension_cls=COUNTED,
+    ) as engine:
+        engine.on_workers("count_waits_of_steps")
+        assert_generates(engine, reference(DEEPSEEK), chosen, MAX_TOKENS)
+        (steps,) = engine.on_workers("waits_of_steps")
+        preemptions = engine.metrics()["vllm:num_preemptions"]
+        longer = [[*prompts[4], *prompts[i][:70]] for i in (3, 5)]  # they share a full block
+        for _ in range(2):
+            assert_generates(engine, reference(DEEPSEEK), longer, MAX_TOKENS)
+            assert_generates(engine, reference(DEEPSEEK), prompts[:8], MAX_TOKENS)
+        loaded = engine.metrics()
+    assert preemptions > 0
+    waits = [step.in_forward for step in steps[1:]]
+    assert waits == [0] * len(waits)
+    hits = {name: value for name, value in loaded.items() if "external_prefix_cache_hits" in name}
+    assert sum(hits.values()) > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", [None, "W8A8_DYNAMIC", "W8A8"])
+def test_where_all_tokens_are_chosen_attention_is_dense(
+    scheme: str | None,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    """In fp32 the same tokens; with int8 weights, in 16 bits, about as many as dense MLA has."""
+    name = "deepseek_v32_all"
+    sparse, options = zoo(name), {}
+    if scheme is not None:
+        sparse, options = int8(sparse, scheme, tmp_path, prompts), {"dtype": "bfloat16"}
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]
+    tokens = []
+    for model in (sparse, as_dense(sparse, tmp_path / "dense")):
+        with start_engine(model, **options) as engine:
+            outputs = engine.generate(inputs, GREEDY)
+        tokens.append([list(each.outputs[0].token_ids) for each in outputs])
+    if scheme is None:
+        assert tokens[0] == tokens[1]
+    else:
+        others = [sum(reference(name).differing_tokens(prompts[:16], each)) for each in tokens]
+        assert others[0] <= 1.5 * others[1], others
+
+
+def int8(floats: Path, scheme: str, place: Path, prompts: list[list[int]]) -> Path:
+    windows = [torch.tensor([prompt]) for prompt in prompts[6:14]]
+    ranges = input_ranges(floats, windows, lambda _: None) if scheme == "W8A8" else {}
+    Exporter(floats, place / scheme, scheme, torch.bfloat16, ranges).run(lambda _: None)
+    return place / scheme
+
+
+def as_dense(sparse: Path, directory: Path) -> Path:
+    """The same checkpoint as DeepSeek-V3, without what the indexer needs."""
+
+    def without_indexer(entries: dict[str, Any]) -> dict[str, Any]:
+        return {name: each for name, each in entries.items() if ".indexer." not in name}
+
+    directory.mkdir()
+    for path in sparse.iterdir():
+        if path.suffix == ".safetensors":
+            tensors = without_indexer(load_file(path))
+            save_file(tensors, directory / path.name, metadata={"format": "pt"})
+        elif path.name.startswith("quant_model_description"):
+            described = without_indexer(json.loads(path.read_text(encoding="utf-8")))
+            (directory / path.name).write_text(json.dumps(described), encoding="utf-8")
+        elif not path.name.endswith(".index.json"):
+            shutil.copy(path, directory)
+    config = json.loads((sparse / "config.json").read_text(encoding="utf-8"))
+    left_out = ("layer_types", "mlp_layer_types")
+    kept = {
+        name: each
+        for name, each in config.items()
+        if not name.startswith("index") and name not in left_out
+    }
+    kept |= {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+    (directory / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+    return directory
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "scheme"),
+    [(DEEPSEEK, None), (SHARED, None), (DEEPSEEK, "W8A8_DYNAMIC"), (DEEPSEEK, "W8A8")],
+)
+def test_in_16_bits_on_a_chip_tokens_stay_close(
+    model: str,
+    scheme: str | None,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    """As close to fp32 as transformers' own model in bfloat16, which chooses otherwise too."""
+    floats = zoo(model)
+    checkpoint = floats if scheme is None else int8(floats, scheme, tmp_path, prompts)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts[:16]]
+    environment = {**RACES, "VNPU_SOC": "Ascend910B3"}
+    with start_engine(checkpoint, environment=environment, dtype="bfloat16", **IN_PARTS) as engine:
+        outputs = [list(each.outputs[0].token_ids) for each in engine.generate(inputs, GREEDY)]
+    in_16_bits = TransformersReference(floats, torch.bfloat16)
+    others = [in_16_bits.greedy(prompt, MAX_TOKENS) for prompt in prompts[:16]]
+    ours = sum(reference(model).differing_tokens(prompts[:16], outputs))
+    assert ours <= 1.5 * sum(reference(model).differing_tokens(prompts[:16], others))
+
+
+def test_what_is_not_served_beside_it_is_refused_by_name(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    with pytest.raises(EngineError, match="whose attention is sparse: dual-batch overlap"):
+        start_engine(zoo(DEEPSEEK), additional_config={"dbo": {"enabled": True}})

@@ -1,0 +1,45 @@
+"""MTP of every family that is served: drafts of the model's own further layers change no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci.core.config.speculation import MTP_SERVED
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.mtp_families import FAMILIES, write_mtp_family
+from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, speculation, told
+
+Engines = Callable[..., EngineProcess]
+GRAPHS = {"enforce_eager": False}
+DEFAULT = "Glm4MoeMTPModel"
+WAITS = "ErnieMTPModel"  # for the device in each pass, so that none is captured
+
+
+def test_every_family_has_a_case():
+    assert {*FAMILIES, "DeepSeekMTPModel"} == {*MTP_SERVED}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == DEFAULT else [pytest.mark.thorough])
+        for name in FAMILIES
+    ],
+)
+def test_mtp_of_a_family_changes_no_token(name: str, start_engine: Engines, tmp_path: Path):
+    checkpoint = write_mtp_family(name, tmp_path / "model")
+    with start_engine(checkpoint, **SMALL) as engine:
+        expected = generate(engine)
+    for options in ({}, GRAPHS):
+        asked = {**speculation("mtp", 2), **options}
+        with start_engine(checkpoint, environment=RACES, **asked) as engine:
+            assert generate(engine) == expected
+            drafted, accepted = told(engine)
+            replays = engine.on_workers("draft_replays")[0]
+        print(f"{name}: {accepted} of {drafted}")
+        assert drafted > 500
+        assert 0 < accepted < drafted
+        assert bool(replays) == (bool(options) and name != WAITS)

@@ -1,0 +1,14 @@
+"""Answers of a worker about its device memory; vLLM makes the class a base of the worker."""
+
+from __future__ import annotations
+
+import torch
+
+
+class MemoryWorker:
+    """vLLM's HTTP server passes numbers on as text."""
+
+    def device_memory_bytes(self) -> int:
+        """Device memory in use, by whomever."""
+        free_bytes, total_bytes = torch.accelerator.get_memory_info()
+        return total_bytes - free_bytes

@@ -1,0 +1,113 @@
+"""Small random models of families that have layers for further tokens, in their checkpoints' names.
+
+transformers makes the model without those layers; they are made here of one of its own layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm_davinci_testing.engines.family_zoo import NUM_LAYERS, write_family
+
+
+@dataclass(frozen=True)
+class MTPFamily:
+    """One family's names.
+
+    model_type:  of the model, as transformers makes it
+    copied:      number of the model's layer that the further one is a copy of
+    layer:       prefix of the further layer's tensors
+    norms:       names with a weight of ones, as wide as hidden states
+    projection:  name of the weight that takes embedding and hidden state to one
+    hidden_first: whether the hidden state is its first input
+    has_own_head: whether the layer has the model's embedding and head once more
+    config:      fields of config.json that the model does not have by itself
+    """
+
+    model_type: str
+    copied: int
+    layer: str
+    norms: tuple[str, ...]
+    projection: str
+    hidden_first: bool = False
+    has_own_head: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LAST = f"model.layers.{NUM_LAYERS}."
+
+
+# By vLLM's class for the further layer.
+FAMILIES = {
+    "Glm4MoeMTPModel": MTPFamily(
+        "glm4_moe",
+        NUM_LAYERS - 1,
+        _LAST,
+        tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "shared_head.norm")),
+        f"{_LAST}eh_proj.weight",
+        has_own_head=True,
+        # Released files state them, and transformers' own class does not keep them.
+        config={"first_k_dense_replace": 1, "head_dim": 64},
+    ),
+    "ErnieMTPModel": MTPFamily(
+        "ernie4_5_moe",
+        0,  # which has no experts, as the further one has none
+        "model.mtp_block.0.",
+        ("model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight"),
+        "model.mtp_linear_proj.0.weight",
+    ),
+    "ExaoneMoeMTP": MTPFamily(
+        "exaone_moe",
+        0,
+        "mtp.layers.0.",
+        ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"),
+        "mtp.fc.weight",
+    ),
+    "MiMoMTPModel": MTPFamily(
+        "qwen2",
+        NUM_LAYERS - 1,
+        "model.mtp_layers.0.",
+        tuple(
+            f"model.mtp_layers.0.{name}.weight"
+            for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        ),
+        "model.mtp_layers.0.input_proj.weight",
+        hidden_first=True,
+        config={"architectures": ["MiMoForCausalLM"]},
+    ),
+}
+
+
+def write_mtp_family(name: str, directory: Path) -> Path:
+    """Writes a model with one layer for further tokens; the directory. name: of FAMILIES"""
+    family = FAMILIES[name]
+    write_family(family.model_type, directory)
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | {"num_nextn_predict_layers": 1} | dict(family.config)
+    path.write_text(json.dumps(config))
+    width = config["hidden_size"]
+    target = load_file(directory / "model.safetensors")
+    begin = f"model.layers.{family.copied}."
+    tensors = {
+        name.replace(begin, family.layer): tensor
+        for name, tensor in target.items()
+        if name.startswith(begin)
+    }
+    noise = torch.randn(width, 2 * width, generator=torch.Generator().manual_seed(0)) * 0.01
+    parts = [torch.zeros(width, width), torch.eye(width)]
+    tensors[family.projection] = torch.cat(parts[:: -1 if family.hidden_first else 1], 1) + noise
+    tensors |= {norm: torch.ones(width) for norm in family.norms}
+    if family.has_own_head:
+        tensors |= {
+            f"{family.layer}shared_head.head.weight": target["lm_head.weight"],
+            f"{family.layer}embed_tokens.weight": target["model.embed_tokens.weight"],
+        }
+    save_file({n: tensor.clone() for n, tensor in tensors.items()}, directory / "mtp.safetensors")
+    return directory
