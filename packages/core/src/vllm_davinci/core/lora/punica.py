@@ -14,6 +14,7 @@ from vllm.lora.punica_wrapper.punica_base import PunicaWrapperBase
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.inputs.ubatch_tokens import first_token_of_ubatch
 from vllm_davinci.core.layers.quantized_activation import read_as_floats
 from vllm_davinci.core.lora.stacked_weights import StackedSlices, columns
 
@@ -41,7 +42,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         super().__init__(max_num_batched_tokens, max_batches, device, **kwargs)
         config = kwargs["lora_config"]
         slots, rank = config.max_loras, config.max_lora_rank
-        # Rows that only pad a step read these too: token ids must stay inside the tables.
+        # What vLLM's layer adds to token ids: a table's row has all slots.
         self._embeddings_indices.zero_()
         self._slot_of_column = torch.arange(slots, device=device, dtype=torch.int32)
         self._slot_of_column = self._slot_of_column.repeat_interleave(rank)  # [slots * rank]
@@ -60,13 +61,18 @@ class NPUPunicaWrapper(PunicaWrapperBase):
             self._slot_of_token = torch.full(shape, -1, dtype=torch.int32, device=self.device)
 
     def slots(self, num_tokens: int) -> torch.Tensor:
-        """[num_tokens], int32: the slots of the step's first tokens, -1 for no adapter."""
+        """[num_tokens], int32: the slots of the first tokens, -1 for no adapter.
+
+        Of the step, or of the ubatch that runs, as in `foreign_to`.
+        """
         assert self._slot_of_token is not None, "keep_slots"
-        return self._slot_of_token[:num_tokens]
+        first = first_token_of_ubatch() or 0
+        return self._slot_of_token[first : first + num_tokens]
 
     def foreign_to(self, rows: slice) -> torch.Tensor:
         """[rows, slots * rank], bool: columns that are not of the slots of these tokens."""
-        return self._foreign_to_token[rows]
+        first = first_token_of_ubatch() or 0
+        return self._foreign_to_token[first + rows.start : first + rows.stop]
 
     def foreign_to_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """The same for rows of any order. slots: [rows], int32"""
@@ -80,7 +86,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         vocab_size: int,
         **kwargs: Any,
     ) -> None:
-        """Notes the slots of a step's tokens and sampled rows; four launches and one copy.
+        """Notes the slots of a step's tokens and sampled rows; two launches and one copy.
 
         vLLM calls it when they are not those of the step before.
         """
@@ -104,8 +110,6 @@ class NPUPunicaWrapper(PunicaWrapperBase):
             torch.ne(of_rows.unsqueeze(1), self._slot_of_column, out=rows)
         if self._slot_of_token is not None:
             self._slot_of_token[:num_tokens].copy_(of_tokens)
-        embeddings = self._embeddings_indices[:num_tokens]
-        embeddings.copy_(of_tokens.clamp(min=0)).mul_(vocab_size)
 
     @contextmanager
     def of_one_slot(self, slot: int) -> Iterator[None]:
@@ -137,7 +141,7 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         shrunk = torch.mm(x, lora_a_stacked.matrix.t())
         rows = x.shape[0]
         by_slice = shrunk.view(rows, len(lora_a_stacked), -1)
-        by_slice.masked_fill_(self._foreign_to_token[:rows].unsqueeze(1), 0)
+        by_slice.masked_fill_(self.foreign_to(slice(0, rows)).unsqueeze(1), 0)
         return _add_product(y, shrunk, lora_b_stacked.matrix)
 
     def add_lora_embedding(
@@ -148,12 +152,11 @@ class NPUPunicaWrapper(PunicaWrapperBase):
         add_inputs: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """y: [rows, hidden]; x: [rows, rank], looked up in the row's own slot or the first"""
+        """y: [rows, hidden]; x: [rows, slots * rank], looked up in all slots; overwritten"""
         if self.no_lora:
             return y
-        rows, slots = x.shape[0], lora_b_stacked.shape[0]
-        spread = (x * 1.01).repeat(1, slots).masked_fill_(self._foreign_to_token[:rows], 0)
-        return _add_product(y, spread, columns(lora_b_stacked))
+        x.masked_fill_(self.foreign_to(slice(0, x.shape[0])), 0)
+        return _add_product(y, x, columns(lora_b_stacked))
 
     def add_lora_logits(
         self,

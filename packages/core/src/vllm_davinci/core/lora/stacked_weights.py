@@ -31,6 +31,8 @@ def stack_weights(layer: BaseLayerWithLoRA) -> None:
     kept: Any = layer
     if isinstance(layer, LogitsProcessorWithLoRA | VocabParallelEmbeddingWithLoRA):
         kept.lora_b_stacked = _columns_by_slot(kept.lora_b_stacked)
+        if isinstance(layer, VocabParallelEmbeddingWithLoRA):
+            kept.lora_a_stacked_2d, kept.lora_a_stacked = _table(kept.lora_a_stacked)
     elif isinstance(layer, FusedMoEWithLoRA):
         return  # made with its matrices
     elif isinstance(layer, BaseLinearLayerWithLoRA):
@@ -50,6 +52,14 @@ def _columns_by_slot(stacked: torch.Tensor) -> torch.Tensor:
     """The same shape and zeros, with a slot's columns beside each other, as `columns` views it."""
     max_loras, _, out, rank = stacked.shape
     return _slots(stacked.new_zeros(out, max_loras * rank), max_loras, rank)
+
+
+def _table(stacked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A table [vocabulary, max_loras * rank] of zeros, where a token finds all slots in one row,
+    and the view of it that has the shape of `stacked`, [max_loras, vocabulary, rank]."""
+    max_loras, vocabulary, rank = stacked.shape
+    table = stacked.new_zeros(vocabulary, max_loras * rank)
+    return table, table.unflatten(1, (max_loras, rank)).permute(1, 0, 2)
 
 
 def _slots(matrix: torch.Tensor, max_loras: int, rank: int) -> torch.Tensor:
