@@ -18,6 +18,7 @@ from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 EXPERTS, MLA = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
@@ -44,7 +45,7 @@ GRAPHS: dict[str, Any] = {
 }
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
 TP2, EP = {"tensor_parallel_size": 2}, {"enable_expert_parallel": True}
-UBATCHES = {"enable_dbo": True, "dbo_decode_token_threshold": 2, "dbo_prefill_token_threshold": 2}
+UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
 
 
 def numbers(output: Any) -> list[Any]:
@@ -81,6 +82,7 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
                 "mla_dp2_ep2": (MLA, 2, EP),
                 "experts_pp2": (EXPERTS, 1, {"pipeline_parallel_size": 2}),
                 "experts_tp2_ubatches": (EXPERTS, 1, {**TP2, **UBATCHES}),
+                "mla_tp2_ubatches_graphs": (MLA, 1, {**TP2, **UBATCHES, **CHUNKS, **GRAPHS}),
             }.items()
         ),
     ],
@@ -122,6 +124,8 @@ def test_tokens_are_those_of_transformers(
         if dp_ranks > 1:
             with pytest.raises(EngineError, match=r"experts\.3\.up_proj"):
                 owners.add_lora(LoRARequest("experts", 9, str(of_expert(tmp_path / "experts"))))
+        if UBATCHES.items() <= options.items():
+            assert owners.on_workers("overlap_decisions")[0]["split"] > 2
         alone = engine.generate(given[:4], GREEDY, adapters=[None] * 4) if dp_ranks == 1 else []
     assert not adapters.first_differences(reference(model), paths, given, outputs)
     assert [numbers(each) for each in outputs[:4] if alone] == [numbers(each) for each in alone]

@@ -19,14 +19,12 @@ CACHE = {"block_size": 128, "num_kv_heads": 1, "head_size": 64, "dtype": torch.f
 
 
 def can_be_cut(
-    adapters: dict[int, Any] | None = None,
     features: list[Any] | None = None,
     model_kwargs: dict[str, Any] | None = None,
     splits_multimodal_steps: bool = False,
 ) -> bool:
     """Whether a step of two requests can be cut."""
     batch = SimpleNamespace(
-        lora_id_to_lora_request=adapters or {},
         req_ids=["a", "b"],
         num_reqs=2,
         num_computed_tokens_cpu=np.zeros(4),
@@ -53,7 +51,6 @@ def test_images_of_a_model_that_takes_its_rows_can_be_cut():
 @pytest.mark.parametrize(
     "parts",
     [
-        pytest.param({"adapters": {1: "adapter"}}, id="adapters"),
         pytest.param({"features": ["image"]}, id="images_of_one_request"),
         pytest.param({"model_kwargs": {"token_type_ids": torch.zeros(4)}}, id="model_arguments"),
     ],

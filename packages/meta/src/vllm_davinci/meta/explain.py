@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--special",
         action="store_true",
-        help="one of them has a LoRA adapter, or images for a model that keeps some of them",
+        help="one of them has images for a model that keeps some of them",
     )
     parser.add_argument("--json", action="store_true", help="the answer for programs")
 

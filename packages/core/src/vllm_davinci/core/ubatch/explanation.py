@@ -40,9 +40,9 @@ EXPLANATIONS = {
         "--tensor-parallel-size, or --data-parallel-size with --enable-expert-parallel",
     ),
     "unsupported": Explanation(
-        "a request has a LoRA adapter, or multimodal input for a model that keeps some of it for "
-        "the step as a whole, or the model attends in both directions or takes inputs that belong "
-        "to the step as a whole",
+        "a request has multimodal input for a model that keeps some of it for the step as a whole, "
+        "or the model attends in both directions or takes inputs that belong to the step as a "
+        "whole",
         "serve such requests apart: one of them keeps its whole step whole",
     ),
     "graph_replay": Explanation(
@@ -117,7 +117,7 @@ def explain_step(
     """The decision of an engine of this configuration, by the very policy that it runs.
 
     query_lens:   new tokens of each request in batch order, decodes (1 token) first
-    is_supported: no LoRA adapter, no multimodal input for a model that keeps some of it
+    is_supported: no multimodal input for a model that keeps some of it
     Not looked at: graphs, cached prefixes within the step, other DP ranks. Raises
     ConfigurationError for an impossible step, ComponentError without a stream scheduler.
     """

@@ -152,7 +152,7 @@ class StepSplitter:
 
     def _split_in_graph(self, descriptor: BatchDescriptor) -> Split | None:
         """How a graph holds its steps; None where whole. The same at capture and at each replay."""
-        if self._decisions is None or descriptor.has_lora or self._takes_images:
+        if self._decisions is None or self._takes_images:
             return None
         if not self._is_causal:
             return None

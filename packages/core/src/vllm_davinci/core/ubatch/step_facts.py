@@ -52,9 +52,7 @@ class BatchFacts:
         splits_multimodal_steps = getattr(model, "splits_multimodal_steps", False)
         has_multimodal = any(requests[name].mm_features for name in batch.req_ids)
         return cls(
-            can_be_cut=not batch.lora_id_to_lora_request
-            and (splits_multimodal_steps or not has_multimodal)
-            and not model_kwargs,
+            can_be_cut=(splits_multimodal_steps or not has_multimodal) and not model_kwargs,
             prefixes=CachedPrefixes(
                 [
                     BlockIds(table.get_numpy_array(), table.block_size)
