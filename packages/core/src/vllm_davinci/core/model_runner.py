@@ -100,7 +100,6 @@ class NPUModelRunner(BalancingRunner):
         self._has_plain_inputs = not (
             self.uses_mrope
             or self.enable_prompt_embeds
-            or self.lora_config
             or self.speculative_config is not None
             or self.cache_config.kv_sharing_fast_prefill  # wants indices of the sampled rows
         )
@@ -257,6 +256,8 @@ class NPUModelRunner(BalancingRunner):
             and self._pp_recv_work is None
             and self._steady_decode.is_next_token(self.input_batch, scheduler_output)
         ):
+            if self.lora_config:
+                self.set_active_loras(self.input_batch, num_scheduled_tokens)
             return self._steady_decode.prepare(self.input_batch), None, 1
         return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
 
