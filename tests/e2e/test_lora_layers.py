@@ -73,6 +73,14 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
     [
         pytest.param(MLA, 1, {**CHUNKS, **GRAPHS}, RACES, id="mla_graphs_races"),
         pytest.param(EXPERTS, 2, {**EP, **GRAPHS}, {}, id="attention_dp2_ep2_graphs"),
+        pytest.param(
+            MLA,
+            1,
+            {**TP2, **UBATCHES, **CHUNKS, **GRAPHS},
+            RACES,
+            id="mla_tp2_ubatches_graphs_races",
+            marks=pytest.mark.thorough,
+        ),
         *(
             pytest.param(*case, {}, id=name, marks=pytest.mark.thorough)
             for name, case in {
@@ -82,7 +90,6 @@ def of_expert(directory: Path, rows: int = 96) -> Path:
                 "mla_dp2_ep2": (MLA, 2, EP),
                 "experts_pp2": (EXPERTS, 1, {"pipeline_parallel_size": 2}),
                 "experts_tp2_ubatches": (EXPERTS, 1, {**TP2, **UBATCHES}),
-                "mla_tp2_ubatches_graphs": (MLA, 1, {**TP2, **UBATCHES, **CHUNKS, **GRAPHS}),
             }.items()
         ),
     ],
