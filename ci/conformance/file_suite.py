@@ -48,7 +48,7 @@ class Suite:
     what:        whose tests of what, for the table
     source:      where a checkout comes from
     tests:       folder of the checkout that is needed
-    folders:     that `files.txt` chooses from
+    folders:     that `files.txt` chooses from; files of others are named too
     packages:    that the tests import and no other session does
     packages_folder: where they are kept, beside the wheel cache
     import_from: folders on the path of imports, of the checkout or with their whole path
@@ -106,9 +106,11 @@ class Suite:
                 source, logs, [file for file in chosen if file not in done], reasons
             )
             elsewhere = self._on_backend(source, logs, outcomes)
-            total = sum(
-                len(list((source / folder).glob("**/test_*.py"))) for folder in self.folders
-            )
+            in_folders = {
+                str(file.relative_to(source))
+                for folder in self.folders
+                for file in (source / folder).glob("**/test_*.py")
+            }
         record = results.report(
             outcomes,
             reasons,
@@ -117,11 +119,17 @@ class Suite:
                 "what": self.what,
                 "source": self.source,
                 "version": checkout.version_of(options.checkout),
-                "selection": f"{len(files)} of {total} files of {', '.join(self.folders)}",
+                "selection": f"{len(files)} of {len(in_folders.union(files))} files of "
+                f"{', '.join(self.folders)}{self._others(files, in_folders)}",
                 **elsewhere,
             },
         )
         return results.finish(record, self.directory / "results.json", options.record)
+
+    @staticmethod
+    def _others(files: list[str], in_folders: set[str]) -> str:
+        count = len(set(files) - in_folders)
+        return f" and {count} of other folders" if count else ""
 
     def _files(self, source: Path) -> list[str]:
         lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()

@@ -45,7 +45,7 @@ GRAPHS: dict[str, Any] = {
 }
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
 TP2, EP = {"tensor_parallel_size": 2}, {"enable_expert_parallel": True}
-UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
+UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "request"}}}
 
 
 def numbers(output: Any) -> list[Any]:

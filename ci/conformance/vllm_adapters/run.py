@@ -1,6 +1,9 @@
 """vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
 
-DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins.
+DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
+and adapters are too (hub_adapters.py). Not chosen are tests of kernels in Triton and for CUDA, which
+the platform has others for: `test_punica_ops*`, `test_punica_xpu_ops`, `test_fused_moe_lora_kernel`,
+`test_moe_lora_align_sum`.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ VLLM = HERE.parent / "vllm"
 sys.path += [str(VLLM), str(HERE.parents[1]), str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
 
 import hub  # noqa: E402 - of the suite beside this one
+import hub_adapters  # noqa: E402 - beside this file
 from file_suite import Suite  # noqa: E402 - in the folder above
 
 import versions  # noqa: E402
 
 SUITE = Suite(
     directory=HERE,
-    what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: weights, managers and settings of "
-    "adapters, weight transfer of a worker; not yet layers, sleep mode and reloading",
+    what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: adapters, sleep, reloading and "
+    "transfer of weights; models and adapters of a hub are stand-ins with random weights",
     source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
     tests="tests",
-    folders=("tests/lora", "tests/basic_correctness/memory", "tests/entrypoints/rl"),
+    folders=(
+        "tests/lora",
+        "tests/entrypoints/serve/lora",
+        "tests/plugins_tests/lora_resolvers",
+        "tests/basic_correctness/memory",
+        "tests/entrypoints/rl",
+    ),
     import_from=(str(VLLM),),
     packages=(
         "tblib",
@@ -41,9 +51,15 @@ SUITE = Suite(
         "VLLM_NO_USAGE_STATS": "1",
         "VNPU_MEMORY": "8GiB",
     },
-    plugins=("as_in_a_worker",),
+    plugins=("as_in_a_worker", "as_in_a_manager"),
+    together=9,
+    # A file that reads a hub while it is imported leaves the others of its process theirs.
+    arguments=("--continue-on-collection-errors",),
+    # Some start servers.
+    file_limit=900.0,
 )
 
 if __name__ == "__main__":
     hub.make_missing()
+    hub_adapters.make_missing()
     sys.exit(SUITE.main())

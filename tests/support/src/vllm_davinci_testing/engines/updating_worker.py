@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
+
+import torch
 
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci_testing.engines import weight_buckets
@@ -21,6 +24,12 @@ class UpdatingWorker:
         """As verl does: a bucket at a time, through the model's own loader."""
         for tensors in weight_buckets.receive(addresses[self.local_rank], self.device):
             self.model_runner.model.load_weights(tensors)
+
+    def allocated_bytes(self) -> int:
+        """Of the device's memory, by tensors."""
+        gc.collect()
+        torch.accelerator.synchronize()
+        return torch.accelerator.memory_allocated()
 
     def addresses(self) -> dict[str, int]:
         """Where parameters and what follows from them live."""
