@@ -19,6 +19,7 @@ from vllm_davinci.core.lora.punica import NPUPunicaWrapper
 from vllm_davinci.core.lora.stacked_weights import stack_weights
 
 ON_THE_DEVICE = ("test_layers.py", "test_lora_manager.py")
+WITHOUT_A_MANAGER = "test_layers.py"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,12 +43,16 @@ _set_mapping = BaseLayerWithLoRA.set_mapping
 
 
 def _set_mapping_with_matrices(self: BaseLayerWithLoRA, punica_wrapper: Any) -> None:
-    """What a layer has when steps run: vLLM's managers call this last, on registered layers."""
-    if not hasattr(getattr(self, "lora_a_stacked", None), "matrix"):
-        stack_weights(self)
+    stack_weights(self)
     _set_mapping(self, punica_wrapper)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if all(item.path.name == "test_layers.py" for item in items):
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Gives layers their matrices where vLLM's managers do, before they are used."""
+    if item.path.name == WITHOUT_A_MANAGER:
         BaseLayerWithLoRA.set_mapping = _set_mapping_with_matrices  # type: ignore[method-assign]
+    try:
+        return (yield)
+    finally:
+        BaseLayerWithLoRA.set_mapping = _set_mapping  # type: ignore[method-assign]

@@ -1,9 +1,9 @@
 """vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
-and adapters are too (hub_adapters.py). Not chosen are tests of kernels in Triton and for CUDA, which
-the platform has others for: `test_punica_ops*`, `test_punica_xpu_ops`, `test_fused_moe_lora_kernel`,
-`test_moe_lora_align_sum`.
+and adapters are too (hub_adapters.py). Not chosen are tests of kernels in Triton and for CUDA, in
+whose place the platform has others: `test_punica_ops*`, `test_punica_xpu_ops`,
+`test_fused_moe_lora_kernel`, `test_moe_lora_align_sum`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ SUITE = Suite(
         "VNPU_MEMORY": "8GiB",
     },
     plugins=("as_in_a_worker", "as_in_a_manager"),
-    together=9,
+    together=5,
+    alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
     # A file that reads a hub while it is imported leaves the others of its process theirs.
     arguments=("--continue-on-collection-errors",),
     # Some start servers.
