@@ -26,7 +26,7 @@ class UpdatingWorker:
             self.model_runner.model.load_weights(tensors)
 
     def allocated_bytes(self) -> int:
-        """Of the device's memory, by tensors."""
+        """Counts bytes of the device's memory that tensors take."""
         gc.collect()
         torch.accelerator.synchronize()
         return torch.accelerator.memory_allocated()
