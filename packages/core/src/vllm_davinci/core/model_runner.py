@@ -38,7 +38,6 @@ from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_states
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
-from vllm_davinci.core.lora.wrapping import without_wrappers
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
@@ -136,8 +135,7 @@ class NPUModelRunner(BalancingRunner):
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """vLLM's; what follows from the weights follows in the same memory."""
         refuse_new_weights(self.vllm_config)
-        with without_wrappers(self.get_model()):
-            super().reload_weights(*args, **kwargs)
+        super().reload_weights(*args, **kwargs)
 
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device

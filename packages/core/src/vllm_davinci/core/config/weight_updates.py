@@ -18,8 +18,6 @@ def refused_with_transfer(vllm_config: "VllmConfig") -> dict[str, bool]:
     if transfer is None:
         return {}
     reasons = _reasons_against(vllm_config)
-    if vllm_config.lora_config is not None:
-        reasons.append("layers take adapters (--enable-lora): reload_weights is there for those")
     return {
         f"weights that a trainer sends by {transfer.backend!r} (--weight-transfer-config; "
         f'{{"backend": "{HCCL_ENGINE}"}} and {{"backend": "{IPC_ENGINE}"}} are)': (
@@ -35,6 +33,7 @@ def _reasons_against(vllm_config: "VllmConfig") -> list[str]:
         "the model is quantized: what is multiplied was prepared from the old weights": (
             vllm_config.quant_config is not None
         ),
+        "layers take adapters (--enable-lora)": vllm_config.lora_config is not None,
         "experts move (eplb_config.dynamic_eplb)": (
             get_config(vllm_config).eplb_config.dynamic_eplb
         ),

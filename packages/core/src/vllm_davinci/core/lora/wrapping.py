@@ -4,17 +4,12 @@ vLLM wraps instances of the linear classes that a platform registers. Its models
 linear layers are none, and its wrapper of routed experts wants a kernel of its own.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch import nn
 from transformers import PreTrainedConfig
 from vllm.config.lora import LoRAConfig
-from vllm.lora.layers import (
-    LogitsProcessorWithLoRA,
-    MergedColumnParallelLinearWithLoRA,
-    ReplicatedLinearWithLoRA,
-)
+from vllm.lora.layers import MergedColumnParallelLinearWithLoRA, ReplicatedLinearWithLoRA
 from vllm.lora.layers.base import BaseLayerWithLoRA
 from vllm.model_executor.layers.fused_moe import MoERunner
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
@@ -48,27 +43,6 @@ def wrap_others(
         for name, child in list(parent.named_children()):
             if id(child) in wrappers:
                 setattr(parent, name, wrappers[id(child)])
-
-
-@contextmanager
-def without_wrappers(model: nn.Module) -> Iterator[None]:
-    """Inside, the model holds its layers themselves, and names its parameters as checkpoints do.
-
-    Its loader then finds them: those of some models of vLLM's look names up.
-    """
-    places = [
-        (parent, name, child)
-        for parent in list(model.modules())
-        for name, child in parent._modules.items()
-        if isinstance(child, BaseLayerWithLoRA) and not isinstance(child, LogitsProcessorWithLoRA)
-    ]
-    for parent, name, wrapper in places:
-        setattr(parent, name, wrapper.base_layer)
-    try:
-        yield
-    finally:
-        for parent, name, wrapper in places:
-            setattr(parent, name, wrapper)
 
 
 def _wrapper_of(layer: nn.Module) -> Callable[[nn.Module], BaseLayerWithLoRA] | None:
