@@ -296,6 +296,8 @@ def docs(session: nox.Session) -> None:
     commands = prepare(session)
     options = ["--check"] if "check" in session.posargs else []
     run_on_vnpu(session, commands, "python", "ci/generate_reference.py", *options)
+    if not options:  # takes minutes; a thorough test knows whether it is stale
+        run_on_vnpu(session, commands, "python", "ci/verify_calls.py")
 
 
 @nox.session(venv_backend="none")
@@ -325,6 +327,21 @@ def deployments(session: nox.Session) -> None:
     """Dry-run published deployments: `-- NAME...`, or all; results/deployments/page.md."""
     commands = prepare(session)
     session.run(str(commands / "python"), "ci/deployments.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def verify(session: nox.Session) -> None:
+    """Hold the virtual NPU against what we believe, with modelled times; results/verify."""
+    commands = prepare(session)
+    chip = ("run", "--chip", "ascend910b3", "--", str(commands / "vllm-davinci"), "verify")
+    checkpoints = ("--checkpoints", DENSE_CHECKPOINT, DEEPSEEK_CHECKPOINT)
+    where = ("--directory", "results/verify", "--restart")
+    session.run(
+        str(commands / "vnpu"),
+        *(*chip, *where, *checkpoints, *session.posargs),
+        external=True,
+        env=serving_variables(commands),
+    )
 
 
 @nox.session(venv_backend="none")

@@ -42,6 +42,7 @@ SESSIONS = (
     ("deployments",),
     ("faults", "--one-in", "24"),
     ("soak", "--seconds", "3600"),
+    ("verify",),
     ("zoo",),
 )
 # What every change does on a 910B, here on a 910C: calls of operators, none of which may be refused

@@ -1,5 +1,5 @@
 """`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score,
-dry-run, list deployments."""
+dry-run, list deployments, verify a device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize
 from vllm_davinci.meta.deployments import command as deployments
 from vllm_davinci.meta.dry_run import command as dry_run
 from vllm_davinci.meta.report_table import print_report
+from vllm_davinci.meta.verify import command as verify
 
 # What follows `--` is for vLLM's own parser.
 _TAKE_ENGINE_ARGUMENTS = ("config", "explain", "perplexity")
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
             "would a model fit, and how long would its steps take? No NPU needed",
         ),
         ("deployments", deployments, "how are released models deployed, and would each start?"),
+        ("verify", verify, "does a device compute, refuse and cost what we believe?"),
     ):
         module.add_arguments(commands.add_parser(name, help=question))
     return parser
@@ -64,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
             return perplexity.run(options, engine_arguments)
         case "deployments":
             return deployments.run(options)
+        case "verify":
+            return verify.run(options)
         case "check-model":
             return check_model.run(options)
         case "quantize":

@@ -29,3 +29,7 @@ class DryRunError(MetaError):
 
 class DeploymentError(MetaError):
     """The table of deployments has no such row, or a row that is not as it should be."""
+
+
+class VerificationError(MetaError):
+    """A run of `verify`, or a report of one, is not as it was asked for."""

@@ -1,0 +1,103 @@
+"""The device of this process: what it says of itself, and its clock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+MEASURED = "measured on the device"
+MODELLED = "modelled by the virtual NPU"
+OF_THIS_HOST = "of this host, which stands for a virtual NPU: no times of a chip"
+
+
+class Device:
+    """Device 0, which is this process's from the first use on."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch_npu  # noqa: F401  registers torch.npu
+
+        self.torch = torch
+        torch.npu.set_device(0)
+
+    @property
+    def is_virtual(self) -> bool:
+        return os.environ.get("VNPU_ACTIVE") == "1"
+
+    @property
+    def clock(self) -> str:
+        """What times of this process are."""
+        if not self.is_virtual:
+            return MEASURED
+        return MODELLED if os.environ.get("VNPU_TIMING") else OF_THIS_HOST
+
+    @property
+    def has_times(self) -> bool:
+        return self.clock != OF_THIS_HOST
+
+    @property
+    def soc(self) -> str:
+        return str(self.torch.npu.get_device_name(0))
+
+    @property
+    def generation(self) -> str:
+        """ "A2" or "A3", as documents of operators name chips; "" for others."""
+        if self.soc.startswith("Ascend910B"):
+            return "A2"
+        return "A3" if self.soc.startswith(("Ascend910_93", "Ascend910C")) else ""
+
+    def cann_release(self) -> str:
+        """As in "8.5", from what torch_npu finds; "" where it finds none.
+
+        A virtual NPU follows the documents of the release that VNPU_CANN names.
+        """
+        if self.is_virtual:
+            return os.environ.get("VNPU_CANN", "8.5")
+        from torch_npu.npu.utils import get_cann_version
+
+        version = str(get_cann_version(module="CANN"))
+        return ".".join(version.split(".")[:2]) if version[:1].isdigit() else ""
+
+    def facts(self) -> dict[str, Any]:
+        """What is equal on two devices that are alike."""
+        properties = self.torch.npu.get_device_properties(0)
+        _, total_bytes = self.torch.npu.mem_get_info()
+        return {
+            "SoC": self.soc,
+            "CANN": self.cann_release(),
+            "devices": self.torch.npu.device_count(),
+            "memory bytes": total_bytes,
+            "cube cores": getattr(properties, "cube_core_num", None),
+            "vector cores": getattr(properties, "vector_core_num", None),
+            "L2 bytes": getattr(properties, "L2_cache_size", None),
+        }
+
+    def count_streams(self, most: int) -> tuple[int, str]:
+        """Makes streams until the runtime refuses one; how many, and its message."""
+        runtime = ctypes.CDLL("libascendcl.so")
+        message = runtime.aclGetRecentErrMsg
+        message.restype = ctypes.c_char_p
+        streams: list[ctypes.c_void_p] = []
+        said = ""
+        while len(streams) < most:
+            stream = ctypes.c_void_p()
+            if (status := runtime.aclrtCreateStream(ctypes.byref(stream))) != 0:
+                said = f"status {status}: {(message() or b'').decode(errors='replace').strip()}"
+                break
+            streams.append(stream)
+        for stream in streams:
+            runtime.aclrtDestroyStream(stream)
+        return len(streams), said
+
+    def seconds_of(self, work: Callable[[], object], repetitions: int = 1) -> float:
+        """Seconds on the device's clock from an idle device to the end of the last repetition."""
+        events = [self.torch.npu.Event(enable_timing=True) for _ in range(2)]
+        self.torch.npu.synchronize()
+        events[0].record()
+        for _ in range(repetitions):
+            work()
+        events[1].record()
+        self.torch.npu.synchronize()
+        return float(events[0].elapsed_time(events[1])) / 1e3 / repetitions

@@ -1,0 +1,107 @@
+"""Tokens of checkpoints, beside transformers' in fp32 on the CPU; with overlap and without."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.meta.errors import VerificationError
+from vllm_davinci.meta.verify.case import Case
+from vllm_davinci.meta.verify.device import Device
+from vllm_davinci.meta.verify.engine_process import ANSWER, EngineRun
+from vllm_davinci.meta.verify.finding import Finding, Kind
+from vllm_davinci.meta.verify.settings import Settings
+
+LIMIT_S = 600.0
+# How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
+CLOSE = 0.25
+PROFILE = "profile"
+
+
+def cases(settings: Settings, directory: Path) -> Iterator[Case]:
+    for path in settings.checkpoints:
+        checkpoint = Path(path)
+        known: dict[str, Any] = {}
+        yield Case(
+            f"tokens/{checkpoint.name}",
+            lambda checkpoint=checkpoint, known=known: _alone(checkpoint, known),  # type: ignore[misc]
+        )
+        yield Case(
+            f"tokens/{checkpoint.name} with overlap",
+            lambda checkpoint=checkpoint, known=known: _overlapped(checkpoint, known, directory),  # type: ignore[misc]
+        )
+
+
+def _alone(checkpoint: Path, known: dict[str, Any]) -> Iterator[Finding]:
+    answer = known["answer"] = _run(EngineRun(str(checkpoint), overlaps=False))
+    name = f"tokens/{checkpoint.name}"
+    close, wrong, first = _beside_the_definition(checkpoint, answer)
+    details = {"prompts": answer["prompts"], **({"first wrong": first} if first else {})}
+    yield Finding(name, answer["tokens"], passed=not wrong, details=details)
+    yield Finding(f"{name}/other than in fp32, where two are close", close, Kind.NOTE)
+    yield Finding(f"{name}/wrong", wrong, passed=not wrong)
+    yield from _seconds(f"{name}/seconds", answer)
+
+
+def _overlapped(checkpoint: Path, known: dict[str, Any], directory: Path) -> Iterator[Finding]:
+    if "answer" not in known:  # of an earlier process
+        known["answer"] = _run(EngineRun(str(checkpoint), overlaps=False))
+    alone = known["answer"]
+    profile = str(directory / PROFILE / checkpoint.name)
+    answer = _run(EngineRun(str(checkpoint), overlaps=True, profile=profile))
+    name = f"tokens/{checkpoint.name} with overlap"
+    equal = answer["tokens"] == alone["tokens"]
+    details = {} if equal else {"without": alone["tokens"], "with": answer["tokens"]}
+    yield Finding(name, "equal" if equal else "other tokens", passed=equal, details=details)
+    yield from _seconds(f"{name}/seconds", answer)
+    if Device().has_times:
+        ratio = round(answer["seconds"] / alone["seconds"], 4)
+        yield Finding(f"{name}/time over that without", ratio, Kind.FIGURE, "ratio")
+
+
+def _seconds(name: str, answer: dict[str, Any]) -> Iterator[Finding]:
+    if Device().has_times:
+        yield Finding(name, round(answer["seconds"], 6), Kind.FIGURE, "s")
+
+
+def _run(run: EngineRun) -> dict[str, Any]:
+    """One engine in a process of its own. Raises VerificationError with its last words."""
+    command = [sys.executable, "-m", "vllm_davinci.meta.verify.engine_process", run.encoded()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(ANSWER):
+            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
+            return answer
+    words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
+    raise VerificationError(f"the engine of {run.model} ended with {done.returncode}:\n{words}")
+
+
+def _beside_the_definition(
+    checkpoint: Path, answer: dict[str, Any]
+) -> tuple[int, int, dict[str, Any]]:
+    """Tokens that are not the greedy choice after those before them: close ones, others, the first
+    of these."""
+    import torch
+    import transformers
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    close = wrong = 0
+    first: dict[str, Any] = {}
+    for prompt, tokens in zip(answer["prompts"], answer["tokens"], strict=True):
+        with torch.inference_mode():
+            logits = network(torch.tensor([[*prompt, *tokens]])).logits[0].float()
+        rows = logits[len(prompt) - 1 : -1]
+        for position, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            gap = float((row.max() - row[token]) / row.std())
+            close += 0 < gap <= CLOSE
+            wrong += gap > CLOSE
+            if gap > CLOSE and not first:
+                first = {"prompt": prompt, "position": position, "token": token,
+                         "expected": int(row.argmax()), "gap": round(gap, 4)}  # fmt: skip
+    return close, wrong, first
