@@ -1,9 +1,9 @@
 """Writes the calls that `vllm-davinci verify` asks a chip about, with what we believe it answers.
 
 The calls are those of the virtual NPU's own tests: legal ones, ones at the edge of a rule, ones
-that break a rule, made from the rule or written by hand. A chip has no virtual NPU beside it, so they go
-into a file of data. What each answers is what the virtual NPU answers, on each chip and release of
-CANN: each in a process of its own. Run by `nox -s docs`.
+that break a rule, made from the rule or written by hand. A chip has no virtual NPU beside it, so
+they go into a file of data. What each answers is what the virtual NPU answers, on each chip and
+release of CANN: each in a process of its own. Run by `nox -s docs`.
 """
 
 from __future__ import annotations

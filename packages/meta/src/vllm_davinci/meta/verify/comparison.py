@@ -34,10 +34,7 @@ class Difference:
 def differences(one: Report, other: Report, tolerance: float = TOLERANCE) -> list[Difference]:
     """In the order of the reports. A part that one of them lacks is one difference."""
     ran = [{part["name"] for part in report["parts"]} for report in (one, other)]
-    found = [
-        Difference(name, Kind.EXACT, *_presence(name in ran[0]), f"the part {name} ran in one only")
-        for name in sorted(ran[0] ^ ran[1])
-    ]
+    found = [_only_in(name, name in ran[0]) for name in sorted(ran[0] ^ ran[1])]
     both = ran[0] & ran[1]
     a, b = findings_of(one), findings_of(other)
     for name in {**a, **b}:
@@ -46,8 +43,9 @@ def differences(one: Report, other: Report, tolerance: float = TOLERANCE) -> lis
     return found
 
 
-def _presence(is_in_one: bool) -> tuple[str, str]:
-    return ("ran", ABSENT) if is_in_one else (ABSENT, "ran")
+def _only_in(part: str, is_in_one: bool) -> Difference:
+    values = ("ran", ABSENT) if is_in_one else (ABSENT, "ran")
+    return Difference(part, Kind.EXACT, values[0], values[1], "the part ran in one only")
 
 
 def _of_one(
@@ -59,7 +57,7 @@ def _of_one(
     if a is None or b is None:
         only = a or b or {}
         values = (only["value"], ABSENT) if a else (ABSENT, only["value"])
-        yield Difference(name, kind, *values, "one report has it")
+        yield Difference(name, kind, values[0], values[1], "one report has it")
         return
     why = _why(kind, a, b, tolerance)
     if why:

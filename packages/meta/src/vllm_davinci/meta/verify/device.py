@@ -19,8 +19,8 @@ class Device:
         import torch
         import torch_npu  # noqa: F401  registers torch.npu
 
-        self.torch = torch
-        torch.npu.set_device(0)
+        self.torch: Any = torch
+        self.torch.npu.set_device(0)
 
     @property
     def is_virtual(self) -> bool:

@@ -83,7 +83,7 @@ def main(run: EngineRun) -> dict[str, Any]:
 
 
 def _profile(directory: str, work: Any) -> None:
-    import torch
+    from torch_npu import npu
     from torch_npu.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
     with profile(
@@ -91,7 +91,7 @@ def _profile(directory: str, work: Any) -> None:
         on_trace_ready=tensorboard_trace_handler(directory),
     ):
         work()
-        torch.npu.synchronize()
+        npu.synchronize()
 
 
 if __name__ == "__main__":

@@ -121,7 +121,8 @@ class FirstPhase:
         )
 
     def _scalar(self, value: float, dtype: str) -> ctypes.c_void_p:
-        number = _C_NUMBERS[dtype](value if dtype.startswith("float") else int(value))
+        kind: Any = _C_NUMBERS[dtype]
+        number = kind(value if dtype.startswith("float") else int(value))
         return self._made("aclCreateScalar", ctypes.byref(number), _ACL_TYPES[dtype])
 
     def _list(self, function: str, handles: list[ctypes.c_void_p]) -> ctypes.c_void_p:

@@ -20,7 +20,7 @@ Report = dict[str, Any]
 
 def assembled(journals: Mapping[str, Journal]) -> Report:
     """The report of the parts that have run."""
-    parts = [
+    parts: list[dict[str, Any]] = [
         {
             "name": part.name,
             "asks": part.asks,

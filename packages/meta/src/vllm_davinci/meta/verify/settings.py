@@ -14,8 +14,8 @@ from vllm_davinci.meta.supported_versions import installed_version
 FILE = "settings.json"
 # What decides on results beside the options; another value needs another directory.
 _VARIABLES = ("ASCEND_HOME_PATH", "VNPU_")
-_DISTRIBUTIONS = ("vllm", "torch", "torch-npu", "vllm-davinci", "vllm-davinci-core")
-_DISTRIBUTIONS += ("vllm-davinci-kernels", "vllm-davinci-models", "vllm-davinci-multistream")
+_PARTS = ("", "-core", "-kernels", "-models", "-multistream")
+_DISTRIBUTIONS = ("vllm", "torch", "torch-npu", *(f"vllm-davinci{part}" for part in _PARTS))
 
 
 @dataclass(frozen=True)

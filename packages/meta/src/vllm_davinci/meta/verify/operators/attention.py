@@ -146,7 +146,7 @@ def _over_itself(model: ModelSizes, dtype: torch.dtype) -> OperatorCall:
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor, ends: list[int], scale: float
     ) -> list[Tensor]:
         parts = zip(*(each.split(lengths) for each in (query, key, value)), strict=True)
-        done = [attend(*own, scale) for own in parts]
+        done = [attend(q, k, v, scale) for q, k, v in parts]
         outs, sums = (torch.cat(each) for each in zip(*done, strict=True))
         return [outs.to(query.dtype), sums.unsqueeze(-1)]
 

@@ -120,7 +120,7 @@ def _compared(result: Tensor | None, expected: Tensor, exact: bool, number: int)
     distance = (wide - wanted).abs().nan_to_num(0.0)
     distance = distance.masked_fill(~same_infinities, float("inf"))
     at = int(distance.argmax())
-    worst = {
+    worst: dict[str, Any] = {
         "result": number,
         "index": [int(each) for each in torch.unravel_index(torch.tensor(at), expected.shape)],
         "value": float(wide.flatten()[at]),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from vllm_davinci.meta.verify.operators import (
     attention,
+    attention_parts,
     compiled,
     elements,
     experts,
@@ -27,6 +28,7 @@ FAMILIES: tuple[Family, ...] = (
     products.calls,
     quantization.calls,
     attention.calls,
+    attention_parts.calls,
     latent_attention.calls,
     sparse_attention.calls,
     experts.calls,
@@ -34,12 +36,14 @@ FAMILIES: tuple[Family, ...] = (
 )
 # What core launches and no call here compares, and why.
 NOT_COMPARED = {
-    "npu_moe_distribute_dispatch_v2": "needs a group of ranks: part `collectives` has its results",
-    "npu_moe_distribute_combine_v2": "needs a group of ranks: part `collectives` has its results",
+    "npu_moe_distribute_dispatch_v2": "takes a group of 16 ranks at least on A2",
+    "npu_moe_distribute_combine_v2": "takes a group of 16 ranks at least on A2",
     "npu_prefetch": "computes nothing",
-    "npu_fused_infer_attention_score_v2": "is for attention sinks (gpt-oss): of no model here",
-    "npu_clipped_swiglu": "is for gpt-oss: of no model here",
-    "npu_attention_update": "merges chunks of cached context, as results of attention calls",
+}
+# What other operators' calls launch before.
+WITHIN_OTHERS = {
+    "npu_format_cast": "npu_quant_matmul with its weight in tiles",
+    "npu_convert_weight_to_int4pack": "npu_weight_quant_batchmatmul with 4-bit weights",
 }
 
 

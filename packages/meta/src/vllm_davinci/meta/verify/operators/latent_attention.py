@@ -120,7 +120,7 @@ def _prefill(model: ModelSizes, latent: LatentSizes, dtype: torch.dtype) -> Oper
             value,
         )
         parts = zip(*(each.split(lengths) for each in whole), strict=True)
-        done = [attend(*own, scale) for own in parts]
+        done = [attend(q, k, v, scale) for q, k, v in parts]
         outs, sums = (torch.cat(each) for each in zip(*done, strict=True))
         return [outs.to(query.dtype), sums.unsqueeze(-1)]
 

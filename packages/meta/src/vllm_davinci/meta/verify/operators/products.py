@@ -25,6 +25,7 @@ TOKENS = (1, 16, 200)
 # Products of a layer are as wide as this at most here, so that the CPU's take no minutes.
 MOST_COLUMNS = 4096
 FRACTAL_NZ = 29
+GROUP_SIZE = 128
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -44,6 +45,7 @@ def calls(model: ModelSizes) -> Iterator[OperatorCall]:
         yield from _integers(tokens, model.hidden, columns)
     yield _linear(16, model.hidden, model.all_experts or 128, FLOAT32)
     yield from _of_integer_weights(model.hidden, columns)
+    yield _of_packed_weights(model.hidden, columns // 8 * 8)
     if model.latent:
         yield from _batched(model)
 
@@ -117,6 +119,36 @@ def _of_integer_weights(depth: int, columns: int) -> Iterator[OperatorCall]:
             lambda x, weight, scale: torch_npu.npu_weight_quant_batchmatmul(x, weight, scale),
             defined,
         )  # fmt: skip
+
+
+def _of_packed_weights(depth: int, columns: int) -> OperatorCall:
+    """Floats by 4-bit weights (W4A16), a scale for each group of 128 rows."""
+    import torch_npu
+
+    groups = depth // GROUP_SIZE
+
+    def make(generator: Generator) -> dict[str, Any]:
+        return {
+            "x": normal(generator, 16, depth),
+            "weight": torch.randint(-8, 8, (depth, columns), generator=generator,
+                                    dtype=torch.int32),
+            "scale": scales(generator, groups, columns).to(BFLOAT16),
+        }  # fmt: skip
+
+    def call(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        packed = torch_npu.npu_convert_weight_to_int4pack(weight)
+        return torch_npu.npu_weight_quant_batchmatmul(
+            x, packed, scale, antiquant_group_size=GROUP_SIZE
+        )
+
+    def defined(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        factors = scale.double().repeat_interleave(GROUP_SIZE, 0)
+        return (x.double() @ (weight.double() * factors)).to(x.dtype)
+
+    return OperatorCall(
+        "npu_weight_quant_batchmatmul", "WeightQuantBatchMatmulV2",
+        "16 tokens, bfloat16, 4-bit weights", make, call, defined,
+    )  # fmt: skip
 
 
 def _batched(model: ModelSizes) -> Iterator[OperatorCall]:

@@ -25,6 +25,7 @@ ABSORBED = 2
 def calls(model: ModelSizes) -> Iterator[OperatorCall]:
     if model.latent is None or not model.index_heads:
         return
+    yield _writes_keys()
     yield _indexer(model)
     yield _attention(model, model.latent)
 
@@ -41,6 +42,31 @@ def chosen(
             found.append((request, seen, (scores * weights[row].double()[:, None]).sum(0)))
             row += 1
     return found
+
+
+def _writes_keys() -> OperatorCall:
+    """Rows of the indexer's cache."""
+    import torch_npu
+
+    def make(generator: Generator) -> dict[str, Any]:
+        slots = torch.randperm(512, generator=generator)[: sum(QUERIES)]
+        return {
+            "cache": torch.zeros(512, INDEX_SIZE, dtype=torch.bfloat16),
+            "slots": slots.unsqueeze(1),
+            "key": normal(generator, sum(QUERIES), INDEX_SIZE),
+        }
+
+    def call(cache: Tensor, slots: Tensor, key: Tensor) -> Tensor:
+        torch_npu.npu_scatter_nd_update_(cache, slots, key)
+        return cache
+
+    def defined(cache: Tensor, slots: Tensor, key: Tensor) -> Tensor:
+        cache[slots[:, 0]] = key
+        return cache
+
+    return OperatorCall(
+        "npu_scatter_nd_update_", "ScatterNdUpdate", "bfloat16", make, call, defined, exact=True
+    )
 
 
 def _indexer(model: ModelSizes) -> OperatorCall:

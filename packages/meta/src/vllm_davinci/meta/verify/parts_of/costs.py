@@ -8,6 +8,7 @@ waits for it. In a graph the host launches once, and what is left is the device'
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,8 @@ def _copies(device: Device) -> Iterator[Finding]:
     for mib in COPY_MIB:
         on_host = torch.empty(mib << 20, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(mib << 20, dtype=torch.uint8, device="npu")
-        into = _best(device, lambda a=there, b=on_host: a.copy_(b, non_blocking=True))
-        back = _best(device, lambda a=on_host, b=there: a.copy_(b, non_blocking=True))
+        into = _best(device, partial(there.copy_, on_host, non_blocking=True))
+        back = _best(device, partial(on_host.copy_, there, non_blocking=True))
         yield _rate(f"copies/to the device, {mib} MiB", mib << 20, into, "GB/s")
         yield _rate(f"copies/to the host, {mib} MiB", mib << 20, back, "GB/s")
     small = torch.empty(64, dtype=torch.uint8, pin_memory=True)
@@ -137,7 +138,7 @@ def _memory(device: Device) -> Iterator[Finding]:
     for mib in MEMORY_MIB:
         source = torch.empty(mib << 20, dtype=torch.uint8, device="npu")
         target = torch.empty_like(source)
-        seconds = _best(device, lambda a=target, b=source: a.copy_(b), 4)
+        seconds = _best(device, partial(target.copy_, source), 4)
         yield _rate(f"memory/copy of {mib} MiB", 2 * (mib << 20), seconds, "GB/s")
     source = torch.empty(CACHED_MIB << 20, dtype=torch.uint8, device="npu")
     target = torch.empty_like(source)
@@ -157,7 +158,7 @@ def _products(device: Device) -> Iterator[Finding]:
         for size in PRODUCT_SIZES:
             a, b = (torch.zeros(size, size, device="npu", dtype=dtype) for _ in range(2))
             out = torch.empty_like(a)
-            seconds = _best(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out), 4)
+            seconds = _best(device, partial(torch.mm, a, b, out=out), 4)
             yield _rate(f"products/{name}, {size} x {size} x {size}", 2 * size**3, seconds,
                         "TFLOP/s")  # fmt: skip
     yield from _integer_products(device)

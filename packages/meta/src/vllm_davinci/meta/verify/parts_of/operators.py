@@ -41,5 +41,5 @@ def _compared(name: str, call: object, seed: int) -> Finding:
     passed = not outcome.wrong and outcome.error <= outcome.bound
     if not passed:
         told |= {"worst": outcome.worst, **({"wrong": outcome.wrong} if outcome.wrong else {})}
-    error = float(f"{outcome.error:.4g}")
-    return Finding(name, error, Kind.ERROR, bound=outcome.bound, passed=passed, details=told)
+    distance = float(f"{outcome.error:.4g}")
+    return Finding(name, distance, Kind.ERROR, bound=outcome.bound, passed=passed, details=told)

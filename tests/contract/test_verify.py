@@ -1,0 +1,41 @@
+"""The kit for a chip asks about everything that core launches, and its calls are fresh."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci.meta.verify.operators import families
+from vllm_davinci.meta.verify.operators.shapes import LAYOUTS
+from vllm_davinci.meta.verify.parts_of.constraints import CALLS
+
+CALLED = re.compile(r"torch_npu\.(npu_[a-z0-9_]+)\(")
+
+
+def test_every_operator_that_layers_call_is_compared_or_says_why_not(repository: Path) -> None:
+    called = {
+        name
+        for package in ("core", "models")
+        for source in (repository / "packages" / package / "src").rglob("*.py")
+        for name in CALLED.findall(source.read_text(encoding="utf-8"))
+    }
+    names = [name for name, _ in families.calls_of(LAYOUTS)]
+    assert len(set(names)) == len(names), "findings of one name"
+    compared = {name.split("/")[1] for name in names}
+    used = {*families.NOT_COMPARED, *families.WITHIN_OTHERS, *compared}
+    assert called - used == set(), "give each a call, or a reason in NOT_COMPARED"
+    others = {*families.NOT_COMPARED, *families.WITHIN_OTHERS}
+    assert others <= called | {"npu_fused_infer_attention_score_v2"}, "a reason for what is gone"
+
+
+@pytest.mark.thorough
+def test_the_calls_that_a_chip_is_asked_about_are_fresh(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "ci"))
+    assert import_module("verify_calls").calls_file() == CALLS.read_text(encoding="utf-8"), (
+        "run `nox -s docs`"
+    )
