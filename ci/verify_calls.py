@@ -169,9 +169,10 @@ def _answer(given: dict[str, Any]) -> list[str]:
     import torch
 
     from vllm_davinci.meta.verify.first_phase import FirstPhase
+    from vllm_davinci.meta.verify.parts_of.constraints import MEMORY_BYTES
 
     torch.npu.set_device(0)
-    memory = torch.empty(4096, dtype=torch.uint8, device="npu")
+    memory = torch.empty(MEMORY_BYTES, dtype=torch.uint8, device="npu")
     phase = FirstPhase(memory.data_ptr())
     return [
         phase.answer(call["operator"], {**given["legal"][call["operator"]], **call["changes"]})[0]

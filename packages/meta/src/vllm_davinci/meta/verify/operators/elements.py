@@ -51,7 +51,7 @@ def _of_floats(model: ModelSizes, dtype: torch.dtype) -> Iterator[OperatorCall]:
     yield _same("sub", "Sub", said, two, lambda x, y: x - y)
     yield _same("mul by a number", "Muls", said, one, lambda x: x * 0.125)
     yield _same("sigmoid", "Sigmoid", said, one, torch.sigmoid)
-    yield _same("silu", "Silu", said, one, torch.nn.functional.silu)
+    yield _same("silu", "Silu", said, one, lambda x: torch.nn.functional.silu(x))
     yield _same("gelu", "Gelu", said, one, torch.nn.functional.gelu)
     yield _same("exp", "Exp", said, one, torch.exp)
     yield _same("to float32", "Cast", said, one, lambda x: x.float(), exact=True)

@@ -68,4 +68,6 @@ def _of(model: ModelSizes, tokens: int, dtype: torch.dtype) -> Iterator[Operator
         lambda x, weight, epsilon: torch_npu.npu_rms_norm(x, weight, epsilon)[0], normalized,
     )  # fmt: skip
     yield OperatorCall("npu_add_rms_norm", "AddRmsNorm", said, make_pair, added, add_normalized)
-    yield OperatorCall("npu_swiglu", "SwiGlu", said, gated, torch_npu.npu_swiglu, swiglu)
+    yield OperatorCall(
+        "npu_swiglu", "SwiGlu", said, gated, lambda x: torch_npu.npu_swiglu(x), swiglu
+    )

@@ -58,8 +58,8 @@ def _of_rows(model: ModelSizes, tokens: int, dtype: torch.dtype) -> Iterator[Ope
         return (numbers - x.float()).abs() <= 0.51 * steps[:, None]
 
     yield OperatorCall(
-        "npu_dynamic_quant", "DynamicQuant", said, rows, torch_npu.npu_dynamic_quant,
-        with_own_scales,
+        "npu_dynamic_quant", "DynamicQuant", said, rows,
+        lambda x: torch_npu.npu_dynamic_quant(x), with_own_scales,
     )  # fmt: skip
     yield OperatorCall(
         "npu_quantize", "Quantize", said, given, quantized,
@@ -76,29 +76,30 @@ def _of_sums(model: ModelSizes) -> Iterator[OperatorCall]:
     import torch_npu
 
     columns = model.expert_intermediate or model.intermediate
-    experts = model.experts or 1
+    experts = model.experts
     for tokens in (16, 200):
-        counts = [tokens // experts + (at < tokens % experts) for at in range(experts)]
+        groups = [tokens // experts + (at < tokens % experts) for at in range(experts)]
 
         def make(
-            generator: Generator, tokens: int = tokens, counts: list[int] = counts
+            generator: Generator, tokens: int = tokens, groups: list[int] = groups
         ) -> dict[str, Any]:
+            sizes = (experts, 2 * columns) if experts else (2 * columns,)
             return {
                 "sums": torch.randint(-(2**15), 2**15, (tokens, 2 * columns), generator=generator,
                                       dtype=torch.int32),
-                "weight_scale": scales(generator, experts, 2 * columns),
+                "weight_scale": scales(generator, *sizes),
                 "row_scale": scales(generator, tokens, least=0.01, most=0.1),
-                "counts": torch.tensor(counts),
+                "counts": torch.tensor(groups) if experts else None,
             }  # fmt: skip
 
-        def call(sums: Tensor, weight_scale: Tensor, row_scale: Tensor, counts: Tensor) -> Any:
+        def call(sums: Tensor, weight_scale: Tensor, row_scale: Tensor, counts: Any) -> Any:
             return torch_npu.npu_dequant_swiglu_quant(
                 sums, weight_scale=weight_scale, activation_scale=row_scale, group_index=counts,
                 activate_left=True, quant_mode=1,
             )  # fmt: skip
 
-        def defined(sums: Tensor, weight_scale: Tensor, row_scale: Tensor, counts: Tensor) -> Any:
-            own = weight_scale.repeat_interleave(counts, 0)
+        def defined(sums: Tensor, weight_scale: Tensor, row_scale: Tensor, counts: Any) -> Any:
+            own = weight_scale if counts is None else weight_scale.repeat_interleave(counts, 0)
             return with_own_scales(swiglu(sums.float() * own * row_scale[:, None]))
 
         yield OperatorCall(
