@@ -102,10 +102,10 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
         "slower launches": _named(found, "costs/launches/element-wise operator"),
         "slower products": _named(found, "costs/products/float16"),
         "wrong tokens": _named(found, "tokens/tiny_llama"),
-        "fewer streams": _named(found, "environment/device/streams"),
-        "other memory": _named(found, "environment/device/memory bytes"),
-        "fewer devices": _named(found, "environment/device/devices"),
-        "another release": _named(found, "environment/device/CANN"),
+        "fewer streams": _named(found, "environment/chip/streams"),
+        "other memory": _named(found, "environment/chip/memory bytes"),
+        "fewer devices": _named(found, "environment/chip/devices"),
+        "another release": _named(found, "environment/chip/CANN"),
         "a stricter constraint": {
             each.name
             for each in differences({**one, "parts": _constraints_of(one)}, strict)
@@ -113,7 +113,7 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
         },
     }
     assert not [name for name, names in planted.items() if not names], sorted(found)
-    assert found["environment/device/streams"].other == 299
+    assert found["environment/chip/streams"].other == 299
     assert found["tokens/tiny_llama"].why == "from entry 1 on"
     others = set(found) - set().union(*planted.values())
     assert not [name for name in others if name.startswith("operators/")], "more than was planted"

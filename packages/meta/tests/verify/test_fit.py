@@ -23,8 +23,8 @@ def rated(name: str, amount: float, rate: float) -> Finding:
 
 def report_of(bfloat16: float = 200e12, bandwidth: float = 0.9e12) -> dict[str, Any]:
     findings = [
-        Finding("environment/device/SoC", "Ascend910B3"),
-        Finding("environment/device/memory bytes", 61 << 30),
+        Finding("environment/chip/SoC", "Ascend910B3"),
+        Finding("environment/chip/memory bytes", 61 << 30),
         Finding("costs/launches/element-wise operator", 12.5, Kind.FIGURE, "us"),
         Finding("costs/launches/element-wise operator in a graph", 3.25, Kind.FIGURE, "us"),
         Finding("costs/events/record", 1.75, Kind.FIGURE, "us"),

@@ -46,14 +46,14 @@ def fit(report: Report, chip: str) -> str:
             "NAME --` before it."
         )
     base = _base(chip)
-    soc = findings.get("environment/device/SoC", {}).get("value") or base["soc"]
+    soc = findings.get("environment/chip/SoC", {}).get("value") or base["soc"]
     source = f"measured by verify on {soc}, {report['written'][:10]}"
     lines = [
         f"# Figures of a report of `vllm-davinci verify`; the others are those of {chip}.",
         f'based_on = "{chip}"',
         f'soc = "{soc}"',
     ]
-    memory = findings.get("environment/device/memory bytes", {}).get("value")
+    memory = findings.get("environment/chip/memory bytes", {}).get("value")
     if memory:
         amount = _number(memory / 2**20)
         lines.append(f'memory = {{ value = {amount}, unit = "MiB", source = "{source}" }}')

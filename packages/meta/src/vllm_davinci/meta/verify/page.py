@@ -31,7 +31,7 @@ MOST_CHARACTERS = 4000
 def page(report: Report, directory: Path) -> str:
     """directory: of the run, which has its profiles."""
     failed = list(failed_of(report))
-    soc = value_of(report, "environment/device/SoC") or "a device"
+    soc = value_of(report, "environment/chip/SoC") or "a device"
     body = f"<h1>{escape(str(soc))}, held against what we believe of it</h1>\n"
     body += f"<p>{_verdict(report, len(failed))}</p>\n{_overview(report)}"
     if failed:
@@ -50,7 +50,7 @@ def page(report: Report, directory: Path) -> str:
 
 
 def _verdict(report: Report, failed: int) -> str:
-    clock = value_of(report, "environment/device/clock") or "not told"
+    clock = value_of(report, "environment/chip/clock") or "not told"
     right = sum(part["passed"] for part in report["parts"])
     said = (
         f'<span class="bad">{failed} findings are not as believed</span>, {right} are'

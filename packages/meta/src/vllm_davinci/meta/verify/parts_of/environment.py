@@ -20,7 +20,7 @@ _NOTES = ("machine", "variables", "libraries")
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:
     yield Case("environment/doctor", _doctor)
-    yield Case("environment/device", _device)
+    yield Case("environment/chip", _device)
     yield Case("environment/streams", _streams)
 
 
@@ -39,8 +39,8 @@ def _doctor() -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     device = Device()
     for name, value in device.facts().items():
-        yield Finding(f"environment/device/{name}", value)
-    yield Finding("environment/device/clock", device.clock, Kind.NOTE)
+        yield Finding(f"environment/chip/{name}", value)
+    yield Finding("environment/chip/clock", device.clock, Kind.NOTE)
 
 
 def _streams() -> Iterator[Finding]:
@@ -48,4 +48,4 @@ def _streams() -> Iterator[Finding]:
     device = Device()
     made, message = device.count_streams(MOST_STREAMS)
     details = {"message": message} if message else {}
-    yield Finding("environment/device/streams", made, details=details)
+    yield Finding("environment/chip/streams", made, details=details)
