@@ -24,6 +24,8 @@ PLACES = [
 ]
 PLACE_NAMES = {"Ascend910B3": "A2", "Ascend910_9391": "A3"}
 LIMIT_S = 600.0
+TOO_LARGE = "507015"
+"""An operand does not lie in memory that is there: no answer about the call."""
 
 
 def written(value: Any) -> Any:
@@ -128,7 +130,8 @@ def calls_file() -> str:
         said = {f"{PLACE_NAMES[soc]} {cann}": answers[soc, cann][number] for soc, cann in PLACES}
         alike = set(said.values())
         call["expected"] = alike.pop() if len(alike) == 1 else said
-    lines = ",\n".join(json.dumps(call) for call in _numbered(listed))
+    asked = [call for call in listed if TOO_LARGE not in str(call["expected"])]
+    lines = ",\n".join(json.dumps(call) for call in _numbered(asked))
     operators = ",\n".join(f"{json.dumps(name)}: {json.dumps(legal[name])}" for name in legal)
     return f'{{"legal": {{\n{operators}\n}},\n"calls": [\n{lines}\n]}}\n'
 

@@ -13,14 +13,14 @@ OF_THIS_HOST = "of this host, which stands for a virtual NPU: no times of a chip
 
 
 class Device:
-    """Device 0, which is this process's from the first use on."""
+    """A device, which is this process's from the first use on."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
         import torch
         import torch_npu  # noqa: F401  registers torch.npu
 
         self.torch: Any = torch
-        self.torch.npu.set_device(0)
+        self.torch.npu.set_device(number)
 
     @property
     def is_virtual(self) -> bool:

@@ -13,6 +13,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vllm_davinci.meta.verify.ranks import ANSWER
+
 PROMPTS = ("def ", "import ", "class ", "    for name in ", "if __name__ == ", "return self.")
 TOKENS = 24
 # Every step that can be cut is cut: what is tried is that tokens stay the same.
@@ -26,7 +28,6 @@ OVERLAP = {
         "imbalance_ratio": 0.5,
     },
 }
-ANSWER = "verify answers: "
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,14 @@ class EngineRun:
     """
     overlaps: with every overlap that the model has, or with none
     profile:  directory for torch_npu's profiler; "" for none
+    ranks:    tensor-parallel ones; each is a process of this program, which RANK and WORLD_SIZE
+              tell it, and has its part of the engine in itself
     """
 
     model: str
     overlaps: bool
     profile: str = ""
+    ranks: int = 1
 
     def encoded(self) -> str:
         return json.dumps(asdict(self))
@@ -50,6 +54,8 @@ def main(run: EngineRun) -> dict[str, Any]:
 
     from vllm_davinci.meta.verify.device import Device
 
+    rank = int(os.environ.get("RANK", "0"))
+
     llm = LLM(
         model=run.model,
         dtype="bfloat16",
@@ -59,6 +65,8 @@ def main(run: EngineRun) -> dict[str, Any]:
         max_num_seqs=16,
         gpu_memory_utilization=0.3,
         enable_prefix_caching=False,
+        tensor_parallel_size=run.ranks,
+        distributed_executor_backend="external_launcher" if run.ranks > 1 else None,
         additional_config=OVERLAP if run.overlaps else {"overlap": "off"},
     )
 
@@ -67,7 +75,7 @@ def main(run: EngineRun) -> dict[str, Any]:
         return llm.generate(list(PROMPTS), sampling, use_tqdm=False)
 
     generate(2)
-    device = Device()
+    device = Device(rank)
     found: list[Any] = []
     begin = time.monotonic()
     seconds = device.seconds_of(lambda: found.extend(generate(TOKENS)))
@@ -77,7 +85,7 @@ def main(run: EngineRun) -> dict[str, Any]:
         "seconds": seconds,
         "host_seconds": time.monotonic() - begin,
     }
-    if run.profile:
+    if run.profile and rank == 0:
         _profile(run.profile, lambda: generate(3))
     return answer
 

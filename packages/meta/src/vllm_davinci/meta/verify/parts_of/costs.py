@@ -65,15 +65,18 @@ def _best(device: Device, work: Callable[[], object], repetitions: int = 1) -> f
 
 
 def _in_a_graph(device: Device, work: Callable[[], object], count: int) -> float:
-    """Seconds of each of `count` calls within one replay."""
+    """Seconds of each call in a graph: how much longer a replay of twice `count` calls takes."""
     torch = device.torch
     work()
     torch.npu.synchronize()
-    graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph):
-        for _ in range(count):
-            work()
-    return _best(device, graph.replay) / count
+    seconds = []
+    for calls in (count, 2 * count):
+        graph = torch.npu.NPUGraph()
+        with torch.npu.graph(graph):
+            for _ in range(calls):
+                work()
+        seconds.append(_best(device, graph.replay))
+    return (seconds[1] - seconds[0]) / count
 
 
 def _launches(device: Device) -> Iterator[Finding]:

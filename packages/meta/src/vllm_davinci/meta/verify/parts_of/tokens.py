@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.errors import VerificationError
 from vllm_davinci.meta.verify.case import Case
 from vllm_davinci.meta.verify.device import Device
-from vllm_davinci.meta.verify.engine_process import ANSWER, EngineRun
+from vllm_davinci.meta.verify.engine_process import EngineRun
 from vllm_davinci.meta.verify.finding import Finding, Kind
+from vllm_davinci.meta.verify.ranks import answer_of_ranks
 from vllm_davinci.meta.verify.settings import Settings
 
 LIMIT_S = 600.0
+RANKS = 2
 # How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
 CLOSE = 0.25
 PROFILE = "profile"
@@ -48,11 +46,13 @@ def _alone(checkpoint: Path, known: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _overlapped(checkpoint: Path, known: dict[str, Any], directory: Path) -> Iterator[Finding]:
-    if "answer" not in known:  # of an earlier process
-        known["answer"] = _run(EngineRun(str(checkpoint), overlaps=False))
-    alone = known["answer"]
+    ranks = min(Device().torch.npu.device_count(), RANKS)
+    if ranks > 1:  # halves of a step take turns at collectives, which one rank has not
+        alone = _run(EngineRun(str(checkpoint), overlaps=False, ranks=ranks))
+    else:
+        alone = known.get("answer") or _run(EngineRun(str(checkpoint), overlaps=False))
     profile = str(directory / PROFILE / checkpoint.name)
-    answer = _run(EngineRun(str(checkpoint), overlaps=True, profile=profile))
+    answer = _run(EngineRun(str(checkpoint), overlaps=True, profile=profile, ranks=ranks))
     name = f"tokens/{checkpoint.name} with overlap"
     equal = answer["tokens"] == alone["tokens"]
     details = {} if equal else {"without": alone["tokens"], "with": answer["tokens"]}
@@ -69,15 +69,9 @@ def _seconds(name: str, answer: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _run(run: EngineRun) -> dict[str, Any]:
-    """One engine in a process of its own. Raises VerificationError with its last words."""
-    command = [sys.executable, "-m", "vllm_davinci.meta.verify.engine_process", run.encoded()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(ANSWER):
-            answer: dict[str, Any] = json.loads(line.removeprefix(ANSWER))
-            return answer
-    words = "\n".join((done.stdout + done.stderr).strip().splitlines()[-30:])
-    raise VerificationError(f"the engine of {run.model} ended with {done.returncode}:\n{words}")
+    """The answer of one engine in processes of its own. Raises VerificationError."""
+    module = "vllm_davinci.meta.verify.engine_process"
+    return answer_of_ranks([module, run.encoded()], run.ranks, LIMIT_S)
 
 
 def _beside_the_definition(
