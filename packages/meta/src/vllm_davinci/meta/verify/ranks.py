@@ -66,7 +66,7 @@ def _variables(ranks: int) -> list[dict[str, str]]:
     return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _wait(process: subprocess.Popen[str], end: float) -> int | None:
+def _wait(process: subprocess.Popen[bytes], end: float) -> int | None:
     """A process's exit status; None where it has not ended in time."""
     try:
         return process.wait(timeout=max(0.1, end - time.monotonic()))
