@@ -20,6 +20,7 @@ def calls(model: ModelSizes) -> Iterator[OperatorCall]:
     for dtype in DTYPES:
         yield from _of_floats(model, dtype)
     yield from _of_rows(model)
+    yield from _of_masks(model)
     yield from _of_logits(model)
 
 
@@ -104,6 +105,38 @@ def _of_rows(model: ModelSizes) -> Iterator[OperatorCall]:
     yield _same("masked_fill", "InplaceMaskedFillScalar GtScalar", said, slices, masked, exact=True)
     yield _same("copy of columns", "InplaceCopy", said, slices, copied, exact=True)
     yield _same("transpose", "InplaceCopy", said, slices, lambda x: x.t().contiguous(), exact=True)
+
+
+def _of_masks(model: ModelSizes) -> Iterator[OperatorCall]:
+    """A vocabulary that is divided among ranks: which tokens are here, and what is not."""
+    if model.name != "qwen3-8b":
+        return
+    said = "16 tokens, int64"
+
+    def ids(generator: Generator) -> dict[str, Any]:
+        return {"x": torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)}
+
+    def elsewhere(x: Tensor) -> Tensor:
+        own = x - VOCABULARY // 4
+        return (own < 0).logical_or_(own >= VOCABULARY // 2)
+
+    yield _same(
+        "tokens of other ranks",
+        "Subs LtScalar GeScalar InplaceLogicalOr",
+        said,
+        ids,
+        elsewhere,
+        exact=True,
+    )
+    yield _same("repeat", "Repeat", said, ids, lambda x: x.unsqueeze(1).repeat(1, 3), exact=True)
+    yield _same(
+        "fill",
+        "InplaceFillScalar InplaceZero",
+        said,
+        ids,
+        lambda x: torch.cat([torch.full_like(x, 7), torch.zeros_like(x)]),
+        exact=True,
+    )
 
 
 def _of_logits(model: ModelSizes) -> Iterator[OperatorCall]:

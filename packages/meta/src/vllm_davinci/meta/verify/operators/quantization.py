@@ -103,6 +103,6 @@ def _of_sums(model: ModelSizes) -> Iterator[OperatorCall]:
             return with_own_scales(swiglu(sums.float() * own * row_scale[:, None]))
 
         yield OperatorCall(
-            "npu_dequant_swiglu_quant", "DequantSwigluQuant", f"{tokens} tokens", make, call,
+            "npu_dequant_swiglu_quant", "DequantSwigluQuantV2", f"{tokens} tokens", make, call,
             defined,
         )  # fmt: skip
