@@ -42,13 +42,15 @@ def calls(model: ModelSizes) -> Iterator[OperatorCall]:
             continue
         reference = import_module(f"{package}.reference")
         present = provider.supported_ops()
-        for name, written, make in _operands(model):
+        for name, step, written, make in _operands(model):
             if name in present:
-                yield _call(name, provider.load(name), getattr(reference, name), written, make)
+                function, definition = provider.load(name), getattr(reference, name)
+                yield _call(name, step, function, definition, written, make)
 
 
 def _call(
     name: str,
+    step: str,
     function: Callable[..., Any],
     definition: Callable[..., Any],
     written: tuple[str, ...],
@@ -62,14 +64,15 @@ def _call(
         return [*listed, *(arguments[each] for each in written)]
 
     return OperatorCall(
-        f"compiled {name}", "several", f"{TOKENS} tokens, bfloat16", make,
+        f"compiled {name}", "several", f"{step}, bfloat16", make,
         lambda **arguments: with_written(function, **arguments),
         lambda **arguments: with_written(definition, **arguments),
     )  # fmt: skip
 
 
-def _operands(model: ModelSizes) -> Iterator[tuple[str, tuple[str, ...], Make]]:
-    """Name, arguments written in place, and arguments of each operator that the model has."""
+def _operands(model: ModelSizes) -> Iterator[tuple[str, str, tuple[str, ...], Make]]:
+    """Name, step, arguments written in place, and arguments of each operator of the model."""
+    said = f"{TOKENS} tokens"
 
     def norm(generator: Generator) -> dict[str, Any]:
         return {
@@ -94,28 +97,30 @@ def _operands(model: ModelSizes) -> Iterator[tuple[str, tuple[str, ...], Make]]:
             "num_rows": VOCABULARY,
         }
 
-    yield "rms_norm", (), plain_norm
-    yield "add_rms_norm", (), norm
-    yield "add_rms_norm_dynamic_quant", (), norm
-    yield "add_rms_norm_quant", (), static_norm
-    yield "vocab_parallel_embedding", (), vocabulary
+    yield "rms_norm", said, (), plain_norm
+    yield "add_rms_norm", said, (), norm
+    yield "add_rms_norm_dynamic_quant", said, (), norm
+    yield "add_rms_norm_quant", said, (), static_norm
+    yield "vocab_parallel_embedding", said, (), vocabulary
     if model.latent is None:
-        yield "rotary_embedding", (), lambda generator: _rotary(model, generator)
+        yield "rotary_embedding", said, (), lambda generator: _rotary(model, generator)
         for step in STEPS:
             yield (
                 "paged_attention",
+                step,
                 ("key_cache", "value_cache", "out"),
                 lambda generator, step=step: _paged(model, step, generator),  # type: ignore[misc]
             )
     else:
         yield (
             "mla_preprocess",
+            said,
             ("kv_c_cache", "k_pe_cache"),
             lambda generator: _latent(model, model.latent, generator),  # type: ignore[arg-type]
         )
     if model.all_experts:
-        yield "experts", (), lambda generator: _experts(model, generator, quantized=False)
-        yield "experts_w8a8", (), lambda generator: _experts(model, generator, quantized=True)
+        yield "experts", said, (), lambda generator: _experts(model, generator, quantized=False)
+        yield "experts_w8a8", said, (), lambda generator: _experts(model, generator, quantized=True)
 
 
 def _rotary(model: ModelSizes, generator: Generator) -> dict[str, Any]:
