@@ -147,11 +147,11 @@ def _numbered(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _choose() -> dict[str, Any]:
-    import torch
+    from torch_npu import npu
 
     from vllm_davinci_testing.operators.illegal_calls import LEGAL
 
-    torch.npu.set_device(0)
+    npu.set_device(0)
     legal = {
         operator: {name: written(value) for name, value in arguments.items()}
         for operator, arguments in LEGAL.items()
@@ -170,11 +170,12 @@ def _choose() -> dict[str, Any]:
 
 def _answer(given: dict[str, Any]) -> list[str]:
     import torch
+    from torch_npu import npu
 
     from vllm_davinci.meta.verify.first_phase import FirstPhase
     from vllm_davinci.meta.verify.parts_of.constraints import MEMORY_BYTES
 
-    torch.npu.set_device(0)
+    npu.set_device(0)
     memory = torch.empty(MEMORY_BYTES, dtype=torch.uint8, device="npu")
     phase = FirstPhase(memory.data_ptr())
     return [
