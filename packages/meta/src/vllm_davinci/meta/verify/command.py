@@ -72,6 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=int, default=8, metavar="N", help="devices in collectives, at most"
     )
     parser.add_argument("--seed", type=int, default=0, help="of random operands")
+    _add_ways_without_a_run(parser)
+
+
+def _add_ways_without_a_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         type=Path,
