@@ -17,9 +17,10 @@ from rich.console import Console
 
 from vllm_davinci.meta.errors import VerificationError
 from vllm_davinci.meta.verify import comparison, fit
+from vllm_davinci.meta.verify.journal import Journal
 from vllm_davinci.meta.verify.operators.shapes import LAYOUTS
 from vllm_davinci.meta.verify.page import page
-from vllm_davinci.meta.verify.parts import NAMES, PARTS, run_part
+from vllm_davinci.meta.verify.parts import NAMES, PARTS, journal_of, run_part
 from vllm_davinci.meta.verify.report import (
     FILE,
     Report,
@@ -131,9 +132,11 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
         shutil.rmtree(directory)
     paths, models = tuple(map(str, checkpoints)), tuple(options.models)
     open_directory(directory, Settings(paths, models, options.ranks, options.seed))
-    journals = {}
+    journals: dict[str, Journal] = {}
     for part in PARTS:
         if part.name not in options.only or (part.name == "tokens" and not checkpoints):
+            earlier = journal_of(part, directory)
+            journals |= {part.name: earlier} if earlier.is_finished else {}
             continue
         console.print(f"{part.name}: {part.asks}", markup=False, highlight=False)
         journal = run_part(part, directory, lambda line: console.print(line, markup=False))

@@ -53,6 +53,11 @@ PARTS = (
 NAMES = tuple(part.name for part in PARTS)
 
 
+def journal_of(part: Part, directory: Path) -> Journal:
+    """What a part has found so far, in this run and in earlier ones of the directory."""
+    return Journal(directory / f"{part.name}.jsonl")
+
+
 def run_part(part: Part, directory: Path, tell: Callable[[str], None]) -> Journal:
     """Runs what is missing of a part; its journal.
 
