@@ -51,6 +51,7 @@ def calls_of(models: Iterable[str]) -> Iterator[tuple[str, OperatorCall]]:
     """Names of findings and calls; one that two models have in common is told of both."""
     for model in models:
         sizes = sizes_of(model)
-        for family in FAMILIES:
+        # Sparse attention aside, DeepSeek-V3.2's layers are those of DeepSeek-V3.
+        for family in (sparse_attention.calls,) if sizes.index_heads else FAMILIES:
             for call in family(sizes):
                 yield f"operators/{call.operator}/{model}/{call.variant}", call
