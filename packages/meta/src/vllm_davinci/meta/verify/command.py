@@ -138,8 +138,10 @@ def _verify(options: argparse.Namespace, console: Console) -> int:
             earlier = journal_of(part, directory)
             journals |= {part.name: earlier} if earlier.is_finished else {}
             continue
-        console.print(f"{part.name}: {part.asks}", markup=False, highlight=False)
-        journal = run_part(part, directory, lambda line: console.print(line, markup=False))
+        console.print(f"{part.name}: {part.asks}", markup=False, highlight=False, soft_wrap=True)
+        journal = run_part(
+            part, directory, lambda line: console.print(line, markup=False, soft_wrap=True)
+        )
         wrong = sum(each.get("passed") is False for each in journal.findings)
         right = sum(each.get("passed") is True for each in journal.findings)
         told = f"  {right} as we believe, {wrong} not, {journal.seconds:.0f} s"
