@@ -58,6 +58,16 @@ def test_a_file_that_is_not_valid_is_refused(tmp_path, old, new, message):
         load_machine(str(file), "node-of-8")
 
 
+def test_a_chip_may_be_based_on_one_that_is_based_on_another(tmp_path):
+    file = tmp_path / "mine.toml"
+    shorter = 'host_event_call = { value = 2, unit = "us", source = "measured" }'
+    file.write_text(f'based_on = "ascend910b3"\nsoc = "Ascend910B3"\n[figures]\n{shorter}\n')
+    machine = load_machine(str(file), "node-of-8")
+    assert machine.figures["host_event_call"] == 2_000_000
+    assert machine.figures["cube_cores"] == 20  # of ascend910b3
+    assert machine.figures["l2_bytes"] == 192 << 20  # of ascend910b2
+
+
 def test_ranks_that_do_not_fit_name_topologies_that_have_room():
     machine = load_machine("ascend910b2", "node-of-8")
     machine.require_ranks(8)

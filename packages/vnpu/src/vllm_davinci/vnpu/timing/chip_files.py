@@ -43,13 +43,14 @@ def read_table(path: pathlib.Path) -> dict[str, Any]:
 def read_chip(path: pathlib.Path, folder: pathlib.Path = FOLDER) -> dict[str, Any]:
     """The table of a chip, with what it leaves to the chip of `folder` that it is `based_on`.
 
+    That one may leave more to another one.
     Raises OSError or ValueError for a file that cannot be read.
     """
     table = read_table(path)
     base = table.get("based_on")
     if base is None:
         return table
-    below = read_table(folder / f"{base}.toml")
+    below = read_chip(folder / f"{base}.toml", folder)
     merged = {key: {**below.get(key, {}), **table.get(key, {})} for key in _MERGED}
     return {**below, **table, **merged}
 
