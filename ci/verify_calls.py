@@ -102,7 +102,7 @@ def chosen() -> Iterator[Found]:
 
 
 def in_place(place: tuple[str, str], task: str, given: str = "") -> Any:
-    """What this program answers in a process on a chip and release."""
+    """Asks this program in a process on a chip and release."""
     soc, cann = place
     command = ["vnpu", "run", "--soc", soc, "--cann", cann, "--", sys.executable, __file__, task]
     done = subprocess.run(

@@ -27,7 +27,14 @@ MAY_IMPORT = {
     "core": {"vllm", "torch", "torch_npu", "transformers"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
     "vnpu": set(),
-    "meta": {"vllm", "torch", "torch_npu", "vllm_davinci.core", "vllm_davinci.vnpu"},
+    "meta": {
+        "vllm",
+        "torch",
+        "torch_npu",
+        "transformers",
+        "vllm_davinci.core",
+        "vllm_davinci.vnpu",
+    },
 }
 THIRD_PARTY = {"vllm", "torch", "torch_npu", "transformers", "greenlet"}
 OURS = {f"vllm_davinci.{name}" for name in MAY_IMPORT}

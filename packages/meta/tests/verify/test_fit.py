@@ -10,7 +10,7 @@ import pytest
 from vllm_davinci.meta.errors import VerificationError
 from vllm_davinci.meta.verify.finding import Finding, Kind
 from vllm_davinci.meta.verify.fit import fit, write_chip
-from vllm_davinci.meta.verify.parts_of.costs import MEMORY_MIB, PRODUCT_SIZES
+from vllm_davinci.meta.verify.measured_sizes import MEMORY_MIB, PRODUCT_SIZES
 from vllm_davinci.vnpu.timing.machine import load_machine
 
 STATIC_S = 7e-6  # of every launch, which is in no rate

@@ -28,7 +28,7 @@ class Device:
 
     @property
     def clock(self) -> str:
-        """What times of this process are."""
+        """Says what times of this process are."""
         if not self.is_virtual:
             return MEASURED
         return MODELLED if os.environ.get("VNPU_TIMING") else OF_THIS_HOST
@@ -61,7 +61,7 @@ class Device:
         return ".".join(version.split(".")[:2]) if version[:1].isdigit() else ""
 
     def facts(self) -> dict[str, Any]:
-        """What is equal on two devices that are alike."""
+        """Facts that are equal on two devices that are alike."""
         properties = self.torch.npu.get_device_properties(0)
         _, total_bytes = self.torch.npu.mem_get_info()
         return {

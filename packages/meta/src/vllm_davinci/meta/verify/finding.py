@@ -1,4 +1,4 @@
-"""What a part has found, as the report keeps it."""
+"""Findings of a part, as the report keeps them."""
 
 from __future__ import annotations
 

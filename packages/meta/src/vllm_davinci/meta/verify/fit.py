@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.errors import VerificationError
-from vllm_davinci.meta.verify.parts_of.costs import (
+from vllm_davinci.meta.verify.measured_sizes import (
     ATTENTION_TOKENS,
     COPY_MIB,
     MEMORY_MIB,
@@ -140,7 +140,7 @@ def _shared(
 
 
 def _times(findings: Findings, base: dict[str, Any]) -> Iterator[Figure]:
-    """Of launches. What a graph's node costs beside its own time is the base's."""
+    """Times of launches. What a graph's node costs beside its own time is the base's."""
     node = _peak(base, "graph_node") * 1e6
     statics = {
         "vector_static": "costs/launches/element-wise operator in a graph",

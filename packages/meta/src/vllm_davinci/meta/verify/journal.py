@@ -1,4 +1,4 @@
-"""What a part's process has begun and found so far, one line of JSON each.
+"""A record of what a part's process has begun and found so far, one line of JSON each.
 
 A process that dies at a call leaves the line that began it. The next process goes on behind it, and
 the call's finding is how the process ended.

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.verify import drawings
-from vllm_davinci.meta.verify.parts_of.tokens import PROFILE
 from vllm_davinci.meta.verify.report import Report, failed_of, value_of
-from vllm_davinci.meta.verify.trace import tasks_of
+from vllm_davinci.meta.verify.trace import PROFILE, tasks_of
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62em; margin: 2em auto;

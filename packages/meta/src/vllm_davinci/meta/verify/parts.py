@@ -54,7 +54,7 @@ NAMES = tuple(part.name for part in PARTS)
 
 
 def journal_of(part: Part, directory: Path) -> Journal:
-    """What a part has found so far, in this run and in earlier ones of the directory."""
+    """Tells what a part has found so far, in this run and in earlier ones of the directory."""
     return Journal(directory / f"{part.name}.jsonl")
 
 

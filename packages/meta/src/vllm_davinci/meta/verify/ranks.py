@@ -55,7 +55,7 @@ def answer_of_ranks(module: Sequence[str], ranks: int, limit_s: float) -> dict[s
 
 
 def _variables(ranks: int) -> list[dict[str, str]]:
-    """Of each rank's environment; none for one that is alone."""
+    """Variables of each rank's environment; none for one that is alone."""
     if ranks == 1:
         return [{}]
     with socket.socket() as chosen:

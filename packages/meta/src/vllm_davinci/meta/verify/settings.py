@@ -1,4 +1,4 @@
-"""What a run of `verify` was asked for; kept in its directory, so that a second run goes on."""
+"""Options of a run of `verify`, kept in its directory, so that a second run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch_npu's profiler has written: when each stream was busy."""
+"""Reads what torch_npu's profiler has written: when each stream was busy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 HARDWARE = "Ascend Hardware"
 FILE = "trace_view.json"
+PROFILE = "profile"
+"""Folder of a run's directory that holds a profile for each checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def _integer_products(model: ModelSizes) -> OperatorCall:
 
 
 def _rows_of_ranks(model: ModelSizes) -> OperatorCall:
-    """What several ranks have sent, in the order of this rank's experts."""
+    """Rows that several ranks have sent, in the order of this rank's experts."""
     import torch_npu
 
     ranks = 4

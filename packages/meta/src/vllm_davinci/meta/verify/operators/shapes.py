@@ -11,7 +11,7 @@ CONFIGS = Path(__file__).parents[2] / "deployments" / "models"
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Of MLA: nope, rope and value are sizes of a head's parts."""
+    """Sizes of MLA: nope, rope and value are sizes of a head's parts."""
 
     query_rank: int
     rank: int

@@ -1,4 +1,4 @@
-"""What the device and its runtime cost: launches, events, copies, memory, products, attention.
+"""Costs of the device and its runtime: launches, events, copies, memory, products, attention.
 
 All times are of the device's clock, between two events, from a device that has nothing to do. What
 the host needs to launch is seen there, too: where it is longer than what it launches, the device
@@ -15,15 +15,17 @@ from typing import Any
 from vllm_davinci.meta.verify.case import Case
 from vllm_davinci.meta.verify.device import Device
 from vllm_davinci.meta.verify.finding import Finding, Kind
+from vllm_davinci.meta.verify.measured_sizes import (
+    ATTENTION_TOKENS,
+    CACHED_MIB,
+    COPY_MIB,
+    MEMORY_MIB,
+    PRODUCT_SIZES,
+)
 from vllm_davinci.meta.verify.settings import Settings
 
 MANY = 200
 TRIES = 3
-PRODUCT_SIZES = (1024, 2048, 4096, 8192)
-COPY_MIB = (64, 256)
-MEMORY_MIB = (512, 1024)
-CACHED_MIB = 16
-ATTENTION_TOKENS = (2048, 4096)
 HEADS, HEAD_SIZE = 32, 128
 NO_TIMES = (
     "this virtual NPU models no time: `vnpu run --chip NAME -- vllm-davinci verify` does, and "

@@ -1,4 +1,4 @@
-"""What is installed, and which devices there are: the doctor's report, and limits of the device."""
+"""The environment: the doctor's report, facts of the device, how many streams it has."""
 
 from __future__ import annotations
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from vllm_davinci.meta.verify.case import Case
 from vllm_davinci.meta.verify.device import Device
 from vllm_davinci.meta.verify.finding import Finding, Kind
-from vllm_davinci.meta.verify.parts_of.tokens import PROFILE
 from vllm_davinci.meta.verify.settings import Settings
-from vllm_davinci.meta.verify.trace import busy_together, tasks_of
+from vllm_davinci.meta.verify.trace import PROFILE, busy_together, tasks_of
 
 REPETITIONS = 8
 

@@ -12,12 +12,12 @@ from vllm_davinci.meta.verify.engine_process import EngineRun
 from vllm_davinci.meta.verify.finding import Finding, Kind
 from vllm_davinci.meta.verify.ranks import answer_of_ranks
 from vllm_davinci.meta.verify.settings import Settings
+from vllm_davinci.meta.verify.trace import PROFILE
 
 LIMIT_S = 600.0
 RANKS = 2
 # How far apart two logits may be whose order 16 bits can change, in standard deviations of all.
 CLOSE = 0.25
-PROFILE = "profile"
 
 
 def cases(settings: Settings, directory: Path) -> Iterator[Case]:

@@ -1,0 +1,9 @@
+"""Sizes of what `costs` measures; from the two largest ones a chip's rates are fitted."""
+
+from __future__ import annotations
+
+PRODUCT_SIZES = (1024, 2048, 4096, 8192)
+COPY_MIB = (64, 256)
+MEMORY_MIB = (512, 1024)
+CACHED_MIB = 16
+ATTENTION_TOKENS = (2048, 4096)
