@@ -48,7 +48,7 @@ def test_a_chip_that_takes_everything_is_told_of_call_by_call() -> None:
     assert len(wrong) > 900 and all(finding["value"] == TAKEN for finding in wrong)
     norm = next(each for each in wrong if each["name"].startswith("constraints/RmsNorm/gamma"))
     assert norm["details"]["believed"] in ("161002", "561002")
-    assert norm["details"]["arguments"]["x"] == {"sizes": [7, 64], "dtype": "bfloat16"}
+    assert norm["details"]["arguments"]["x"]["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(

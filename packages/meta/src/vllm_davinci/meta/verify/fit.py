@@ -55,8 +55,7 @@ def fit(report: Report, chip: str) -> str:
     ]
     memory = findings.get("environment/chip/memory bytes", {}).get("value")
     if memory:
-        amount = _number(memory / 2**20)
-        lines.append(f'memory = {{ value = {amount}, unit = "MiB", source = "{source}" }}')
+        lines.append(f'memory = {{ value = {memory >> 20}, unit = "MiB", source = "{source}" }}')
     lines += ["", "[figures]"]
     for figure in _figures(findings, base["figures"]):
         value = _number(figure.value)
