@@ -28,6 +28,10 @@ PYBIND11_MODULE(_C, m) {
            vnpu::Configuration::of_environment().races == vnpu::RaceMode::kOff;
   });
   m.def("check_fault_plan", [](const std::string& plan) { vnpu::faults::Plan::parse(plan); });
+  m.def("fault_plan_reaches_host", [](const std::string& text) {
+    const vnpu::faults::Plan plan = vnpu::faults::Plan::parse(text);
+    return plan.is_of_host() || !plan.count_directory.empty();
+  });
   m.def("soc_name", [] { return vnpu::Configuration::instance().soc_name; });
   m.def("schedule", [] {
     const vnpu::Configuration& configuration = vnpu::Configuration::instance();

@@ -10,18 +10,25 @@
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "device/failure.h"
 
 namespace vnpu::faults {
 namespace {
 
-constexpr const char* kKindNames[kKinds] = {"point",       "alloc",      "physical", "map",
-                                            "pinned",      "stream",     "event",    "launch",
-                                            "synchronize", "collective", "segment"};
+constexpr const char* kKindNames[kKinds] = {
+    "point",  "alloc",       "physical",   "map",     "pinned", "stream", "event",
+    "launch", "synchronize", "collective", "segment", "host",   "clock"};
 constexpr const char* kPhaseNames[] = {"any", "join", "put", "meet", "get", "end"};
-constexpr const char* kActionNames[] = {"CODE", "oom",   "throw", "die",      "stop",
-                                        "hang", "delay", "gone",  "truncated"};
+constexpr const char* kActionNames[] = {"CODE", "oom",   "throw", "die",       "stop",
+                                        "hang", "delay", "gone",  "truncated", "jump"};
+constexpr const char* kHostNames[] = {"malloc", "open", "write", "fsync"};
+constexpr const char* kClockNames[] = {"monotonic", "realtime"};
+constexpr const char* kSegmentNames[] = {"create", "open", "map"};
+constexpr std::pair<const char*, int> kErrnos[] = {{"EIO", EIO},       {"ENOMEM", ENOMEM},
+                                                   {"ENOSPC", ENOSPC}, {"EMFILE", EMFILE},
+                                                   {"ENFILE", ENFILE}, {"EDQUOT", EDQUOT}};
 
 // Letters to change, add or leave out.
 size_t distance(std::string_view a, std::string_view b) {
@@ -128,21 +135,30 @@ class Parser {
       return action;
     }
     const std::string text = word(":");
+    for (const auto& [name, code] : kErrnos) {
+      if (text != name) continue;
+      action.what = Action::What::kErrno;
+      action.code = code;
+      return action;
+    }
     const auto* const found = std::find(std::begin(kActionNames), std::end(kActionNames), text);
     if (found == std::end(kActionNames) || found == std::begin(kActionNames)) {
       at_ = begin;
       fail("'" + text + "' is nothing that can happen. " + nearest(text, kActionNames));
     }
     action.what = static_cast<Action::What>(found - std::begin(kActionNames));
-    if (action.what != Action::What::kDelay) return action;
-    if (!take(":")) fail("expected how long, as in delay:5s or delay:200ms");
-    const uint64_t count = number("a time", 1, 86'400'000);
+    const bool is_jump = action.what == Action::What::kJump;
+    if (action.what != Action::What::kDelay && !is_jump) return action;
+    const std::string example = is_jump ? "jump:600s or jump:-1s" : "delay:5s or delay:200ms";
+    if (!take(":")) fail("expected how long, as in " + example);
+    const int sign = is_jump && take("-") ? -1 : 1;
+    const auto count = static_cast<int64_t>(number("a time", 1, 86'400'000)) * sign;
     if (take("ms")) {
       action.delay = std::chrono::milliseconds(count);
     } else if (take("s")) {
       action.delay = std::chrono::seconds(count);
     } else {
-      fail("expected ms or s behind the number, as in delay:5s");
+      fail("expected ms or s behind the number, as in " + example);
     }
     return action;
   }
@@ -160,12 +176,35 @@ class Parser {
     if (what == What::kTruncated && !(rule.kind == Kind::kSegment && rule.name == "map")) {
       fail("truncated is for segment:map");
     }
-    if (rule.kind == Kind::kSegment && !rule.name.empty()) {
-      constexpr const char* kNames[] = {"create", "open", "map"};
-      if (std::find(std::begin(kNames), std::end(kNames), rule.name) == std::end(kNames)) {
-        fail("'" + rule.name + "' is no point of a segment. " + nearest(rule.name, kNames));
-      }
+    if (rule.kind == Kind::kSegment) check_name(rule, "a segment", kSegmentNames);
+    check_fits_host(rule);
+  }
+
+  // What the device's library does to its own points, and host_faults to calls of the C library.
+  void check_fits_host(const Rule& rule) const {
+    using What = Action::What;
+    const What what = rule.action.what;
+    if (rule.kind == Kind::kClock) {
+      if (what != What::kJump) fail("a clock jumps, as in clock@100=jump:600s");
+      return check_name(rule, "a clock", kClockNames);
     }
+    if (what == What::kJump) fail("jump is for a clock: clock@100=jump:600s");
+    const bool is_errno = what == What::kErrno || what == What::kOom;
+    if (rule.kind != Kind::kHost) {
+      if (what == What::kErrno) fail("an errno is for calls of the host: host:write@1=ENOSPC");
+      return;
+    }
+    check_name(rule, "the host", kHostNames);
+    if (!is_errno && what != What::kDie && what != What::kStop && what != What::kDelay) {
+      fail("a call of the host takes ENOSPC, EMFILE, EIO, ..., oom, die, stop or delay");
+    }
+  }
+
+  void check_name(const Rule& rule, const std::string& of,
+                  std::span<const char* const> known) const {
+    if (rule.name.empty() || std::find(known.begin(), known.end(), rule.name) != known.end())
+      return;
+    fail("'" + rule.name + "' is no point of " + of + ". " + nearest(rule.name, known));
   }
 
   bool take(std::string_view text) {
@@ -239,6 +278,12 @@ Plan Plan::parse(const std::string& text) {
                       ". Name a file that holds a plan, or write the plan itself.");
   }
   return Parser(path, std::string(std::istreambuf_iterator<char>(file), {})).parse();
+}
+
+bool Plan::is_of_host() const {
+  return std::any_of(rules.begin(), rules.end(), [](const Rule& rule) {
+    return rule.kind == Kind::kHost || rule.kind == Kind::kClock;
+  });
 }
 
 }  // namespace vnpu::faults

@@ -6,7 +6,7 @@
 //   entry  := "rank=" NUMBER | "count:" DIRECTORY | rule
 //   rule   := kind [":" name] "@" NUMBER ["+"] ["." phase] "=" action
 //   action := "oom" | CODE | "throw" | "die" | "stop" | "hang" | "delay:" NUMBER ("ms" | "s")
-//           | "gone" | "truncated" | "async:" action
+//           | "gone" | "truncated" | "async:" action | ERRNO | "jump:" ["-"] NUMBER ("ms" | "s")
 //
 // An entry rank=N holds for the rules behind it, up to the next one. A rule applies to the NUMBERth
 // point that it names, counted from 1 in each process; with "+" to that one and all after it.
@@ -20,7 +20,7 @@
 
 namespace vnpu::faults {
 
-// Where something can fail. kPoint stands for all of them.
+// Where something can fail. kPoint stands for all of them but the host's.
 enum class Kind : uint8_t {
   kPoint,
   kAlloc,        // device memory
@@ -33,8 +33,11 @@ enum class Kind : uint8_t {
   kSynchronize,  // a wait of the host for a stream, an event or a device
   kCollective,   // its name is the collective's, or that of a send or receive
   kSegment,      // shared memory of a group: "create", "open", "map"
+  // Calls of the C library, which csrc/host_faults reaches: "malloc", "open", "write", "fsync"
+  kHost,
+  kClock,  // a reading of the host's clock, likewise: "monotonic", "realtime"
 };
-constexpr size_t kKinds = 11;
+constexpr size_t kKinds = 13;
 const char* name_of(Kind kind);
 
 // Of a collective. A send has put, a receive has get.
@@ -42,10 +45,22 @@ enum class Phase : uint8_t { kAny, kJoin, kPut, kMeet, kGet, kEnd };
 const char* name_of(Phase phase);
 
 struct Action {
-  enum class What : uint8_t { kCode, kOom, kThrow, kDie, kStop, kHang, kDelay, kGone, kTruncated };
+  enum class What : uint8_t {
+    kCode,
+    kOom,
+    kThrow,
+    kDie,
+    kStop,
+    kHang,
+    kDelay,
+    kGone,
+    kTruncated,
+    kJump,   // the clock shows `delay` more from then on
+    kErrno,  // the call fails with `code` of errno.h
+  };
   What what = What::kThrow;
   bool is_async = false;  // when the device comes to the task, not when it is launched
-  int code = 0;           // of CANN
+  int code = 0;           // of CANN, or of errno.h
   std::chrono::milliseconds delay{0};
 };
 
@@ -67,6 +82,9 @@ struct Plan {
   // Throws Failure, with line and column, and what would be right. `text` that begins with @ names
   // a file that holds the plan.
   static Plan parse(const std::string& text);
+
+  // Whether it has something for the host's own calls.
+  bool is_of_host() const;
 };
 
 }  // namespace vnpu::faults

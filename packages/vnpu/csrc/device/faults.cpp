@@ -1,5 +1,6 @@
 #include "device/faults.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -84,6 +85,23 @@ class Injector {
   Counts* counts_ = nullptr;
 };
 
+// Calls of the C library are replaced before a program starts, or not at all.
+using SetHostRank = void(int);
+SetHostRank* host_faults() {
+  return reinterpret_cast<SetHostRank*>(::dlsym(RTLD_DEFAULT, "vnpu_host_faults_set_rank"));
+}
+
+Plan plan_of(const char* text) {
+  Plan plan = Plan::parse(text);
+  if (plan.is_of_host() && host_faults() == nullptr) {
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: VNPU_FAULTS='" + std::string(text) +
+                      "': rules for the host's own calls and clocks hold in programs that were "
+                      "started by `vnpu run --faults PLAN -- COMMAND`, which this one was not.");
+  }
+  return plan;
+}
+
 // Null where there is no plan.
 Injector* injector() {
   static Injector* const made = []() -> Injector* {
@@ -92,7 +110,7 @@ Injector* injector() {
       are_possible = false;
       return nullptr;
     }
-    return new Injector(Plan::parse(text));
+    return new Injector(plan_of(text));
   }();
   return made;
 }
@@ -127,6 +145,8 @@ Outcome perform(const Action& action, Kind kind, const std::string& text) {
     case What::kGone: return Outcome::kGone;
     case What::kTruncated: return Outcome::kTruncated;
     case What::kHang: break;  // of a task only
+    case What::kJump:         // these are of csrc/host_faults
+    case What::kErrno: break;
   }
   return Outcome::kNone;
 }
@@ -152,6 +172,8 @@ std::optional<PlannedLaunch> next_launch(const char* name) {
 void set_device(int physical_device) {
   int none = -1;
   own_device.compare_exchange_strong(none, physical_device);
+  if (!are_possible.load(std::memory_order_relaxed)) return;
+  if (SetHostRank* const set = host_faults(); set != nullptr) set(physical_device);
 }
 
 void open_plan() { injector(); }

@@ -35,6 +35,44 @@ torch.npu.synchronize()
 print("answer", float(pinned.double().sum()), flush=True)
 """
 POINTS_ALONE = 72
+# The middle one of three passes fails and is caught.
+CAUGHT = """
+import gc, os, torch
+
+def work():
+    x = torch.arange(64.0 * 64).reshape(64, 64).npu() / 4096
+    side, event = torch.npu.Stream(), torch.npu.Event()
+    event.record()
+    side.wait_event(event)
+    with torch.npu.stream(side):
+        y = x @ x + 1
+    torch.npu.current_stream().wait_stream(side)
+    big = torch.zeros(1 << 22, dtype=torch.float32, device="npu") + y[0, 0]
+    pinned = torch.empty(64, 64, pin_memory=True)
+    pinned.copy_(y, non_blocking=True)
+    torch.npu.synchronize()
+    return float(pinned.double().sum()), float(big[7])
+
+def held():
+    gc.collect()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    with open("/proc/self/maps") as maps:
+        shared = sum("/dev/shm" in line or "memfd" in line for line in maps)
+    return torch.npu.mem_get_info()[0], len(os.listdir("/proc/self/fd")), shared
+
+work()
+work()  # torch_npu has its workspaces and streams by now
+before = held()
+print("pass", flush=True)
+try:
+    work()
+except (RuntimeError, MemoryError) as error:
+    print("caught", str(error).splitlines()[0])
+print("held", before, held(), flush=True)
+print("answer", work(), flush=True)
+"""
+POINTS_CAUGHT = 150
 TOGETHER = """
 x = torch.full((1000,), float(rank + 1)).npu()
 for _ in range(3):
@@ -139,3 +177,29 @@ def test_ranks_answer_rightly_or_say_what_failed(
     assert time.monotonic() - begin < START_S + LIMIT_S
     assert any(f"point@{point}={action}" in each.output for each in ended)
     check_outcome(ended, expected, plan)
+
+
+@pytest.fixture(scope="module")
+def caught(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], int]:
+    """The answer of the program that catches a failure, and its points."""
+    directory = tmp_path_factory.mktemp("caught")
+    ended = run_alone(CAUGHT, VNPU_FAULTS=f"count:{directory}")
+    assert ended.status == 0, ended.output
+    return answers([ended]), points_in(directory)[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("action", ["oom", "throw"])
+@pytest.mark.parametrize("point", range(1, POINTS_CAUGHT // 2))
+def test_a_failure_that_is_caught_leaves_memory_and_descriptors_as_they_were(
+    point: int, action: str, caught: tuple[set[str], int]
+) -> None:
+    expected, points = caught
+    assert points <= POINTS_CAUGHT
+    plan = f"point@{points // 2 + point}={action}"  # of the later passes, up to the last one
+    ended = run_alone(CAUGHT, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="10")
+    check_outcome([ended], expected, plan)
+    if "caught" in ended.stdout and ended.status == 0:
+        [line] = [each for each in ended.stdout.splitlines() if each.startswith("held")]
+        before, after = line.removeprefix("held ").split(") (")
+        assert before.strip("()") == after.strip("()"), f"{plan}: {line}"

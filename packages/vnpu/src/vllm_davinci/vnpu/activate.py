@@ -103,6 +103,9 @@ def prepare_environment(
     environment.setdefault(env.OMP_WAIT_POLICY, "passive")
     environment.setdefault(env.TORCH_NPU_WARNING_DISABLE, "1")
     environment.update((config or VirtualDeviceConfig()).environment())
+    plan = environment.get(env.VNPU_FAULTS)
+    if plan and _C.fault_plan_reaches_host(plan):
+        environment[env.LD_PRELOAD] = _with_host_faults(environment.get(env.LD_PRELOAD, ""))
 
 
 def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = False) -> None:
@@ -126,6 +129,13 @@ def activate(config: VirtualDeviceConfig | None = None, *, takeover: bool = Fals
         # A library that is loaded under its SONAME satisfies every later request for that name.
         ctypes.CDLL(str(library_directory() / name), mode=ctypes.RTLD_GLOBAL)
     _active = True
+
+
+def _with_host_faults(preloaded: str) -> str:
+    """LD_PRELOAD, divided by spaces or colons, with the library of faults of the host's calls."""
+    own = str(library_directory() / "libvnpu_host_faults.so")
+    others = [each for each in preloaded.replace(":", " ").split() if each != own]
+    return ":".join([own, *others])
 
 
 def _is_own(directory: str | pathlib.Path) -> bool:

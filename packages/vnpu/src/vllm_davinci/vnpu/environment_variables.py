@@ -103,6 +103,10 @@ ASCEND_OPP_PATH = "ASCEND_OPP_PATH"
 LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
 """The loader's search path; vnpu's library directory goes in front."""
 
+LD_PRELOAD = "LD_PRELOAD"
+"""Libraries that come before the C library. Under a plan of VNPU_FAULTS for calls of the host, or
+one that counts, `vnpu run` puts the library there that lets them fail."""
+
 TASK_QUEUE_ENABLE = "TASK_QUEUE_ENABLE"
 """torch_npu's launch queue. vnpu sets 0 unless the user chose: its launches do not block, so a
 second thread only adds hand-overs, and with one thread a fuzz seed gives one schedule."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.processes.ranks import free_port
 
 # The checkout's: this package is installed from it.
@@ -35,6 +36,7 @@ for output in llm.generate(prompts, greedy, use_tqdm=False):
 TEXTS = 'prompts = [{"prompt_token_ids": [1, 2, 3 + i]} for i in range(3)]'
 IMAGES = """
 from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 prompts = [{"prompt": vision_zoo.prompt(1, "case"),
             "multi_modal_data": {"image": [vision_zoo.image(56, 56, seed=i)]}} for i in range(3)]
 """
@@ -95,6 +97,7 @@ GRAPHS = {
 TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 STAGES = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
 EXPERTS = {"enable_expert_parallel": True}
+UBATCHES = {"additional_config": {"dbo": SPLIT_ALWAYS}}
 DRAFTER = {
     "speculative_config": {
         "method": "eagle3",
@@ -107,6 +110,7 @@ ENGINES: dict[str, Engine] = {
     "one device, graphs": Engine(GRAPHS),
     "two devices, eager": Engine({**EAGER, **TWO_RANKS}),
     "two devices, graphs": Engine({**GRAPHS, **TWO_RANKS}),
+    "two ubatches": Engine({**EAGER, **TWO_RANKS, **UBATCHES}),
     "two stages": Engine({**EAGER, **STAGES}),
     "two devices with experts": Engine({**EAGER, **TWO_RANKS, **EXPERTS}, DEEPSEEK),
     "two data-parallel engines": Engine({**EAGER, **EXPERTS}, DEEPSEEK, engines=2),

@@ -6,7 +6,8 @@ tokens are those of a run without a fault, or the program ends with an error tha
 its status is not 0 then; no process is left after 30 s, nor shared memory.
 
 Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--date` says which,
-`--only NAME` narrows the engines, `--page FILE` writes the table.
+`--only NAME` narrows the engines and `--kinds A,B` the kinds, `--most N` tries so many of each
+engine, all kinds alike, `--page FILE` writes the tables.
 """
 
 from __future__ import annotations
@@ -15,30 +16,36 @@ import argparse
 import datetime
 import hashlib
 import re
-import statistics
 import struct
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from vllm_davinci.vnpu import _C
 from vllm_davinci_testing.engines.fault_engines import ENGINES, Engine
+from vllm_davinci_testing.engines.fault_tables import GOOD, Tally, page
 from vllm_davinci_testing.engines.server_process import processes_of_session, shared_memory
 from vllm_davinci_testing.processes.forked import run_together
+from vllm_davinci_testing.processes.programs import run_programs_together
 
 # In the order of faults::Kind (packages/vnpu/csrc/device/fault_plan.h).
 KINDS = (
     "point", "alloc", "physical", "map", "pinned", "stream", "event", "launch", "synchronize",
     "collective", "segment",
 )  # fmt: skip
+# Calls of the host, in the order of host_faults::Call; in all processes of an engine.
+HOST_KINDS = ("host:malloc", "host:open", "host:write", "host:fsync")
+ANY_RANK = -1
+# Of a rank and kind, evenly among all: a process asks for memory millions of times.
+MOST_POINTS = 4000
 # What happens at a kind of point: points take turns.
 ACTIONS = {
     "stream": ("207005", "throw"),
@@ -47,18 +54,20 @@ ACTIONS = {
     "synchronize": ("507046", "throw"),
     "collective": ("throw", "oom", "die"),
     "segment": ("throw", "oom"),
+    "host:malloc": ("ENOMEM",),
+    "host:open": ("EMFILE",),
+    "host:write": ("ENOSPC", "EIO"),
+    "host:fsync": ("EIO",),
 }
 OF_MEMORY = ("oom", "throw")
 LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
 # Of a whole run, and from its fault to the end of its processes.
-RUN_LIMIT_S, END_LIMIT_S = 240.0, 30.0
-COLUMNS = (
-    "engine", "kind", "points", "tried", "bit-equal", "error with its cause", "not reached",
-    "anything else", "fault to end, median", "worst",
-)  # fmt: skip
-GOOD = ("bit-equal", "error with its cause", "not reached")
+RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
 # Beside the rule's own text, which every error of vnpu carries on.
-NAMES = re.compile(r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in ")
+NAMES = re.compile(
+    r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
+    r"allocate memory|Too many open files|No space left|Input/output error"
+)
 
 
 @dataclass
@@ -81,10 +90,12 @@ def run(engine: Engine, faults: str) -> Run:
         places = engine.places()
         logs = [Path(directory) / f"log{number}" for number in range(len(places))]
         variables = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
-        ended: list[Any] = []
+        ended: list[tuple[int, str]] = []
+        # Calls of the C library are replaced as an interpreter starts; other faults come to forks.
+        start = run_programs_together if _C.fault_plan_reaches_host(faults) else run_forks
         runner = threading.Thread(
             target=lambda: ended.extend(
-                run_together(
+                start(
                     [engine.program(log) for log in logs],
                     [{**variables, **place} for place in places],
                     RUN_LIMIT_S,
@@ -102,8 +113,9 @@ def run(engine: Engine, faults: str) -> Run:
         left = watch.processes()
         for process in left:
             process.kill()
-        statuses = [each.status for each in ended] or [-1]
-        result = Run(max(statuses, key=abs), watch.look())
+        statuses = [status for status, _ in ended] or [-1]
+        before_log = "".join(printed for _, printed in ended)
+        result = Run(max(statuses, key=abs), before_log + watch.look())
         result.to_end_s = time.monotonic() - (watch.fault_at or time.monotonic())
         result.left = [f"process {each.pid}" for each in left]
         for path in watch.held:
@@ -114,6 +126,13 @@ def run(engine: Engine, faults: str) -> Run:
             elif path.exists():
                 result.left.append(str(path))
         return result
+
+
+def run_forks(
+    programs: Sequence[str], variables: Sequence[Mapping[str, str]], limit_s: float
+) -> list[tuple[int, str]]:
+    """Statuses of programs in forks of a process with all imports, and what they printed."""
+    return [(each.status, each.output) for each in run_together(programs, variables, limit_s)]
 
 
 class Watch:
@@ -168,6 +187,11 @@ def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
             rank, count = struct.unpack_from("=qQ", data)
             kinds = Counter(KINDS[number] for number in data[16 : 16 + count])
             points[max(rank, 0)] = points.get(max(rank, 0), Counter()) + kinds
+        points[ANY_RANK] = Counter()
+        for file in Path(directory).glob("*.host"):
+            calls = struct.unpack_from("=4Q", file.read_bytes(), 8)
+            # Every process counts for itself: a rule comes to those that make so many calls.
+            points[ANY_RANK] |= Counter(dict(zip(HOST_KINDS, calls, strict=True)))
         return result.answers, points
 
 
@@ -178,9 +202,13 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
         for kind, count in sorted(kinds.items()):
             seed = int.from_bytes(hashlib.sha256(f"{rank} {kind}".encode()).digest()[:4], "big")
             actions = ACTIONS.get(kind, OF_MEMORY)
-            for number in range(1 + (seed + day) % one_in, count + 1, one_in):
-                action = actions[number // one_in % len(actions)]
-                yield kind, f"rank={rank};{kind}@{number}={action}"
+            step = one_in * max(1, count // MOST_POINTS)
+            for number in range(1 + (seed + day) % step, count + 1, step):
+                action = actions[number // step % len(actions)]
+                if rank == ANY_RANK:  # from there on, as where the machine has no more
+                    yield kind, f"{kind}@{number}+={action}"
+                else:
+                    yield kind, f"rank={rank};{kind}@{number}={action}"
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
@@ -194,48 +222,14 @@ def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str
     return [(kind, rule) for _, _, kind, rule in sorted(turns)]
 
 
-@dataclass
-class Tally:
-    """This became of the points of one kind."""
-
-    points: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    times_s: list[float] = field(default_factory=list)
-
-
-def page(tallies: dict[tuple[str, str], Tally], one_in: int, stamp: str) -> str:
-    """The table, in Markdown. stamp: when and of what the figures are"""
-    lines = [
-        "# Faults at the points of an engine",
-        "",
-        stamp,
-        "",
-        f"Written by `nox -s faults -- --one-in {one_in} --page FILE`. Counted on virtual",
-        "NPUs; times are of one machine with two cores, which had other work.",
-        "",
-        "A small engine starts, answers three requests and ends; each time",
-        "another point fails. Polls depend on time: a run may end before it comes to a point.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        "| --- | --- | --: | --: | --: | --: | --: | --- | --: | --: |",
-    ]
-    for (engine, kind), tally in tallies.items():
-        good = [str(tally.outcomes[name]) for name in GOOD]
-        bad = ", ".join(f"{n} {name}" for name, n in tally.outcomes.items() if name not in GOOD)
-        times = tally.times_s or [0.0]
-        lines.append(
-            f"| {engine} | `{kind}` | {tally.points} | {tally.outcomes.total()} | "
-            f"{' | '.join(good)} | {bad or 'none'} | {statistics.median(times):.1f} s | "
-            f"{max(times):.1f} s |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--one-in", type=int, default=24, help="of each kind; 1: every point")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--only", default="", help="how names of engines begin")
+    parser.add_argument(
+        "--kinds", default=",".join((*KINDS[1:], *HOST_KINDS)), help="divided by commas"
+    )
     parser.add_argument("--most", type=int, default=10**9, help="points tried of each engine")
     parser.add_argument("--page", type=Path, help="file for the table")
     parser.add_argument("--stamp", default="", help="line for the table: of when and what it is")
@@ -248,15 +242,20 @@ def main() -> int:
         expected, points = points_of(engine)
         for kind, count in sorted(sum(points.values(), Counter()).items()):
             tallies[name, kind] = Tally(count)
-        rules = shuffled(chosen(points, options.one_in, options.date), options.date)[: options.most]
+        turns = chosen(points, options.one_in, options.date)
+        asked = [each for each in turns if each[0] in options.kinds.split(",")]
+        rules = shuffled(asked, options.date)[: options.most]
         for number, (kind, faults) in enumerate(rules, 1):
-            rule = faults.split(";")[1]
+            rule = faults.split(";")[-1]
             result = run(engine, faults)
             what = outcome(result, expected, rule)
             tallies[name, kind].outcomes[what] += 1
             if what == "error with its cause":
                 tallies[name, kind].times_s.append(result.to_end_s)
-            print(f"{name} {number}/{len(rules)} {faults}: {what}", flush=True)
+            print(
+                f"{name} {number}/{len(rules)} {faults}: {what}, {result.to_end_s:.1f} s",
+                flush=True,
+            )
             if what not in GOOD:
                 is_good = False
                 print(f"{result.left}\n{result.log[-3000:]}", flush=True)

@@ -5,6 +5,7 @@ Only the fork server imports this module (see `fork_server`).
 
 from __future__ import annotations
 
+import atexit
 import gc
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,3 +51,5 @@ for present, names in MODULES.items():
 # imported modules each takes 0.3 s, nine tenths of a small engine's start.
 gc.collect()
 gc.freeze()
+# The server's own end, where libraries list what was never freed.
+atexit.register(gc.unfreeze)

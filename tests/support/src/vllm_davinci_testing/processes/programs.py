@@ -3,7 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vllm_davinci.vnpu import VirtualDeviceConfig
 from vllm_davinci.vnpu import environment_variables as env
@@ -41,3 +45,43 @@ def output_of(
     done = run_program(source, config, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split("\n")[:-1]
+
+
+def run_programs_together(
+    programs: Sequence[str], variables: Sequence[Mapping[str, str]], limit_s: float
+) -> list[tuple[int, str]]:
+    """Runs each program in an interpreter of its own, which takes this process's settings over.
+
+    variables: of each program's environment
+    Returns their statuses and what they printed, both outputs together. Raises TimeoutError if one
+    does not end in time, and kills them.
+    """
+    processes = []
+    with tempfile.TemporaryDirectory() as directory:
+        logs = [Path(directory) / str(number) for number in range(len(programs))]
+        for program, own, log in zip(programs, variables, logs, strict=True):
+            environment = {**os.environ, **own}
+            prepare_environment(environment)
+            with log.open("wb") as file:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", program],
+                        env=environment,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        deadline = time.monotonic() + limit_s
+        try:
+            statuses = [each.wait(max(0.1, deadline - time.monotonic())) for each in processes]
+        except subprocess.TimeoutExpired as error:
+            printed = [log.read_text(errors="replace")[-2000:] for log in logs]
+            raise TimeoutError(f"programs still ran after {limit_s} s: {printed}") from error
+        finally:
+            for each in processes:
+                each.kill()
+                each.wait()
+        return [
+            (status, log.read_text(errors="replace"))
+            for status, log in zip(statuses, logs, strict=True)
+        ]
