@@ -34,7 +34,7 @@ def weight_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
         width = None if inner is None or count is None else inner * count
         return _gated(part.rpartition(".")[2], hidden, width)
     if part.startswith("mlp."):
-        is_known = config.get("model_type") in _UNIFORM | _MLA
+        is_known = _model_type(config) in _UNIFORM | _MLA
         width = _size(config, "intermediate_size") if is_known else None
         return _gated(part.removeprefix("mlp."), hidden, width)
     if part in ("input_layernorm", "post_attention_layernorm"):
@@ -42,6 +42,11 @@ def weight_shape(config: Mapping[str, Any], prefix: str) -> Shape | None:
     if part.startswith("self_attn."):
         return _attention(config, part.removeprefix("self_attn."), hidden)
     return None
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    """The name; text of whatever else stands there, which names no model."""
+    return str(config.get("model_type"))
 
 
 def _gated(part: str, hidden: int | None, width: int | None) -> Shape | None:
@@ -53,7 +58,7 @@ def _gated(part: str, hidden: int | None, width: int | None) -> Shape | None:
 
 
 def _attention(config: Mapping[str, Any], part: str, hidden: int | None) -> Shape | None:
-    model_type, heads = config.get("model_type"), _size(config, "num_attention_heads")
+    model_type, heads = _model_type(config), _size(config, "num_attention_heads")
     if model_type in _MLA and (kv_lora_rank := _size(config, "kv_lora_rank")):
         content, rotary, value = (
             _size(config, name) or 0

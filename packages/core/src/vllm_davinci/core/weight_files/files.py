@@ -6,6 +6,7 @@ import json
 import math
 import stat
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         tensors = {name: _stored(path, name, entry) for name, entry in entries.items()}
         ends = [entry["data_offsets"][1] for entry in entries.values()]
+        _check_metadata(header.get("__metadata__"))
+        _check_places(entry["data_offsets"] for entry in entries.values())
     except (OSError, ValueError, RecursionError, struct.error) as error:
         raise CheckpointError(
             f"{path} ({size} bytes) is not a safetensors file: {type(error).__name__} {error}. "
@@ -108,6 +111,22 @@ def _stored(path: Path, name: str, entry: Any) -> StoredTensor:
     if math.prod(shape) * dtype.itemsize != places[1] - places[0]:
         raise ValueError(f"{name} has shape {shape} in {places[1] - places[0]} bytes")
     return StoredTensor(path, dtype, tuple(shape))
+
+
+def _check_metadata(metadata: Any) -> None:
+    """Raises ValueError for what safetensors refuses: it reads texts alone."""
+    pairs = {} if metadata is None else metadata
+    if not isinstance(pairs, dict) or not all(isinstance(text, str) for text in pairs.values()):
+        raise ValueError(f"__metadata__ is {str(metadata)[:80]}, and has to map names to texts")
+
+
+def _check_places(offsets: Iterable[list[int]]) -> None:
+    """Raises ValueError where tensors overlap or leave room between them."""
+    end = 0
+    for begin, next_end in sorted(offsets):
+        if begin != end:
+            raise ValueError(f"a tensor begins at byte {begin} of the data and not at {end}")
+        end = next_end
 
 
 def _are_counts(values: Any) -> bool:
