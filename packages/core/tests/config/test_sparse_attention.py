@@ -11,7 +11,6 @@ from vllm_davinci.core.config.sparse_attention import refuse_beside_sparse_atten
 from vllm_davinci.core.errors import ConfigurationError
 
 CHANGES: dict[str, tuple[str, Any]] = {
-    "--speculative-config": ("speculative_config", SimpleNamespace()),
     "--enable-lora": ("lora_config", SimpleNamespace()),
     "dbo.enabled": ("additional_config", {"dbo": {"enabled": True}}),
     "enable_multistream_mla": (
@@ -29,7 +28,6 @@ CHANGES: dict[str, tuple[str, Any]] = {
 def configuration(stages: int = 1, **text: Any) -> Any:
     return SimpleNamespace(
         additional_config={},
-        speculative_config=None,
         lora_config=None,
         kv_transfer_config=None,
         model_config=SimpleNamespace(

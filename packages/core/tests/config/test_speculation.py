@@ -45,19 +45,20 @@ def asked(method: str, pipeline: int = 1, **changes: Any) -> VllmConfig:
         "draft_parallel_config": SimpleNamespace(tensor_parallel_size=2),
         "target_parallel_config": SimpleNamespace(tensor_parallel_size=2),
     }
-    transfer = changes.pop("kv_transfer_config", None)
     config: Any = SimpleNamespace(
         speculative_config=SimpleNamespace(**options | changes),
         parallel_config=SimpleNamespace(pipeline_parallel_size=pipeline),
-        kv_transfer_config=transfer,
     )
     return config
 
 
 @pytest.mark.parametrize("method", SERVED)
 def test_methods_that_are_served_start(method: str):
-    check_speculation(asked(method))
-    check_speculation(asked(method, rejection_sample_method="synthetic"))
+    drafter = model(architectures=["DeepSeekMTPModel" if method == "mtp" else "LlamaForCausalLM"])
+    for sampling in ("standard", "synthetic"):
+        check_speculation(
+            asked(method, rejection_sample_method=sampling, draft_model_config=drafter)
+        )
 
 
 def methods() -> list[str]:
@@ -78,10 +79,6 @@ def test_every_other_method_of_vllm_is_refused_with_its_name(method: str):
     [
         ({"rejection_sample_method": "block"}, "rejection_sample_method 'block'"),
         ({"pipeline": 2}, "over pipeline stages"),
-        (
-            {"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
-            "in disaggregated engines .*NixlConnector",
-        ),
         ({"draft_model_config": model(architectures=["New"])}, "of New, because no small model"),
         ({"parallel_drafting": True}, "parallel_drafting"),
         ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
@@ -93,11 +90,6 @@ def test_every_other_method_of_vllm_is_refused_with_its_name(method: str):
 def test_options_that_are_not_served_are_refused(changes: dict[str, Any], said: str):
     with pytest.raises(ConfigurationError, match=f"not available.*{said}"):
         check_speculation(asked("mtp", **changes))
-
-
-def test_blocks_may_go_on_in_the_hosts_memory():
-    for name in ("OffloadingConnector", "NPUOffloadingConnector"):
-        check_speculation(asked("mtp", kv_transfer_config=SimpleNamespace(kv_connector=name)))
 
 
 def of_vllm() -> list[str]:
@@ -129,11 +121,19 @@ def test_methods_are_refused_with_the_reason(method: str):
     ("method", "changes", "said"),
     [
         ("eagle3", {"draft_model_config": model(vocabulary=9)}, "a vocabulary of 9.*has 4096"),
-        ("draft_model", {"draft_model_config": model(vocabulary=9)}, "a vocabulary of 9"),
-        ("eagle", {"draft_model_config": model(hidden=64)}, "hidden size of 64.*has 256"),
         (
             "draft_model",
-            {"draft_parallel_config": SimpleNamespace(tensor_parallel_size=1)},
+            {"draft_model_config": model(vocabulary=9, architectures=["LlamaForCausalLM"])},
+            "a vocabulary of 9",
+        ),
+        ("eagle", {"draft_model_config": model(hidden=64)}, "hidden size of 64.*has 256"),
+        ("medusa", {"draft_model_config": model(hidden=64)}, "hidden size of 64.*has 256"),
+        (
+            "draft_model",
+            {
+                "draft_model_config": model(architectures=["LlamaForCausalLM"]),
+                "draft_parallel_config": SimpleNamespace(tensor_parallel_size=1),
+            },
             "draft_tensor_parallel_size to 2",
         ),
     ],
@@ -144,7 +144,15 @@ def test_a_drafter_of_another_model_is_refused(method: str, changes: dict[str, A
 
 
 def test_a_draft_model_may_be_smaller():
-    check_speculation(asked("draft_model", draft_model_config=model(hidden=64)))
+    smaller = model(hidden=64, architectures=["LlamaForCausalLM"])
+    check_speculation(asked("draft_model", draft_model_config=smaller))
+
+
+@pytest.mark.parametrize("name", ["DeepSeekMTPModel", "Qwen3NextMTP"])
+def test_a_draft_model_of_which_vllm_reads_a_layer_is_refused(name: str):
+    drafter = model(architectures=[name])
+    with pytest.raises(ConfigurationError, match=rf"all that vLLM reads of it \({name}\)"):
+        check_speculation(asked("draft_model", draft_model_config=drafter))
 
 
 def test_without_speculation_nothing_is_said(vllm_config: VllmConfig):

@@ -40,6 +40,7 @@ from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
+from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
@@ -120,6 +121,8 @@ class NPUModelRunner(BalancingRunner):
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
         quantization = self.vllm_config.quant_config
+        if self.speculative_config is not None:
+            refuse_heads_of_rotated_models(self.speculative_config.method, quantization)
         with explained(self.model_config.model, quantization):
             super().load_model(load_dummy_weights, **options)
         model = self.get_model()

@@ -15,8 +15,14 @@ SEQUENCE_PARALLEL = {
     "Qwen3ForCausalLM": "vllm_davinci.models.qwen:NPUQwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "vllm_davinci.models.qwen:NPUQwen3MoeForCausalLM",
 }
+# Layers for further tokens.
+DRAFTERS = {
+    "DeepSeekMTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
+    "DeepseekV32MTPModel": "vllm_davinci.models.deepseek_mtp:NPUDeepSeekMTP",
+}
 MODELS = {
     **SEQUENCE_PARALLEL,
+    **DRAFTERS,
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),

@@ -26,13 +26,11 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
     path.write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
     target = load_file(source / "model.safetensors")
     generator = torch.Generator().manual_seed(seed)
-    last = f"model.layers.{depth - 1}."
     tensors: dict[str, torch.Tensor] = {}
+    copied = _layer_to_copy(target, depth)
     for number in range(depth, depth + count):
         prefix = f"model.layers.{number}."
-        for name, tensor in target.items():
-            if name.startswith(last):
-                tensors[name.replace(last, prefix)] = tensor
+        tensors |= {f"{prefix}{name}": tensor for name, tensor in copied.items()}
         noise = torch.randn(width, 2 * width, generator=generator) * 0.02
         drawn = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1) + noise
         ones = torch.ones(width, dtype=torch.bfloat16)
@@ -46,3 +44,21 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
         }
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, destination / WEIGHTS)
     return destination
+
+
+def _layer_to_copy(target: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
+    """The last layer's tensors, with the indexer of the last layer that has one of its own.
+
+    Layers for further tokens have theirs in every model with sparse attention.
+    """
+
+    def of_layer(number: int, part: str = "") -> dict[str, torch.Tensor]:
+        prefix = f"model.layers.{number}."
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in target.items()
+            if name.startswith(f"{prefix}{part}")
+        }
+
+    indexers = [of_layer(number, "self_attn.indexer.") for number in reversed(range(depth))]
+    return next(filter(None, indexers), {}) | of_layer(depth - 1)

@@ -1,4 +1,4 @@
-"""Which tokens a model of fp32 may choose, where another order of its sums decides between them.
+"""Which tokens a model may choose, where another order of its sums decides between them.
 
 Every sum in fp32 depends on the order of its terms, and the order depends on the processor, on the
 number of rows and on how a model is divided among ranks. Where two logits are closer than that,
@@ -12,6 +12,9 @@ own (Higham 2002, section 4.2, with each partial sum's error uniform in +-u and 
 growing as a random walk), u = 2^-24. The inputs get errors of u sqrt(n), 2.4 times as large, for
 what a layer sums besides: attention's scores and weights. For the models of the tests, that lets
 two logits be about 1e-4 standard deviations apart; one token of 4,000 is chosen by less than that.
+
+In 16 bits sums are of fp32, and rounded once to the dtype that layers hand on. Where two engines
+round otherwise, it is there: inputs get errors of u of that dtype, which is about two roundings.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-UNIT_ROUNDOFF = torch.finfo(torch.float32).eps / 2
 # An expert that rounding chooses in one engine of 4 is found with a probability of 0.99.
 NUM_TRIES = 16
 
@@ -33,13 +35,17 @@ Logits = Callable[[], Tensor]
 
 
 @contextmanager
-def rounded_otherwise(network: nn.Module, seed: int) -> Iterator[None]:
-    """Inside the block, the inputs of all layers of `network` have random errors of fp32."""
+def rounded_otherwise(
+    network: nn.Module, seed: int, dtype: torch.dtype = torch.float32
+) -> Iterator[None]:
+    """Inside the block, the inputs of all layers of `network` have random errors of `dtype`."""
+    unit_roundoff = torch.finfo(dtype).eps / 2
     generator = torch.Generator().manual_seed(seed)
 
     def with_errors(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        num_terms = max(parameter.shape[-1] for parameter in layer.parameters(recurse=False))
-        size = UNIT_ROUNDOFF * math.sqrt(num_terms)
+        size = unit_roundoff
+        if dtype == torch.float32:
+            size *= math.sqrt(max(each.shape[-1] for each in layer.parameters(recurse=False)))
 
         def changed(value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -61,29 +67,36 @@ def rounded_otherwise(network: nn.Module, seed: int) -> Iterator[None]:
             hook.remove()
 
 
-def explained_by_rounding(network: nn.Module, logits: Logits) -> Tensor:
+def explained_by_rounding(
+    network: nn.Module, logits: Logits, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """[tokens]: how far apart two logits of a position may be whose order rounding decides."""
     expected = logits()
     most = torch.zeros(len(expected))
     for seed in range(NUM_TRIES):
-        with rounded_otherwise(network, seed):
+        with rounded_otherwise(network, seed, dtype):
             errors = (logits() - expected).nan_to_num(0).abs()  # of excluded tokens: inf - inf
         most = most.maximum(errors.amax(dim=1))
     return 2 * most  # one of the two rises, the other one falls
 
 
-def first_wrong_token(network: nn.Module, logits: Logits, tokens: Sequence[int]) -> str | None:
+def first_wrong_token(
+    network: nn.Module,
+    logits: Logits,
+    tokens: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+) -> str | None:
     """The first of `tokens` that `network` does not choose however it rounds, in words, or None.
 
     One pass over a prompt and its tokens gives the choice at every position, so a text is compared
-    on from a token whose choice was close.
+    on from a token whose choice was close. dtype: of the engine whose tokens they are
     """
     rows = logits()
     chosen = rows.gather(1, torch.tensor([list(tokens)]).T)[:, 0]
     gaps = rows.amax(dim=1) - chosen
     if not gaps.any():
         return None
-    explained = explained_by_rounding(network, logits)
+    explained = explained_by_rounding(network, logits, dtype)
     wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # and where they are no numbers
     if not wrong:
         return None

@@ -53,10 +53,12 @@ class TransformersReference:
         prompt: Sequence[int],
         tokens: Sequence[int],
         adjust: Callable[[torch.Tensor, list[int]], torch.Tensor] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> str | None:
         """Where `tokens` is not the greedy continuation of `prompt`, in words, or None.
 
         adjust: changes the logits of one position, given the tokens generated before it
+        dtype:  of the engine whose tokens they are
         """
 
         def logits() -> torch.Tensor:
@@ -67,7 +69,7 @@ class TransformersReference:
                 [adjust(row.clone(), list(tokens[:i])) for i, row in enumerate(rows)]
             )
 
-        wrong = first_wrong_token(self.network, logits, tokens)
+        wrong = first_wrong_token(self.network, logits, tokens, dtype)
         return wrong and f"prompt of {len(prompt)} tokens {list(prompt)[:8]}...: {wrong}"
 
     def differing_tokens(

@@ -20,6 +20,7 @@ from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.format import Format, Weights
 from vllm_davinci.core.quantization.loading import CHECK_COMMAND, require_usable
+from vllm_davinci.core.quantization.rotation import ROTATION
 from vllm_davinci.core.weight_files.files import read_header, require_files
 from vllm_davinci.core.weight_files.layer_names import shortened
 
@@ -92,6 +93,8 @@ class NPUModelLoader(DefaultModelLoader):
         weights: Weights = self._checked(super().get_all_weights(model_config, model))
         if self._format is not None:
             weights = self._format.converted(weights, model_config.dtype)
+        if ROTATION not in dict(model.named_parameters()):
+            weights = (each for each in weights if each[0] != ROTATION)  # of the model's drafter
         if self._tracker is not None:
             weights = self._tracker.watch(weights)
             self._streams.append(weights)

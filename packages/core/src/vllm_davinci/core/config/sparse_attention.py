@@ -27,7 +27,6 @@ def refuse_beside_sparse_attention(vllm_config: "VllmConfig") -> None:
     config = get_config(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
     refused = {
-        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "dual-batch overlap (dbo.enabled)": config.dbo.enabled,
         f"side streams of MLA ({ATTENTION})": config.torchair_graph_config.enable_multistream_mla,

@@ -2,19 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_davinci.core.config.kv_transfer import CONNECTORS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
 
 # Their drafters run a model, in the worker and on the device.
-WITH_MODEL = ("mtp", "eagle", "eagle3", "draft_model")
-SERVED = ("ngram", "custom_class", *WITH_MODEL)
+WITH_MODEL = ("mtp", "eagle", "eagle3", "medusa", "draft_model")
+SERVED = ("ngram", "suffix", "custom_class", *WITH_MODEL)
 # Other methods of vLLM, and why they are not served.
 REFUSED = {
-    "suffix": "the package arctic-inference, which finds its drafts, has never run beside this one",
-    "medusa": "vLLM's waits for the tokens of a step before it drafts, and no head has been tried",
     "ngram_gpu": "vLLM compiles it for CUDA; 'ngram' has the same drafts",
     "mlp_speculator": "vLLM's V1 runner has no drafter for it",
     "extract_hidden_states": "it drafts nothing, and hands hidden states to a KV connector",
@@ -25,6 +22,7 @@ REFUSED = {
 # vLLM calls the further layers of many models "mtp". By its class for them, models that are served.
 MTP_SERVED = {
     "DeepSeekMTPModel": "DeepSeek-V3, R1",
+    "DeepseekV32MTPModel": "DeepSeek-V3.2, GLM-5",
     "ErnieMTPModel": "ERNIE 4.5 with experts",
     "ExaoneMoeMTP": "K-EXAONE",
     "Glm4MoeMTPModel": "GLM-4.5, 4.6, 4.7",
@@ -32,7 +30,6 @@ MTP_SERVED = {
 }
 _OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
 _STATES = "layers of the model keep states, which drafts that are not kept would have changed"
-_SPARSE = "the model's attention is sparse"
 _IMAGES = "the model takes images, beside which MTP has not been tried"
 _UNTRIED = "no small model of it has been tried"
 _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
@@ -40,13 +37,12 @@ _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
 MTP_REFUSED = {
     "BailingMoeV25MTPModel": _STATES,
     "BailingMoeV3MTPModel": _STATES,
-    "DeepSeekV4MTPModel": _SPARSE,
-    "DeepseekV32MTPModel": _SPARSE,
+    "DeepSeekV4MTPModel": _OTHERS_CHIPS,
     "Dots3NoteMTPModel": _OTHERS_CHIPS,
     "Exaone4_5_MTP": _IMAGES,
     "Gemma4MTPModel": _OWN_DRAFTER,
     "Glm4MoeLiteMTPModel": "vLLM 0.32 reads the model's first layer in its place",
-    "Glm5NextMTPModel": _SPARSE,
+    "Glm5NextMTPModel": _STATES,
     "GlmOcrMTPModel": _IMAGES,
     "HYV3MTPModel": _UNTRIED,
     "HYV4MTPModel": _OTHERS_CHIPS,
@@ -107,6 +103,14 @@ def _refused(asked: "SpeculativeConfig") -> dict[str, bool]:
 
 def _refused_layers(asked: "SpeculativeConfig") -> dict[str, bool]:
     """The same for the model's own layers that predict further tokens."""
+    if asked.method == "draft_model":
+        read = [*MTP_SERVED, *MTP_REFUSED]
+        return {
+            f"a drafter whose layers for further tokens are all that vLLM reads of it ({each}); a "
+            "model of another family is": True
+            for each in asked.draft_model_config.architectures
+            if each in read
+        }
     if asked.method != "mtp":
         return {}
     others = [each for each in asked.draft_model_config.architectures if each not in MTP_SERVED]
@@ -119,14 +123,11 @@ def _refused_layers(asked: "SpeculativeConfig") -> dict[str, bool]:
 
 def _refused_beside(asked: "SpeculativeConfig", vllm_config: "VllmConfig") -> dict[str, bool]:
     """By reason, whether it holds for what is asked beside --speculative-config."""
-    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    parallel = vllm_config.parallel_config
     return {
-        "speculative decoding in disaggregated engines (--kv-transfer-config with "
-        f"{transfer.kv_connector if transfer else None}; OffloadingConnector is)": (
-            transfer is not None and transfer.kv_connector not in CONNECTORS
-        ),
         "speculative decoding over pipeline stages (--pipeline-parallel-size "
-        f"{parallel.pipeline_parallel_size})": parallel.pipeline_parallel_size > 1,
+        f"{parallel.pipeline_parallel_size}), which compute several batches at a time, and vLLM "
+        "hands on the drafts of the newest alone": parallel.pipeline_parallel_size > 1,
     }
 
 
@@ -134,7 +135,7 @@ def _require_fit(asked: "SpeculativeConfig") -> None:
     """Raises ConfigurationError for a drafter that belongs to another model."""
     drafter, target = asked.draft_model_config, asked.target_model_config
     sizes = {"vocabulary": (drafter.get_vocab_size(), target.get_vocab_size())}
-    if asked.method in ("eagle", "mtp"):
+    if asked.method in ("eagle", "mtp", "medusa"):
         sizes["hidden size"] = (drafter.get_hidden_size(), target.get_hidden_size())
     for what, (own, other) in sizes.items():
         if own != other:

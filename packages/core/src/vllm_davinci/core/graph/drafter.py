@@ -26,7 +26,7 @@ class DrafterGraphs:
             for is_first in ((True, False) if num_drafts > 1 else (True,))
         }
         drafter.passes = self._passes = DraftPasses(
-            drafter.model, asked.query_len, self._wrappers, asked.block_table
+            drafter.model, asked.query_len, self._wrappers, asked.block_table, asked.lengths
         )
 
     @property
@@ -65,6 +65,8 @@ class DrafterGraphs:
                 logger.exception("The drafter's graph %s was not captured.", planned)
             if not least_of_all_ranks(failure is None):
                 return failure or "another rank could not; see its log"
+        if not self._wrappers[planned.is_first].replays[planned.num_tokens]:
+            return "its forward never came to a graph"
         return None
 
     def replays(self) -> dict[int, int]:

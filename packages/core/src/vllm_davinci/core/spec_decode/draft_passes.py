@@ -9,6 +9,8 @@ import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from vllm_davinci.core.spec_decode.device_lengths import DeviceLengths
+
 
 @dataclass(frozen=True)
 class DraftPass:
@@ -32,6 +34,7 @@ class DraftPasses:
     first_query_len: rows of a request in a first pass of decodes
     runs:            by whether a pass is a step's first one, what captures and replays it
     block_table:     requests -> [requests, blocks] on the device, always in the same place
+    lengths:         where attention reads its lengths on the device; None where the host has them
     """
 
     def __init__(
@@ -40,11 +43,13 @@ class DraftPasses:
         first_query_len: int,
         runs: Mapping[bool, Callable[..., Any]],
         block_table: Callable[[int], torch.Tensor],
+        lengths: DeviceLengths | None = None,
     ) -> None:
         self._first_query_len = first_query_len
         self._runs = runs
         self._forward = model.forward
         self._block_table = block_table
+        self._lengths = lengths
         self._sizes: list[int] = []  # requests, ascending
         self.planned: DraftPass | None = None  # the pass that runs next; None for an eager one
         model.forward = self._run  # vLLM asks for the model's own class, and calls its `forward`
@@ -86,7 +91,7 @@ class DraftPasses:
         lengths = common.seq_lens_cpu_upper_bound[: common.num_reqs]
         missing = planned.num_requests - common.num_reqs
         return replace(
-            common,
+            self._held(common, planned),
             query_start_loc_cpu=torch.cat([ends, ends[-1:].expand(missing)]),
             seq_lens_cpu_upper_bound=torch.cat(
                 [lengths, lengths.new_full((missing,), planned.query_len)]
@@ -102,7 +107,7 @@ class DraftPasses:
         count, length = planned.num_requests, planned.query_len
         ends = torch.arange(0, planned.num_tokens + 1, length, dtype=torch.int32)
         lengths = torch.full((count,), length, dtype=torch.int32)
-        return CommonAttentionMetadata(
+        dummy = CommonAttentionMetadata(
             query_start_loc=ends.to(slots.device),
             query_start_loc_cpu=ends,
             seq_lens=lengths.to(slots.device),
@@ -115,6 +120,10 @@ class DraftPasses:
             slot_mapping=slots[: planned.num_tokens],
             causal=True,
         )
+        return self._held(dummy, planned)
+
+    def _held(self, common: CommonAttentionMetadata, planned: DraftPass) -> CommonAttentionMetadata:
+        return common if self._lengths is None else self._lengths.hold(common, planned.num_requests)
 
     def _padded(self, is_first: bool, num_requests: int) -> DraftPass | None:
         place = bisect_left(self._sizes, num_requests)
@@ -140,8 +149,10 @@ class DrafterToCapture(NamedTuple):
 
     query_len:   rows of a request in its first pass after a step of decodes
     block_table: requests -> [requests, blocks] on the device, always in the same place
+    lengths:     where its attention reads lengths on the device; None where the host has them
     """
 
     drafter: CapturableDrafter
     query_len: int
     block_table: Callable[[int], torch.Tensor]
+    lengths: DeviceLengths | None

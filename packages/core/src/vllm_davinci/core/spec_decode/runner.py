@@ -4,13 +4,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_davinci.core.config.sparse_attention import is_sparse
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.sampling.output_copy import EarlyTokens
+from vllm_davinci.core.spec_decode.device_lengths import DeviceLengths
 from vllm_davinci.core.spec_decode.draft_passes import DrafterToCapture
 from vllm_davinci.core.spec_decode.host_counts import RejectedDrafts
 from vllm_davinci.core.spec_decode.proposers import NPUDraftModelProposer, NPUEagleProposer, on_npu
@@ -50,8 +53,13 @@ class SpeculatingRunner(GPUModelRunner):
             or not isinstance(drafter, NPUEagleProposer | NPUDraftModelProposer)
         ):
             return None
+        if isinstance(drafter.model, BreakableCUDAGraphWrapper):  # of pieces, which nobody has here
+            drafter.model = drafter.model.unwrap()
         query_len = self.uniform_decode_query_len + drafter.net_num_new_slots_per_request
-        return DrafterToCapture(drafter, query_len, self._draft_block_table)
+        lengths = None
+        if is_sparse(asked.draft_model_config):
+            lengths = DeviceLengths(self.max_num_reqs, self.device)
+        return DrafterToCapture(drafter, query_len, self._draft_block_table, lengths)
 
     def _draft_block_table(self, num_requests: int) -> torch.Tensor:
         """The drafter's blocks of the first requests: [num_requests, blocks] on the device."""

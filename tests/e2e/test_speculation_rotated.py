@@ -1,0 +1,43 @@
+"""Drafts of models whose exports have rotated hidden states (QuaRot): the drafter turns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.rotated_checkpoint import rotated
+from vllm_davinci_testing.engines.speculating import (
+    RACES,
+    SMALL,
+    first_wrong,
+    generate,
+    speculation,
+    told,
+    with_logprobs,
+)
+
+Engines = Callable[..., EngineProcess]
+PLAIN = {"dtype": "bfloat16"}
+DESCRIBED = {**PLAIN, "quantization": "ascend"}
+
+
+@pytest.mark.thorough
+def test_a_rotated_model_is_drafted_for_as_well_as_before(
+    start_engine: Engines, tiny_deepseek: Path, tmp_path: Path
+):
+    turned = rotated(tiny_deepseek, tmp_path / "turned")
+    with start_engine(turned, **SMALL, **DESCRIBED) as engine:
+        expected = with_logprobs(engine)
+    rates = []
+    for checkpoint, options in ((tiny_deepseek, PLAIN), (turned, DESCRIBED)):
+        asked = {**speculation("mtp", 3), **options, "enforce_eager": False}
+        with start_engine(checkpoint, environment=RACES, **asked) as engine:
+            tokens = generate(engine)
+            drafted, accepted = told(engine)
+        print(f"{checkpoint.name}: {accepted} of {drafted} drafts accepted")
+        rates.append(accepted / drafted)
+    assert not first_wrong(expected, tokens)
+    assert rates[1] > rates[0] - 0.1

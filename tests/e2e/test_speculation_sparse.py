@@ -1,0 +1,110 @@
+"""Drafts beside sparse attention: whatever drafts, the tokens stay those of an engine without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.drafters import KNOWING, TEXTS, WRONG
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.mtp_checkpoint import with_random_mtp
+from vllm_davinci_testing.engines.speculating import (
+    RACES,
+    SMALL,
+    generate,
+    speculation,
+    texts,
+    told,
+)
+
+THOROUGH = pytest.mark.thorough
+Engines = Callable[..., EngineProcess]
+DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
+GRAPHS = {"enforce_eager": False}
+SYNCHRONOUS = {"async_scheduling": False}
+TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+FEW_BLOCKS = {"num_gpu_blocks_override": 8, "enable_prefix_caching": True}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(
+    zoo: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Each model with a random layer for further tokens."""
+    directory = tmp_path_factory.mktemp("sparse_mtp")
+    return {name: with_random_mtp(zoo(name), directory / name) for name in (DEEPSEEK, SHARED)}
+
+
+@pytest.fixture(scope="module")
+def expected(start_engine: Engines, checkpoints: dict[str, Path]) -> dict[str, list[list[int]]]:
+    found = {}
+    for name, checkpoint in checkpoints.items():
+        with start_engine(checkpoint, **SMALL) as engine:
+            found[name] = generate(engine)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "options"),
+    [
+        pytest.param(SHARED, 3, GRAPHS, id="shared_3_graphs"),
+        pytest.param(DEEPSEEK, 1, GRAPHS, id="1_graphs", marks=THOROUGH),
+        pytest.param(DEEPSEEK, 2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
+        pytest.param(DEEPSEEK, 4, {"max_num_batched_tokens": 48}, id="4_chunked", marks=THOROUGH),
+        pytest.param(DEEPSEEK, 3, FEW_BLOCKS, id="3_few_blocks", marks=THOROUGH),
+        pytest.param(DEEPSEEK, 2, {**TP2, **GRAPHS}, id="2_tp2_graphs", marks=THOROUGH),
+    ],
+)
+def test_mtp_changes_no_token(
+    model: str,
+    count: int,
+    options: dict[str, Any],
+    start_engine: Engines,
+    checkpoints: dict[str, Path],
+    expected: dict[str, list[list[int]]],
+):
+    asked = {**speculation("mtp", count), **options}
+    with start_engine(checkpoints[model], environment=RACES, **asked) as engine:
+        assert generate(engine) == expected[model]
+        drafted, accepted = told(engine)
+        replays = engine.on_workers("draft_replays")[0]
+    print(f"{model}: {accepted} of {drafted} drafts accepted")
+    assert 0 < accepted < drafted
+    assert bool(replays) == (options.get("enforce_eager") is False)
+
+
+@THOROUGH
+def test_drafts_of_one_who_knows_are_all_accepted(
+    start_engine: Engines,
+    checkpoints: dict[str, Path],
+    expected: dict[str, list[list[int]]],
+    tmp_path: Path,
+):
+    pairs = zip(texts(), expected[SHARED], strict=True)
+    known = tmp_path / "texts.json"
+    known.write_text(json.dumps([text["prompt_token_ids"] + tokens for text, tokens in pairs]))
+    asked = {**speculation("custom_class", 3, model=KNOWING), **GRAPHS}
+    environment = {**RACES, TEXTS: str(known)}
+    with start_engine(checkpoints[SHARED], environment=environment, **asked) as engine:
+        assert generate(engine) == expected[SHARED]
+        drafted, accepted = told(engine)
+    assert drafted == accepted > 200
+
+
+@THOROUGH
+@pytest.mark.parametrize(("method", "options"), [("ngram", {}), ("custom_class", {"model": WRONG})])
+def test_drafts_out_of_the_text_change_no_token(
+    method: str,
+    options: dict[str, Any],
+    start_engine: Engines,
+    checkpoints: dict[str, Path],
+    expected: dict[str, list[list[int]]],
+):
+    asked = {**speculation(method, 3, **options), **GRAPHS}
+    with start_engine(checkpoints[DEEPSEEK], environment=RACES, **asked) as engine:
+        assert generate(engine) == expected[DEEPSEEK]
+        assert told(engine)[0] > 30
