@@ -23,11 +23,18 @@ MODELS = {
     "InternVLForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
+    "KimiLinearForCausalLM": "vllm_davinci.models.kimi_linear:NPUKimiLinearForCausalLM",
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
     ),
     "Qwen2_5_VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
+    ),
+    "Qwen3_5ForConditionalGeneration": (
+        "vllm_davinci.models.qwen3_5:NPUQwen3_5ForConditionalGeneration"
+    ),
+    "Qwen3_5MoeForConditionalGeneration": (
+        "vllm_davinci.models.qwen3_5:NPUQwen3_5MoeForConditionalGeneration"
     ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"

@@ -14,6 +14,12 @@ SERVED = (
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+    "GraniteMoeHybridForCausalLM",
+    "KimiLinearForCausalLM",
+    "Mamba2ForCausalLM",
+    "NemotronHForCausalLM",
 )
 
 
@@ -33,7 +39,9 @@ def settle_states(vllm_config: "VllmConfig") -> list[Setting]:
     if not keeps_states(model):
         return []
     refused = {
-        "speculative decoding (--speculative-config)": vllm_config.speculative_config is not None,
+        "speculative decoding (--speculative-config) of a model without attention": (
+            vllm_config.speculative_config is not None and not model.is_hybrid
+        ),
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "dual-batch overlap (dbo.enabled)": get_config(vllm_config).dbo.enabled,
         "a KV cache that goes on elsewhere (--kv-transfer-config, --kv-offloading-size)": (

@@ -10,13 +10,22 @@ bytes of that block's page.
 The operators take keys and values by two addresses and one block table. Here both are the same
 region, values from k operator blocks later on: number b * 2k + j is the j-th part of the block's
 keys in the one, and of its values in the other. See docs/decisions/0014-pages-of-states.md.
+
+MLA's kv_c and k_pe rows have other sizes, so that no number of blocks is as far in the one as in
+the other. They stay two parts of the region, and a state has the bytes of its block in both.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    MambaSpec,
+    MLAAttentionSpec,
+)
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.paged import PagedCache
@@ -29,6 +38,33 @@ def has_states(kv_cache_config: KVCacheConfig) -> bool:
     """Whether layers keep states, whose pages share their memory with keys and values."""
     groups = kv_cache_config.kv_cache_groups
     return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+
+
+def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
+    """Entries of a row in each part of MLA's caches, of the layers of a model; None without MLA."""
+    found = {
+        (layer.kv_lora_rank, layer.qk_rope_head_dim)
+        for layer in layers
+        if hasattr(layer, "kv_lora_rank")
+    }
+    assert len(found) <= 1, found
+    return found.pop() if found else None
+
+
+def state_parts(
+    region: torch.Tensor, page_size: int, of_latents: tuple[int, ...] | None
+) -> list[torch.Tensor]:
+    """Where states of each block lie: [num_blocks, words of 4 bytes] each.
+
+    region:     [num_blocks * page_size], in bytes
+    of_latents: as `latent_sizes`, of the layers that have the same memory
+    """
+    words = region.view(torch.float32)
+    if of_latents is None:
+        return [words.view(-1, page_size // 4)]
+    num_blocks, row = region.numel() // page_size, sum(of_latents)
+    sizes = [words.numel() // row * size for size in of_latents]
+    return [part.view(num_blocks, -1) for part in words.split(sizes)]
 
 
 def paged_cache_in_pages(
@@ -61,7 +97,7 @@ def address_pages(
         return
     for group in chain.from_iterable(groups):
         spec = group.kv_cache_spec
-        if not isinstance(spec, AttentionSpec):
+        if not isinstance(spec, AttentionSpec) or isinstance(spec, MLAAttentionSpec):
             continue
         if group.kernel_block_size is None:  # a block is one of the operator's
             device = group.get_metadata_builder().device
