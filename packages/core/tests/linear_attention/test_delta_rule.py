@@ -22,7 +22,9 @@ VALUE_HEADS = KEY_HEADS * REPEATS
 
 
 def random_heads(num_tokens: int, seed: int, alike: float = 0.0, channels: int = 1) -> Heads:
-    """channels: those of a key that decay apart; alike: how much of every key is the same direction, which is what is hard"""
+    """alike:    how much of every key is the same direction, which is what is hard
+    channels: those of a key that decay apart
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:

@@ -8,20 +8,20 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm_davinci.models.qwen3_vl import NPUQwen3VLProcessingInfo
 
 
-class NPUQwen3_5ProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5ProcessingInfo):
+class NPUQwen35ProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5ProcessingInfo):
     """vLLM's, with Qwen3-VL's processor."""
 
 
-class NPUQwen3_5MoeProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5MoeProcessingInfo):
+class NPUQwen35MoeProcessingInfo(NPUQwen3VLProcessingInfo, qwen3_5.Qwen3_5MoeProcessingInfo):
     """The same, of the model with experts."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(
     qwen3_vl.Qwen3VLMultiModalProcessor,
-    info=NPUQwen3_5ProcessingInfo,
+    info=NPUQwen35ProcessingInfo,
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
-class NPUQwen3_5ForConditionalGeneration(qwen3_5.Qwen3_5ForConditionalGeneration):
+class NPUQwen35ForConditionalGeneration(qwen3_5.Qwen3_5ForConditionalGeneration):
     """vLLM's, which puts rows of images into those of text and no further."""
 
     indexes_multimodal_tokens: ClassVar[bool] = True
@@ -29,10 +29,10 @@ class NPUQwen3_5ForConditionalGeneration(qwen3_5.Qwen3_5ForConditionalGeneration
 
 @MULTIMODAL_REGISTRY.register_processor(
     qwen3_vl.Qwen3VLMultiModalProcessor,
-    info=NPUQwen3_5MoeProcessingInfo,
+    info=NPUQwen35MoeProcessingInfo,
     dummy_inputs=qwen3_vl.Qwen3VLDummyInputsBuilder,
 )
-class NPUQwen3_5MoeForConditionalGeneration(qwen3_5.Qwen3_5MoeForConditionalGeneration):
+class NPUQwen35MoeForConditionalGeneration(qwen3_5.Qwen3_5MoeForConditionalGeneration):
     """The same with experts."""
 
     indexes_multimodal_tokens: ClassVar[bool] = True

@@ -24,6 +24,7 @@ MODELS = {
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
     "KimiLinearForCausalLM": "vllm_davinci.models.kimi_linear:NPUKimiLinearForCausalLM",
+    "NemotronHForCausalLM": "vllm_davinci.models.nemotron_h:NPUNemotronHForCausalLM",
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
     ),
@@ -31,10 +32,10 @@ MODELS = {
         "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
     ),
     "Qwen3_5ForConditionalGeneration": (
-        "vllm_davinci.models.qwen3_5:NPUQwen3_5ForConditionalGeneration"
+        "vllm_davinci.models.qwen3_5:NPUQwen35ForConditionalGeneration"
     ),
     "Qwen3_5MoeForConditionalGeneration": (
-        "vllm_davinci.models.qwen3_5:NPUQwen3_5MoeForConditionalGeneration"
+        "vllm_davinci.models.qwen3_5:NPUQwen35MoeForConditionalGeneration"
     ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"

@@ -1,4 +1,4 @@
-"""Drafters that vLLM's method custom_class takes: always wrong, never wrong, right to some place."""
+"""Drafters of vLLM's method custom_class: always wrong, never wrong, right to some place."""
 
 from __future__ import annotations
 
