@@ -160,7 +160,8 @@ HYBRIDS = (
             "attention_multiplier": 0.1,
         },
     ),
-    # Kimi delta attention before MLA without positions; a dense layer, then experts.
+    # Kimi delta attention before MLA without positions; experts in every layer, because transformers
+    # writes dense ones under the experts' names.
     ZooModel(
         "kimi_linear",
         "kimi_linear",
@@ -178,7 +179,7 @@ HYBRIDS = (
                 "head_dim": 32,
                 "short_conv_kernel_size": 4,
             },
-            "first_k_dense_replace": 1,
+            "first_k_dense_replace": 0,
             "moe_layer_freq": 1,
             "mla_use_nope": True,
             "kv_lora_rank": 512,
@@ -190,5 +191,17 @@ HYBRIDS = (
             "moe_intermediate_size": 64,
             "rms_norm_eps": 1e-5,
         },
+    ),
+    # Mamba2 and nothing else.
+    ZooModel(
+        "mamba2",
+        "mamba2",
+        8,
+        8,
+        32,
+        hidden_size=128,
+        num_layers=2,
+        seed=8,
+        options={"num_heads": 8, "n_groups": 2, "state_size": 32},
     ),
 )

@@ -34,7 +34,7 @@ MTP_SERVED = {
     "Qwen3_5MoeMTP": "Qwen3.5 with experts",
 }
 _OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
-_STATES = "layers that draft would keep states, which drafts that are not kept would have changed"
+_STATES = "layers of the model keep states of a kind that is not served"
 _SPARSE = "the model's attention is sparse"
 _IMAGES = "the model takes images, beside which MTP has not been tried"
 _UNTRIED = "no small model of it has been tried"
@@ -60,7 +60,7 @@ MTP_REFUSED = {
     "MiMoV2MTPModel": _UNTRIED,
     "MiMoV2OmniMTPModel": _IMAGES,
     "MiniMaxM3MTP": _OTHERS_CHIPS,
-    "NemotronHMTPModel": _STATES,
+    "NemotronHMTPModel": _UNTRIED,
     "OpenPanguMTPModel": _UNTRIED,
     "Qwen4ExpMTP": _OTHERS_CHIPS,
     "Step3p5MTP": _OWN_DRAFTER,

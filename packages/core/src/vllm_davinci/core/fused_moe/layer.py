@@ -27,7 +27,6 @@ from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 from vllm_davinci.core.fused_moe.placement import Placement
 from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
 
-
 # Activation in a model's configuration -> one that vLLM takes as it is for experts without gates,
 # whose own one its description of experts refuses beside CUDA, ROCm and XPU.
 GATED_IN_NAME = {"relu2": "swiglustep"}

@@ -58,10 +58,12 @@ def products_between(rows: torch.Tensor, keys: torch.Tensor, decay: torch.Tensor
 
     rows:  [..., tokens, channels], fp32
     keys:  the same, or broadcast to it
-    decay: like keys, the logarithm g, summed up from the chunk's first token
+    decay: likewise, the logarithm g, summed up from the chunk's first token
     Returns [..., tokens, tokens].
     """
-    products = (rows * keys).sum(dim=-1)[..., None, None]  # of blocks of one token
+    products = (rows * keys).sum(dim=-1)
+    products = products.expand(torch.broadcast_shapes(products.shape, decay.shape[:-1]))
+    products = products[..., None, None]  # of blocks of one token
     size = 1
     while size < CHUNK_TOKENS:
         of_pairs = (-1, 2, size)
