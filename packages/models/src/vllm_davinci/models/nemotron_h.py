@@ -11,7 +11,7 @@ from vllm_davinci.core.fused_moe.layer import GATED_IN_NAME
 
 
 class NPUNemotronHForCausalLM(NemotronHForCausalLM):
-    """vLLM's model. Its experts have another activation's name until `NPURoutedExperts` takes it."""
+    """vLLM's. Its experts have another activation's name until `NPURoutedExperts` takes it."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         with _named(vllm_config.model_config.hf_config):

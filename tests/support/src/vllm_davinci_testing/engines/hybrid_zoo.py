@@ -160,8 +160,8 @@ HYBRIDS = (
             "attention_multiplier": 0.1,
         },
     ),
-    # Kimi delta attention before MLA without positions; experts in every layer, because transformers
-    # writes dense ones under the experts' names.
+    # Kimi delta attention before MLA without positions; experts in every layer: transformers
+    # writes dense ones under the names of experts.
     ZooModel(
         "kimi_linear",
         "kimi_linear",

@@ -110,7 +110,8 @@ def _refused_layers(asked: "SpeculativeConfig") -> dict[str, bool]:
     if asked.method != "mtp":
         return {}
     others = [each for each in asked.draft_model_config.architectures if each not in MTP_SERVED]
-    return {
+    takes_images = asked.target_model_config.multimodal_config is not None
+    return {f"method 'mtp', because {_IMAGES}": takes_images} | {
         f"method 'mtp' of {each}, because {MTP_REFUSED.get(each, _UNTRIED)} (MTP of "
         f"{'; '.join(MTP_SERVED.values())} is)": True
         for each in others

@@ -22,7 +22,7 @@ from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.kv_cache.shared_pages import (
-    has_states,
+    has_pages,
     latent_sizes,
     paged_cache_in_pages,
     state_parts,
@@ -81,7 +81,7 @@ class KVCacheMemory:
         caches: dict[str, LayerCache] = {}
         pages: dict[str, torch.Tensor] = {}
         of_latents = latent_sizes(self._layers[name] for name in _planned_layers(kv_cache_config))
-        in_pages = has_states(kv_cache_config) and of_latents is None
+        in_pages = has_pages(kv_cache_config)
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size

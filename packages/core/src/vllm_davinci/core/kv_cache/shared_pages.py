@@ -34,10 +34,12 @@ from vllm_davinci.core.attention.paged import PagedCache
 SLOTS_PER_KEY = 2
 
 
-def has_states(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether layers keep states, whose pages share their memory with keys and values."""
-    groups = kv_cache_config.kv_cache_groups
-    return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+def has_pages(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether a block is one run of bytes: where layers keep states, and others no MLA's rows."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return any(isinstance(each, MambaSpec) for each in specs) and not any(
+        isinstance(each, MLAAttentionSpec) for each in specs
+    )
 
 
 def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
@@ -93,11 +95,11 @@ def address_pages(
     num_requests: most of a step
     num_tokens:   most of a request
     """
-    if not has_states(kv_cache_config):
+    if not has_pages(kv_cache_config):
         return
     for group in chain.from_iterable(groups):
         spec = group.kv_cache_spec
-        if not isinstance(spec, AttentionSpec) or isinstance(spec, MLAAttentionSpec):
+        if not isinstance(spec, AttentionSpec):
             continue
         if group.kernel_block_size is None:  # a block is one of the operator's
             device = group.get_metadata_builder().device
