@@ -23,9 +23,9 @@ _SIDE = 32
 
 def check_supported_experts(layer: "RoutedExperts") -> None:
     """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
-    known, biased = _UNBIASED, "without"
-    if layer.moe_config.has_bias:  # experts of gpt-oss
-        known, biased = (MoEActivation.SWIGLUOAI,), "with"
+    # Experts of gpt-oss have biases.
+    known = (MoEActivation.SWIGLUOAI,) if layer.moe_config.has_bias else _UNBIASED
+    biased = "with" if layer.moe_config.has_bias else "without"
     names = " and ".join(repr(each.value) for each in known)
     wants = {
         f"activation {layer.activation.value!r} (of experts {biased} biases, only {names} "

@@ -84,7 +84,7 @@ class LinearAttentionMetadataBuilder(GDNAttentionMetadataBuilder):
             num_requests = vllm_config.scheduler_config.max_num_seqs
             self._verifications = Verifications(num_requests, self._num_pages, device)
 
-    def build(  # type: ignore[override]  # of this package's metadata
+    def build(
         self,
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
