@@ -25,4 +25,6 @@ class NPUKimiLinearForCausalLM(KimiLinearForCausalLM):
         name = KimiK3MultiHeadLatentAttentionWrapper.__name__
         if name not in op_registry_oot:
             PluggableLayer.register_oot(NPUKimiMultiHeadLatentAttentionWrapper, name=name)
+        # vLLM fills narrow experts up for ROCm's kernels; the grouped product takes any width.
+        vllm_config.model_config.hf_text_config.min_moe_intermediate_per_partition = 1
         super().__init__(vllm_config=vllm_config, prefix=prefix)
