@@ -190,9 +190,7 @@ def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[in
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(
-            family, marks=pytest.mark.thorough if family in ("glm4v", "qwen3_5_moe") else ()
-        )
+        pytest.param(family, marks=pytest.mark.thorough if family == "glm4v" else ())
         for family in FAMILIES
     ],
 )
@@ -262,10 +260,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "encoder_on_every_rank": ("qwen2_5_vl", {**TWO_RANKS, "mm_encoder_tp_mode": "data"}),
     "races": ("qwen2_5_vl", RACES),
     "ubatches_m_rope": ("qwen2_5_vl", {**TWO_RANKS, **UBATCHES, **CHUNKS, **RACES}),
-    "states_in_parts": (
-        "qwen3_5",
-        {**CHUNKS, **RACES, "enforce_eager": False, "async_scheduling": True},
-    ),
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
 

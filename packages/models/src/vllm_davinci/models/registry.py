@@ -31,12 +31,6 @@ MODELS = {
     "Qwen2_5_VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
     ),
-    "Qwen3_5ForConditionalGeneration": (
-        "vllm_davinci.models.qwen3_5:NPUQwen35ForConditionalGeneration"
-    ),
-    "Qwen3_5MoeForConditionalGeneration": (
-        "vllm_davinci.models.qwen3_5:NPUQwen35MoeForConditionalGeneration"
-    ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from vllm_davinci_testing.engines.glm4v_model import (
     glm4v_config,
     glm4v_processor,
 )
-from vllm_davinci_testing.engines.hybrid_zoo import EXPERTS_OF_QWEN, GATED_DELTA_NET
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,
     EOS,
@@ -143,39 +141,6 @@ def _qwen3_vl() -> transformers.PretrainedConfig:
     )
 
 
-def _qwen3_5(has_experts: bool = False) -> transformers.PretrainedConfig:
-    """Three layers of states to one of attention, which sees positions of images in parts."""
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    }
-    options: dict[str, Any] = {
-        "head_dim": 64,
-        "rope_parameters": rope,
-        "num_hidden_layers": 4,
-        **GATED_DELTA_NET,
-    }
-    make = transformers.Qwen3_5Config
-    if has_experts:
-        make, options = transformers.Qwen3_5MoeConfig, options | EXPERTS_OF_QWEN
-    return make(
-        text_config=_text(**options),
-        vision_config={
-            "depth": 3,
-            "hidden_size": 144,  # heads of 72
-            "intermediate_size": 192,
-            "num_heads": 2,
-            "patch_size": PATCH,
-            "out_hidden_size": 256,
-            "num_position_embeddings": 64,
-        },
-        **_TOKENS,
-    )
-
-
 def _qwen2_vl() -> transformers.PretrainedConfig:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
     return transformers.Qwen2VLConfig(
@@ -266,15 +231,6 @@ MODELS = {
             _qwen3_vl,
             _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
             needs_metadata=True,
-        ),
-        *(
-            VisionModel(
-                name,
-                partial(_qwen3_5, has_experts),
-                _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
-                needs_metadata=True,
-            )
-            for name, has_experts in {"qwen3_5": False, "qwen3_5_moe": True}.items()
         ),
         VisionModel(
             "qwen2_vl",

@@ -14,8 +14,6 @@ SERVED = (
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
     "GraniteMoeHybridForCausalLM",
     "KimiLinearForCausalLM",
     "Mamba2ForCausalLM",
