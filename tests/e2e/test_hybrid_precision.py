@@ -47,7 +47,6 @@ def rows_of(logprobs: list[dict[int, Any]], vocabulary: int) -> torch.Tensor:
         pytest.param("qwen3_next_moe", marks=THOROUGH),
         pytest.param("nemotron_h", marks=THOROUGH),
         pytest.param("granite_hybrid_moe", marks=THOROUGH),
-        pytest.param("kimi_linear", marks=THOROUGH),
     ],
 )
 def test_logprobs_are_as_near_to_those_in_fp32_as_transformers_in_16_bits(

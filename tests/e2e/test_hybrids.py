@@ -18,10 +18,10 @@ NEXT = "qwen3_next_moe"
 # A state has more bytes than the smallest block of keys and values.
 LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
-# Mamba2 of two groups beside attention; Kimi delta attention beside MLA.
-NEMOTRON, KIMI = "nemotron_h", "kimi_linear"
-OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", NEMOTRON, KIMI)
-WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe", KIMI)
+# Mamba2 of two groups beside attention.
+NEMOTRON = "nemotron_h"
+OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", NEMOTRON)
+WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe")
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -45,11 +45,8 @@ IN_PARTS = {
         pytest.param(LARGE, IN_PARTS, id="large_in_parts"),
         pytest.param(DENSE, TWO_RANKS, id="dense_tensor2"),
         pytest.param(NEMOTRON, IN_PARTS, id="nemotron_in_parts"),
-        pytest.param(KIMI, IN_PARTS, id="kimi_in_parts"),
-        pytest.param("mamba2", IN_PARTS, id="mamba2_in_parts", marks=pytest.mark.thorough),
-        *(
-            pytest.param(model, FOUR_RANKS, id=f"{model}_tensor4", marks=pytest.mark.thorough)
-            for model in ("granite_hybrid_moe", KIMI)
+        pytest.param(
+            "granite_hybrid_moe", FOUR_RANKS, id="granite_tensor4", marks=pytest.mark.thorough
         ),
         *(
             pytest.param(model, options, id=f"{model}_{name}", marks=pytest.mark.thorough)
@@ -92,7 +89,6 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
     [
         (NEXT, 22),
         pytest.param(NEMOTRON, 22, marks=pytest.mark.thorough),
-        pytest.param(KIMI, 22, marks=pytest.mark.thorough),
     ],
 )
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(

@@ -30,7 +30,6 @@ THOROUGH = pytest.mark.thorough
     [
         pytest.param("qwen3_next_moe", 2, (105, 100, 6), id="gated_delta_net_and_experts"),
         pytest.param("nemotron_h", 0, (42, 42, 1), id="mamba2"),
-        pytest.param("kimi_linear", 1, (75, 69, 9), id="kimi_delta_attention_and_experts"),
     ],
 )
 def test_launches_of_layers_with_states_stay_in_the_budget(

@@ -192,16 +192,4 @@ HYBRIDS = (
             "rms_norm_eps": 1e-5,
         },
     ),
-    # Mamba2 and nothing else.
-    ZooModel(
-        "mamba2",
-        "mamba2",
-        8,
-        8,
-        32,
-        hidden_size=128,
-        num_layers=2,
-        seed=8,
-        options={"num_heads": 8, "n_groups": 2, "state_size": 32},
-    ),
 )

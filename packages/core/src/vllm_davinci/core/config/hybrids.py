@@ -15,8 +15,6 @@ SERVED = (
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
     "GraniteMoeHybridForCausalLM",
-    "KimiLinearForCausalLM",
-    "Mamba2ForCausalLM",
     "NemotronHForCausalLM",
 )
 
