@@ -11,7 +11,6 @@ import pytest
 
 from vllm_davinci_testing.engines.drafters import GUESSING, TEXTS, WRONG
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.hybrid_mtp import with_hybrid_mtp
 from vllm_davinci_testing.engines.speculating import (
     RACES,
     generate,
@@ -75,31 +74,7 @@ def test_drafts_change_no_token(
     assert (drafted / 4 if drafter == GUESSING else -1) < accepted < drafted * 3 / 4
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        pytest.param(NEXT, GRAPHS, id="next"),
-        pytest.param(DENSE, {**CHUNKS, "async_scheduling": False}, id="sync", marks=THOROUGH),
-        pytest.param("qwen3_5_moe", GRAPHS, id="qwen3_5_moe", marks=THOROUGH),
-    ],
-)
-def test_the_models_own_further_layers_change_no_token(
-    model: str,
-    options: dict[str, Any],
-    zoo: Callable[[str], Path],
-    reference: Reference,
-    start_engine: Callable[..., EngineProcess],
-    tmp_path: Path,
-):
-    checkpoint = with_hybrid_mtp(zoo(model), tmp_path / "model")
-    asked = {**speculation("mtp", 2), **options}
-    with start_engine(checkpoint, environment=RACES, **asked) as engine:
-        found = generate(engine)
-        drafted, accepted = told(engine)
-    assert_exact(reference(model), found)
-    assert 0 < accepted < drafted
-
-
+@THOROUGH
 def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
     zoo: Callable[[str], Path],
     reference: Reference,

@@ -19,9 +19,7 @@ WAITS = "ErnieMTPModel"  # for the device in each pass, so that none is captured
 
 
 def test_every_family_has_a_case():
-    # Those of models whose layers keep states are in test_hybrid_speculation.py.
-    hybrids = {"Qwen3NextMTP", "Qwen3_5MTP", "Qwen3_5MoeMTP"}
-    assert {*FAMILIES, "DeepSeekMTPModel", *hybrids} == {*MTP_SERVED}
+    assert {*FAMILIES, "DeepSeekMTPModel"} == {*MTP_SERVED}
 
 
 @pytest.mark.parametrize(

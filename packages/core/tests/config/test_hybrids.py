@@ -61,12 +61,12 @@ def test_what_is_asked_for_is_refused_by_its_option(named: str):
     assert named in str(refused.value)
 
 
-def test_drafts_are_taken_beside_attention_alone():
+def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():
     config = configuration()
-    config.speculative_config = SimpleNamespace()
+    config.speculative_config = SimpleNamespace(method="ngram")
     settle_states(config)
-    config.model_config.is_hybrid = False  # with an inner state still
-    with pytest.raises(ConfigurationError, match=r"--speculative-config.* without attention"):
+    config.speculative_config.method = "eagle"
+    with pytest.raises(ConfigurationError, match=r"--speculative-config.* other than ngram and"):
         settle_states(config)
 
 

@@ -146,7 +146,7 @@ def test_a_drafter_of_another_model_is_refused(method: str, changes: dict[str, A
 
 
 def test_mtp_is_of_text_alone():
-    options = {"draft_model_config": model(architectures=["Qwen3_5MTP"])}
+    options = {"draft_model_config": model(architectures=["MiMoMTPModel"])}
     check_speculation(asked("mtp", **options))
     with pytest.raises(ConfigurationError, match="takes images"):
         target = model(images=SimpleNamespace())
