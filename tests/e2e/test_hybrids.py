@@ -18,13 +18,17 @@ NEXT = "qwen3_next_moe"
 # A state has more bytes than the smallest block of keys and values.
 LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
-OTHERS = ("qwen3_5_moe",)
+# Mamba2 of two groups beside attention.
+NEMOTRON = "nemotron_h"
+OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", NEMOTRON)
+WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe")
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 RACES = {"VNPU_RACES": "raise"}
 COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
 # Prompts in parts of any length, decodes beside them, in graphs where all decode.
 IN_PARTS = {
     "enforce_eager": False,
@@ -40,6 +44,10 @@ IN_PARTS = {
         pytest.param(NEXT, IN_PARTS, id="next_in_parts"),
         pytest.param(LARGE, IN_PARTS, id="large_in_parts"),
         pytest.param(DENSE, TWO_RANKS, id="dense_tensor2"),
+        pytest.param(NEMOTRON, IN_PARTS, id="nemotron_in_parts"),
+        pytest.param(
+            "granite_hybrid_moe", FOUR_RANKS, id="granite_tensor4", marks=pytest.mark.thorough
+        ),
         *(
             pytest.param(model, options, id=f"{model}_{name}", marks=pytest.mark.thorough)
             for name, options in {
@@ -52,11 +60,14 @@ IN_PARTS = {
             }.items()
             for model in (NEXT, LARGE, DENSE, *OTHERS)
         ),
-        pytest.param(
-            NEXT,
-            {**TWO_RANKS, **IN_PARTS, "enable_expert_parallel": True},
-            id="next_expert2",
-            marks=pytest.mark.thorough,
+        *(
+            pytest.param(
+                model,
+                {**TWO_RANKS, **IN_PARTS, "enable_expert_parallel": True},
+                id=f"{model}_expert2",
+                marks=pytest.mark.thorough,
+            )
+            for model in WITH_EXPERTS
         ),
     ],
 )
@@ -73,7 +84,16 @@ def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
         assert_generates(engine, reference(model), prompts[:16], MAX_TOKENS)
 
 
+@pytest.mark.parametrize(
+    ("model", "blocks"),
+    [
+        (NEXT, 22),
+        pytest.param(NEMOTRON, 22, marks=pytest.mark.thorough),
+    ],
+)
 def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
+    model: str,
+    blocks: int,
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
     start_engine: Callable[..., EngineProcess],
@@ -83,20 +103,20 @@ def test_preempted_requests_give_the_same_tokens_and_no_layer_waits(
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(
-        zoo(NEXT),
+        zoo(model),
         environment=RACES,
-        num_gpu_blocks_override=22,
+        num_gpu_blocks_override=blocks,
         kv_cache_memory_bytes=None,
         gpu_memory_utilization=0.02,
         disable_log_stats=False,
         worker_extension_cls=COUNTED,
     ) as engine:
         engine.on_workers("count_waits_of_steps")
-        assert_generates(engine, reference(NEXT), chosen, MAX_TOKENS)
+        assert_generates(engine, reference(model), chosen, MAX_TOKENS)
         (steps,) = engine.on_workers("waits_of_steps")
         preemptions = engine.metrics()["vllm:num_preemptions"]
         # Blocks that have held states hold keys now.
-        assert_generates(engine, reference(NEXT), prompts[:8], MAX_TOKENS)
+        assert_generates(engine, reference(model), prompts[:8], MAX_TOKENS)
         said = engine.log_text()
     assert preemptions > 0
     assert any(step.tokens > 8 for step in steps) and any(step.tokens <= 8 for step in steps)
@@ -126,10 +146,7 @@ def test_states_in_16_bits_are_asked_for_by_name(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "speculative decoding (--speculative-config)",
-        ),
+        ({"enable_lora": True}, "LoRA adapters (--enable-lora)"),
         ({"additional_config": {"dbo": {"enabled": True}}}, "dual-batch overlap (dbo.enabled)"),
     ],
 )

@@ -24,6 +24,26 @@ THOROUGH = pytest.mark.thorough
 
 
 # A layer of each kind: calls without compiled operators, calls with them, what those launch.
+@THOROUGH
+@pytest.mark.parametrize(
+    ("model", "layer", "expected"),
+    [
+        pytest.param("qwen3_next_moe", 2, (105, 100, 6), id="gated_delta_net_and_experts"),
+        pytest.param("nemotron_h", 0, (42, 42, 1), id="mamba2"),
+    ],
+)
+def test_launches_of_layers_with_states_stay_in_the_budget(
+    model: str,
+    layer: int,
+    expected: tuple[int, int, int],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    calls, launched, composed = launches(zoo(model), layer, start_engine, prompts)
+    assert (len(composed), len(calls), launched) == expected, (composed, calls)
+
+
 @pytest.mark.parametrize(
     ("model", "layer", "kind", "expected"),
     [
@@ -55,9 +75,21 @@ def test_launches_per_layer_stay_in_the_budget(
             ranges = input_ranges(source, [torch.tensor([prompts[5]])], lambda _: None)
         Exporter(source, tmp_path / kind, kind, torch.bfloat16, ranges).run(lambda _: None)
         source = tmp_path / kind
+    calls, launched, composed = launches(source, layer, start_engine, prompts)
+    assert not CROSSINGS & {*calls, *composed}, "a copy between host and device"
+    assert (len(composed), len(calls), launched) == expected, (composed, calls)
+
+
+def launches(
+    checkpoint: Path,
+    layer: int,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+) -> tuple[list[str], int, list[str]]:
+    """Calls of a layer in a decode, what compiled operators launched, and calls without those."""
     found = {}
     with start_engine(
-        source,
+        checkpoint,
         dtype="bfloat16",
         # Small models have sizes that chips' operators do not take, and would launch others.
         environment={"VNPU_SOC": EXACT_SOC},
@@ -69,6 +101,4 @@ def test_launches_per_layer_stay_in_the_budget(
             engine.generate(inputs, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
             (found[is_enabled],) = engine.on_workers("launches")
     calls, launched = found[True][layer]
-    composed, _ = found[False][layer]
-    assert not CROSSINGS & {*calls, *composed}, "a copy between host and device"
-    assert (len(composed), len(calls), launched) == expected, (composed, calls)
+    return calls, launched, found[False][layer][0]

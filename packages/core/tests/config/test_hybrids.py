@@ -11,7 +11,6 @@ from vllm_davinci.core.config.hybrids import settle_states
 from vllm_davinci.core.errors import ConfigurationError
 
 CHANGES: dict[str, tuple[str, str, Any]] = {
-    "--speculative-config": ("", "speculative_config", SimpleNamespace()),
     "--enable-lora": ("", "lora_config", SimpleNamespace()),
     "--kv-transfer-config": ("", "kv_transfer_config", SimpleNamespace()),
     "--kv-offloading-size": ("cache_config", "kv_offloading_size", 1.0),
@@ -60,6 +59,15 @@ def test_what_is_asked_for_is_refused_by_its_option(named: str):
     with pytest.raises(ConfigurationError, match="whose layers keep states") as refused:
         settle_states(config)
     assert named in str(refused.value)
+
+
+def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():
+    config = configuration()
+    config.speculative_config = SimpleNamespace(method="ngram")
+    settle_states(config)
+    config.speculative_config.method = "eagle"
+    with pytest.raises(ConfigurationError, match=r"--speculative-config.* other than ngram and"):
+        settle_states(config)
 
 
 def test_states_of_prefixes_are_turned_off_with_the_reason_and_once():

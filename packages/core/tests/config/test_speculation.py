@@ -22,12 +22,14 @@ from vllm_davinci.core.errors import ConfigurationError
 
 
 def model(**changes: Any) -> Any:
-    sizes = {"vocabulary": 4096, "hidden": 256, "architectures": ["DeepSeekMTPModel"]} | changes
+    default = {"vocabulary": 4096, "hidden": 256, "architectures": ["DeepSeekMTPModel"]}
+    sizes: dict[str, Any] = {**default, **changes}
     return SimpleNamespace(
         model="a/model",
         architectures=sizes["architectures"],
         get_vocab_size=lambda: sizes["vocabulary"],
         get_hidden_size=lambda: sizes["hidden"],
+        multimodal_config=sizes.get("images"),
     )
 
 
@@ -141,6 +143,14 @@ def test_methods_are_refused_with_the_reason(method: str):
 def test_a_drafter_of_another_model_is_refused(method: str, changes: dict[str, Any], said: str):
     with pytest.raises(ConfigurationError, match=said):
         check_speculation(asked(method, **changes))
+
+
+def test_mtp_is_of_text_alone():
+    options = {"draft_model_config": model(architectures=["MiMoMTPModel"])}
+    check_speculation(asked("mtp", **options))
+    with pytest.raises(ConfigurationError, match="takes images"):
+        target = model(images=SimpleNamespace())
+        check_speculation(asked("mtp", target_model_config=target, **options))
 
 
 def test_a_draft_model_may_be_smaller():

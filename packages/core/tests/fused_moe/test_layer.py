@@ -258,7 +258,10 @@ def test_the_layers_method_is_ours_and_asks_for_logits(vllm_config: VllmConfig):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"activation": "gelu"}, r"activation 'gelu' \(.* only 'silu' is known\)"),
+        (
+            {"activation": "gelu"},
+            r"activation 'gelu' \(.* only 'silu' and 'relu2_no_mul' are known\)",
+        ),
         ({"has_bias": True}, r"'silu' \(of experts with biases, only 'swigluoai' is known\)"),
         ({"swiglu_limit": 7.0}, "a limit inside SwiGLU"),
         ({"apply_router_weight_on_input": True}, "weights on the input of more than one expert"),

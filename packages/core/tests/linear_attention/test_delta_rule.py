@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
@@ -20,8 +21,10 @@ KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
 VALUE_HEADS = KEY_HEADS * REPEATS
 
 
-def random_heads(num_tokens: int, seed: int, alike: float = 0.0) -> Heads:
-    """alike: how much of every key is the same direction, which is what is hard"""
+def random_heads(num_tokens: int, seed: int, alike: float = 0.0, channels: int = 1) -> Heads:
+    """alike:    how much of every key is the same direction, which is what is hard
+    channels: those of a key that decay apart
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -32,7 +35,7 @@ def random_heads(num_tokens: int, seed: int, alike: float = 0.0) -> Heads:
         l2_normalized(normal(KEY_SIZE)) * KEY_SIZE**-0.5,
         key,
         normal(REPEATS, VALUE_SIZE),
-        -0.05 * normal(REPEATS).exp(),
+        -0.05 * normal(REPEATS, channels).exp(),
         normal(REPEATS).sigmoid(),
     )
 
@@ -47,7 +50,7 @@ def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     query, key, value, decay, rate = (each.double() for each in heads)
     state, outputs = state.double(), []
     for q, k, v, g, beta in zip(query, key, value, decay, rate, strict=True):
-        state = state * g.exp()[..., None, None]
+        state = state * g.exp().unsqueeze(-2)
         remembered = torch.einsum("hrvk,hk->hrv", state, k)
         state = state + torch.einsum("hrv,hk->hrvk", (v - remembered) * beta[..., None], k)
         outputs.append(torch.einsum("hrvk,hk->hrv", state, q))
@@ -71,9 +74,12 @@ def in_chunks(
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [65], [200], [3, 130, 64, 1, 200]])
-@pytest.mark.parametrize("alike", [0.0, 0.9])
-def test_chunks_are_the_rule_token_by_token(lengths: list[int], alike: float, device: torch.device):
-    heads, states = random_heads(sum(lengths), 0, alike), random_states(len(lengths))
+@pytest.mark.parametrize(("alike", "channels"), [(0.0, 1), (0.9, 1), (0.0, KEY_SIZE)])
+def test_chunks_are_the_rule_token_by_token(
+    lengths: list[int], alike: float, channels: int, device: torch.device
+):
+    heads = random_heads(sum(lengths), 0, alike, channels)
+    states = random_states(len(lengths))
     outputs, after = in_chunks(heads, states, lengths, device)
     ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     for request, (begin, end) in enumerate(pairwise(ends)):
@@ -97,9 +103,22 @@ def test_equal_keys_lose_no_digits(device: torch.device):
     torch.testing.assert_close(outputs.double(), expected, atol=2e-5, rtol=1e-4)
 
 
-def test_tokens_one_by_one_are_a_chunk_of_them(device: torch.device):
+def test_channels_that_forget_at_once_stay_finite(device: torch.device):
+    """Of 64 tokens they decay by exp(-1280), whose inverse no fp32 holds."""
+    heads = random_heads(70, 5, channels=KEY_SIZE)
+    decay = heads.decay.clone()
+    decay[..., ::2] = -20.0
+    heads, states = heads._replace(decay=decay), random_states(1)
+    outputs, after = in_chunks(heads, states, [70], device)
+    expected, state = defined(heads, states[0])
+    torch.testing.assert_close(outputs.double(), expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(after[0].double(), state, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, KEY_SIZE])
+def test_tokens_one_by_one_are_a_chunk_of_them(channels: int, device: torch.device):
     num_requests, num_tokens = 3, 70
-    each = [random_heads(num_tokens, seed) for seed in range(num_requests)]
+    each = [random_heads(num_tokens, seed, channels=channels) for seed in range(num_requests)]
     states = random_states(num_requests)
     together = Heads(*(torch.cat(parts) for parts in zip(*each, strict=True)))
     outputs, after = in_chunks(together, states, [num_tokens] * num_requests, device)
@@ -148,3 +167,26 @@ def test_chunks_are_those_of_transformers(num_tokens: int, device: torch.device)
     torch.testing.assert_close(outputs.flatten(1, 2), expected[0], atol=2e-5, rtol=1e-4)
     transposed = last_state[0].transpose(-1, -2)
     torch.testing.assert_close(state[0].flatten(0, 1), transposed, atol=2e-5, rtol=1e-4)
+
+
+def test_decays_of_channels_are_those_of_transformers(device: torch.device):
+    num_tokens, repeats = 70, 1
+    heads = random_heads(num_tokens, 6, channels=KEY_SIZE)
+    heads = heads._replace(
+        value=heads.value[:, :, :repeats],
+        decay=heads.decay[:, :, :repeats],
+        rate=heads.rate[:, :, :repeats],
+    )
+    states = torch.zeros_like(random_states(1)[:, :, :repeats])
+    outputs, state = in_chunks(heads, states, [num_tokens], device)
+    expected, last_state = modeling_kimi_linear.chunk_kimi_delta_attention(
+        (heads.query * KEY_SIZE**0.5).unsqueeze(0),
+        heads.key.unsqueeze(0),
+        heads.value.squeeze(2).unsqueeze(0),
+        g=heads.decay.squeeze(2).unsqueeze(0),
+        beta=heads.rate.squeeze(2).unsqueeze(0),
+        output_final_state=True,
+    )
+    torch.testing.assert_close(outputs.squeeze(2), expected[0], atol=2e-5, rtol=1e-4)
+    transposed = last_state[0].transpose(-1, -2)
+    torch.testing.assert_close(state[0].squeeze(1), transposed, atol=2e-5, rtol=1e-4)

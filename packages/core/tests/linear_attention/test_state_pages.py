@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from vllm_davinci.core.linear_attention.state_pages import StatePages
@@ -9,10 +10,13 @@ from vllm_davinci.core.linear_attention.state_pages import StatePages
 SHAPES, DTYPES = ((3, 10), (2, 4, 4)), (torch.bfloat16, torch.float32)
 
 
-def test_states_of_two_dtypes_come_back_and_other_pages_stay(device: torch.device):
+@pytest.mark.parametrize("sizes", [[64], [48, 16], [10, 54]])
+def test_states_of_two_dtypes_come_back_and_other_pages_stay(
+    sizes: list[int], device: torch.device
+):
     before = torch.randn(6, 64)
-    memory = before.to(device)
-    pages = StatePages(memory, SHAPES, DTYPES)
+    parts = [part.contiguous().to(device) for part in before.split(sizes, dim=1)]
+    pages = StatePages(parts, SHAPES, DTYPES)
     blocks = torch.tensor([4, 1], dtype=torch.int32, device=device)
     copies = pages.gather(blocks)
     conv, state = pages.states(copies)
@@ -25,7 +29,7 @@ def test_states_of_two_dtypes_come_back_and_other_pages_stay(device: torch.devic
     conv, state = pages.states(pages.gather(blocks))
     assert conv.flatten().tolist() == list(range(60))
     assert state.flatten().tolist() == list(range(64))
-    after = memory.cpu()
+    after = torch.cat(parts, dim=1).cpu()
     used = (60 + 128) // 4
     assert torch.equal(after[[4, 1], used:], before[[4, 1], used:])  # the padding of a page
     others = [0, 2, 3, 5]

@@ -35,7 +35,7 @@ from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
-from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_states
+from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
@@ -173,7 +173,7 @@ class NPUModelRunner(BalancingRunner):
 
     def may_reinitialize_input_batch(self, kv_cache_config: KVCacheConfig) -> None:
         super().may_reinitialize_input_batch(kv_cache_config)
-        self._map_slots(SLOTS_PER_KEY if has_states(kv_cache_config) else 1)
+        self._map_slots(SLOTS_PER_KEY if has_pages(kv_cache_config) else 1)
 
     def _map_slots(self, slots_per_token: int = 1) -> None:
         tokens = (self.req_indices, self.query_pos, self._rejected.counts)

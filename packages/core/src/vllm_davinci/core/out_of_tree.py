@@ -15,7 +15,9 @@ from vllm.model_executor.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import KimiGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -43,6 +45,8 @@ from vllm_davinci.core.layers.linear import (
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
 from vllm_davinci.core.linear_attention.gated_delta_net import NPUQwenGatedDeltaNetAttention
+from vllm_davinci.core.linear_attention.kimi_delta_attention import NPUKimiGatedDeltaNetAttention
+from vllm_davinci.core.linear_attention.mamba2 import NPUMambaMixer2
 from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
@@ -65,6 +69,8 @@ LAYERS: dict[str, type] = {
     MMEncoderAttention.__name__: NPUMMEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     QwenGatedDeltaNetAttention.__name__: NPUQwenGatedDeltaNetAttention,
+    KimiGatedDeltaNetAttention.__name__: NPUKimiGatedDeltaNetAttention,
+    MambaMixer2.__name__: NPUMambaMixer2,
     RoutedExperts.__name__: NPURoutedExperts,
     GptOssRoutedExperts.__name__: NPUGptOssRoutedExperts,
     TransformersRoutedExperts.__name__: NPUTransformersRoutedExperts,

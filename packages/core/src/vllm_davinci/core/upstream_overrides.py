@@ -115,7 +115,11 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="layers of linear attention keep vLLM's projections and weights, and compute in torch",
-        where=("core.linear_attention.gated_delta_net:NPUQwenGatedDeltaNetAttention",),
+        where=(
+            "core.linear_attention.gated_delta_net:NPUQwenGatedDeltaNetAttention",
+            "core.linear_attention.kimi_delta_attention:NPUKimiGatedDeltaNetAttention",
+            "core.linear_attention.mamba2:NPUMambaMixer2",
+        ),
         why="vLLM's stages between the projections are Triton kernels",
         upstream={
             "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py": (
@@ -123,8 +127,39 @@ OVERRIDES: tuple[Override, ...] = (
                 "def _output_projection",
                 "def split_ba",
             ),
+            "model_executor/layers/mamba/gdn/kimi_gdn_linear_attn.py": (
+                "self.in_proj_qkvgfab",
+                "self.f_b_proj",
+                "self.g_b_proj",
+            ),
+            "model_executor/layers/mamba/mamba_mixer2.py": (
+                "self.tped_conv_size",
+                "self.split_hidden_states_B_C_fn",
+                "hidden_states = self.norm(ssm_output, gate)",
+            ),
         },
         goes_when="the stages are operators that a platform can replace",
+    ),
+    Override(
+        what="the builder of linear attention's metadata is one of vLLM's in name",
+        where=("core.linear_attention.metadata:LinearAttentionMetadataBuilder.build",),
+        why="vLLM tells its own classes alone which drafts were kept",
+        upstream={RUNNER: ("GDNAttentionMetadataBuilder,", "num_decode_draft_tokens_cpu")},
+        goes_when="every builder is told",
+    ),
+    Override(
+        what="experts without gates are made under the name of another activation",
+        where=("core.fused_moe.layer:NPURoutedExperts.__init__",),
+        why="vLLM's description of experts refuses them beside CUDA, ROCm and XPU",
+        upstream={
+            "model_executor/layers/fused_moe/config.py": (
+                "is_act_and_mul=False is supported only for",
+            ),
+            "model_executor/models/nemotron_h.py": (
+                "activation=activation_without_mul(config.mlp_hidden_act)",
+            ),
+        },
+        goes_when="vLLM asks the platform",
     ),
     Override(
         what="Triton kernels of speculative decoding have stand-ins of torch's operators",

@@ -29,6 +29,8 @@ MODELS = {
     "InternVLForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
+    "KimiLinearForCausalLM": "vllm_davinci.models.kimi_linear:NPUKimiLinearForCausalLM",
+    "NemotronHForCausalLM": "vllm_davinci.models.nemotron_h:NPUNemotronHForCausalLM",
     "Qwen2VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2VLForConditionalGeneration"
     ),

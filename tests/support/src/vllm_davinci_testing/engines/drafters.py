@@ -1,4 +1,4 @@
-"""Drafters that vLLM's method custom_class takes: one that is always wrong, one that never is."""
+"""Drafters of vLLM's method custom_class: always wrong, never wrong, right to some place."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vllm.config import VllmConfig
 TEXTS = "TESTING_TEXTS_TO_DRAFT"
 WRONG = f"{__name__}.WrongDrafter"
 KNOWING = f"{__name__}.KnowingDrafter"
+GUESSING = f"{__name__}.GuessingDrafter"
 
 
 class WrongDrafter:
@@ -62,3 +63,13 @@ class KnowingDrafter(WrongDrafter):
             if known[: len(text)] == text:
                 return known[len(text) : len(text) + self.num_drafts]
         return []
+
+
+class GuessingDrafter(KnowingDrafter):
+    """Drafts as many tokens each time, the first ones of them right, none to all of them."""
+
+    def drafts(self, text: list[int]) -> list[int]:
+        right = super().drafts(text)
+        place = self._draw.randint(0, self.num_drafts)
+        wrong = [(token + 1) % self._vocabulary for token in right[place:]]
+        return right[:place] + wrong

@@ -29,7 +29,8 @@ MTP_SERVED = {
     "MiMoMTPModel": "MiMo",
 }
 _OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
-_STATES = "layers of the model keep states, which drafts that are not kept would have changed"
+_STATES = "layers of the model keep states of a kind that is not served"
+_KEEPS_STATES = "layers of the model keep states, beside which drafts of a model are not right yet"
 _IMAGES = "the model takes images, beside which MTP has not been tried"
 _UNTRIED = "no small model of it has been tried"
 _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
@@ -53,11 +54,11 @@ MTP_REFUSED = {
     "MiMoV2MTPModel": _UNTRIED,
     "MiMoV2OmniMTPModel": _IMAGES,
     "MiniMaxM3MTP": _OTHERS_CHIPS,
-    "NemotronHMTPModel": _STATES,
+    "NemotronHMTPModel": _UNTRIED,
     "OpenPanguMTPModel": _UNTRIED,
-    "Qwen3NextMTP": _STATES,
-    "Qwen3_5MTP": _STATES,
-    "Qwen3_5MoeMTP": _STATES,
+    "Qwen3NextMTP": _KEEPS_STATES,
+    "Qwen3_5MTP": _KEEPS_STATES,
+    "Qwen3_5MoeMTP": _KEEPS_STATES,
     "Qwen4ExpMTP": _OTHERS_CHIPS,
     "Step3p5MTP": _OWN_DRAFTER,
 }
@@ -114,7 +115,8 @@ def _refused_layers(asked: "SpeculativeConfig") -> dict[str, bool]:
     if asked.method != "mtp":
         return {}
     others = [each for each in asked.draft_model_config.architectures if each not in MTP_SERVED]
-    return {
+    takes_images = asked.target_model_config.multimodal_config is not None
+    return {f"method 'mtp', because {_IMAGES}": takes_images} | {
         f"method 'mtp' of {each}, because {MTP_REFUSED.get(each, _UNTRIED)} (MTP of "
         f"{'; '.join(MTP_SERVED.values())} is)": True
         for each in others

@@ -89,7 +89,7 @@ BOTH_WAYS = ("gemma3",)
 def refuse_architectures(model: "ModelConfig") -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     needs = {
-        "recurrent state layers other than gated DeltaNet (Mamba and others)": (
+        "recurrent states of another kind (Mamba's first version, short convolutions, others)": (
             keeps_states(model) and not set(model.architectures) <= set(SERVED_HYBRIDS)
         ),
         "cross-attention (encoder-decoder)": model.is_encoder_decoder,

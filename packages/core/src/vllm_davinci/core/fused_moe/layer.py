@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_ep_group
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -25,6 +26,11 @@ from vllm_davinci.core.fused_moe.expert_map_file import placement_of_layer, redu
 from vllm_davinci.core.fused_moe.expert_map_manager import NPUExpertMapManager
 from vllm_davinci.core.fused_moe.placement import Placement
 from vllm_davinci.core.fused_moe.supported_experts import check_supported_experts
+
+# Activation in a model's configuration -> one that vLLM takes as it is for experts without gates,
+# whose own one its description of experts refuses beside CUDA, ROCm and XPU.
+GATED_IN_NAME = {"relu2": "swiglustep"}
+_UNGATED = {MoEActivation.SWIGLUSTEP: MoEActivation.RELU2_NO_MUL}
 
 
 class NPURoutedExperts(RoutedExperts):
@@ -47,6 +53,8 @@ class NPURoutedExperts(RoutedExperts):
         *arguments: Any,
         **options: Any,
     ) -> None:
+        if options.get("ckpt_up_proj_name", "") is None:
+            moe_config.activation = _UNGATED.get(moe_config.activation, moe_config.activation)
         vllm_config = get_current_vllm_config()
         config = get_config(vllm_config)
         layout = expert_layout(vllm_config.parallel_config, config)

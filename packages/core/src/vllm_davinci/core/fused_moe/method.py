@@ -26,6 +26,7 @@ from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
+from vllm_davinci.core.fused_moe.ungated_experts import UngatedExperts
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -114,6 +115,8 @@ class NPUUnquantizedFusedMoEMethod(NPUFusedMoEMethodBase, UnquantizedFusedMoEMet
                 down_bias=bias_for_products(layer.w2_bias),
                 **place,
             )
+        if not layer.moe_config.is_act_and_mul:
+            return UngatedExperts(up=gate_up, down=down, **place)
         return FloatExperts(gate_up=gate_up, down=down, **place)
 
 

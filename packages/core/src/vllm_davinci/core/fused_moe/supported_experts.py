@@ -16,18 +16,20 @@ from vllm_davinci.core.fused_moe.router import RoutingRule, select_experts
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+_UNBIASED = (MoEActivation.SILU, MoEActivation.RELU2_NO_MUL)
 # Rows and columns of the products that are asked about: small, and whole for all weights' forms.
 _SIDE = 32
 
 
 def check_supported_experts(layer: "RoutedExperts") -> None:
     """Raises UnsupportedFeatureError, naming the layer, for experts that are not computed."""
-    # Experts of gpt-oss have both.
-    known = MoEActivation.SWIGLUOAI if layer.moe_config.has_bias else MoEActivation.SILU
+    # Experts of gpt-oss have biases.
+    known = (MoEActivation.SWIGLUOAI,) if layer.moe_config.has_bias else _UNBIASED
     biased = "with" if layer.moe_config.has_bias else "without"
+    names = " and ".join(repr(each.value) for each in known)
     wants = {
-        f"activation {layer.activation.value!r} (of experts {biased} biases, only {known.value!r} "
-        "is known)": layer.activation is not known,
+        f"activation {layer.activation.value!r} (of experts {biased} biases, only {names} "
+        f"{'are' if len(known) > 1 else 'is'} known)": layer.activation not in known,
         "a limit inside SwiGLU": layer.swiglu_limit is not None,
         "weights on the input of more than one expert per token": (
             layer.apply_router_weight_on_input and layer.top_k > 1

@@ -21,7 +21,12 @@ from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.paged import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
-from vllm_davinci.core.kv_cache.shared_pages import has_states, paged_cache_in_pages
+from vllm_davinci.core.kv_cache.shared_pages import (
+    has_pages,
+    latent_sizes,
+    paged_cache_in_pages,
+    state_parts,
+)
 from vllm_davinci.core.linear_attention.state_pages import StatePages
 
 LayerCache = PagedCache | MLACache | StatePages
@@ -66,7 +71,8 @@ class KVCacheMemory:
         the values (with MLA: the kv_c rows, the k_pe rows, those of an indexer), so a block's
         bytes differ from vLLM's own views but belong to the same block of the same region; cache
         groups that overlay each other stay apart. Where some of these hold states, a page has a
-        block's keys and its values (`shared_pages`).
+        block's keys and its values, or with MLA a state has its piece of each part
+        (`shared_pages`).
 
         shared_layers: layer -> the one whose cache it shares
         context:       in which the memory is allocated
@@ -74,7 +80,8 @@ class KVCacheMemory:
         """
         caches: dict[str, LayerCache] = {}
         pages: dict[str, torch.Tensor] = {}
-        in_pages = has_states(kv_cache_config)
+        of_latents = latent_sizes(self._layers[name] for name in _planned_layers(kv_cache_config))
+        in_pages = has_pages(kv_cache_config)
         if kv_cache_config.kv_cache_tensors:
             with context or nullcontext():
                 size_bytes = kv_cache_config.kv_cache_tensors[0].size
@@ -83,14 +90,21 @@ class KVCacheMemory:
                 for index, layer_name in enumerate(planned.layers):
                     region = _layer_region(memory, planned, index, kv_cache_config.num_blocks)
                     spec, block_size = _spec_of(layer_name, kv_cache_config, kernel_block_sizes)
-                    caches[layer_name] = self._cache(layer_name, region, spec, block_size, in_pages)
-                    pages[layer_name] = region.view(kv_cache_config.num_blocks, -1)
+                    if isinstance(spec, MambaSpec):
+                        parts = state_parts(region, spec.page_size_bytes, of_latents)
+                        caches[layer_name] = StatePages(parts, spec.shapes, spec.dtypes)
+                    else:
+                        caches[layer_name] = self._cache(
+                            layer_name, region, spec, block_size, in_pages
+                        )
+                    # In words of 4 bytes: the operator that fills blocks takes no int8.
+                    words = region.view(torch.int32)
+                    pages[layer_name] = words.view(kv_cache_config.num_blocks, -1)
         for layer_name, target_name in shared_layers.items():
             caches[layer_name] = caches[target_name]
         for layer_name, cache in caches.items():
             self._layers[layer_name].bind_kv_cache(cache)
             if not in_pages:
-                assert not isinstance(cache, StatePages)
                 self._parts.extend(cache.parts)
         if in_pages:
             self._parts.extend(pages.values())
@@ -105,9 +119,6 @@ class KVCacheMemory:
         block_size: int,
         in_pages: bool,
     ) -> LayerCache:
-        if isinstance(spec, MambaSpec):
-            words = region.view(torch.float32).view(-1, spec.page_size_bytes // 4)
-            return StatePages(words, spec.shapes, spec.dtypes)
         if not isinstance(spec, MLAAttentionSpec):
             _check_paged(spec, layer_name)
             if in_pages:
@@ -146,7 +157,11 @@ class KVCacheMemory:
 
 def first_part(cache: LayerCache) -> torch.Tensor:
     """The tensor by which vLLM knows a layer's cache."""
-    return cache.memory if isinstance(cache, StatePages) else cache[0]
+    return cache.parts[0]
+
+
+def _planned_layers(kv_cache_config: KVCacheConfig) -> list[str]:
+    return [name for planned in kv_cache_config.kv_cache_tensors for name in planned.layers]
 
 
 def _layer_region(

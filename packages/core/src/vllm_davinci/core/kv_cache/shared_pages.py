@@ -10,13 +10,22 @@ bytes of that block's page.
 The operators take keys and values by two addresses and one block table. Here both are the same
 region, values from k operator blocks later on: number b * 2k + j is the j-th part of the block's
 keys in the one, and of its values in the other. See docs/decisions/0014-pages-of-states.md.
+
+MLA's kv_c and k_pe rows have other sizes, so that no number of blocks is as far in the one as in
+the other. They stay two parts of the region, and a state has the bytes of its block in both.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    MambaSpec,
+    MLAAttentionSpec,
+)
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.paged import PagedCache
@@ -25,10 +34,39 @@ from vllm_davinci.core.attention.paged import PagedCache
 SLOTS_PER_KEY = 2
 
 
-def has_states(kv_cache_config: KVCacheConfig) -> bool:
-    """Whether layers keep states, whose pages share their memory with keys and values."""
-    groups = kv_cache_config.kv_cache_groups
-    return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+def has_pages(kv_cache_config: KVCacheConfig) -> bool:
+    """Whether a block is one run of bytes: where layers keep states, and others no MLA's rows."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return any(isinstance(each, MambaSpec) for each in specs) and not any(
+        isinstance(each, MLAAttentionSpec) for each in specs
+    )
+
+
+def latent_sizes(layers: Iterable[Any]) -> tuple[int, ...] | None:
+    """Entries of a row in each part of MLA's caches, of the layers of a model; None without MLA."""
+    found = {
+        (layer.kv_lora_rank, layer.qk_rope_head_dim)
+        for layer in layers
+        if hasattr(layer, "kv_lora_rank")
+    }
+    assert len(found) <= 1, found
+    return found.pop() if found else None
+
+
+def state_parts(
+    region: torch.Tensor, page_size: int, of_latents: tuple[int, ...] | None
+) -> list[torch.Tensor]:
+    """Where states of each block lie: [num_blocks, words of 4 bytes] each.
+
+    region:     [num_blocks * page_size], in bytes
+    of_latents: as `latent_sizes`, of the layers that have the same memory
+    """
+    words = region.view(torch.float32)
+    if of_latents is None:
+        return [words.view(-1, page_size // 4)]
+    num_blocks, row = region.numel() // page_size, sum(of_latents)
+    sizes = [words.numel() // row * size for size in of_latents]
+    return [part.view(num_blocks, -1) for part in words.split(sizes)]
 
 
 def paged_cache_in_pages(
@@ -57,7 +95,7 @@ def address_pages(
     num_requests: most of a step
     num_tokens:   most of a request
     """
-    if not has_states(kv_cache_config):
+    if not has_pages(kv_cache_config):
         return
     for group in chain.from_iterable(groups):
         spec = group.kv_cache_spec

@@ -59,7 +59,7 @@ class NPUQwenGatedDeltaNetAttention(StatefulLayer, QwenGatedDeltaNetAttention):
             l2_normalized(query.unflatten(-1, by_head)) * self.head_k_dim**-0.5,
             l2_normalized(key.unflatten(-1, by_head)),
             self._per_key_head(value.unflatten(-1, (-1, self.head_v_dim))),
-            decay,
+            decay.unsqueeze(-1),
             rate,
         )
 

@@ -16,6 +16,7 @@ from vllm_davinci.core.linear_attention.metadata import (
     LinearAttentionMetadata,
 )
 from vllm_davinci.core.linear_attention.state_pages import StatePages
+from vllm_davinci.core.linear_attention.verification import Verification
 
 
 class StatefulLayer:
@@ -76,14 +77,18 @@ class StatefulLayer:
             return self._profile(mixed, gates)
         assert isinstance(metadata, LinearAttentionMetadata)
         parts, num_tokens = [], mixed.shape[0]
-        num_decodes, end = metadata.num_decodes, metadata.num_decodes + metadata.num_prefill_tokens
+        num_decodes, num_decoded = metadata.num_decodes, metadata.num_decode_tokens
+        end = num_decoded + metadata.num_prefill_tokens
         if num_decodes:
-            own = slice(num_decodes)
-            parts.append(self._decode(mixed[own], gates[own], metadata.blocks[own]))
+            own, blocks = slice(num_decoded), metadata.blocks[:num_decodes]
+            if metadata.verification is None:
+                parts.append(self._decode(mixed[own], gates[own], blocks[:, 0]))
+            else:
+                parts.append(self._verify(mixed[own], gates[own], blocks, metadata.verification))
         if metadata.prefill is not None:
             plan = metadata.prefill
-            blocks = metadata.blocks[num_decodes:].index_select(0, plan.order)
-            tokens = slice(num_decodes, end)
+            blocks = metadata.blocks[num_decodes:, 0].index_select(0, plan.order)
+            tokens = slice(num_decoded, end)
             parts.append(self._prefill(mixed[tokens], gates[tokens], blocks, plan))
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         return pad(outputs, (0, 0, 0, 0, 0, num_tokens - end)) if end < num_tokens else outputs
@@ -102,6 +107,36 @@ class StatefulLayer:
         self._keep(pages, kept, newly_kept, state, own)
         self.pages.scatter(blocks, pages)
         return outputs
+
+    def _verify(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        blocks: torch.Tensor,
+        plan: Verification,
+    ) -> torch.Tensor:
+        """Up to `plan.width` tokens of each request. blocks: [n, pages]"""
+        assert self.pages is not None
+        if plan.tokens is not None:  # rows of zeros in padding, which leave states as they are
+            mixed, gates = (
+                pad(rows, (0, 0, 0, 1)).index_select(0, plan.tokens) for rows in (mixed, gates)
+            )
+        source = blocks.gather(1, (plan.accepted.long() - 1).unsqueeze(1)).squeeze(1)
+        is_request = source.ne(0).view(-1, 1, 1)
+        mixed, gates = (rows.unflatten(0, (-1, plan.width)) * is_request for rows in (mixed, gates))
+        pages = self.pages.gather(source)
+        kept, state = self.pages.states(pages)
+        own, outputs = state.float(), []
+        targets = blocks.gather(1, plan.columns)
+        for token in range(plan.width):
+            x, newly_kept = conv_of_decodes(mixed[:, token], kept, self._conv())
+            outputs.append(self._decoded(x, gates[:, token], own))
+            self._keep(pages, kept, newly_kept, state, own)
+            if own.data_ptr() != state.data_ptr():
+                own = state.float()  # as it is when the next step begins with it
+            self.pages.scatter(targets[:, token], pages)
+        rows = torch.stack(outputs, dim=1).flatten(0, 1)
+        return rows if plan.places is None else rows.index_select(0, plan.places)
 
     def _prefill(
         self, mixed: torch.Tensor, gates: torch.Tensor, blocks: torch.Tensor, plan: ChunkPlan

@@ -14,13 +14,17 @@ class StatePages:
     Whole pages are read and written: their rows are contiguous, where those of one state would not
     be, and an operator on rows that are not may copy all of the cache.
 
-    memory: [num_blocks, page size], fp32 in name alone: words of 4 bytes
+    parts: [num_blocks, size] each, fp32 in name alone: words of 4 bytes. A page is a row of each
+           one after the other.
     """
 
     def __init__(
-        self, memory: torch.Tensor, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+        self,
+        parts: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
     ) -> None:
-        self.memory = memory
+        self.parts = tuple(parts)
         sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
         starts = list(accumulate(sizes, initial=0))
         self._places = [
@@ -30,7 +34,8 @@ class StatePages:
 
     def gather(self, blocks: torch.Tensor) -> torch.Tensor:
         """Copies of pages, [n, page size]. blocks: [n], int32 or int64, on the device"""
-        return self.memory.index_select(0, blocks)
+        rows = [part.index_select(0, blocks) for part in self.parts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
     def states(self, pages: torch.Tensor) -> list[torch.Tensor]:
         """Each state in copies of pages, a view: [n, *shape] in its own dtype."""
@@ -42,4 +47,7 @@ class StatePages:
 
     def scatter(self, blocks: torch.Tensor, pages: torch.Tensor) -> None:
         """Writes pages back. Rows of the null block must be equal."""
-        torch_npu.npu_scatter_nd_update_(self.memory, blocks.unsqueeze(1), pages)
+        indices = blocks.unsqueeze(1)
+        sizes = [part.shape[1] for part in self.parts]
+        for part, rows in zip(self.parts, pages.split(sizes, dim=1), strict=True):
+            torch_npu.npu_scatter_nd_update_(part, indices, rows.contiguous())

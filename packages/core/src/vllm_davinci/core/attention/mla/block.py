@@ -189,7 +189,7 @@ def _refuse_unserved(
         ),
         "a gate on the attention's output (g_proj)": modules.g_proj is not None,
         "non-causal decodes of several tokens": is_non_causal,
-        "no rotary embedding": rotary_emb is None,
+        "sparse attention without rotary embedding": modules.is_sparse and rotary_emb is None,
         "rotary embedding of halves (is_neox_style)": getattr(rotary_emb, "is_neox_style", False),
     }
     if named := [what for what, is_asked in refused.items() if is_asked]:

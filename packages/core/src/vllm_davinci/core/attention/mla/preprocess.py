@@ -249,6 +249,8 @@ class MLAPreprocess:
     def cos_sin(
         self, positions: torch.Tensor, rows: torch.Tensor, metadata: StepRope
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.modules.rotary_emb is None:
+            return metadata.no_rotation(positions.shape[0], self.head_dims[1], rows)
         table = self.modules.rotary_emb._match_cos_sin_cache_dtype(rows)
         return metadata.cos_sin(table, positions)
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+_NO_TABLE = 0  # where the addresses of tables are keys
+
 
 @dataclass
 class StepRope:
@@ -29,3 +31,19 @@ class StepRope:
             rows = cos.repeat(1, 2).view(shape), sin.repeat(1, 2).view(shape)
             self._cos_sin[table.data_ptr()] = rows
         return rows
+
+    def no_rotation(
+        self, num_tokens: int, rotary_dim: int, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of a model without positions: cosines of 1 and sines of 0.
+
+        rows: of the dtype and the device
+        """
+        shape = (num_tokens, 1, 1, rotary_dim)
+        found = self._cos_sin.get(_NO_TABLE)
+        if found is None:
+            dtype, device = rows.dtype, rows.device
+            cos = torch.ones(shape, dtype=dtype, device=device)
+            found = cos, torch.zeros_like(cos)
+            self._cos_sin[_NO_TABLE] = found
+        return found

@@ -1,0 +1,123 @@
+"""Mamba2's scan on the device against transformers' and against its definition."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers.models.nemotron_h import modeling_nemotron_h
+
+from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
+from vllm_davinci.core.linear_attention.selective_scan import Scan, chunked_scan, recurrent_scan
+
+GROUPS, REPEATS, HEAD_SIZE, STATE_SIZE = 2, 3, 16, 24
+
+
+def random_scan(num_tokens: int, seed: int) -> Scan:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(num_tokens, GROUPS, *shape, generator=generator)
+
+    steps = normal(REPEATS).exp()
+    return Scan(
+        normal(REPEATS, HEAD_SIZE) * steps.unsqueeze(-1),
+        normal(STATE_SIZE),
+        normal(STATE_SIZE),
+        -0.2 * steps,
+    )
+
+
+def random_states(num_requests: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(9)
+    shape = num_requests, GROUPS, REPEATS, HEAD_SIZE, STATE_SIZE
+    return torch.randn(*shape, generator=generator)
+
+
+def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scan as its equation, in fp64, of one request. state: of that request"""
+    state, outputs = state.double(), []
+    for value, write, read, decay in zip(*(each.double() for each in scan), strict=True):
+        state = state * decay.exp()[..., None, None]
+        state = state + torch.einsum("grp,gn->grpn", value, write)
+        outputs.append(torch.einsum("grpn,gn->grp", state, read))
+    return torch.stack(outputs), state
+
+
+def in_chunks(
+    scan: Scan, states: torch.Tensor, lengths: list[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of all tokens, and the states after them, both in the order of the requests."""
+    plan = plan_chunks(lengths, [False] * len(lengths), 4, device)
+    padded = Scan(
+        *(
+            torch.cat([each, torch.zeros_like(each[:1])]).to(device).index_select(0, plan.tokens)
+            for each in scan
+        )
+    )
+    own = states.to(device).index_select(0, plan.order)
+    outputs = chunked_scan(padded, own, plan).index_select(0, plan.places)
+    return outputs.cpu(), torch.empty_like(states).index_copy_(0, plan.order.cpu(), own.cpu())
+
+
+@pytest.mark.parametrize("lengths", [[1], [65], [3, 130, 64, 1, 200]])
+def test_chunks_are_the_scan_token_by_token(lengths: list[int], device: torch.device):
+    scan, states = random_scan(sum(lengths), 0), random_states(len(lengths))
+    outputs, after = in_chunks(scan, states, lengths, device)
+    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    for request, (begin, end) in enumerate(pairwise(ends)):
+        own = Scan(*(each[begin:end] for each in scan))
+        expected, state = defined(own, states[request])
+        torch.testing.assert_close(outputs[begin:end].double(), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(after[request].double(), state, atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_one_by_one_are_a_chunk_of_them(device: torch.device):
+    num_requests, num_tokens = 3, 70
+    each = [random_scan(num_tokens, seed) for seed in range(num_requests)]
+    states = random_states(num_requests)
+    together = Scan(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+    outputs, after = in_chunks(together, states, [num_tokens] * num_requests, device)
+    one_by_one, state = [], states.to(device)
+    for token in range(num_tokens):
+        step = Scan(
+            *(
+                torch.stack([x[token] for x in parts]).to(device)
+                for parts in zip(*each, strict=True)
+            )
+        )
+        one_by_one.append(recurrent_scan(step, state).cpu())
+    of_request = torch.stack(one_by_one, dim=1).flatten(0, 1)
+    torch.testing.assert_close(outputs, of_request, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(after, state.cpu(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
+    scan, states = random_scan(150, 3), random_states(1)
+    whole, after = in_chunks(scan, states, [150], device)
+    parts = []
+    for begin, end in pairwise([0, 1, 48, 112, 150]):
+        own = Scan(*(each[begin:end] for each in scan))
+        output, states = in_chunks(own, states, [end - begin], device)
+        parts.append(output)
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states, after, atol=1e-4, rtol=1e-4)
+
+
+def test_chunks_are_those_of_transformers(device: torch.device):
+    num_tokens, heads = 130, GROUPS * REPEATS
+    scan = random_scan(num_tokens, 4)
+    outputs, state = in_chunks(scan, torch.zeros_like(random_states(1)), [num_tokens], device)
+    steps = (scan.decay / -0.2).flatten(1)
+    expected, last_state = modeling_nemotron_h.mamba2_chunk_scan(
+        (scan.value.flatten(1, 2) / steps.unsqueeze(-1)).unsqueeze(0),
+        steps.unsqueeze(0),
+        torch.full((heads,), -0.2),
+        scan.write.unsqueeze(0),
+        scan.read.unsqueeze(0),
+        chunk_size=32,
+        return_final_states=True,
+    )
+    torch.testing.assert_close(outputs.flatten(1, 2), expected[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state[0].flatten(0, 1), last_state[0], atol=1e-4, rtol=1e-4)

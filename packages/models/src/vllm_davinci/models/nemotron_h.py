@@ -1,0 +1,32 @@
+"""Nemotron-H with experts that have no gates, which vLLM makes for other vendors' devices alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.model_executor.models.nemotron_h import NemotronHForCausalLM
+
+from vllm_davinci.core.fused_moe.layer import GATED_IN_NAME
+
+
+class NPUNemotronHForCausalLM(NemotronHForCausalLM):
+    """vLLM's. Its experts have another activation's name until `NPURoutedExperts` takes it."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        with _named(vllm_config.model_config.hf_config):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+
+
+@contextmanager
+def _named(config: Any) -> Iterator[None]:
+    """Names the experts' activation so that vLLM's description of experts takes it.
+
+    Only experts read this field: layers without experts have the function that vLLM knows.
+    """
+    activation = config.mlp_hidden_act
+    config.mlp_hidden_act = GATED_IN_NAME.get(activation, activation)
+    try:
+        yield
+    finally:
+        config.mlp_hidden_act = activation

@@ -1,0 +1,95 @@
+"""Drafts beside states: what is rejected leaves none of its own, whatever drafts, however many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.drafters import GUESSING, TEXTS, WRONG
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.speculating import (
+    RACES,
+    generate,
+    greedy,
+    speculation,
+    texts,
+    told,
+)
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+
+THOROUGH = pytest.mark.thorough
+DENSE, NEXT = "qwen3_5_dense", "qwen3_next_moe"
+GRAPHS = {"enforce_eager": False}
+CHUNKS = {"max_num_batched_tokens": 48}
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+Reference = Callable[[str], TransformersReference]
+
+
+def assert_exact(reference: TransformersReference, found: list[list[int]]) -> None:
+    wrong = [
+        reference.first_difference(text["prompt_token_ids"], tokens)
+        for text, tokens in zip(texts(), found, strict=True)
+    ]
+    assert not any(wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("model", "drafter", "options"),
+    [
+        pytest.param(DENSE, GUESSING, GRAPHS, id="graphs"),
+        pytest.param(DENSE, GUESSING, {}, id="eager", marks=THOROUGH),
+        pytest.param(NEXT, WRONG, CHUNKS, id="chunks_of_other_lengths", marks=THOROUGH),
+        pytest.param(DENSE, GUESSING, {**TWO_RANKS, **GRAPHS}, id="tensor2", marks=THOROUGH),
+        *(
+            pytest.param(model, GUESSING, {**GRAPHS, **CHUNKS}, id=model, marks=THOROUGH)
+            for model in ("nemotron_h", "granite_hybrid_moe")
+        ),
+    ],
+)
+def test_drafts_change_no_token(
+    model: str,
+    drafter: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Reference,
+    start_engine: Callable[..., EngineProcess],
+    tmp_path: Path,
+):
+    network = reference(model)
+    prompts = [text["prompt_token_ids"] for text in texts()]
+    answers = [network.greedy(each, greedy(n).max_tokens or 0) for n, each in enumerate(prompts)]
+    known = tmp_path / "texts.json"
+    known.write_text(json.dumps([p + a for p, a in zip(prompts, answers, strict=True)]))
+    asked = {**speculation("custom_class", 3, model=drafter), **options}
+    with start_engine(zoo(model), environment={**RACES, TEXTS: str(known)}, **asked) as engine:
+        found = generate(engine)
+        drafted, accepted = told(engine)
+    assert_exact(network, found)
+    assert drafted > 300
+    # Some steps keep all drafts, some none, most a part of them.
+    assert (drafted / 4 if drafter == GUESSING else -1) < accepted < drafted * 3 / 4
+
+
+@THOROUGH
+def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
+    zoo: Callable[[str], Path],
+    reference: Reference,
+    start_engine: Callable[..., EngineProcess],
+):
+    """They are computed again in chunks, the last of which may be as long as a verification."""
+    asked = {**speculation("ngram", 3), **GRAPHS, "max_num_batched_tokens": 36}
+    memory = {
+        "num_gpu_blocks_override": 40,
+        "kv_cache_memory_bytes": None,
+        "gpu_memory_utilization": 0.02,
+    }
+    with start_engine(zoo(DENSE), environment=RACES, **asked, **memory) as engine:
+        found = generate(engine)
+        drafted, _ = told(engine)
+        preemptions = engine.metrics()["vllm:num_preemptions"]
+    assert_exact(reference(DENSE), found)
+    assert drafted > 0 and preemptions > 0
