@@ -42,6 +42,7 @@ from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.sleeping_memory import KV_CACHE, WEIGHTS, Range, sleeping_memory
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
+from vllm_davinci.core.distributed.host_address import name_host_address
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
@@ -82,6 +83,7 @@ class NPUWorker(Worker):
         # Without it torch_npu computes every GELU in its tanh form, whatever the model asks for.
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
+        name_host_address(self.parallel_config)
         # Before the memory snapshot, so that the collectives' buffers are part of it.
         init_worker_distributed_environment(
             self.vllm_config,
