@@ -4,7 +4,6 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 namespace vnpu {
@@ -16,16 +15,10 @@ at::Tensor bytes_at(void* data, size_t bytes) {
 
 }  // namespace
 
-GlooCarrier::GlooCarrier(std::string name)
-    : name_(std::move(name)),
-      backend_(c10d::resolve_process_group(name_)->getBackend(c10::DeviceType::CPU)) {}
-
-GlooCarrier::~GlooCarrier() {
-  try {
-    c10d::unregister_process_group(name_);
-  } catch (const std::exception&) {
-    // Somebody has destroyed all groups of the process.
-  }
+GlooCarrier::GlooCarrier(const std::string& name)
+    : group_(c10d::resolve_process_group(name)),
+      backend_(group_->getBackend(c10::DeviceType::CPU)) {
+  c10d::unregister_process_group(name);
 }
 
 template <class Begin>

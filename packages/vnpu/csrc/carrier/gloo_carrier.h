@@ -13,8 +13,8 @@ namespace vnpu {
 // torch's gloo, by a process group that Python has made and registered under a name.
 class GlooCarrier final : public Carrier {
  public:
-  explicit GlooCarrier(std::string name);
-  ~GlooCarrier() override;
+  // torch's registry keeps no group alive: somebody else does until this has it.
+  explicit GlooCarrier(const std::string& name);
 
   void send(uint32_t to, Channel channel, const void* data, size_t bytes,
             std::chrono::milliseconds limit) override;
@@ -28,8 +28,8 @@ class GlooCarrier final : public Carrier {
   template <class Begin>
   void complete(const Begin& begin, std::chrono::milliseconds limit);
 
-  const std::string name_;
-  c10::intrusive_ptr<c10d::Backend> backend_;
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const c10::intrusive_ptr<c10d::Backend> backend_;
   std::mutex mutex_;
   bool is_closed_ = false;
   std::set<c10d::Work*> under_way_;

@@ -73,13 +73,11 @@ class PythonMeetingRoom final : public MeetingRoom {
   std::shared_ptr<Carrier> connect(const MeetingPoint& point, uint32_t ranks, uint32_t rank,
                                    const std::vector<uint32_t>& peers,
                                    std::chrono::seconds limit) override {
-    const auto name = in_python([&](const py::module_& module) {
-      return module
-          .attr("connect")(point.address, point.port, secret_of(point), ranks, rank, peers,
-                           limit.count())
-          .cast<std::string>();
+    return in_python([&](const py::module_& module) -> std::shared_ptr<Carrier> {
+      const py::tuple group = module.attr("connect")(point.address, point.port, secret_of(point),
+                                                     ranks, rank, peers, limit.count());
+      return std::make_shared<GlooCarrier>(group[0].cast<std::string>());
     });
-    return std::make_shared<GlooCarrier>(name);
   }
   RankTable read_table(const std::string& path, uint32_t rank) override {
     return in_python([&](const py::module_& module) {

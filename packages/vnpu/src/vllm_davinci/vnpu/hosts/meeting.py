@@ -72,8 +72,10 @@ def connect(
     rank: int,
     peers: Sequence[int],
     limit_s: int,
-) -> str:
-    """Connects all ranks of a group, and returns the name of torch's process group for it.
+) -> tuple[str, ProcessGroup]:
+    """Connects all ranks of a group; torch's process group for it, and its name in the registry.
+
+    The registry keeps it only as long as somebody else does.
 
     peers: ranks of other hosts, each of which shows that it is a member
     """
@@ -97,7 +99,7 @@ def connect(
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
     name = f"vnpu_{_prefix(secret)}_{rank}"
     _register_process_group(name, group)
-    return name
+    return name, group
 
 
 def _serve(address: str, ports: Sequence[int]) -> TCPStore:
