@@ -11,7 +11,7 @@ LIMIT_S = 20.0
 
 
 def outcomes(secrets: list[bytes]) -> list[str]:
-    """What comes of it when ranks with these secrets prove themselves to each other."""
+    """Lets ranks with these secrets prove themselves to each other; what comes of it for each."""
     store, found = HashStore(), ["nothing"] * len(secrets)
 
     def run(rank: int) -> None:

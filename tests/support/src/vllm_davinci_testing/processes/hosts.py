@@ -120,12 +120,14 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     finally:
         keeper.kill()
         keeper.wait(_READY_S)
+        if keeper.stdout is not None:
+            keeper.stdout.close()
 
 
 def ended_well(
     processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path], limit_s: float
 ) -> list[str]:
-    """What the processes printed; fails where one does not end with 0 within the limit."""
+    """Output of the processes; fails where one does not end with 0 within the limit."""
 
     def is_over() -> bool:
         ended = [each.poll() for each in processes]

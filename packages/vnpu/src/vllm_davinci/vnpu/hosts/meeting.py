@@ -10,10 +10,12 @@ import secrets
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch._C._distributed_c10d import _register_process_group
-from torch.distributed import DistError, PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore, _register_process_group
+from torch.distributed import DistError, ProcessGroup, ProcessGroupGloo
+from torch.distributed.distributed_c10d import GroupName
 
 from vllm_davinci.vnpu.hosts.addresses import listen, own_address, ports_of_groups
 from vllm_davinci.vnpu.hosts.membership import SECRET_BYTES, content_of, prove, signed
@@ -54,7 +56,8 @@ def exchange(
     end = time.monotonic() + limit_s
     store = _store(address, port, secret, limit_s)
     try:
-        store.set(_key(rank), signed(secret, _key(rank), own))
+        value: Any = signed(secret, _key(rank), own)
+        store.set(_key(rank), value)
         _await_all(store, num_ranks, end, limit_s)
         return [content_of(secret, _key(r), store.get(_key(r))) for r in range(num_ranks)]
     except DistError as error:
@@ -80,7 +83,8 @@ def connect(
     peers: ranks of other hosts, each of which shows that it is a member
     """
     here = own_address(towards=address)
-    options = ProcessGroupGloo._Options()
+    # torch's stubs have neither its options nor bytes for values of a store.
+    options: Any = getattr(ProcessGroupGloo, "_Options")()  # noqa: B009
     options._devices = [ProcessGroupGloo.create_device(hostname=here)]
     options._timeout = timedelta(seconds=limit_s)
     options._threads = 1
@@ -97,7 +101,7 @@ def connect(
     group = ProcessGroup(store, rank, num_ranks)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, backend)
-    name = f"vnpu_{_prefix(secret)}_{rank}"
+    name = GroupName(f"vnpu_{_prefix(secret)}_{rank}")
     _register_process_group(name, group)
     return name, group
 

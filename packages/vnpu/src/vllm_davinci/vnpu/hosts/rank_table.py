@@ -18,11 +18,11 @@ _BASE_PORT = 60000  # where HCCL_IF_BASE_PORT is not set
 
 @dataclass(frozen=True)
 class RankTable:
-    """What of a rank table matters here."""
+    """The part of a rank table that matters here."""
 
     num_ranks: int
     address: str
-    """Of the host of rank 0."""
+    """The address of the host of rank 0."""
     port: int
     secret: bytes
     """Made of the file's content, which the members know: there is no other secret."""
