@@ -138,8 +138,13 @@ class NPUWorker(Worker):
         self.local_rank = logical_device(
             self.local_rank, parallel, torch.accelerator.device_count()
         )
-        if parallel.assigned_physical_gpu_ids is not None:
-            set_assigned_physical_gpu_ids(parallel.assigned_physical_gpu_ids)
+        assigned = parallel.assigned_physical_gpu_ids
+        if assigned is None and parallel.nnodes_within_dp > 1:
+            # vLLM takes so many ranks for those of one host, and else as many as it has devices.
+            here = range(parallel.local_world_size)
+            assigned = [NPUPlatform.device_id_to_physical_device_id(each) for each in here]
+        if assigned is not None:
+            set_assigned_physical_gpu_ids(assigned)
         return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:
