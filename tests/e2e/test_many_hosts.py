@@ -24,6 +24,7 @@ OPTIONS: dict[str, Any] = {
     "enforce_eager": True,
     "max_model_len": 256,
     "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,  # the default differs between a server and the class
     "kv_cache_memory_bytes": 96 << 20,
     "distributed_executor_backend": "mp",
 }
