@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "kernels": {"torch", "torch_npu"},
     "core": {"vllm", "torch", "torch_npu", "transformers"},
     "models": {"vllm", "torch", "vllm_davinci.core", "transformers"},
-    "vnpu": set(),
+    "vnpu": {"torch"},  # in its folder `hosts`, which the device calls where torch is
     "meta": {
         "vllm",
         "torch",

@@ -3,7 +3,7 @@
 import pytest
 from vllm.config import ParallelConfig
 
-from vllm_davinci.core.device.local_devices import logical_device
+from vllm_davinci.core.device.local_devices import check_device_count, logical_device
 from vllm_davinci.core.errors import DeviceError
 
 
@@ -53,3 +53,21 @@ def test_each_worker_takes_its_own_device(local_rank: int, changes, device: int)
 def test_a_rank_without_a_device_is_an_error_that_counts_them(local_rank: int, changes, count):
     with pytest.raises(DeviceError, match=rf"which are {count}, .*ASCEND_RT_VISIBLE_DEVICES"):
         logical_device(local_rank, parallel(**changes), num_visible=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({}, 2),
+        ({"data_parallel_size": 2, "data_parallel_size_local": 2}, 4),
+        # Of an engine over two hosts, half of the ranks are here.
+        ({"tensor_parallel_size": 8, "nnodes": 2}, 4),
+        ({"pipeline_parallel_size": 2, "nnodes": 2}, 2),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "nnodes": 2}, 4),
+    ],
+)
+def test_the_devices_of_this_host_are_counted(changes, needed):
+    config = parallel(**changes)
+    check_device_count(config, needed)
+    with pytest.raises(DeviceError, match=rf"{needed} NPUs are needed .* and {needed - 1} are"):
+        check_device_count(config, needed - 1)

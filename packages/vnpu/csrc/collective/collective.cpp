@@ -161,7 +161,9 @@ Progress Collective::advance() {
       seen_ = group_->rings();
       if (!put_) {
         faults::reach(faults::Kind::kCollective, name, faults::Phase::kPut);
-        if (moves_data) put(round_, segment.slot(group_->rank(), group_->rounds));
+        SlotUse use;
+        if (moves_data) use = put(round_, segment.slot(group_->rank(), group_->rounds));
+        own.rounds[group_->rounds % 2] = {sequence_, use};
         own.posted.store(++group_->rounds, std::memory_order_release);
         group_->ring_others();
         put_ = true;

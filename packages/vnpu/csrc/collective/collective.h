@@ -55,8 +55,8 @@ class Collective : public GroupTask {
   virtual void prepare() {}
   // Number of rounds that this rank needs; the group takes the largest of all.
   virtual uint32_t rounds() const = 0;
-  // Copies this rank's data of a round into its slot.
-  virtual void put(uint32_t round, std::byte* slot) = 0;
+  // Copies this rank's data of a round into its slot, and says where it is.
+  virtual SlotUse put(uint32_t round, std::byte* slot) = 0;
   // Takes what this rank needs from the slots of all ranks, its own included.
   virtual void get(uint32_t round, std::span<const std::byte* const> slots) = 0;
   // Sizes that are known to pairs of ranks only: announced and compared before the first get.

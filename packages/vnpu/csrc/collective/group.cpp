@@ -20,6 +20,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kLivenessInterval{50};
 constexpr milliseconds kArrivalInterval{20};
+// For the other hosts to hear that a rank leaves.
+constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::seconds kFailureGrace{5};
 // Ranks in step meet within this time. Two ranks on two cores, 8 KiB all_reduce and a host sync:
 // 17 us with it, 44 us with a sleep at once.
@@ -52,30 +54,21 @@ struct Registry {
   }
 };
 
-// Never 0, which stands for nothing.
-uint64_t signature_of(const std::vector<uint32_t>& members, uint64_t id) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, by words
-  const auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
-  add(id);
-  for (const uint32_t member : members) add(member);
-  return hash | 1;
-}
-
 }  // namespace
 
-Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
-             std::string name, TimeLimits limits)
+Group::Group(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device, std::string name,
+             TimeLimits limits)
     : send_turns(ranks),
       receive_turns(ranks),
-      invitation_(invitation),
-      segment_(invitation, ranks),
+      meeting_(meeting),
+      segment_(std::make_shared<Segment>(meeting.local, ranks)),
       ranks_(ranks),
       rank_(rank),
       process_(::getpid()),
       device_(device),
-      name_(name.empty() ? std::string(invitation.identity) : std::move(name)),
+      name_(name.empty() ? identity() : std::move(name)),
       limits_(limits),
-      spin_(has_core_per_rank(ranks)) {
+      spin_(meeting.carrier == nullptr && has_core_per_rank(ranks)) {
   if (rank >= ranks) {
     throw Failure(FailureKind::kInvalidArgument, "vnpu: rank " + std::to_string(rank) +
                                                      " does not exist in a group of " +
@@ -91,6 +84,7 @@ Group::Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int de
   block.process = ProcessIdentity::self();
   block.device = device;
   block.state.store(static_cast<uint32_t>(RankState::kJoined), std::memory_order_release);
+  if (meeting_.carrier != nullptr) bridge_ = Bridge::start(meeting_, segment_, rank_);
   ring_others();
 }
 
@@ -99,19 +93,19 @@ Group::~Group() {
   if (::getpid() != process_) return;
   own().state.store(static_cast<uint32_t>(RankState::kLeft), std::memory_order_release);
   ring_others();
+  if (bridge_ != nullptr) bridge_->leave(kLeaveLimit);
 }
 
 RankState Group::state(uint32_t rank) const {
-  return static_cast<RankState>(segment_.rank(rank).state.load(std::memory_order_acquire));
+  return static_cast<RankState>(segment_->rank(rank).state.load(std::memory_order_acquire));
 }
 
 std::string Group::describe(uint32_t rank) const {
   std::string text = "rank " + std::to_string(rank);
   const RankState now = state(rank);
-  if (now == RankState::kJoined || now == RankState::kLeft) {
-    text += " (pid " + std::to_string(segment_.rank(rank).process.pid) + ")";
-  }
-  return text;
+  if (now == RankState::kAbsent || now == RankState::kArriving) return text;
+  const std::string where = meeting_.places.empty() ? "pid " : meeting_.places[rank].host + ":";
+  return text + " (" + where + std::to_string(segment_->rank(rank).process.pid) + ")";
 }
 
 void Group::await_all() {
@@ -144,83 +138,15 @@ void Group::await_all() {
     for (uint32_t r = 0; r < ranks_; ++r) {
       if (!absent(r)) fail_if_ended(r, [](uint32_t) { return true; }, what);
     }
-    if (absent(0) && !invitation_.creator.alive()) {
-      fail(FailureKind::kRemoteLost,
-           "vnpu: rank 0 (pid " + std::to_string(invitation_.creator.pid) +
-               ") ended before it joined group " + name_ + ". Its own output says why.");
+    const ProcessIdentity& first = meeting_.root.creator;
+    if (absent(0) && is_here(0) && !first.alive()) {
+      fail(FailureKind::kRemoteLost, "vnpu: rank 0 (pid " + std::to_string(first.pid) +
+                                         ") ended before it joined group " + name_ +
+                                         ". Its own output says why.");
     }
     own().bell.wait(seen, kArrivalInterval);
   }
-  if (rank_ == 0) Segment::close_invitation(invitation_);
-}
-
-void Group::derive(const std::vector<uint32_t>& members, uint64_t id,
-                   const std::function<void(const Invitation&)>& join) {
-  if (ranks_are_phantoms()) {
-    join(Segment::create());
-    return;
-  }
-  const uint64_t signature = signature_of(members, id);
-  if (members.front() != rank_) {
-    join(accept(members.front(), signature, id));
-    return;
-  }
-  std::lock_guard lock(offering_);
-  const Invitation invitation = Segment::create();
-  offer(signature, invitation);
-  try {
-    join(invitation);
-  } catch (...) {
-    offer(0, {});
-    throw;
-  }
-  offer(0, {});
-}
-
-void Group::offer(uint64_t signature, const Invitation& invitation) {
-  Offer& offer = own().offer;
-  offer.version.fetch_add(1, std::memory_order_acq_rel);
-  offer.signature = signature;
-  offer.invitation = invitation;
-  offer.version.fetch_add(1, std::memory_order_release);
-  ring_others();
-}
-
-Invitation Group::accept(uint32_t first, uint64_t signature, uint64_t id) {
-  const Offer& offer = segment_.rank(first).offer;
-  const std::string what = "the start of group " + std::to_string(id) + " of " + describe(first) +
-                           ", derived from group " + name_;
-  const auto deadline = steady_clock::now() + limits_.connect;
-  for (;;) {
-    const uint32_t seen = rings();
-    throw_if_failed();
-    const uint32_t version = offer.version.load(std::memory_order_acquire);
-    if (version % 2 == 0 && offer.signature == signature) {
-      const Invitation invitation = offer.invitation;
-      std::atomic_thread_fence(std::memory_order_acquire);
-      std::lock_guard lock(accepting_);
-      std::string& newest = accepted_[first];
-      // The first member may not have taken back the offer of a group that has gone since.
-      if (offer.version.load(std::memory_order_relaxed) == version &&
-          newest != invitation.identity) {
-        newest = invitation.identity;
-        return invitation;
-      }
-    }
-    if (state(first) == RankState::kLeft || !segment_.rank(first).process.alive()) {
-      throw Failure(FailureKind::kRemoteLost, "vnpu: " + describe(first) + " ended or left while " +
-                                                  describe(rank_) + " waited for " + what +
-                                                  ". Its own output says why.");
-    }
-    if (steady_clock::now() >= deadline) {
-      throw Failure(FailureKind::kRemoteTimeout,
-                    "vnpu: " + describe(rank_) + " waited " +
-                        std::to_string(limits_.connect.count()) + " s for " + what +
-                        ". All of its ranks must ask for it, with the same ranks in the same "
-                        "order and the same id; a longer wait: HCCL_CONNECT_TIMEOUT=SECONDS.");
-    }
-    own().bell.wait(seen, kArrivalInterval);
-  }
+  if (meeting_.is_creator) Segment::close_invitation(meeting_.local);
 }
 
 void Group::wait(uint32_t seen, microseconds limit) {
@@ -236,10 +162,19 @@ void Group::wait(uint32_t seen, microseconds limit) {
   own().bell.wait(seen, limit);
 }
 
+void Group::ring(uint32_t rank) {
+  if (is_here(rank)) {
+    segment_->rank(rank).bell.ring();
+  } else {
+    bridge_->notify();
+  }
+}
+
 void Group::ring_others() {
   for (uint32_t r = 0; r < ranks_; ++r) {
-    if (r != rank_) ring(r);
+    if (r != rank_ && is_here(r)) ring(r);
   }
+  if (bridge_ != nullptr) bridge_->notify();
 }
 
 void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
@@ -260,7 +195,7 @@ void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
   for (uint32_t r = 0; r < ranks_; ++r) {
     if (!missing(r)) continue;
     late += (late.empty() ? "" : ", ") + describe(r);
-    const RankBlock& block = segment_.rank(r);
+    const RankBlock& block = segment_->rank(r);
     const uint64_t sequence =
         std::max(block.announcements[0].sequence, block.announcements[1].sequence);
     const std::string site = block.call_sites[sequence % 2];
@@ -275,17 +210,23 @@ void Group::check(Wait& wait, const std::function<bool(uint32_t)>& missing,
            (call_site.empty() ? "" : "\n  " + what() + " was launched at" + call_site) + newest);
 }
 
+std::string Group::end_of(uint32_t rank) const {
+  if (state(rank) == RankState::kLeft) return " has left the group";
+  if (!is_here(rank)) return bridge_->loss_of(rank);
+  return segment_->rank(rank).process.alive() ? "" : " ended (killed or crashed?)";
+}
+
 void Group::fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                           const std::function<std::string()>& what) {
-  const bool left = state(rank) == RankState::kLeft;
-  if (!left && segment_.rank(rank).process.alive()) return;
+  const std::string end = end_of(rank);
   // Its last act may have been what we wait for.
-  if (!missing(rank)) return;
+  if (end.empty() || !missing(rank)) return;
   fail(FailureKind::kRemoteLost,
-       "vnpu: " + describe(rank) + (left ? " has left the group" : " ended (killed or crashed?)") +
-           " while " + describe(rank_) + " waited for it in " + what() + " of group " + name_ +
-           (left ? ". All ranks must make the same calls before they destroy a group."
-                 : ". Its own output, or the kernel's log, says why."));
+       "vnpu: " + describe(rank) + end + " while " + describe(rank_) + " waited for it in " +
+           what() + " of group " + name_ +
+           (state(rank) == RankState::kLeft
+                ? ". All ranks must make the same calls before they destroy a group."
+                : ". Its own output, or the kernel's log, says why."));
 }
 
 void Group::throw_if_failed() const {

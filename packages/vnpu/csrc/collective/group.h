@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "collective/bridge.h"
+#include "collective/meeting.h"
 #include "collective/segment.h"
 #include "collective/time_limits.h"
 #include "device/failure.h"
@@ -20,8 +22,12 @@ namespace vnpu {
 class Group {
  public:
   // Joins; returns before the others have. An empty name stands for the invitation's.
-  Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device, std::string name,
+  Group(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device, std::string name,
         TimeLimits limits);
+  // All ranks are on this host.
+  Group(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device, std::string name,
+        TimeLimits limits)
+      : Group(meet_here(invitation, rank), ranks, rank, device, std::move(name), limits) {}
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -32,13 +38,17 @@ class Group {
 
   const std::string& name() const { return name_; }
   // The same on all ranks, and of no other group.
-  std::string identity() const { return invitation_.identity; }
+  std::string identity() const { return meeting_.root.identity; }
   uint32_t ranks() const { return ranks_; }
   uint32_t rank() const { return rank_; }
   int device() const { return device_; }
   // Of a rank that has joined.
-  int device_of(uint32_t rank) const { return segment_.rank(rank).device; }
-  Segment& segment() { return segment_; }
+  int device_of(uint32_t rank) const { return segment_->rank(rank).device; }
+  // Hosts are numbered in the order of their first ranks.
+  uint32_t host_of(uint32_t rank) const {
+    return meeting_.places.empty() ? 0 : meeting_.places[rank].number;
+  }
+  Segment& segment() { return *segment_; }
 
   // Makes a new group of some of this group's ranks: all of them call it, with the same `members`
   // (ranks of this group, in the order of their new ranks) and the same `id`. `join` is given the
@@ -47,13 +57,13 @@ class Group {
   void derive(const std::vector<uint32_t>& members, uint64_t id,
               const std::function<void(const Invitation&)>& join);
 
-  // "rank 1 (pid 4242)"
+  // "rank 1 (pid 4242)"; where ranks are on several hosts, "rank 1 (host:4242)".
   std::string describe(uint32_t rank) const;
 
   // --- waiting for other ranks ---------------------------------------------------------------
   uint32_t rings() const { return own().bell.rings.load(std::memory_order_acquire); }
   void wait(uint32_t seen, std::chrono::microseconds limit);
-  void ring(uint32_t rank) { segment_.rank(rank).bell.ring(); }
+  void ring(uint32_t rank);
   void ring_others();
 
   // Since when a task has waited for other ranks, and when it last looked whether they live.
@@ -112,9 +122,12 @@ class Group {
   std::atomic<std::thread::id> maker{};
 
  private:
-  SegmentHeader& header() const { return segment_.header(); }
-  RankBlock& own() const { return segment_.rank(rank_); }
+  SegmentHeader& header() const { return segment_->header(); }
+  RankBlock& own() const { return segment_->rank(rank_); }
   RankState state(uint32_t rank) const;
+  bool is_here(uint32_t rank) const { return host_of(rank) == host_of(rank_); }
+  // Why a rank that has joined is not waited for, to follow its name; empty while it is.
+  std::string end_of(uint32_t rank) const;
   void fail_if_ended(uint32_t rank, const std::function<bool(uint32_t)>& missing,
                      const std::function<std::string()>& what);
 
@@ -122,8 +135,8 @@ class Group {
   Invitation accept(uint32_t first, uint64_t signature, uint64_t id);
   void offer(uint64_t signature, const Invitation& invitation);
 
-  const Invitation invitation_;
-  Segment segment_;
+  const Meeting meeting_;
+  const std::shared_ptr<Segment> segment_;
   const uint32_t ranks_;
   const uint32_t rank_;
   const pid_t process_;  // that joined
@@ -131,6 +144,7 @@ class Group {
   const std::string name_;
   const TimeLimits limits_;
   const bool spin_;
+  std::shared_ptr<Bridge> bridge_;              // null where all ranks are on this host
   std::atomic<int64_t> failure_noticed_ns_{0};  // 0: none yet
   std::mutex offering_;                         // one new group at a time has this rank as first
   std::mutex accepting_;

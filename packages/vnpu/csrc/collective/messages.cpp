@@ -35,13 +35,16 @@ void MessageExchange::compare_sizes() {
   last_round_ = rounds_of(received_, step()) - 1;
 }
 
-void MessageExchange::put(uint32_t round, std::byte* slot) {
+SlotUse MessageExchange::put(uint32_t round, std::byte* slot) {
   const size_t begin = round * step();
+  size_t largest = 0;
   for (size_t r = 0; r < sent_.size(); ++r) {
     if (begin >= sent_[r].size()) continue;
-    std::memcpy(slot + r * step(), sent_[r].data() + begin,
-                std::min(step(), sent_[r].size() - begin));
+    const size_t bytes = std::min(step(), sent_[r].size() - begin);
+    std::memcpy(slot + r * step(), sent_[r].data() + begin, bytes);
+    largest = std::max(largest, bytes);
   }
+  return {static_cast<uint32_t>(step()), static_cast<uint32_t>(largest)};
 }
 
 void MessageExchange::get(uint32_t round, std::span<const std::byte* const> slots) {

@@ -25,7 +25,7 @@ class MessageExchange : public Collective {
   uint32_t rounds() const final;
   void announce_sizes(uint64_t* sizes) final;
   void compare_sizes() final;
-  void put(uint32_t round, std::byte* slot) final;
+  SlotUse put(uint32_t round, std::byte* slot) final;
   void get(uint32_t round, std::span<const std::byte* const> slots) final;
   // Bytes of a slot for each rank.
   size_t step() const;

@@ -102,6 +102,22 @@ class Exchange : public Collective {
     receive_ = static_cast<std::byte*>(memory.backing(receive));
   }
 
+  // What all ranks see of this one's buffer in a round.
+  SlotUse copy_whole(std::byte* slot, const Piece& piece) const {
+    std::memcpy(slot, send_ + piece.begin, piece.bytes);
+    return {0, static_cast<uint32_t>(piece.bytes)};
+  }
+  // What each rank sees of it, `step` bytes apart; the parts are in bytes.
+  SlotUse copy_parts(uint32_t round, std::byte* slot, const Partition& parts, size_t step) const {
+    size_t largest = 0;
+    for (uint32_t r = 0; r < group().ranks(); ++r) {
+      const Piece piece(round, step, parts.counts[r]);
+      std::memcpy(slot + r * step, send_ + parts.offsets[r] + piece.begin, piece.bytes);
+      largest = std::max(largest, piece.bytes);
+    }
+    return {static_cast<uint32_t>(step), static_cast<uint32_t>(largest)};
+  }
+
   const std::byte* send_ = nullptr;
   std::byte* receive_ = nullptr;
 
@@ -129,9 +145,8 @@ class DirectReduction final : public Exchange {
     return announcement.root == Announcement::kNone || announcement.root == group.rank();
   }
   uint32_t rounds() const override { return rounds_of(bytes_, kSlot); }
-  void put(uint32_t round, std::byte* slot) override {
-    const Piece piece(round, kSlot, bytes_);
-    std::memcpy(slot, send_ + piece.begin, piece.bytes);
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    return copy_whole(slot, Piece(round, kSlot, bytes_));
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     if (!receives_) return;
@@ -165,14 +180,12 @@ class SharedReduction final : public Exchange {
         (piece.bytes / ranks + Segment::kCacheLine) / Segment::kCacheLine * Segment::kCacheLine;
     return Piece(rank, step, piece.bytes);
   }
-  void put(uint32_t round, std::byte* slot) override {
+  SlotUse put(uint32_t round, std::byte* slot) override {
     const Piece piece(round / 2, kSlot, bytes_);
-    if (round % 2 == 0) {
-      std::memcpy(slot, send_ + piece.begin, piece.bytes);
-    } else {
-      const Piece own = share(piece, group().rank());
-      std::memcpy(slot, receive_ + piece.begin + own.begin, own.bytes);
-    }
+    if (round % 2 == 0) return copy_whole(slot, piece);
+    const Piece own = share(piece, group().rank());
+    std::memcpy(slot, receive_ + piece.begin + own.begin, own.bytes);
+    return {0, static_cast<uint32_t>(own.bytes)};
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     const Piece piece(round / 2, kSlot, bytes_);
@@ -207,9 +220,8 @@ class AllGather final : public Exchange {
   uint32_t rounds() const override {
     return rounds_of(*std::max_element(parts_.counts.begin(), parts_.counts.end()), kSlot);
   }
-  void put(uint32_t round, std::byte* slot) override {
-    const Piece piece(round, kSlot, parts_.counts[group().rank()]);
-    std::memcpy(slot, send_ + piece.begin, piece.bytes);
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    return copy_whole(slot, Piece(round, kSlot, parts_.counts[group().rank()]));
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     for (size_t r = 0; r < slots.size(); ++r) {
@@ -240,11 +252,8 @@ class ReduceScatter final : public Exchange {
   uint32_t rounds() const override {
     return rounds_of(*std::max_element(parts_.counts.begin(), parts_.counts.end()), step_);
   }
-  void put(uint32_t round, std::byte* slot) override {
-    for (uint32_t r = 0; r < group().ranks(); ++r) {
-      const Piece piece(round, step_, parts_.counts[r]);
-      std::memcpy(slot + r * step_, send_ + parts_.offsets[r] + piece.begin, piece.bytes);
-    }
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    return copy_parts(round, slot, parts_, step_);
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     const Piece piece(round, step_, parts_.counts[group().rank()]);
@@ -269,10 +278,9 @@ class Broadcast final : public Exchange {
 
  private:
   uint32_t rounds() const override { return rounds_of(bytes_, kSlot); }
-  void put(uint32_t round, std::byte* slot) override {
-    if (group().rank() != root_) return;
-    const Piece piece(round, kSlot, bytes_);
-    std::memcpy(slot, send_ + piece.begin, piece.bytes);
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    if (group().rank() != root_) return {};
+    return copy_whole(slot, Piece(round, kSlot, bytes_));
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     if (group().rank() == root_) return;
@@ -300,12 +308,9 @@ class Scatter final : public Exchange {
     return checked_multiply<size_t>(bytes, group.ranks(), "the size of what a scatter sends");
   }
   uint32_t rounds() const override { return rounds_of(bytes_, step_); }
-  void put(uint32_t round, std::byte* slot) override {
-    if (group().rank() != root_) return;
-    const Piece piece(round, step_, bytes_);
-    for (uint32_t r = 0; r < group().ranks(); ++r) {
-      std::memcpy(slot + r * step_, send_ + r * bytes_ + piece.begin, piece.bytes);
-    }
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    if (group().rank() != root_) return {};
+    return copy_parts(round, slot, Partition::equal(group().ranks(), bytes_), step_);
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     const Piece piece(round, step_, bytes_);
@@ -353,11 +358,8 @@ class AllToAll final : public Exchange {
       }
     }
   }
-  void put(uint32_t round, std::byte* slot) override {
-    for (uint32_t r = 0; r < group().ranks(); ++r) {
-      const Piece piece(round, step_, send_parts_.counts[r]);
-      std::memcpy(slot + r * step_, send_ + send_parts_.offsets[r] + piece.begin, piece.bytes);
-    }
+  SlotUse put(uint32_t round, std::byte* slot) override {
+    return copy_parts(round, slot, send_parts_, step_);
   }
   void get(uint32_t round, std::span<const std::byte* const> slots) override {
     for (uint32_t r = 0; r < group().ranks(); ++r) {
@@ -380,7 +382,7 @@ class Barrier final : public Exchange {
 
  private:
   uint32_t rounds() const override { return 1; }
-  void put(uint32_t, std::byte*) override {}
+  SlotUse put(uint32_t, std::byte*) override { return {}; }
   void get(uint32_t, std::span<const std::byte* const>) override {}
 };
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "collective/phantom.h"
 #include "device/failure.h"
 #include "device/faults.h"
 
@@ -52,8 +53,9 @@ int open_file(const Invitation& invitation) {
     throw Failure(FailureKind::kNotSupported,
                   "vnpu: " + creator + " runs on host " + invitation.host + ", this rank on " +
                       host_name() +
-                      " (or in another container). Ranks on virtual NPUs share "
-                      "memory: start them all on one host, in one container.");
+                      " (or in another container), and rank 0 has not said where they can meet. "
+                      "Set HCCL_IF_IP to each host's own address, or HCCL_SOCKET_IFNAME to its "
+                      "network interface, before the programs start.");
   }
   if (::geteuid() != invitation.user) {
     throw Failure(FailureKind::kNotSupported,
@@ -155,10 +157,11 @@ void Segment::close_invitation(const Invitation& invitation) {
 }
 
 Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
-  if (ranks == 0 || ranks > kMaxRanks) {
-    throw Failure(FailureKind::kInvalidArgument, "vnpu: a group has 1 to " +
-                                                     std::to_string(kMaxRanks) + " ranks, not " +
-                                                     std::to_string(ranks) + ".");
+  const bool phantoms = ranks_are_phantoms();
+  const uint32_t most = phantoms ? kMaxPhantoms : kMaxRanks;
+  if (ranks == 0 || ranks > most) {
+    throw Failure(FailureKind::kInvalidArgument, "vnpu: a group has 1 to " + std::to_string(most) +
+                                                     " ranks, not " + std::to_string(ranks) + ".");
   }
   const int file = open_file(invitation);
   const size_t n = ranks;
@@ -166,7 +169,8 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   mailboxes_at_ = sizes_at_ + pages(n * 2 * 2 * n * sizeof(uint64_t));
   slots_at_ = mailboxes_at_ + pages(n * n * sizeof(Mailbox));
   chunks_at_ = slots_at_ + n * 2 * kSlot;
-  bytes_ = chunks_at_ + n * n * Mailbox::kDepth * Mailbox::kChunk;
+  // Phantoms send nothing.
+  bytes_ = chunks_at_ + (phantoms ? 0 : n * n * Mailbox::kDepth * Mailbox::kChunk);
 
   // All ranks set the same size; who comes with another number of ranks must not change it.
   void* first = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -47,9 +47,16 @@ struct Bell {
   void wait(uint32_t seen, std::chrono::microseconds limit);
 };
 
+// Where ranks of other hosts meet those of rank 0's, and what shows that they belong to the group.
+struct MeetingPoint {
+  char address[64];  // empty: this group stays on one host
+  uint32_t port;
+  uint8_t secret[32];
+};
+
 // How a rank finds the segment of a group: travels as opaque bytes through the program's store.
 struct Invitation {
-  static constexpr uint64_t kMagic = 0x766e7075'67727031;
+  static constexpr uint64_t kMagic = 0x766e7075'67727032;
   uint64_t magic;
   uint64_t pid_namespace;
   ProcessIdentity creator;
@@ -57,12 +64,26 @@ struct Invitation {
   int32_t file;
   char host[256];
   char identity[64];  // the file's name
+  MeetingPoint meeting_point;
 };
 
 // --- what lies in the memory that the ranks of one group share --------------------------------
 // A fresh segment is all zero bytes, and zero is the valid first state of everything in it.
 
-enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft };
+// kLost: a rank of another host to which the connection has ended.
+enum class RankState : uint32_t { kAbsent, kArriving, kJoined, kLeft, kLost };
+
+// Which bytes of its slot a rank has put for the others: the first `bytes`, or that many at most
+// from each multiple of `stride` on, for the rank of that number.
+struct SlotUse {
+  uint32_t stride = 0;  // 0: one part, for all
+  uint32_t bytes = 0;
+};
+
+struct Round {
+  uint64_t sequence;  // of the collective
+  SlotUse use;
+};
 
 // What the first rank of a new group hands to the other ranks of it, all of which are in this one.
 struct Offer {
@@ -77,6 +98,9 @@ struct alignas(64) RankBlock {
   int32_t device;  // of the host's devices
   alignas(64) Bell bell;
   alignas(64) std::atomic<uint32_t> posted;  // rounds, of all collectives so far
+  Round rounds[2];                           // of the rounds in the two buffers
+  // When this host last heard from it, by the host's monotonic clock; of another host's rank only.
+  std::atomic<int64_t> heard_ns;
   // Collective n uses announcements[n % 2]: a rank is at most one collective ahead of another.
   alignas(64) Announcement announcements[2];
   char call_sites[2][kCallSite];
@@ -97,6 +121,7 @@ struct alignas(64) Mailbox {
   static constexpr size_t kChunk = size_t{256} << 10;  // bytes
   struct Label {
     uint64_t message_bytes;
+    uint32_t chunk_bytes;
     uint32_t type;  // ElementType
     char call_site[kCallSite];
   };
@@ -110,6 +135,7 @@ struct alignas(64) Mailbox {
 class Segment {
  public:
   static constexpr uint32_t kMaxRanks = 128;
+  static constexpr uint32_t kMaxPhantoms = 1024;    // more than the largest topology has
   static constexpr size_t kSlot = size_t{1} << 20;  // bytes of one round of one rank
   static constexpr size_t kCacheLine = 64;  // bytes: pieces of a slot begin at its multiples
 

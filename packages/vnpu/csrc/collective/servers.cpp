@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "collective/phantom.h"
 #include "device/configuration.h"
@@ -40,9 +41,9 @@ void require_servers_for_unequal_parts(const Group& group, const char* function)
   const Configuration& configuration = Configuration::instance();
   if (!configuration.strict || configuration.is_reference || ranks_are_phantoms()) return;
   if (!is_a3() && !is_a2()) return;
-  std::map<int, uint32_t> ranks;  // by server
+  std::map<std::pair<uint32_t, int>, uint32_t> ranks;  // by host, and server of a supernode's
   for (uint32_t r = 0; r < group.ranks(); ++r) {
-    ++ranks[group.device_of(r) / devices_per_server()];
+    ++ranks[{group.host_of(r), group.device_of(r) / devices_per_server()}];
   }
   const bool is_even = std::all_of(ranks.begin(), ranks.end(), [&](const auto& server) {
     return server.second == ranks.begin()->second;

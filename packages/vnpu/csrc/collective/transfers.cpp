@@ -101,14 +101,14 @@ void Transfers::send(Message& message) {
     faults::reach(faults::Kind::kCollective, "send", faults::Phase::kPut);
     Mailbox::Label& label = box.labels[sent % Mailbox::kDepth];
     label.message_bytes = message.bytes;
+    label.chunk_bytes = static_cast<uint32_t>(chunk_bytes(message.bytes, message.done));
     label.type = static_cast<uint32_t>(message.transfer.type);
     if (Observers::instance().needs().call_sites) {
       std::snprintf(label.call_site, kCallSite, "%s", call_site_.c_str());
     }
     if (Configuration::instance().compute) {
       std::memcpy(segment.mailbox_chunk(group_->rank(), peer, sent),
-                  message.data + size_t{message.done} * kChunk,
-                  chunk_bytes(message.bytes, message.done));
+                  message.data + size_t{message.done} * kChunk, label.chunk_bytes);
     }
     box.sent.store(sent + 1, std::memory_order_release);
     ++message.done;

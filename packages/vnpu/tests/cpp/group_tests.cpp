@@ -106,8 +106,9 @@ class LacksMemory final : public Collective {
 
  private:
   uint32_t rounds() const override { return 1; }
-  void put(uint32_t, std::byte*) override {
+  SlotUse put(uint32_t, std::byte*) override {
     if (lacks_) throw std::bad_alloc();
+    return {};
   }
   void get(uint32_t, std::span<const std::byte* const>) override {}
   const bool lacks_;

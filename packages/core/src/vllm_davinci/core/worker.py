@@ -42,6 +42,7 @@ from vllm_davinci.core.device.profiling import profiler_activities
 from vllm_davinci.core.device.sleeping_memory import KV_CACHE, WEIGHTS, Range, sleeping_memory
 from vllm_davinci.core.device.timeline import name_streams
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
+from vllm_davinci.core.distributed.host_address import name_host_address
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
 from vllm_davinci.core.fused_moe.piece_plan import plan_pieces
 from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_expert_groups
@@ -82,6 +83,7 @@ class NPUWorker(Worker):
         # Without it torch_npu computes every GELU in its tanh form, whatever the model asks for.
         torch_npu.npu.use_compatible_impl(True)
         NPUPlatform.check_if_supports_dtype(self.model_config.dtype)
+        name_host_address(self.parallel_config)
         # Before the memory snapshot, so that the collectives' buffers are part of it.
         init_worker_distributed_environment(
             self.vllm_config,
@@ -136,8 +138,13 @@ class NPUWorker(Worker):
         self.local_rank = logical_device(
             self.local_rank, parallel, torch.accelerator.device_count()
         )
-        if parallel.assigned_physical_gpu_ids is not None:
-            set_assigned_physical_gpu_ids(parallel.assigned_physical_gpu_ids)
+        assigned = parallel.assigned_physical_gpu_ids
+        if assigned is None and parallel.nnodes_within_dp > 1:
+            # vLLM takes so many ranks for those of one host, and else as many as it has devices.
+            here = range(parallel.local_world_size)
+            assigned = [NPUPlatform.device_id_to_physical_device_id(each) for each in here]
+        if assigned is not None:
+            set_assigned_physical_gpu_ids(assigned)
         return NPUPlatform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[None]:

@@ -1,5 +1,5 @@
 """`vllm-davinci COMMAND`: report on environment, configuration, checkpoints; quantize, score,
-dry-run, list deployments, verify a device."""
+dry-run, plan pools, list deployments, verify a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from rich.console import Console
 
-from vllm_davinci.meta import check_model, doctor, explain, perplexity, quantize, show_config
+from vllm_davinci.meta import check_model, doctor, explain, perplexity, pools, quantize, show_config
 from vllm_davinci.meta.deployments import command as deployments
 from vllm_davinci.meta.dry_run import command as dry_run
 from vllm_davinci.meta.report_table import print_report
@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
             dry_run,
             "would a model fit, and how long would its steps take? No NPU needed",
         ),
+        ("pools", pools, "how many engines for prefills and for decodes does a load need?"),
         ("deployments", deployments, "how are released models deployed, and would each start?"),
         ("verify", verify, "does a device compute, refuse and cost what we believe?"),
     ):
@@ -70,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
             return verify.run(options)
         case "check-model":
             return check_model.run(options)
+        case "pools":
+            return pools.run(options)
         case "quantize":
             return quantize.run(options)
     report = doctor.run_checks()

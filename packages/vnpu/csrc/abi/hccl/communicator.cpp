@@ -167,11 +167,9 @@ struct Settings {
   }
 };
 
-GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
-              const HcclCommConfig* config, const std::string& name_if_none = "") {
-  Settings settings(config);
-  if (settings.name.empty()) settings.name = name_if_none;
-  auto group = std::make_shared<Group>(invitation, ranks, rank, device, std::move(settings.name),
+GroupPtr join(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device,
+              Settings settings) {
+  auto group = std::make_shared<Group>(meeting, ranks, rank, device, std::move(settings.name),
                                        settings.limits);
   group->buffer_bytes = settings.buffer_bytes;
   const Configuration& configuration = Configuration::instance();
@@ -185,6 +183,14 @@ GroupPtr join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int d
   }
   register_group(group);
   return group;
+}
+
+GroupPtr meet_and_join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
+                       const HcclCommConfig* config, const std::string& name_if_none = "") {
+  Settings settings(config);
+  if (settings.name.empty()) settings.name = name_if_none;
+  const Meeting meeting = meet(invitation, ranks, rank, settings.limits.connect);
+  return join(meeting, ranks, rank, device, std::move(settings));
 }
 
 }  // namespace
@@ -263,7 +269,7 @@ using namespace vnpu::abi;
 
 VNPU_HCCL(HcclResult, HcclGetRootInfo, (HcclRootInfo * info)) {
   return hccl_guarded("HcclGetRootInfo", [&] {
-    const Invitation invitation = Segment::create();
+    const Invitation invitation = invite();
     std::memset(info->internal, 0, sizeof(info->internal));
     std::memcpy(info->internal, &invitation, sizeof(invitation));
   });
@@ -274,7 +280,7 @@ VNPU_HCCL(HcclResult, HcclCommInitRootInfoConfig,
            HcclComm* communicator)) {
   return hccl_guarded("HcclCommInitRootInfoConfig", [&] {
     const int device = System::instance().require_current_device();
-    const GroupPtr group = join(invitation_of(*info), ranks, rank, device, config);
+    const GroupPtr group = meet_and_join(invitation_of(*info), ranks, rank, device, config);
     group->await_all();
     *communicator = Communicators::instance().add(group);
   });
@@ -283,6 +289,22 @@ VNPU_HCCL(HcclResult, HcclCommInitRootInfoConfig,
 VNPU_HCCL(HcclResult, HcclCommInitRootInfo,
           (uint32_t ranks, const HcclRootInfo* info, uint32_t rank, HcclComm* communicator)) {
   return HcclCommInitRootInfoConfig(ranks, info, rank, nullptr, communicator);
+}
+
+// What RANK_TABLE_FILE names stands for the root information.
+VNPU_HCCL(HcclResult, HcclCommInitClusterInfoConfig,
+          (const char* cluster_info, uint32_t rank, HcclCommConfig* config,
+           HcclComm* communicator)) {
+  return hccl_guarded("HcclCommInitClusterInfoConfig", [&] {
+    const int device = System::instance().require_current_device();
+    const RankTable table = meeting_room().read_table(cluster_info, rank);
+    Invitation invitation{Invitation::kMagic, 0, {}, 0, -1, {}, {}, {}};
+    if (rank == 0) invitation = Segment::create();
+    invitation.meeting_point = table.meeting_point;
+    const GroupPtr group = meet_and_join(invitation, table.ranks, rank, device, config);
+    group->await_all();
+    *communicator = Communicators::instance().add(group);
+  });
 }
 
 VNPU_HCCL(HcclResult, HcclCreateSubCommConfig,
@@ -314,8 +336,8 @@ VNPU_HCCL(HcclResult, HcclCreateSubCommConfig,
                         " is itself derived from another. Derive from the global one.");
     }
     whole->derive(members, id, [&](const Invitation& invitation) {
-      const GroupPtr group = join(invitation, ranks, rank, whole->device(), config,
-                                  whole->name() + "_sub_" + std::to_string(id));
+      const GroupPtr group = meet_and_join(invitation, ranks, rank, whole->device(), config,
+                                           whole->name() + "_sub_" + std::to_string(id));
       group->is_derived = true;
       group->await_all();
       *derived = Communicators::instance().add(group);
@@ -330,7 +352,8 @@ VNPU_HCCL(HcclResult, HcclCommInitAll,
     std::vector<GroupPtr> groups;
     for (uint32_t rank = 0; rank < devices_count; ++rank) {
       System::instance().physical(devices[rank]);  // throws if there is no such device
-      groups.push_back(join(invitation, devices_count, rank, devices[rank], nullptr));
+      groups.push_back(
+          join(meet_here(invitation, rank), devices_count, rank, devices[rank], Settings(nullptr)));
     }
     for (uint32_t rank = 0; rank < devices_count; ++rank) {
       groups[rank]->await_all();

@@ -84,6 +84,21 @@ VNPU_PHANTOM_RANKS = "VNPU_PHANTOM_RANKS"
 """1, with VNPU_COMPUTE=0: the other ranks of all groups are phantoms. Nobody else joins a group,
 and a collective waits for nobody and moves nothing. Default 0."""
 
+HCCL_IF_IP = "HCCL_IF_IP"
+"""This host's own address, at which ranks of other hosts meet those of this one. With it, or with
+HCCL_SOCKET_IFNAME, groups of ranks may reach over several hosts. Default: they stay on one."""
+
+HCCL_SOCKET_IFNAME = "HCCL_SOCKET_IFNAME"
+"""This host's network interface, in place of HCCL_IF_IP: beginnings of names by commas, = before
+them for whole names, ^ or ^= for all but these. Its IPv4 address is taken."""
+
+HCCL_IF_BASE_PORT = "HCCL_IF_BASE_PORT"
+"""First of 32 ports, from which a process takes one where ranks of its groups meet. Default: any
+free port; with a rank table 60000."""
+
+RANK_TABLE_FILE = "RANK_TABLE_FILE"
+"""torch_npu's: a rank table, which then takes the place of root information."""
+
 VNPU_WAIT_LIMIT = "VNPU_WAIT_LIMIT"
 """Longest wait of the host for the device, in seconds. Default 600."""
 

@@ -15,20 +15,21 @@ def check_device_count(parallel: "ParallelConfig", num_visible: int) -> None:
     """Raises DeviceError when this host has fewer devices than the engine's ranks on it."""
     if parallel.distributed_executor_backend in ("ray", "external_launcher"):
         return
-    if parallel.nnodes > 1 or parallel.data_parallel_backend == "ray":
+    if parallel.data_parallel_backend == "ray":
         return
-    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    ranks, hosts = _engine_ranks_here(parallel), parallel.nnodes_within_dp
     dp_size = max(parallel.data_parallel_size_local, 1)
     if ranks * dp_size <= num_visible:
         return
     raise DeviceError(
         f"{ranks * dp_size} NPUs are needed (tensor parallel "
         f"{parallel.tensor_parallel_size} x pipeline parallel "
-        f"{parallel.pipeline_parallel_size} x data parallel on this host "
-        f"{dp_size}) and {num_visible} are visible "
+        f"{parallel.pipeline_parallel_size}{f' over {hosts} hosts' if hosts > 1 else ''} x data "
+        f"parallel on this host {dp_size}) and {num_visible} are visible "
         f"({VISIBLE_DEVICES} is {os.environ.get(VISIBLE_DEVICES) or 'not set'}). Lower "
-        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, or make more "
-        f"devices visible with {VISIBLE_DEVICES}."
+        "--tensor-parallel-size, --pipeline-parallel-size or --data-parallel-size, make more "
+        f"devices visible with {VISIBLE_DEVICES}, or share the ranks among more hosts with "
+        "--nnodes."
     )
 
 
@@ -62,11 +63,17 @@ def place_among_workers(device: int, parallel: "ParallelConfig") -> tuple[int, i
 
     device: logical number of its device, as logical_device gives it
     """
-    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    ranks = _engine_ranks_here(parallel)
     count = ranks * max(parallel.data_parallel_size_local, 1)
     if parallel.assigned_physical_gpu_ids is not None:
         device += ranks * (parallel.data_parallel_rank_local or 0)
     return device % count, count
+
+
+def _engine_ranks_here(parallel: "ParallelConfig") -> int:
+    """Ranks on this host of one engine, of which data parallelism has several."""
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    return max(ranks // parallel.nnodes_within_dp, 1)
 
 
 def _checked(number: int, count: int) -> int:

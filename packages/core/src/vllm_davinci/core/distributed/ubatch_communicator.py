@@ -1,7 +1,7 @@
 """Collectives that take turns with the ubatches' computation: when they start, who waits."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -13,9 +13,7 @@ from vllm.distributed.device_communicators.base_device_communicator import (
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config
-
-if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+from vllm_davinci.core.distributed.host_address import may_span_hosts
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -53,7 +51,7 @@ class UbatchCommunicator(DeviceCommunicatorBase):
         self._stream_scheduler = components.stream_scheduler() if uses_ubatches else None
         # HCCL gathers and scatters unequal parts within one server only, and torch_npu makes a
         # broadcast per rank of it on A2. Source: HCCL's documentation of HcclAllGatherV.
-        self.pads_unequal_parts = config is not None and spans_servers(config.parallel_config)
+        self.pads_unequal_parts = config is not None and may_span_hosts(config.parallel_config)
         if self.use_all2all:
             self.all2all_manager = AgRsAll2AllManager(self.cpu_group)
 
@@ -95,9 +93,3 @@ class UbatchCommunicator(DeviceCommunicatorBase):
             return move(count())
         moved: T = self._stream_scheduler.communicate(count, then=move)
         return moved
-
-
-def spans_servers(parallel: "ParallelConfig") -> bool:
-    """Whether ranks of one engine may be on several servers."""
-    local = parallel.data_parallel_size_local
-    return bool(parallel.nnodes > 1 or local < parallel.data_parallel_size)

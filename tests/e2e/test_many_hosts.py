@@ -1,0 +1,101 @@
+"""Engines over two hosts give the tokens of the same ranks on one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
+from vllm_davinci_testing.processes.hosts import two_hosts
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+MODEL = "llama_head64_gqa4"
+MAX_TOKENS = 24
+LIMIT_S = 400.0
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,  # the default differs between a server and the class
+    "kv_cache_memory_bytes": 96 << 20,
+    "distributed_executor_backend": "mp",
+}
+
+GENERATE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+prompts, options = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+engine = LLM(**options)
+outputs = engine.generate(
+    [{"prompt_token_ids": prompt} for prompt in prompts],
+    SamplingParams(temperature=0, max_tokens=int(sys.argv[3]), ignore_eos=True),
+)
+print("TOKENS", json.dumps([output.outputs[0].token_ids for output in outputs]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [
+        (MODEL, {"tensor_parallel_size": 2}),
+        pytest.param(MODEL, {"pipeline_parallel_size": 2}, marks=pytest.mark.thorough),
+        pytest.param(MODEL, {"tensor_parallel_size": 4}, marks=pytest.mark.thorough),
+    ],
+)
+def test_tokens_are_those_of_one_host(
+    model: str,
+    ranks: dict[str, int],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    over_hosts = _tokens_over_hosts(zoo(model), ranks, prompts, tmp_path)
+    with start_engine(zoo(model), distributed_executor_backend="mp", **ranks) as engine:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+    assert over_hosts == [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def _tokens_over_hosts(
+    model: Path, ranks: dict[str, int], prompts: list[list[int]], directory: Path
+) -> list[list[int]]:
+    """Tokens that an engine generates, half of whose ranks are on another host."""
+    nodes = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29501}
+    options = OPTIONS | ranks | nodes
+    texts = [
+        json.dumps(prompts),
+        json.dumps(options | {"model": str(model), "node_rank": 0}),
+        str(MAX_TOKENS),
+    ]
+    headless = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in (options | {"node_rank": 1, "headless": True}).items()
+    ]
+    serve = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), *headless]
+    logs = [directory / "host1.txt", directory / "host2.txt"]
+    with two_hosts() as hosts:
+        environments = [
+            FORKED_WORKERS | {"VLLM_HOST_IP": host.address, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+            for host in hosts
+        ]
+        # vLLM leaves it waiting for the next engine; it ends with its host.
+        hosts[1].start([sys.executable, *serve], environments[1], logs[1])
+        first = hosts[0].start([sys.executable, "-c", GENERATE, *texts], environments[0], logs[0])
+        ended = becomes_true(lambda: first.poll() is not None, LIMIT_S)
+        told = "\n".join(log.read_text(errors="replace")[-4000:] for log in logs)
+        assert ended and first.returncode == 0, told
+    line = next(line for line in logs[0].read_text().splitlines() if line.startswith("TOKENS "))
+    tokens: list[list[int]] = json.loads(line.removeprefix("TOKENS "))
+    return tokens

@@ -1,0 +1,60 @@
+"""The guide's commands for several hosts, as they are written there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci_testing.engines.server_process import START_LIMIT_S
+from vllm_davinci_testing.processes.hosts import Host, two_hosts
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+pytestmark = pytest.mark.thorough
+
+ANSWER = "curl -s http://10.77.0.1:8000/v1/completions"
+
+
+@pytest.fixture
+def commands(repository: Path) -> list[str]:
+    page = (repository / "docs" / "guides" / "many_hosts.md").read_text(encoding="utf-8")
+    found = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    assert len(found) == 3 and found[2].startswith(ANSWER)
+    return found
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as both:
+        yield both
+
+
+def run_on(host: Host, command: str, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    return host.start(["bash", "-c", f"cd {shlex.quote(str(folder))}\n{command}"], {}, log)
+
+
+def test_the_commands_serve(
+    commands: list[str], hosts: tuple[Host, Host], repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
+    logs = [tmp_path / "host1.txt", tmp_path / "host2.txt"]
+    servers = [
+        run_on(host, command, tmp_path, log)
+        for host, command, log in zip(hosts, commands[:2], logs, strict=True)
+    ]
+
+    def text() -> str:
+        return "\n".join(log.read_text(errors="replace")[-4000:] for log in logs)
+
+    answer = tmp_path / "answer.txt"
+
+    def is_answered() -> bool:
+        assert all(server.poll() is None for server in servers), text()
+        run_on(hosts[0], commands[2], tmp_path, answer).wait(120)
+        return '"finish_reason":"length"' in answer.read_text(errors="replace")
+
+    assert becomes_true(is_answered, START_LIMIT_S), text()

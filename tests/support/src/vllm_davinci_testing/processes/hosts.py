@@ -1,0 +1,191 @@
+"""Hosts for a test: namespaces of this machine, joined by a network of their own.
+
+Each has its own network, host name, process numbers and shared memory, as two machines have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+_READY_S = 30.0
+
+# In a user namespace that owns all others, so that nobody has to be root. `--kill-child`: a host
+# ends with the process that holds it.
+_SETUP = """
+set -e
+hosts=$(for i in {numbers}; do echo "10.77.0.$i host$i"; done; echo "127.0.0.1 localhost")
+for i in {numbers}; do
+  unshare --net --uts --pid --mount --ipc --fork --kill-child sh -ec "
+    hostname host$i
+    mount -t proc proc /proc
+    mount -t tmpfs tmpfs /dev/shm
+    echo '$hosts' > /dev/shm/hosts
+    mount --bind /dev/shm/hosts /etc/hosts
+    ip link set lo up
+    exec sleep 3600" &
+  eval "holder$i=$!"
+done
+for i in {numbers}; do
+  eval "holder=\\$holder$i"
+  until host=$(cat /proc/$holder/task/$holder/children) && [ -n "$host" ] &&
+      [ "$(cat /proc/${{host% }}/comm)" = sleep ]; do sleep 0.02; done
+  eval "host$i=${{host% }}"
+done
+ip link add eth1 type veth peer name eth2
+for i in {numbers}; do
+  eval "host=\\$host$i"
+  ip link set eth$i netns $host
+  nsenter --target $host --net sh -ec "
+    ip link set eth$i name eth0; ip addr add 10.77.0.$i/24 dev eth0; ip link set eth0 up"
+  echo $host
+done
+echo ready
+exec sleep 3600
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One of the hosts."""
+
+    name: str
+    address: str
+    process: int
+    """Number, among this machine's processes, of the one without which the host ends."""
+
+    def start(
+        self, command: Sequence[str], variables: dict[str, str], output: Path
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command on the host, which writes stdout and stderr to a file."""
+        with output.open("wb") as file:
+            return subprocess.Popen(
+                [*self._enter(), *command],
+                env={**os.environ, **variables},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def end(self) -> None:
+        """Ends the host with all of its processes, as if somebody had pulled its plug."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+
+    def cut_off(self) -> None:
+        """Takes the host's network away; its processes go on."""
+        subprocess.run(
+            [*self._enter(), "ip", "link", "set", "eth0", "down"], check=True, timeout=10
+        )
+
+    def _enter(self) -> list[str]:
+        flags = ["--user", "--preserve-credentials", "--net", "--uts", "--pid", "--mount", "--ipc"]
+        return ["nsenter", "--target", str(self.process), *flags, "--"]
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), until the block ends."""
+    script = _SETUP.format(numbers="1 2")
+    flags = ["--user", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"]
+    keeper = subprocess.Popen(
+        ["unshare", *flags, "--kill-child", "sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert keeper.stdout is not None
+        lines: list[str] = []
+        while not lines or lines[-1] != "ready":
+            line = keeper.stdout.readline()
+            if not line:
+                raise RuntimeError("No namespaces for hosts can be made here: " + " ".join(lines))
+            lines.append(line.strip())
+        inner = [int(line) for line in lines[-3:-1]]
+        processes = _processes_under(keeper.pid)
+        hosts = [
+            Host(f"host{i}", f"10.77.0.{i}", processes[number]) for i, number in enumerate(inner, 1)
+        ]
+        yield hosts[0], hosts[1]
+    finally:
+        keeper.kill()
+        keeper.wait(_READY_S)
+        if keeper.stdout is not None:
+            keeper.stdout.close()
+
+
+def ended_well(
+    processes: Sequence[subprocess.Popen[bytes]], outputs: Sequence[Path], limit_s: float
+) -> list[str]:
+    """Output of the processes; fails where one does not end with 0 within the limit."""
+
+    def is_over() -> bool:
+        ended = [each.poll() for each in processes]
+        return None not in ended or any(ended)  # others may wait for one that has failed
+
+    done = becomes_true(is_over, limit_s)
+    texts = [output.read_text(errors="replace") for output in outputs]
+    for process, text in zip(processes, texts, strict=True):
+        assert not process.returncode, f"ended with {process.returncode}:\n{text[-4000:]}"
+    assert done, f"not all have ended after {limit_s} s:\n" + "\n".join(t[-2000:] for t in texts)
+    return texts
+
+
+def start_ranks(
+    hosts: Sequence[Host],
+    ranks_per_host: int,
+    program: str | Path,
+    arguments: Sequence[str],
+    directory: Path,
+    **variables: str,
+) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+    """Starts a program once per rank, those of a host after each other, on virtual devices.
+
+    program: source text, or a file
+    Returns the processes, and the files that they write to.
+    """
+    what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
+    world = len(hosts) * ranks_per_host
+    processes, outputs = [], []
+    for rank in range(world):
+        host = hosts[rank // ranks_per_host]
+        own = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % ranks_per_host),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": "29400",
+            "HCCL_IF_IP": host.address,
+            "OMP_NUM_THREADS": "1",
+        }
+        outputs.append(directory / f"rank{rank}.txt")
+        command = [sys.executable, *what, *arguments]
+        processes.append(host.start(command, own | variables, outputs[-1]))
+    return processes, outputs
+
+
+def _processes_under(process: int) -> dict[int, int]:
+    """Number in the innermost but one process namespace -> number here, of all below a process."""
+    found = {}
+    waiting = [process]
+    while waiting:
+        current = waiting.pop()
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{current}/task").iterdir():
+                waiting += [int(n) for n in (task / "children").read_text().split()]
+            status = Path(f"/proc/{current}/status").read_text()
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+            parts = [int(n) for n in numbers.split()[1:]]
+            if len(parts) >= 2:
+                found[parts[1]] = parts[0]
+    return found
