@@ -29,7 +29,8 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
             f"| [{record['suite']}](#{record['suite']}) | {cell(record['what'])} "
             f"| {record['version']} | {record['selection']} "
             f"| {_share(record['passed'], ran)} | {_share(record['files_whole'], able)} "
-            f"| {record['lacks_operator']} | {record['skipped']} |\n"
+            f"| {_share(record['lacks_operator'], ran + record['lacks_operator'])} "
+            f"| {record['skipped']} |\n"
         )
     for record in records:
         text += (
@@ -40,6 +41,9 @@ def conformance_page(records: list[dict[str, Any]]) -> str:
         )
         if rule := record.get("rule"):
             text += f"{rule}\n\n"
+        if excluded := record.get("excluded"):
+            left_out = "; ".join(f"{number}, which {why}" for why, number in excluded.items())
+            text += f"Files that are not run: {cell(left_out)}.\n\n"
         if sources := record.get("sources"):
             text += _sources(sources) + "\n"
         backend = record.get("backend")

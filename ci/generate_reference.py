@@ -12,7 +12,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import operator_calls
 from conformance_page import conformance_page
+from constraints_page import operator_constraints_page
 from reference_cells import GENERATED, cell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,61 +156,6 @@ def virtual_operators_page(rows: list[Any], constraints: list[Any]) -> str:
     return text
 
 
-def operator_constraints_page(constraints: list[Any], cases: list[Any], made: Any) -> str:
-    """The constraints of vnpu's operators; operators with the same rows share a section.
-
-    cases: calls outside the documents that are written by hand
-    made: how many such calls tests make of a rule
-    """
-    rows_of: dict[str, list[Any]] = {}
-    for row in constraints:
-        rows_of.setdefault(row.operator, []).append(row)
-    sections: dict[tuple[Any, ...], list[str]] = {}
-    for operator, own in sorted(rows_of.items()):
-        shared = tuple(replace(row, operator="", form=None) for row in own)
-        sections.setdefault(shared, []).append(operator)
-    body, untested = "", 0
-    for rows, operators in sections.items():
-        tests = [
-            _number_of_cases(row, operators, cases) or ("made" if made(operators, row) else 0)
-            for row in rows
-        ]
-        untested += tests.count(0)
-        body += f"\n## {', '.join(operators)}\n\n"
-        body += "| argument | must | where | status | source | tests |\n"
-        body += "| --- | --- | --- | --- | --- | --- |\n"
-        for row, number in zip(rows, tests, strict=True):
-            releases = row.since if row.since == row.until else f"{row.since} to {row.until}"
-            cells = (row.argument, cell(row.rule), f"{row.chips}; CANN {releases}")
-            body += f"| `{cells[0]}` | {cells[1]} | {cells[2]} "
-            body += f"| {row.status} | {cell(row.source)} | {number} |\n"
-    written = sum(map(len, sections))
-    return (
-        "# Constraints of operators\n\n"
-        + GENERATED.format(source="packages/vnpu/csrc/ops/**/*_constraints.cpp")
-        + f"{len(constraints)} rows hold {len(rows_of)} operators to what CANN documents; "
-        f"operators that share rows share a section below: {written} rows. Calls outside the "
-        f"documents are refused with the status and the rule of their row: {len(cases)} are "
-        "written by hand (`vllm_davinci_testing.operators.illegal_calls`), those of rows marked "
-        f"`made` are made from the rule (`generated_calls`); {untested} rows have no call of their "
-        "own. Why, and how to set chip and release: "
-        "[decisions/0010](../decisions/0010-a-strict-virtual-npu.md).\n" + body
-    )
-
-
-def _number_of_cases(row: Any, operators: list[str], cases: list[Any]) -> int:
-    def plain(name: str) -> str:
-        return name.replace("_", "").lower()
-
-    return sum(
-        f"aclnn{case.operator}" in operators
-        and plain(case.argument) == plain(row.argument)
-        and case.rule in row.rule
-        and case.code == row.status
-        for case in cases
-    )
-
-
 def pages() -> dict[Path, str]:
     """Every generated file and what it should hold."""
     variables = environment_variables_page(import_module(f"{CONFIG}.environment_variables"))
@@ -229,18 +174,13 @@ def pages() -> dict[Path, str]:
         reference, names, [kernels.ATTENTION_GROUPS]
     )
     rows = import_module("vllm_davinci.vnpu.operator_rows")
-    illegal = import_module("vllm_davinci_testing.operators.illegal_calls")
-    breaking = import_module("vllm_davinci_testing.operators.generated_calls").breaking
-
-    def calls_are_made(operators: list[str], row: Any) -> bool:
-        legal = (illegal.LEGAL.get(name.removeprefix("aclnn")) for name in operators)
-        return any(breaking(row, call) for call in legal if call is not None)
-
     found[REFERENCE / "virtual_operators.md"] = virtual_operators_page(
         rows.declared(), rows.constraints()
     )
+    operators = import_module(compiled).operator_names()
+    launched = {f"aclnn{name}" for each in operators for name in kernels.launches(each)}
     found[REFERENCE / "operator_constraints.md"] = operator_constraints_page(
-        rows.constraints(), illegal.CASES, calls_are_made
+        rows.constraints(), launched
     )
     records = sorted((ROOT / "ci" / "conformance").glob("*/results.json"))
     if records:

@@ -1,7 +1,12 @@
 """A suite of pytest or unittest files in other people's repository, run over the virtual NPU.
 
 Beside the suite's `run.py` lie `files.txt`, one path or pattern a line, `reasons.toml` and, of the
-last run with `--record`, `results.json` (results.py).
+last run with `--record`, `results.json` (results.py). A suite that runs all files of its folders
+but some has those in `excluded.toml`, each under its reason:
+
+    [[excluded]]
+    why = "train models"
+    files = ["test/train/test_*.py"]   # paths or patterns
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ import results
 from test_files import Outcome, TestRun
 
 from progress import Steps
+from versions import read_toml
 
 # A test that leaves a stream waiting for what never comes does not hold up the process's end.
 WAITS = {"VNPU_WAIT_LIMIT": "40"}
@@ -96,7 +102,8 @@ class Suite:
         with tempfile.TemporaryDirectory() as scratch:
             source = checkout.tests_of(options.checkout, self.tests, Path(scratch))
             logs = (options.keep or Path(scratch) / "logs").resolve()
-            files = self._files(source)
+            excluded = self._excluded(source)
+            files = self._files(source, excluded)
             names = options.names or [""]
             chosen = [file for file in files if any(name in file for name in names)]
             kept = results.settled(results.kept(logs), reasons)
@@ -106,11 +113,7 @@ class Suite:
                 source, logs, [file for file in chosen if file not in done], reasons
             )
             elsewhere = self._on_backend(source, logs, outcomes)
-            in_folders = {
-                str(file.relative_to(source))
-                for folder in self.folders
-                for file in (source / folder).glob("**/test_*.py")
-            }
+            in_folders = set(self._all(source))
         record = results.report(
             outcomes,
             reasons,
@@ -121,6 +124,7 @@ class Suite:
                 "version": checkout.version_of(options.checkout),
                 "selection": f"{len(files)} of {len(in_folders.union(files))} files of "
                 f"{', '.join(self.folders)}{self._others(files, in_folders)}",
+                "excluded": {why: len(its) for why, its in excluded.items()},
                 **elsewhere,
             },
         )
@@ -131,13 +135,35 @@ class Suite:
         count = len(set(files) - in_folders)
         return f" and {count} of other folders" if count else ""
 
-    def _files(self, source: Path) -> list[str]:
+    def _all(self, source: Path) -> list[str]:
+        return [
+            str(file.relative_to(source))
+            for folder in self.folders
+            for file in (source / folder).glob("**/test_*.py")
+        ]
+
+    def _files(self, source: Path, excluded: Mapping[str, list[str]]) -> list[str]:
+        """Those of files.txt without the excluded ones.
+
+        Raises SystemExit where a suite that excludes files has one that it neither runs nor
+        excludes.
+        """
         lines = (self.directory / "files.txt").read_text(encoding="utf-8").split()
-        found = {line: sorted(source.glob(line)) for line in lines}
-        if missing := [line for line, files in found.items() if not files]:
-            raise SystemExit(f"the checkout has no {', '.join(missing)}: correct files.txt.")
-        chosen = [str(file.relative_to(source)) for files in found.values() for file in files]
-        return list(dict.fromkeys(chosen))
+        left_out = {file for files in excluded.values() for file in files}
+        chosen = [file for file in _matching(source, lines, "files.txt") if file not in left_out]
+        if excluded and (open_ := sorted({*self._all(source)} - left_out - {*chosen})):
+            raise SystemExit(
+                f"{', '.join(open_)}: name each in files.txt, or in excluded.toml with a reason."
+            )
+        return chosen
+
+    def _excluded(self, source: Path) -> dict[str, list[str]]:
+        """The files that are not run, by reason."""
+        path = self.directory / "excluded.toml"
+        tables = read_toml(path).get("excluded", []) if path.exists() else []
+        return {
+            table["why"]: _matching(source, table["files"], "excluded.toml") for table in tables
+        }
 
     def _run(
         self, source: Path, logs: Path, chosen: list[str], reasons: list[results.Reason]
@@ -209,3 +235,12 @@ class Suite:
                 groups.append(open_group)
             open_group.append(file)
         return groups
+
+
+def _matching(source: Path, patterns: Iterable[str], where: str) -> list[str]:
+    found = {pattern: sorted(source.glob(pattern)) for pattern in patterns}
+    if missing := [pattern for pattern, files in found.items() if not files]:
+        raise SystemExit(f"the checkout has no {', '.join(missing)}: correct {where}.")
+    return list(
+        dict.fromkeys(str(f.relative_to(source)) for files in found.values() for f in files)
+    )

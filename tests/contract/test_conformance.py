@@ -247,3 +247,42 @@ def test_every_reason_of_the_recorded_run_is_still_given(repository: Path):
     record = json.loads((directory / "results.json").read_text(encoding="utf-8"))
     reasons = import_module("results").read_reasons(directory / "reasons.toml")
     assert {*record["reasons"], *record["not_built"]} == {reason.why for reason in reasons}
+
+
+def test_a_suite_runs_each_file_of_its_folders_or_says_why_not(tmp_path: Path):
+    file_suite = import_module("file_suite")
+    for name in ("a/test_one.py", "a/b/test_two.py", "a/test_three.py"):
+        write(tmp_path / "source" / "test" / name)
+    write(tmp_path / "files.txt", "test/a/test_*.py")
+    excluded = tmp_path / "excluded.toml"
+    found = file_suite.Suite(
+        directory=tmp_path, what="", source="", tests="test", folders=("test/a",), packages=()
+    )
+    source = tmp_path / "source"
+    both = ["test/a/test_one.py", "test/a/test_three.py"]
+    assert sorted(found._files(source, found._excluded(source))) == both
+    write(excluded, '[[excluded]]\nwhy = "trains"\nfiles = ["test/a/b/test_*.py"]')
+    assert found._excluded(source) == {"trains": ["test/a/b/test_two.py"]}
+    assert sorted(found._files(source, found._excluded(source))) == both
+    write(excluded, '[[excluded]]\nwhy = "trains"\nfiles = ["test/a/test_one.py"]')
+    with pytest.raises(SystemExit, match=r"test/a/b/test_two.py: name each in files.txt"):
+        found._files(source, found._excluded(source))
+    write(excluded, '[[excluded]]\nwhy = "trains"\nfiles = ["test/gone/*.py"]')
+    with pytest.raises(SystemExit, match="no test/gone"):
+        found._excluded(source)
+
+
+@pytest.mark.parametrize("suite_name", ["op_plugin", "torch_npu"])
+def test_no_error_of_a_dtype_counts_as_an_operator_that_is_not_there(
+    suite_name: str, repository: Path
+):
+    results, test_files = import_module("results"), import_module("test_files")
+    reasons = results.read_reasons(repository / "ci" / "conformance" / suite_name / "reasons.toml")
+    for message in (
+        "RuntimeError: input must be half, float or int32, but got Double",
+        "aclnnAdd failed, error code is 161002",
+        "expected scalar type Float but found Half",
+    ):
+        outcome = test_files.Outcome("test/test_x.py::test_y", "failed", message)
+        reason = results.reason_of(outcome, reasons)
+        assert reason is None or not reason.lacks_operator

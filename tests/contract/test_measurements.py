@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -37,6 +38,25 @@ def problems(page: str, vllm_minor: int, changelogs: dict[str, str]) -> list[str
         for name, count in behind.items()
         if count > MOST_RELEASES_BEHIND
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commits_of_figures_are_of_this_history(page: Path):
+    git = ["git", "-C", str(ROOT)]
+    if run([*git, "rev-parse", "--is-shallow-repository"]).stdout.strip() != "false":
+        pytest.skip("there is no whole history here")
+    named = re.findall(r"\bcommits? ([0-9a-f]{7,40})\b", page.read_text(encoding="utf-8"))
+    assert named
+    unknown = [
+        commit
+        for commit in named
+        if run([*git, "merge-base", "--is-ancestor", commit, "HEAD"]).returncode
+    ]
+    assert not unknown
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

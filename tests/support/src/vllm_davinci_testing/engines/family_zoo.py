@@ -81,6 +81,7 @@ _MLA = {
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, "topk_method": "greedy", "n_group": None, "topk_group": None},
     "deepseek_v3": _MLA,
+    "glm4_moe": {"head_dim": 64},
     "glm4_moe_lite": _MLA,
     "minicpm3": _MLA,
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},

@@ -14,21 +14,25 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 
 class LoadedModel:
-    """The model of a checkpoint, on the first device; no engine runs it.
+    """The model of a checkpoint on one device, the rank's part of it; no engine runs it.
 
     Its parameters are as the loader leaves them: nothing prepares them for computing. Process
     groups must be there.
     """
 
     def __init__(
-        self, directory: Path, dtype: torch.dtype = torch.bfloat16, **options: Any
+        self,
+        directory: Path,
+        dtype: torch.dtype = torch.bfloat16,
+        device: int = 0,
+        **options: Any,
     ) -> None:
         arguments = EngineArgs(str(directory), skip_tokenizer_init=True, dtype=dtype, **options)
         self.config = arguments.create_engine_config()
         with (
             set_current_vllm_config(self.config),
             set_default_torch_dtype(dtype),
-            torch.device("npu", 0),
+            torch.device("npu", device),
         ):
             self.network = initialize_model(self.config)
 

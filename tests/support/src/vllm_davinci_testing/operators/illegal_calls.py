@@ -159,8 +159,9 @@ _ATTENTION_NUMBERS = {
 _ROPE = {"query_rope": None, "key_rope": None, "rope_scale": None}
 # Of the version that takes sinks: one more tensor on each side of the numbers.
 _SINK = {"query_scale": None, "sink": t(8)}
+_OUTS = ("out", "lse")
 _NUMBERS_WITH_SINK = {
-    **{name: each for name, each in _ATTENTION_NUMBERS.items() if name not in ("out", "lse")},
+    **{name: each for name, each in _ATTENTION_NUMBERS.items() if name not in _OUTS},
     "query_mode": 0,
     "out": t(7, 8, 128),
     "lse": f32(0),
@@ -628,6 +629,17 @@ def _sizes(query: int, value: int, heads: int, kv_heads: int, **more: Any) -> di
 
 
 MLA_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def _blocks_of(tokens: int) -> dict[str, Any]:
+    """Compressed rows in blocks of so many tokens; a table of 16 for each of two requests."""
+    return {
+        "key": [t(16, tokens, 512)],
+        "value": [t(16, tokens, 512)],
+        "key_rope": t(16, tokens, 64),
+        "block_table": i32(2, 16),
+        "block_size": tokens,
+    }
 
 
 def _compressed(heads: int) -> dict[str, Any]:
@@ -1735,6 +1747,154 @@ SISTERS = [
     ),
 ]
 
+
+def _inserted(operator: str, after: str, **more: Any) -> dict[str, Any]:
+    """A legal call with further arguments behind one of them."""
+    made: dict[str, Any] = {}
+    for name, value in LEGAL[operator].items():
+        made[name] = value
+        if name == after:
+            made |= more
+    return made
+
+
+def _without(operator: str, *left_out: str) -> dict[str, Any]:
+    return {name: value for name, value in LEGAL[operator].items() if name not in left_out}
+
+
+# Operators that keep the rules of another one: its other releases, and functions like it.
+_FLOATS_OF_LISTS = (
+    *("Acos", "Asin", "Atan", "Cos", "Cosh", "Erf", "Erfc", "Exp", "Expm1", "Log", "Log10"),
+    *("Log1p", "Log2", "Reciprocal", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"),
+)
+_PAIRS_OF_LISTS = ("Maximum", "Minimum", "Pow")
+LEGAL |= {
+    **{f"Foreach{name}": _ONE_LIST for name in _FLOATS_OF_LISTS},
+    **{f"Foreach{name}List": _TWO_LISTS for name in _PAIRS_OF_LISTS},
+    "ForeachSubListV2": LEGAL["ForeachAddListV2"],
+    **{f"Foreach{name}ScalarV2": _WITH_NUMBER for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
+    **{f"Foreach{name}ScalarList": _WITH_NUMBERS for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
+    **dict.fromkeys(("Reciprocal", "Sigmoid", "Silu", "Sin"), _FUNCTION),
+    **{name: _without("Add", "alpha") for name in ("Mul", "Div")},
+    **{f"Inplace{name}": _without("Add", "alpha", "out") for name in ("Mul", "Div")},
+    "Sub": _TWO,
+    "InplaceSub": _without("Add", "out"),
+    "Subs": _NUMBER,
+    "Muls": LEGAL["Divs"],
+    **{f"Inplace{name}": _without("Adds", "out") for name in ("Adds", "Subs")},
+    **{f"Inplace{name}": _without("Divs", "out") for name in ("Muls", "Divs")},
+    "NeScalar": LEGAL["LtScalar"],
+    "LogSoftmax": LEGAL["Softmax"],
+    "AscendQuant": _without("AscendQuantV3", "axis"),
+    "RopeWithSinCosCacheV2": _inserted("RopeWithSinCosCache", "half_style", cache_mode=0),
+    "GroupedMatmulV4": _without("GroupedMatmulV5", "tuning"),
+    "WeightQuantBatchMatmulV3": _inserted(
+        "WeightQuantBatchMatmulV2", "group_size", inner_precise=word(0)
+    ),
+    "DequantSwigluQuantV2": _inserted(
+        "DequantSwigluQuant",
+        "quant_mode",
+        dst_type=2,
+        round_mode="rint",
+        activate_dim=-1,
+        swiglu_mode=0,
+        clamp_limit=7.0,
+        glu_alpha=1.702,
+        glu_bias=1.0,
+    ),
+    "FusedInferAttentionScoreV5": {
+        **_ATTENTION,
+        **_ROPE,
+        **_SINK,
+        "query_starts": None,
+        "key_starts": None,
+        **{name: _NUMBERS_WITH_SINK[name] for name in _ATTENTION_NUMBERS if name not in _OUTS},
+        "query_mode": 0,
+        "scores_type": 0,
+        **{name: _NUMBERS_WITH_SINK[name] for name in _OUTS},
+    },
+    "MoeDistributeDispatch": _without("MoeDistributeDispatchV2", "algorithm"),
+    "MoeDistributeCombine": _without("MoeDistributeCombineV2", "shared_x", "algorithm"),
+}
+
+
+# Operators beside another one whose rules they keep.
+RELATIVES = {
+    **{f"Foreach{name}": "ForeachAbs" for name in _FLOATS_OF_LISTS},
+    **{f"Foreach{name}List": "ForeachMulList" for name in _PAIRS_OF_LISTS},
+    "ForeachSubListV2": "ForeachAddListV2",
+    **{f"Foreach{name}ScalarV2": "ForeachAddScalarV2" for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")},
+    **{
+        f"Foreach{name}ScalarList": "ForeachAddScalarList"
+        for name in (*_PAIRS_OF_LISTS, "Mul", "Sub")
+    },
+    "RopeWithSinCosCacheV2": "RopeWithSinCosCache",
+    "GroupedMatmulV4": "GroupedMatmulV5",
+    "WeightQuantBatchMatmulV3": "WeightQuantBatchMatmulV2",
+    "DequantSwigluQuantV2": "DequantSwigluQuant",
+    "FusedInferAttentionScoreV5": "FusedInferAttentionScoreV4",
+    "MoeDistributeDispatch": "MoeDistributeDispatchV2",
+    "MoeDistributeCombine": "MoeDistributeCombineV2",
+}
+# Rules that hold under a condition, or for an argument that the legal call does without.
+CONDITIONS = [
+    *(
+        replace(case, operator=operator, changes=case.changes)
+        for operator, other in RELATIVES.items()
+        for case in (*ATTENTION, *CACHES, *NORMS, *PRODUCTS, *QUANTIZATION, *EXPERTS, *LISTS)
+        if case.operator == other and case.changes.keys() <= LEGAL[operator].keys()
+    ),
+    *(
+        replace(case, operator=operator, changes={"sink": None, **case.changes})
+        for case in ATTENTION
+        for operator in ("FusedInferAttentionScoreV4", "FusedInferAttentionScoreV5")
+        if case.operator == "FusedInferAttentionScoreV3"
+    ),
+    Case(
+        "AddLora",
+        "weight_b",
+        "have the size of x's dimension 1 in its dimension 3",
+        {"weight_a": None},
+    ),
+    Case(
+        "GridSampler2D",
+        "input",
+        "be float32 or float16 when interpolation is 2",
+        {
+            name: Operand(LEGAL["GridSampler2D"][name].sizes, "float64")
+            for name in ("input", "grid", "out")
+        },
+    ),
+    Case("LightningIndexer", "returns_values", "be 0", {"returns_values": True}),
+    Case("SparseFlashAttention", "query_lengths", "be given", {"query_lengths": None}),
+    Case("SparseFlashAttention", "key_lengths", "be given", {"key_lengths": None}),
+    Case("SparseFlashAttention", "block_table", "be given", {"block_table": None}),
+    Case("SparseFlashAttention", "returns_softmax", "be 0", {"returns_softmax": True}),
+    *(
+        Case(operator, "active", "be bool", {"active": i8(8)})
+        for operator in ("MoeDistributeDispatch", "MoeDistributeDispatchV2")
+    ),
+    *(
+        Case(operator, "active", "be bool", {"active": i8(8)})
+        for operator in ("MoeDistributeCombine", "MoeDistributeCombineV2")
+    ),
+    *(
+        Case(operator, argument, rule, {argument: value})
+        for operator in ("MoeDistributeDispatch", "MoeDistributeDispatchV2")
+        for argument, rule, value in (
+            ("smooth", "be float32", t(8, 1024)),
+            ("smooth", "have 2 dimensions", f32(1024)),
+            ("weights", "be float32", t(8, 8)),
+        )
+    ),
+    Case(
+        "QuantMatmulWeightNz",
+        "x2",
+        "be int8, int32 or int4",
+        {"x2": Operand((64, 96), "float16", is_tiled=True)},
+    ),
+]
+
 CASES = [
     *ATTENTION,
     *CACHES,
@@ -1745,6 +1905,7 @@ CASES = [
     *LISTS,
     *ELEMENTS,
     *SISTERS,
+    *CONDITIONS,
 ]
 
 # Of other dtypes than the legal ones: the library casts both operands of a product to float32.
@@ -1763,5 +1924,6 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = {
         "64 heads over 1": _sizes(128, 128, 64, 1),
         "256 heads over 4": _sizes(128, 128, 256, 4),
         **{f"{heads} heads over compressed rows": _compressed(heads) for heads in MLA_HEADS},
+        "compressed rows in blocks of 16": {**_DECODE, **_blocks_of(16)},
     }.items()
 }

@@ -31,7 +31,7 @@ _DERIVED = re.compile(
     r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.attn\.(masked_)?bias$|^(model\.)?t2d$"
 )
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?<=\.experts\.)(\d+)(?=\.)")
 _EXPERT_PARTS = {"w13_": ("gate_proj", "up_proj", "w1", "w3"), "w2_": ("down_proj", "w2")}
 
 
@@ -114,8 +114,8 @@ def _left_over(
     if depth is not None and parallel.pipeline_parallel_size > 1:
         stages = get_pp_group()
         own_layers = range(*get_pp_indices(depth, stages.rank_in_group, stages.world_size))
-    is_divided = parallel.world_size_across_dp > 1
-    patterns = {_NUMBER.sub("*", name) for name in tracker.read} if is_divided else set()
+    experts = model_config.get_num_experts() if parallel.enable_expert_parallel else 0
+    of_own_experts = {_EXPERT.sub("*", name) for name in tracker.read} if experts else set()
     for name in (name for name in tracker.seen if name not in tracker.read):
         layer = _LAYER.search(name)
         if _DERIVED.search(name):
@@ -126,8 +126,10 @@ def _left_over(
             continue
         if own_layers is not None and (layer is None or int(layer[1]) not in own_layers):
             continue  # of another stage; without a layer: of the first, or of the last
-        if is_divided and _NUMBER.sub("*", name) in patterns:
-            continue  # a layer or an expert of another rank
+        expert = _EXPERT.search(name)
+        is_of_other_rank = expert is not None and int(expert[1]) < experts
+        if is_of_other_rank and _EXPERT.sub("*", name) in of_own_experts:
+            continue
         if _is_folded_bias(name, format):
             continue
         mapped = [
@@ -213,9 +215,9 @@ def _experts_that_did_not_come(prefix: str, part: str, seen: Iterable[str]) -> I
         and own[1] == layer[1]
     ]
     parts = {part for _, part, _ in found if part in _EXPERT_PARTS[group]}
-    numbers = {number for number, _, _ in found}
+    numbers = [number for number, _, _ in found]
     present = {(number, part) for number, part, _ in found}
-    for number in sorted(numbers):
+    for number in range(min(numbers), max(numbers) + 1) if numbers else ():
         for part in sorted(parts):
             if (number, part) not in present:
                 yield f"{found[0][2]}experts.{number}.{part}.{last}"

@@ -1,0 +1,96 @@
+"""A checkpoint that lacks something, or has too much, is refused where several ranks divide it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from vllm_davinci_testing.engines.family_zoo import small_config
+from vllm_davinci_testing.processes.ranks import check_ranks
+
+PROGRAM = Path(__file__).with_name("completeness_rank.py")
+TP2, EP = {"tensor_parallel_size": 2}, {"enable_expert_parallel": True}
+LAYOUTS: dict[str, dict[str, Any]] = {"tp2": TP2, "tp2_ep": {**TP2, **EP}}
+LAYOUTS |= {"pp2": {"pipeline_parallel_size": 2}}
+EXPERT = "model.layers.1.mlp.experts"
+Tensors = dict[str, torch.Tensor]
+
+
+def without(part: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: each for name, each in tensors.items() if part not in name}
+
+
+def also(name: str, like: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {**tensors, name: tensors[like].clone()}
+
+
+# What is done to a whole checkpoint, and a name that the error has to have.
+SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "no_layer": (without("model.layers.1."), "model.layers.1."),
+    "no_expert": (without(f"{EXPERT}.5."), f"{EXPERT}.5."),
+    "no_norm": (without("model.norm."), "model.norm.weight"),
+    "no_head": (without("lm_head."), "lm_head.weight"),
+    "one_expert_more": (
+        also(f"{EXPERT}.8.up_proj.weight", f"{EXPERT}.5.up_proj.weight"),
+        f"{EXPERT}.8.",
+    ),
+    "part_of_a_layer_more": (
+        also("model.layers.1.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        "model.layers.1.mlp.up_proj.weight",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The whole one first; its first layer is dense, the second has 8 experts."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = transformers.AutoModelForCausalLM.from_config(
+            small_config("deepseek_v3"), dtype=torch.bfloat16
+        )
+    network.save_pretrained(directory / "whole")
+    path = directory / "whole" / "config.json"
+    # As released; transformers does not write it.
+    path.write_text(json.dumps({**json.loads(path.read_text()), "topk_method": "noaux_tc"}))
+    tensors = load_file(directory / "whole" / "model.safetensors")
+    made = [directory / "whole"]
+    for name, (spoil, _) in SPOILT.items():
+        made.append(directory / name)
+        made[-1].mkdir()
+        save_file(spoil(tensors), made[-1] / "model.safetensors", metadata={"format": "pt"})
+        (made[-1] / "config.json").write_bytes(path.read_bytes())
+    return made
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(name, marks=() if name == "tp2_ep" else pytest.mark.thorough)
+        for name in LAYOUTS
+    ],
+)
+def test_one_rank_at_least_names_what_is_missing_or_left_over(
+    layout: str, checkpoints: list[Path]
+) -> None:
+    setting = {"layout": LAYOUTS[layout], "checkpoints": [str(each) for each in checkpoints]}
+    said: dict[str, list[str]] = {}
+    for printed in check_ranks(PROGRAM, 2, json.dumps(setting)):
+        (line,) = (line for line in printed.splitlines() if line.startswith("said: "))
+        for name, error in json.loads(line.removeprefix("said: ")).items():
+            said.setdefault(name, []).append(error)
+    assert "whole" not in said
+    wrong = {
+        name: said.get(name, "no error")
+        for name, (_, named) in SPOILT.items()
+        if not any(named in error for error in said.get(name, []))
+    }
+    assert not wrong
