@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import CUDAGraphMode
 
+from vllm_davinci.core.components import stream_scheduler
+from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
-from vllm_davinci.core.fused_moe.method_costs import Steps
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 from vllm_davinci.meta.dry_run.engine import executor_of
 from vllm_davinci.meta.dry_run.workload import Workload, serve
 from vllm_davinci.meta.errors import DryRunError
@@ -18,7 +21,9 @@ from vllm_davinci.meta.errors import DryRunError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs
     from vllm_davinci.meta.dry_run.step import Step
+    from vllm_davinci.vnpu.timing import Machine
 
 _NEVER = 1 << 30
 # Tokens of a request at most: longer prompts come as several, as they mostly do where many wait.
@@ -47,10 +52,9 @@ class Schedule:
 class Exploration:
     """Runs steps of one engine by any schedule that its ranks can follow."""
 
-    def __init__(self, engine: LLMEngine, hides_host: bool) -> None:
-        self._engine = engine
+    def __init__(self, engine: LLMEngine, arguments: PhantomEngineArgs, machine: Machine) -> None:
+        self._engine, self._arguments, self._machine = engine, arguments, machine
         self._executor = executor_of(engine)
-        self._hides_host = hides_host
         worker: Any = self._executor.driver_worker.worker
         self._runner: Any = worker.model_runner
         self._tried = worker.tried_method
@@ -60,6 +64,26 @@ class Exploration:
         cache = config.cache_config
         self._cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         self._own_policy: Any = self._runner.splitter.policy
+        self._own_norm_cores: int | None = None
+
+    def described(self, model: str) -> dict[str, Any]:
+        """What a file of this engine's durations says of where they come from."""
+        machine = self._machine
+        return {
+            "modelled": True,
+            "machine": machine.title,
+            "figures": machine.hash,
+            "chip": machine.chip,
+            "topology": machine.topology,
+            "model": model,
+            "world_size": self._arguments.world_size,
+            "engine": engine_of_costs(self._engine.vllm_config),
+        }
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that comes as one."""
+        return min(_LONGEST_PROMPT, self._longest - 8)
 
     @property
     def can_split(self) -> bool:
@@ -121,6 +145,16 @@ class Exploration:
             graphs.use_sizes(list(sizes))
             self._runner.capture_model()
 
+    def decide_by(self, costs: Path, options: dict[str, Any]) -> None:
+        """Steps run as `auto` decides with this file of durations and its options from now on."""
+        self._tried.costs = MethodCosts.read(costs)
+        if self._own_policy is not None:
+            scheduler: Any = stream_scheduler()
+            read = scheduler.split_policy(mode="token", costs=costs).costs
+            share = options.get("dbo.first_share")
+            self._own_policy = replace(self._own_policy, costs=read, first_share=share)
+        self._own_norm_cores = options.get("dbo.norm_vector_cores")
+
     def follow(self, schedule: Schedule) -> None:
         """Runs steps with prefills by this schedule from now on."""
         self._tried.method = schedule.method
@@ -135,12 +169,17 @@ class Exploration:
             least = 0 if schedule.is_split else _NEVER
             rules |= {"costs": None, "min_total_tokens": least, "min_prefill_tokens": 0}
         self._runner.splitter.revise(**rules)
-        self._runner.split_forward.limit_norms(schedule.norm_vector_cores)
+        cores = self._own_norm_cores if schedule.is_split is None else schedule.norm_vector_cores
+        self._runner.split_forward.limit_norms(cores)
 
     def serve(self, workload: Workload) -> list[Step]:
         """The steps of a workload."""
-        steps, _ = serve(self._engine, self._executor, workload, self._hides_host)
+        steps, _ = serve(self._engine, self._executor, workload, self._arguments.hides_host)
         return steps
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.engine_core.shutdown()
 
     def _requests(self, num_tokens: int) -> int | None:
         """As how many prompts so many tokens come; None where no step can hold them."""

@@ -20,6 +20,7 @@ from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all_fixed import FixedAllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts
 from vllm_davinci.meta.dry_run.layout import Layout
 from vllm_davinci.vnpu.timing import set_routed_share
 
@@ -30,10 +31,12 @@ class TriedMethod:
 
     method: None for the one that the engine chooses
     rule:   by which it does; None where tokens stay on their ranks
+    costs:  that it knows beside those of its own rule
     """
 
     method: CommunicationMethod | None = None
     rule: CommunicationRule | None = None
+    costs: MethodCosts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,10 @@ class PricedSelector(DispatcherSelector):
 
     def _choose(self, max_tokens: int) -> Choice:
         if self.tried.method is None:
-            return super()._choose(max_tokens)
+            if self.tried.costs is None:
+                return super()._choose(max_tokens)
+            knowing = replace(self, rule=replace(self.rule, costs=self.tried.costs))
+            return DispatcherSelector._choose(knowing, max_tokens)
         return Choice(self.tried.method, "a dry-run tries it")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,14 @@ def measure(
     options: argparse.Namespace, engine_arguments: list[str], sizes: Sequence[int]
 ) -> dict[str, Any]:
     """Content of the file of `step_costs`, in modelled picoseconds. Raises DryRunError."""
+    explored = start(options, engine_arguments, max(sizes))
+    found = {**explored.described(options.model), **explore(explored, sizes)}
+    explored.close()
+    return found
+
+
+def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens: int) -> Any:
+    """An Exploration of an engine with room for steps of so many tokens. Raises DryRunError."""
     from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
     virtual = VirtualDeviceConfig(
@@ -41,28 +50,16 @@ def measure(
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     activate(virtual)
     core_access.prepare()
-    from vllm_davinci.core.config.step_costs import engine_of_costs
     from vllm_davinci.meta.dry_run.engine import start_engine
     from vllm_davinci.meta.dry_run.exploration import Exploration
     from vllm_davinci.meta.dry_run.workload import Workload
 
-    room = Workload(max(DECODES), max(DECODES), (max(1, max(sizes) // max(DECODES)),), (8,))
+    of_request = max(1, most_tokens // max(DECODES))
+    room = Workload(max(DECODES), max(DECODES), (of_request,), (8,))
     engine, arguments = start_engine(
         options.model, room, options.routing, with_schedules(engine_arguments), machine
     )
-    explored = Exploration(engine, arguments.hides_host)
-    found = explore(explored, sizes)
-    return {
-        "modelled": True,
-        "machine": machine.title,
-        "figures": machine.hash,
-        "chip": options.chip,
-        "topology": options.topology,
-        "model": options.model,
-        "world_size": arguments.world_size,
-        "engine": engine_of_costs(engine.vllm_config),
-        **found,
-    }
+    return Exploration(engine, arguments, machine)
 
 
 def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
@@ -144,8 +141,6 @@ def _decodes(explored: Any) -> list[dict[str, Any]]:
 
 def with_schedules(engine_arguments: list[str]) -> list[str]:
     """The options of an engine that may split steps anywhere, and decides nothing by costs."""
-    import json
-
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--additional-config", type=json.loads, default={})
     known, others = parser.parse_known_args(engine_arguments)

@@ -1,8 +1,8 @@
 """The files of `step_costs` that vllm-davinci-core finds through an entry point.
 
-Durations are modelled: on a chip's machine too they come from the timing model of vllm-davinci-vnpu.
-A file is found by the engine that it was made for, and used only while the model that made it is
-the one that is installed.
+Durations are modelled: on a chip's machine too they come from vllm-davinci-vnpu's timing model. A
+file is found by the engine that it was made for, and used only while the model that made it is the
+one that is installed.
 """
 
 from __future__ import annotations
