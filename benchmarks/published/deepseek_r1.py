@@ -34,12 +34,12 @@ def dry_run(
         return found
 
 
-def split_costs(
+def step_costs(
     chip: str, topology: str, destination: Path, *options: str, config: Mapping[str, Any]
 ) -> None:
-    """Writes the file of `dbo.costs` of such an engine."""
+    """Writes the file of `step_costs` of such an engine."""
     with tempfile.TemporaryDirectory(prefix="deepseek-r1.") as name:
-        options = (f"--split-costs={destination}", *options)
+        options = (f"--step-costs={destination}", *options)
         _command(Path(name), chip, topology, config, *options)
 
 

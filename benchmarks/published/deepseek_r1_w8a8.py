@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from child import run_child
-from published.deepseek_r1 import CONFIG, DENSE_LAYERS, split_costs
+from published.deepseek_r1 import CONFIG, DENSE_LAYERS, step_costs
 from published.intervals import View, interval
 from published.runs import (
     ALL_TO_ALL,
@@ -262,7 +262,7 @@ def regret_rows(runs: Runs) -> list[Row]:
     costs = runs.directory / "costs.json"
     order = {**PUBLISHED, "dbo": {"split": "token"}}
     engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")
-    split_costs(runs.chip, runs.topology, costs, *engine, config=order)
+    step_costs(runs.chip, runs.topology, costs, *engine, config=order)
     rng = random.Random(SEED)
     lengths_at_random = tuple(round(2 ** rng.uniform(5, 14)) for _ in range(RANDOM))
     workloads = {
@@ -278,9 +278,12 @@ def regret_rows(runs: Runs) -> list[Row]:
         )
         whole, split, decided = (
             runs.report(
-                {**PUBLISHED, "dbo": {"split": "token", **dbo}}, *engine, *work, is_plain=True
+                {**PUBLISHED, "dbo": {"split": "token", **dbo}, "step_costs": by},
+                *engine,
+                *work,
+                is_plain=True,
             )["steps"]
-            for dbo in (NEVER, ALWAYS, {"costs": str(costs)})
+            for dbo, by in ((NEVER, None), (ALWAYS, None), ({}, str(costs)))
         )
         regrets = [
             (host_ps(found) / min(host_ps(a), host_ps(b)) - 1, sum(found["tokens"]))

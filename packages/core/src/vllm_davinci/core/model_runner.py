@@ -79,7 +79,7 @@ class NPUModelRunner(BalancingRunner):
             self.uniform_decode_query_len,
             self.supports_mm_inputs,
         )
-        self._split_forward = (
+        self.split_forward = (
             None
             if scheduler is None
             else SplitForward(scheduler, vllm_config, dbo.norm_vector_cores)
@@ -130,8 +130,8 @@ class NPUModelRunner(BalancingRunner):
         plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
-        if self._split_forward is not None:
-            self._split_forward.prepare(model)
+        if self.split_forward is not None:
+            self.split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
 
@@ -331,9 +331,9 @@ class NPUModelRunner(BalancingRunner):
     def _forward_as_planned(self, *args: Any, **inputs: Any) -> Any:
         """The model's output for the step: of all of it at once, or of its ubatches in turn."""
         model = self.get_model()
-        if self._planned.split is None or self._split_forward is None:
+        if self._planned.split is None or self.split_forward is None:
             return model(*args, **inputs)
-        return self._split_forward.run(self._planned.split, model, *args, **inputs)
+        return self.split_forward.run(self._planned.split, model, *args, **inputs)
 
     # --- its tokens --------------------------------------------------------------------------
 

@@ -51,13 +51,13 @@ class StepCosts:
     @staticmethod
     def read(file: Path) -> StepCosts:
         """Reads a JSON file {"steps": [{"tokens": ..., "whole": ..., "split": ...}, ...]}, as
-        `vllm-davinci dry-run --split-costs` writes it. Raises CostsError."""
+        `vllm-davinci dry-run --step-costs` writes it. Raises CostsError."""
         try:
             steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
             columns = [[step[name] for step in steps] for name in ("tokens", "whole", "split")]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CostsError(
                 f"{file} has no costs of steps ({type(error).__name__}: {error}). Name a file that "
-                "`vllm-davinci dry-run --split-costs` wrote."
+                "`vllm-davinci dry-run --step-costs` wrote."
             ) from error
         return StepCosts(*columns)

@@ -28,13 +28,13 @@ class StreamScheduler:
         self._fork_events: EventPool | None = None
         self._name: Callable[[int, str], None] | None = None
 
-    def split_policy(self, *, mode: Any, costs: str | None = None, **rules: Any) -> SplitPolicy:
+    def split_policy(self, *, mode: Any, costs: Path | None = None, **rules: Any) -> SplitPolicy:
         """The decisions of one engine.
 
         costs: a file of StepCosts, or None; mode, rules: the other fields of SplitPolicy
         Raises CostsError.
         """
-        read = None if costs is None else StepCosts.read(Path(costs))
+        read = None if costs is None else StepCosts.read(costs)
         return SplitPolicy(mode=mode, costs=read, **rules)
 
     def interleave(self) -> Interleave:

@@ -5,9 +5,11 @@ from vllm_davinci.core.components.protocols import (
     DeviceProvider,
     ModelProvider,
     OpProvider,
+    StepCostsProvider,
     StreamScheduler,
 )
 from vllm_davinci.core.components.providers import (
+    COSTS,
     DEVICES,
     MODELS,
     OPERATORS,
@@ -20,12 +22,14 @@ from vllm_davinci.core.components.providers import (
     find,
     limit_host_waits,
     log_missing,
+    step_costs_provider,
     stream_scheduler,
     traced_device,
 )
 
 __all__ = [
     "API_VERSION",
+    "COSTS",
     "DEVICES",
     "MODELS",
     "OPERATORS",
@@ -35,6 +39,7 @@ __all__ = [
     "ModelProvider",
     "OpProvider",
     "Role",
+    "StepCostsProvider",
     "StreamScheduler",
     "active_device",
     "can_fork",
@@ -42,6 +47,7 @@ __all__ = [
     "find",
     "limit_host_waits",
     "log_missing",
+    "step_costs_provider",
     "stream_scheduler",
     "traced_device",
 ]

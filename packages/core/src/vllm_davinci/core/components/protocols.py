@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -66,6 +67,29 @@ class DeviceProvider(Protocol):
 
     def label_launches(self, label: str) -> None:
         """Labels tasks that are launched from now on in that trace; "" ends the label."""
+
+
+@runtime_checkable
+class StepCostsProvider(Protocol):
+    """Files with durations of an engine's steps.
+
+    engine: what durations depend on, by name (`core.config.step_costs.engine_of_costs`)
+    """
+
+    api_version: int
+
+    def find(self, engine: Mapping[str, Any]) -> Path | None:
+        """The file for such an engine, if there is one."""
+
+    def make(
+        self, engine: Mapping[str, Any], model: str, options: Sequence[str]
+    ) -> tuple[Path | None, str]:
+        """Models steps of such an engine and keeps their durations. The file, and a clause for
+        "because"; None where no model of the chip is at hand.
+
+        model:   directory of its configuration
+        options: of `vllm serve`
+        """
 
 
 class UBatch(Protocol):

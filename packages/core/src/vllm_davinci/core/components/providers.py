@@ -10,6 +10,7 @@ from vllm_davinci.core.components.protocols import (
     DeviceProvider,
     ModelProvider,
     OpProvider,
+    StepCostsProvider,
     StreamScheduler,
 )
 from vllm_davinci.core.errors import ComponentError
@@ -49,6 +50,10 @@ STREAMS = Role(
 ROLES: tuple[Role, ...] = (OPERATORS, MODELS, STREAMS)
 DEVICES = Role(
     "vllm_davinci.devices", DeviceProvider, "vllm-davinci-vnpu", "only real chips are seen"
+)
+
+COSTS = Role(
+    "vllm_davinci.step_costs", StepCostsProvider, "vllm-davinci", "fixed rules decide steps"
 )
 
 
@@ -91,6 +96,12 @@ def _load(role: Role, entry: EntryPoint) -> Any:
 def stream_scheduler() -> StreamScheduler | None:
     """This process's stream scheduler, or None when no package provides one."""
     return next(iter(find(STREAMS).values()), None)
+
+
+@cache
+def step_costs_provider() -> StepCostsProvider | None:
+    """Where files of durations come from, or None when no package provides them."""
+    return next(iter(find(COSTS).values()), None)
 
 
 def active_device() -> str | None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DualBatchConfig
-from vllm_davinci.core.config.step_costs import refuse_costs_of_others
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ def check_overlap(vllm_config: "VllmConfig", options: DualBatchConfig) -> list[s
             f"{max_tokens} tokens, {options.num_ubatches} parts each. Lower it, or raise "
             "--max-num-batched-tokens."
         )
-    if options.costs is not None:
-        refuse_costs_of_others(options.costs, vllm_config)
     if components.stream_scheduler() is None:
         package = components.STREAMS.package
         raise ComponentError(

@@ -92,10 +92,6 @@ class DualBatchConfig(_Options):
     """Largest distance of a cut from the middle, as a fraction of the step's tokens."""
     split: Literal["request", "token"] = "request"
     """Cut a step between requests only (`request`), or also inside one (`token`)."""
-    costs: str | None = None
-    """JSON file with durations of steps, whole and split, as `vllm-davinci dry-run --split-costs`
-    writes it for a chip: a step with a prefill is split where that is faster, whatever the two
-    thresholds say."""
     decode: bool = False
     """Split steps without a prefill too."""
     min_decode_tokens_to_split: int = Field(default=32, ge=0)
@@ -225,6 +221,11 @@ class DavinciConfig(_Options):
     """Balance of experts between ranks."""
     moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
     """Communication method between the ranks of experts; `auto` chooses per step and logs why."""
+    step_costs: str | None = "auto"
+    """Durations of this engine's steps, by which `overlap` and `moe_communication` = 'auto' decide
+    each step: a file of `vllm-davinci dry-run --step-costs`, null for fixed rules, or `auto`: the
+    file for this model, chip and layout among those that the packages bring and earlier starts
+    made. With `overlap` = 'auto', a start that finds none makes one."""
     expert_piece_tokens: int | None = Field(default=None, ge=1)
     """Most tokens whose rows the routed experts take at once. Larger steps run in pieces, with the
     same bits. Not set: a third of the memory beside the weights has room for the rows."""

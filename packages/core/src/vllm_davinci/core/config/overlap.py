@@ -5,6 +5,7 @@ more than these: whether shared and routed experts are summed over ranks apart o
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
@@ -12,6 +13,7 @@ from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig
 from vllm_davinci.core.config.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, has_shared_experts
+from vllm_davinci.core.config.step_costs import chosen_by_costs
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,17 +22,25 @@ DUAL_BATCH = "dbo.enabled"
 
 
 def chosen_by_preset(
-    vllm_config: "VllmConfig", config: DavinciConfig, against_sequence_parallel: str | None
+    vllm_config: "VllmConfig",
+    config: DavinciConfig,
+    against_sequence_parallel: str | None,
+    costs: Path | None = None,
 ) -> list[Setting]:
     """The single options that `config.overlap` sets: those that the model has a use for.
 
     `auto` sets those that are not given.
     against_sequence_parallel: the reason why the engine cannot run it, or None
+    costs:                     file of durations of this engine's steps, or None
     """
     if config.overlap is None:
         return []
     if config.overlap == "auto":
-        chosen = _automatic(vllm_config, against_sequence_parallel)
+        chosen = list(_automatic(vllm_config, against_sequence_parallel))
+        if costs is not None:
+            fastest = chosen_by_costs(costs)
+            named = {each.key for each in fastest}
+            chosen = [*(each for each in chosen if each.key not in named), *fastest]
         return [choice for choice in chosen if not _is_given(config, choice)]
     preset = f"overlap = {config.overlap!r}"
     return [

@@ -22,6 +22,7 @@ from vllm_davinci.core.config.sequence_parallel import (
     reason_against_sequence_parallel,
 )
 from vllm_davinci.core.config.setting import Setting, Source
+from vllm_davinci.core.config.step_costs import choose_costs
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,9 +69,14 @@ def resolve(vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ) 
         for key in keys_given(requested)
     ]
     settings += [*requests.settings, *given.without_effect, *unused]
-    choices = chosen_by_preset(vllm_config, requested, against)
+    costs = choose_costs(vllm_config, requested)
+    choices = chosen_by_preset(vllm_config, requested, against, costs.file)
     requested = with_settings(requested, choices)
     settings += choices
+    file = None if costs.file is None else str(costs.file)
+    requested = requested.model_copy(update={"step_costs": file})
+    if costs.file is not None or requested.overlap == "auto":
+        settings.append(costs.setting())
     config = requested
     if against is not None:
         impossible = Setting(ENABLED, False, Source.MODEL, against)

@@ -1,19 +1,106 @@
-"""Whom a file of `dbo.costs` is for: durations of another model, chip or layout decide wrongly."""
+"""The file of durations by which an engine decides its steps: which one, and whom it is for.
+
+Durations of another model, chip or layout decide wrongly.
+"""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm import platforms
 
+from vllm_davinci.core import components
+from vllm_davinci.core.config.options import DavinciConfig
+from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _AGAIN = (
-    "`vllm-davinci dry-run ... --split-costs FILE` with this engine's options writes one for it."
+    "`vllm-davinci dry-run ... --step-costs FILE` with this engine's options writes one for it."
 )
+KEY = "step_costs"
+AUTO = "auto"
+
+
+class CostsChoice(NamedTuple):
+    """The file of an engine's durations, or None, and why: a clause that can follow "because"."""
+
+    file: Path | None
+    reason: str
+
+    def setting(self) -> Setting:
+        """The choice as the log shows it."""
+        value = None if self.file is None else str(self.file)
+        return Setting(KEY, value, Source.MODEL, self.reason)
+
+
+def costs_file(config: DavinciConfig) -> Path | None:
+    """The file of durations of an engine whose options are resolved, or None."""
+    return None if config.step_costs in (None, AUTO) else Path(str(config.step_costs))
+
+
+def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig) -> CostsChoice:
+    """The file by which this engine decides.
+
+    Raises ConfigurationError for a file that was asked for and is missing, or another engine's.
+    """
+    if config.step_costs is None:
+        return CostsChoice(None, "fixed rules were asked for")
+    if config.step_costs != AUTO:
+        refuse_costs_of_others(config.step_costs, vllm_config)
+        return CostsChoice(Path(config.step_costs), "it was asked for")
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if model is None or parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
+        return CostsChoice(None, "one rank has nothing to decide")
+    provider = components.step_costs_provider()
+    if provider is None:
+        return CostsChoice(None, f"{components.COSTS.package} is not installed")
+    engine = engine_of_costs(vllm_config)
+    found = provider.find(engine)
+    if found is not None:
+        return CostsChoice(found, "it was made for this model, chip and layout")
+    if config.overlap != AUTO:
+        return CostsChoice(None, "there is none for this engine, and `overlap` is not 'auto'")
+    return CostsChoice(
+        *provider.make(engine, model.model, list(_engine_options(vllm_config, config)))
+    )
+
+
+def chosen_by_costs(file: Path) -> list[Setting]:
+    """The options that were the fastest when the file was made, for `overlap` = 'auto'."""
+    try:
+        options = dict(json.loads(file.read_text(encoding="utf-8"))["options"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{KEY} = {str(file)!r} has no options ({type(error).__name__}: {error}). {_AGAIN}"
+        ) from error
+    return [
+        Setting(key, value, Source.MODEL, f"overlap = 'auto': the fastest, by {KEY}")
+        for key, value in options.items()
+    ]
+
+
+def _engine_options(vllm_config: "VllmConfig", config: DavinciConfig) -> Iterator[str]:
+    """Options of `vllm serve` on which durations of steps depend."""
+    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    model, compilation = vllm_config.model_config, vllm_config.compilation_config
+    yield f"--tensor-parallel-size={parallel.tensor_parallel_size}"
+    yield f"--data-parallel-size={parallel.data_parallel_size}"
+    if parallel.enable_expert_parallel:
+        yield "--enable-expert-parallel"
+    yield f"--dtype={str(model.dtype).removeprefix('torch.')}"
+    if model.quantization:
+        yield f"--quantization={model.quantization}"
+    yield f"--max-num-seqs={scheduler.max_num_seqs}"
+    yield f"--max-num-batched-tokens={scheduler.max_num_batched_tokens}"
+    yield f"--max-model-len={model.max_model_len}"
+    if compilation.cudagraph_mode is not None:
+        yield f"-cc.cudagraph_mode={compilation.cudagraph_mode.name}"
+    asked = config.model_dump(mode="json", exclude_unset=True)
+    yield f"--additional-config={json.dumps({**asked, KEY: None})}"
 
 
 def engine_of_costs(vllm_config: "VllmConfig") -> dict[str, str | int | bool]:
@@ -37,7 +124,7 @@ def refuse_costs_of_others(path: str, vllm_config: "VllmConfig") -> None:
     file = Path(path)
     if not file.is_file():
         raise ConfigurationError(
-            f"dbo.costs = {path!r} is no file. `vllm-davinci dry-run --split-costs FILE` writes "
+            f"step_costs = {path!r} is no file. `vllm-davinci dry-run --step-costs FILE` writes "
             "one."
         )
     try:
@@ -45,7 +132,7 @@ def refuse_costs_of_others(path: str, vllm_config: "VllmConfig") -> None:
         made_for = dict(stated)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"dbo.costs = {path!r} does not say what engine it was made for "
+            f"step_costs = {path!r} does not say what engine it was made for "
             f"({type(error).__name__}: {error}). {_AGAIN}"
         ) from error
     differences = [
@@ -55,5 +142,5 @@ def refuse_costs_of_others(path: str, vllm_config: "VllmConfig") -> None:
     ]
     if differences:
         raise ConfigurationError(
-            f"dbo.costs = {path!r} was made for another engine: {'; '.join(differences)}. {_AGAIN}"
+            f"step_costs = {path!r} was made for another engine: {'; '.join(differences)}. {_AGAIN}"
         )

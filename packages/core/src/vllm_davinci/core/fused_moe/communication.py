@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm_davinci.core.config.environment_variables import hccl_buffer_mib
+from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.device.soc import MIB, FusedExperts, Soc
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout, expert_layout
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -130,6 +132,7 @@ class CommunicationRule:
     overlapped:        whether steps may run as ubatches, which a wait of the host would stop
     sends_integers:    whether all-to-alls may bring rows to int8 experts as int8; the published
                        schedule does not
+    costs:             of this engine's steps by method, or None
     """
 
     forced: CommunicationMethod | None
@@ -140,6 +143,7 @@ class CommunicationRule:
     unfused_reason: str | None
     overlapped: bool = False
     sends_integers: bool = True
+    costs: MethodCosts | None = None
 
     @classmethod
     def of_engine(
@@ -154,6 +158,8 @@ class CommunicationRule:
         parallel = vllm_config.parallel_config
         asked = config.moe_communication
         layout = expert_layout(parallel, config)
+        is_open = asked == "auto" and parallel.data_parallel_size > 1
+        file = costs_file(config) if is_open else None
         return cls(
             forced=None if asked == "auto" else CommunicationMethod(asked),
             layout=layout,
@@ -163,6 +169,7 @@ class CommunicationRule:
             unfused_reason=unfused_reason(soc, dtype, sizes, layout),
             overlapped=config.dbo.enabled,
             sends_integers=config.overlap != "published",
+            costs=None if file is None else MethodCosts.read(file),
         )
 
     @property
@@ -210,12 +217,44 @@ class CommunicationRule:
         slices = max(1, self.tp_size // self.layout.etp_size)
         return max(1, min(soc.fused_experts.max_tokens, -(-of_dp_rank // slices)))
 
-    def choose(self, max_tokens: int) -> Choice:
+    def choose(self, max_tokens: int, num_ubatches: int = 1) -> Choice:
         """The method of a step.
 
-        max_tokens: most tokens any DP rank has in this step. A step with more than decodes make
-                    has a prefill somewhere; all ranks see the same number, so they agree.
+        max_tokens:   most tokens any DP rank has in this step, or in this ubatch of it. A step with
+                      more than decodes make has a prefill somewhere; all ranks see the same number,
+                      so they agree
+        num_ubatches: of the step
         """
+        of_step = max_tokens * num_ubatches
+        return self._cheapest(of_step, num_ubatches) or self._choose_by_rule(max_tokens)
+
+    def _cheapest(self, of_step: int, num_ubatches: int) -> Choice | None:
+        """The method that takes the least time by the costs of this engine; None without them."""
+        if self.costs is None:
+            return None
+        steps: Steps = "decodes" if of_step <= self.max_decode_tokens else "whole"
+        if steps == "whole" and num_ubatches > 1:
+            steps = "split"
+        found = self.costs.fastest(steps, of_step, [each.value for each in self.candidates(steps)])
+        return None if found is None else Choice(CommunicationMethod(found.method), found.told)
+
+    def candidates(self, steps: Steps) -> list[CommunicationMethod]:
+        """The methods that such steps can follow on these ranks, where nobody asked for one."""
+        if self.dp_size == 1:
+            return [CommunicationMethod.ALL_GATHER]
+        found = [CommunicationMethod.ALL_GATHER]
+        if self.layout.ep_size == 1:
+            return [*found, CommunicationMethod.MULTICAST]
+        if self.experts_span_dp_ranks:
+            return found
+        found.append(CommunicationMethod.ALL_TO_ALL)
+        # Their group's buffers have room for prefills only where steps may be split.
+        if self.unfused_reason is None and (steps == "decodes" or self.overlapped):
+            found.append(CommunicationMethod.FUSED)
+        return found
+
+    def _choose_by_rule(self, max_tokens: int) -> Choice:
+        """The method of a step whose durations nobody knows."""
         ep_size = self.layout.ep_size
         if self.forced is not None:
             return Choice(self.forced, "moe_communication asks for it")

@@ -14,8 +14,10 @@ from vllm.distributed import get_dp_group, get_ep_group
 from vllm.distributed.parallel_state import GroupCoordinator
 from vllm.forward_context import get_forward_context
 
+from vllm_davinci.core import components
 from vllm_davinci.core.fused_moe.communication import (
     ONE_DP_RANK,
+    Choice,
     CommunicationMethod,
     CommunicationRule,
 )
@@ -40,18 +42,19 @@ class DispatcherSelector:
     sequence_parallel: whether each TP rank enters with tokens of its own
     tp_rank:           this rank's place in its DP rank
     counts_wait:       the host's, where the method has one
+    num_ubatches:      of steps that are split
     """
 
     rule: CommunicationRule
     sequence_parallel: bool
     tp_rank: int
     counts_wait: CountsWait
+    num_ubatches: int = 2
 
     def of_step(self, num_tokens: int) -> TokenDispatcher[Any]:
         """num_tokens: of this rank. The step's other ranks are in vLLM's forward context."""
         sizes = self._sizes(num_tokens)
-        per_dp_rank = self.rule.tp_size if self.sequence_parallel else 1
-        choice = self.rule.choose(max(sizes) * per_dp_rank)
+        choice = self._choose(max(sizes))
         logger.info_once("Mixture of experts: %s, because %s.", choice.method.value, choice.reason)
         if choice.method is CommunicationMethod.ALL_GATHER:
             return AllGatherDispatcher(self._token_group, sizes)
@@ -70,6 +73,13 @@ class DispatcherSelector:
             tp_slice.size(max(sizes)),
             self.rule.sends_integers,
         )
+
+    def _choose(self, max_tokens: int) -> Choice:
+        """max_tokens: most that any rank of the token group has"""
+        per_dp_rank = self.rule.tp_size if self.sequence_parallel else 1
+        scheduler = components.stream_scheduler() if self.rule.overlapped else None
+        is_part = scheduler is not None and scheduler.current_ubatch() is not None
+        return self.rule.choose(max_tokens * per_dp_rank, self.num_ubatches if is_part else 1)
 
     @property
     def _token_group(self) -> GroupCoordinator:
@@ -94,7 +104,11 @@ class DispatcherSelector:
 
 
 def dispatcher_selector(
-    rule: CommunicationRule, sequence_parallel: bool, tp_rank: int, counts_wait: CountsWait
+    rule: CommunicationRule,
+    sequence_parallel: bool,
+    tp_rank: int,
+    counts_wait: CountsWait,
+    num_ubatches: int = 2,
 ) -> DispatcherSelector | None:
     """None where the tokens of one DP rank stay where they are."""
     gathering = (CommunicationMethod.ALL_GATHER, CommunicationMethod.MULTICAST)
@@ -108,4 +122,4 @@ def dispatcher_selector(
         elif rule.layout.world_size > 1:
             logger.info_once("Mixture of experts: no exchange of tokens, because %s.", ONE_DP_RANK)
         return None
-    return DispatcherSelector(rule, sequence_parallel, tp_rank, counts_wait)
+    return DispatcherSelector(rule, sequence_parallel, tp_rank, counts_wait, num_ubatches)

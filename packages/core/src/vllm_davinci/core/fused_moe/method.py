@@ -161,10 +161,11 @@ def _replica_table(layer: NPURoutedExperts) -> ReplicaTable | None:
 
 def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
     vllm_config = get_current_vllm_config()
+    config = get_config(vllm_config)
     return dispatcher_selector(
         CommunicationRule.of_engine(
             vllm_config,
-            get_config(vllm_config),
+            config,
             soc_of(torch_npu.npu.get_device_name()),
             layer.moe_config.in_dtype,
             RoutedSizes(
@@ -176,6 +177,7 @@ def _dispatchers(layer: NPURoutedExperts) -> DispatcherSelector | None:
         layer.moe_config.is_sequence_parallel,
         get_tp_group().rank_in_group,
         CountsWait(layer.layer_name),
+        config.dbo.num_ubatches,
     )
 
 

@@ -3,8 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +31,7 @@ def has_communication(parallel_config: "ParallelConfig") -> bool:
 class Decisions:
     """Decides for every step of one engine, and answers why a step was not split.
 
+    costs:      file of this engine's durations, or None
     interval_s: how often the log says what was decided; None never
     publish:    called with the number of decisions by reason after each of them, or None
     """
@@ -38,13 +41,14 @@ class Decisions:
         scheduler: StreamScheduler,
         options: DualBatchConfig,
         has_communication: bool,
+        costs: Path | None = None,
         interval_s: float | None = None,
         publish: Callable[[Counts], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._policy = scheduler.split_policy(
+        self._policy: Any = scheduler.split_policy(
             mode=options.split,
-            costs=options.costs,
+            costs=costs,
             enabled=options.enabled,
             has_communication=has_communication,
             num_ubatches=options.num_ubatches,
@@ -62,6 +66,15 @@ class Decisions:
         self._counted: Counter[Enum] = Counter()
         self._logged: Counter[Enum] = Counter()
         self._examples: dict[Enum, str] = {}
+
+    @property
+    def policy(self) -> Any:
+        """The scheduler's policy that decides now."""
+        return self._policy
+
+    def revise(self, **rules: Any) -> None:
+        """Decides by other rules from now on: fields of the scheduler's policy."""
+        self._policy = replace(self._policy, **rules)
 
     def facts(self, query_lens: Sequence[int], **facts: int) -> StepFacts:
         """Facts about one step. query_lens: new tokens of each request, in batch order"""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
 from vllm_davinci.core.ubatch.decisions import Decisions, has_communication
 
@@ -66,8 +67,9 @@ EXPLANATIONS = {
         "the step decodes for the most part", "a lower dbo.min_prefill_tokens_to_split"
     ),
     "no_gain": Explanation(
-        "by the durations in the file of dbo.costs the step is faster whole",
-        "more tokens in a step (--max-num-batched-tokens), or no dbo.costs: then thresholds decide",
+        "by the durations in the file of step_costs the step is faster whole",
+        "more tokens in a step (--max-num-batched-tokens), or step_costs = null: thresholds decide "
+        "then",
     ),
     "no_cut": Explanation(
         "no place to cut: no boundary between requests near enough to equal parts, or no aligned "
@@ -90,7 +92,6 @@ OPTIONS = {
     "few_tokens": ("min_total_tokens_to_split", "min_decode_tokens_to_split"),
     "few_prefill_tokens": ("min_prefill_tokens_to_split",),
     "no_cut": ("split", "imbalance_ratio", "token_alignment", "first_share", "num_ubatches"),
-    "no_gain": ("costs",),
     "no_prefill": ("decode",),
     "disabled": ("enabled",),
 }
@@ -121,7 +122,8 @@ def explain_step(
     Not looked at: graphs, cached prefixes within the step, other DP ranks. Raises
     ConfigurationError for an impossible step, ComponentError without a stream scheduler.
     """
-    options = get_config(vllm_config).dbo
+    config = get_config(vllm_config)
+    options = config.dbo
     limits = vllm_config.scheduler_config
     if not query_lens or min(query_lens) < 1:
         raise ConfigurationError("A step has at least one request, of at least one token each.")
@@ -141,7 +143,9 @@ def explain_step(
             f"Steps are split by {package}, which is not installed. `pip install {package}` adds "
             "it."
         )
-    decisions = Decisions(scheduler, options, has_communication(vllm_config.parallel_config))
+    decisions = Decisions(
+        scheduler, options, has_communication(vllm_config.parallel_config), costs_file(config)
+    )
     decision = decisions.decide(decisions.facts(query_lens, is_supported=is_supported))
     reason = decision.reason.name.lower()
     parts = [] if decision.split is None else decision.split.ubatches

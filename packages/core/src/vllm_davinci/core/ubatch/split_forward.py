@@ -32,10 +32,9 @@ class SplitForward:
         vllm_config: VllmConfig,
         norm_vector_cores: int | None = None,
     ) -> None:
-        check_vector_cores("dbo.norm_vector_cores", norm_vector_cores)
         self._scheduler = scheduler
         self._vllm_config = vllm_config
-        self._norm_vector_cores = norm_vector_cores
+        self.limit_norms(norm_vector_cores)
         self._slots: list[SlotPerUBatch] = []
         self._label = launch_label()
         self._interleave = scheduler.interleave()
@@ -43,6 +42,11 @@ class SplitForward:
     def prepare(self, model: torch.nn.Module) -> None:
         """Makes every collective of a loaded model a switching point. Call it once."""
         self._slots = let_experts_switch(model, self._scheduler)
+
+    def limit_norms(self, vector_cores: int | None) -> None:
+        """Gives norms so many vector cores from now on; None stands for all."""
+        check_vector_cores("dbo.norm_vector_cores", vector_cores)
+        self._norm_vector_cores = vector_cores
 
     @property
     def num_switches(self) -> int:

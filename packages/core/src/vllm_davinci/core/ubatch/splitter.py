@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 from vllm_davinci.core.components.protocols import Decision, Split, StreamScheduler
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import attention_scheduler
+from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
@@ -46,7 +47,8 @@ class StepSplitter:
         decode_query_len: int,
         takes_images: bool,
     ) -> None:
-        self._options = get_config(vllm_config).dbo
+        config = get_config(vllm_config)
+        self._options = config.dbo
         self._parallel: ParallelConfig = vllm_config.parallel_config
         self._dispatcher = dispatcher
         self._decode_query_len = decode_query_len
@@ -63,6 +65,7 @@ class StepSplitter:
                 scheduler,
                 self._options,
                 has_communication(self._parallel),
+                costs_file(config),
                 interval_s=envs.VLLM_LOG_STATS_INTERVAL if tells else None,
                 publish=CountWriter(vllm_config) if tells else None,
             )
@@ -221,6 +224,17 @@ class StepSplitter:
         agreed = mode, descriptor, False, num_tokens, statistics
         prefills = self._layers_ask_for_prefills and coordinated.prefills
         return agreed, coordinated.ubatch_sizes, prefills
+
+    @property
+    def policy(self) -> Any:
+        """The policy that decides now; None where dual-batch overlap is off."""
+        return None if self._decisions is None else self._decisions.policy
+
+    def revise(self, **rules: Any) -> None:
+        """Decides by other rules from now on, where steps may be split at all."""
+        self._graph_decisions.clear()
+        if self._decisions is not None:
+            self._decisions.revise(**rules)
 
     def counts(self) -> Counts:
         """Reason -> number of steps; empty where dual-batch overlap is off."""

@@ -54,11 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the timeline, for Perfetto")
     parser.add_argument(
-        "--split-costs",
+        "--step-costs",
         type=Path,
         metavar="FILE",
-        help="instead: what steps of these prompts' tokens take whole and as ubatches, for the "
-        "option dbo.costs (default: 128 to 16384 tokens)",
+        help="instead: what steps take by each schedule that they could follow, for the option "
+        "step_costs; of prompts with --prompt-tokens (default: 128 to 16384 tokens)",
     )
     parser.add_argument(
         "--sensitivity",
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     def tell(problem: object) -> None:
         console.print(f"vllm-davinci dry-run: {problem}", markup=False, soft_wrap=True)
 
-    split_sizes = options.prompt_tokens
+    sizes_of_costs = options.prompt_tokens
     with contextlib.ExitStack() as models:
         try:
             if options.deployment is not None:
@@ -163,8 +163,8 @@ def run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
         from vllm_davinci.vnpu import VirtualDeviceError
 
         try:
-            if options.split_costs is not None:
-                return _write_split_costs(options, engine_arguments, split_sizes)
+            if options.step_costs is not None:
+                return _write_step_costs(options, engine_arguments, sizes_of_costs)
             if options.acceptance is not None:
                 return _tell_gain_of_drafts(options, engine_arguments)
             return (_serve if options.serve else _run)(options, engine_arguments)
@@ -186,10 +186,8 @@ def _problem(options: argparse.Namespace) -> str | None:
         )
     if options.serve and (options.trace is not None or options.json is not None):
         return "--serve has no report: leave out --trace and --json, or leave out --serve"
-    if options.sensitivity and (options.serve or options.split_costs is not None):
-        return (
-            "--sensitivity is for the report of steps: leave it out, or --serve and --split-costs"
-        )
+    if options.sensitivity and (options.serve or options.step_costs is not None):
+        return "--sensitivity is for the report of steps: leave it out, or --serve and --step-costs"
     if not (Path(options.model) / "config.json").is_file():
         return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:
@@ -197,20 +195,28 @@ def _problem(options: argparse.Namespace) -> str | None:
     return None
 
 
-def _write_split_costs(
+def _write_step_costs(
     options: argparse.Namespace, engine_arguments: list[str], sizes: tuple[int, ...] | None
 ) -> int:
-    from vllm_davinci.meta.dry_run import split_costs
+    from vllm_davinci.meta.dry_run import step_costs
 
-    costs = split_costs.measure(options, engine_arguments, sizes or split_costs.SIZES)
-    options.split_costs.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
+    costs = step_costs.measure(options, engine_arguments, sizes or step_costs.SIZES)
+    options.step_costs.write_text(json.dumps(costs, indent=1) + "\n", encoding="utf-8")
     for step in costs["steps"]:
-        whole, split = step["whole"] / 10**9, step["split"] / 10**9
+        whole, split = step["by_method"]["whole"], step["by_method"]["split"]
         print(
-            f"{step['tokens']:7} tokens: whole {whole:9.3f} ms, split {split:9.3f} ms, modelled"
-            f"{'' if whole < split else ': split'}"
+            f"{step['tokens']:7} tokens: whole {_fastest(whole)}, split {_fastest(split)}, modelled"
+            f"{': split' if step['split'] < step['whole'] else ''}"
         )
+    for step in costs["decodes"]:
+        print(f"{step['tokens']:7} decodes: {_fastest(step['by_method'])}, modelled")
     return 0
+
+
+def _fastest(durations: dict[str, int]) -> str:
+    """The shortest duration, and its method where there are several."""
+    name = min(durations, key=durations.__getitem__)
+    return f"{durations[name] / 10**9:9.3f} ms{f' ({name})' if len(durations) > 1 else ''}"
 
 
 def _tell_gain_of_drafts(options: argparse.Namespace, engine_arguments: list[str]) -> int:

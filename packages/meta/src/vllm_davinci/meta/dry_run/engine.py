@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def run_workload(
+def start_engine(
     model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
-) -> DryRun:
-    """Runs the requests step by step. Raises DryRunError with what to change."""
-    begin = time.monotonic()
+) -> tuple[LLMEngine, PhantomEngineArgs]:
+    """An engine with room for the workload. Raises DryRunError with what to change."""
     arguments = _engine_arguments(model, workload, routing, engine_arguments, machine)
     try:
-        engine = LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS)
+        return LLMEngine.from_engine_args(arguments, UsageContext.LLM_CLASS), arguments
     except torch.OutOfMemoryError as error:
         raise DryRunError(
             f"weights, KV cache and the buffers of the start do not fit into "
@@ -43,8 +42,16 @@ def run_workload(
         raise DryRunError("; ".join(said)) from error
     except (CoreError, ValueError) as error:
         raise DryRunError(str(error)) from error
+
+
+def run_workload(
+    model: str, workload: Workload, routing: str, engine_arguments: list[str], machine: Machine
+) -> DryRun:
+    """Runs the requests step by step. Raises DryRunError with what to change."""
+    begin = time.monotonic()
+    engine, arguments = start_engine(model, workload, routing, engine_arguments, machine)
     start_seconds = time.monotonic() - begin
-    executor = _executor_of(engine)
+    executor = executor_of(engine)
     try:
         steps, served = serve(engine, executor, workload, arguments.hides_host)
     except torch.OutOfMemoryError as error:
@@ -82,7 +89,7 @@ def _engine_arguments(
     return PhantomEngineArgs.for_machine(parse(defaults, engine_arguments), routing, machine)
 
 
-def _executor_of(engine: LLMEngine) -> PhantomExecutor:
+def executor_of(engine: LLMEngine) -> PhantomExecutor:
     core: Any = engine.engine_core
     executor = core.engine_core.model_executor
     assert isinstance(executor, PhantomExecutor)

@@ -12,10 +12,10 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.meta.dry_run import phantom_group
 from vllm_davinci.meta.dry_run.layout import Layout
+from vllm_davinci.meta.dry_run.priced_dispatch import price_dispatch
 from vllm_davinci.vnpu.timing import set_routed_share
 
 
@@ -87,10 +87,8 @@ class PhantomWorker(NPUWorker):
             super().init_device()
         parallel = self.parallel_config
         if self.model_config.is_moe and parallel.enable_expert_parallel:
-            # An all-to-all brings a rank the rows that it has; the others make room for all.
-            is_exact = get_config(self.vllm_config).moe_communication == "all_to_all"
             ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-            set_routed_share(*self._layout.routed_share(1 if is_exact else ranks))
+            set_routed_share(*self._layout.routed_share(ranks))
 
     def _step_guard(self) -> None:
         """Phantom ranks do not fail."""
@@ -98,3 +96,4 @@ class PhantomWorker(NPUWorker):
     def load_model(self, **kwargs: Any) -> None:
         with set_current_vllm_config(self.vllm_config):
             super().load_model(**kwargs)
+        self.tried_method = price_dispatch(self.model_runner.get_model(), self._layout)

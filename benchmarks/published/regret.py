@@ -1,0 +1,130 @@
+"""What deciding by modelled costs loses against the best schedule that is fixed, in modelled time.
+
+An engine at a deployment's sizes, with fewer layers, runs random workloads by each fixed schedule
+(a way to the experts, whole or as ubatches) and as `overlap` and `moe_communication` = 'auto'
+decide with the engine's file of `step_costs`. The regret of a workload is its time over that of the
+fixed schedule that was the fastest for it, minus 1. Nothing here was measured on an NPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from result import Kind, Result, Row
+from vllm_davinci.meta.dry_run import step_costs
+from vllm_davinci.meta.dry_run.of_deployment import take_deployment
+
+SEED = 30
+GOAL_REGRET = 0.01
+DEPLOYMENT = "qwen3-235b-bf16-a2-dp2-tp8"
+PS_PER_MS = 10**9
+# Prompt and output tokens of a workload's requests.
+Work = tuple[Sequence[int], Sequence[int]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--deployment", default=DEPLOYMENT, help="default: %(default)s")
+    parser.add_argument("--layers", type=int, default=8, help="of the model (default: %(default)s)")
+    parser.add_argument("--workloads", type=int, default=200, help="default: %(default)s")
+
+
+def run(args: argparse.Namespace) -> Result:
+    options = argparse.Namespace(
+        deployment=args.deployment, model=None, chip=None, topology=None, routing="balanced",
+        requests=None, prompt_tokens=None, output_tokens=None,
+    )  # fmt: skip
+    with contextlib.ExitStack() as models:
+        arguments = take_deployment(options, models)
+        arguments += [f"--hf-overrides={json.dumps({'num_hidden_layers': args.layers})}"]
+        explored = step_costs.start(options, arguments, max(step_costs.SIZES))
+        compared = _compare(args, explored, options.model)
+        explored.close()
+        return compared
+
+
+def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
+    from vllm_davinci.meta.dry_run.exploration import Schedule, named
+
+    described = explored.described(model)
+    content = {**described, **step_costs.explore(explored, step_costs.SIZES)}
+    workloads = _workloads(explored, args.workloads)
+    methods = named(explored.methods("whole"))
+    fixed: dict[str, list[int]] = {}
+    for name, method in methods.items():
+        explored.decodes_by(method, explored.decode_sizes(step_costs.DECODES))
+        for is_split in (False, True) if explored.can_split else (False,):
+            explored.follow(Schedule(method, is_split))
+            fixed[f"{name}, {'split' if is_split else 'whole'}"] = _durations(explored, workloads)
+    with tempfile.TemporaryDirectory(prefix="regret.") as directory:
+        costs = Path(directory) / "costs.json"
+        costs.write_text(json.dumps(content), encoding="utf-8")
+        explored.decide_by(costs, content["options"])
+    explored.decodes_by(None, explored.decode_sizes(step_costs.DECODES))
+    explored.follow(Schedule(None, is_split=None))
+    decided = _durations(explored, workloads)
+    best = [min(each) for each in zip(*fixed.values(), strict=True)]
+    regrets = [found / least - 1 for found, least in zip(decided, best, strict=True)]
+    total = sum(decided)
+    rows = [
+        Row("regret, the largest", "share", max(regrets), Kind.MODELLED, at_most=GOAL_REGRET),
+        Row("regret, the mean", "share", statistics.fmean(regrets), Kind.MODELLED),
+        *(
+            Row(
+                f"all workloads, beside {name}", "ms", total / PS_PER_MS, Kind.MODELLED,
+                baseline=sum(each) / PS_PER_MS,
+            )
+            for name, each in fixed.items()
+        ),
+    ]  # fmt: skip
+    return Result(
+        benchmark="published/regret",
+        ours="steps decided by costs, on the modelled clock",
+        baseline="one schedule for all steps",
+        seed=SEED,
+        device="modelled, no NPU",
+        settings={
+            "deployment": args.deployment,
+            "machine": described["machine"],
+            "layers": args.layers,
+            "workloads": len(workloads),
+            "options": json.dumps(content["options"]),
+        },
+        rows=rows,
+    )
+
+
+def _workloads(explored: Any, count: int) -> list[Work]:
+    rng = random.Random(SEED)
+    longest = explored.longest_prompt
+    found = []
+    for _ in range(count):
+        requests = rng.randint(1, 8)
+        prompts = [round(2 ** rng.uniform(4, 12)) for _ in range(requests)]
+        outputs = [rng.randint(1, 4) for _ in range(requests)]
+        found.append(([min(each, longest) for each in prompts], outputs))
+    return found
+
+
+def _durations(
+    explored: Any, workloads: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> list[int]:
+    """Modelled picoseconds of each workload."""
+    from vllm_davinci.meta.dry_run.workload import Workload
+
+    return [
+        sum(
+            step.modelled.host_ps
+            for step in explored.serve(
+                Workload(len(prompts), len(prompts), tuple(prompts), tuple(outputs))
+            )
+        )
+        for prompts, outputs in workloads
+    ]

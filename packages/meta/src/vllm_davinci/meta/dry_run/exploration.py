@@ -1,0 +1,204 @@
+"""One engine of a dry-run whose steps are run by one schedule after another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import CUDAGraphMode
+
+from vllm_davinci.core.components import stream_scheduler
+from vllm_davinci.core.config.step_costs import engine_of_costs
+from vllm_davinci.core.fused_moe.communication import CommunicationMethod
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
+from vllm_davinci.meta.dry_run.engine import executor_of
+from vllm_davinci.meta.dry_run.workload import Workload, serve
+from vllm_davinci.meta.errors import DryRunError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs
+    from vllm_davinci.meta.dry_run.step import Step
+    from vllm_davinci.vnpu.timing import Machine
+
+_NEVER = 1 << 30
+# Tokens of a request at most: longer prompts come as several, as they mostly do where many wait.
+_LONGEST_PROMPT = 4096
+_DECODE_CONTEXT = 128
+# Steps of so many decodes; the figure is their median.
+_DECODES = 3
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How steps with prefills run.
+
+    method:       way to the experts; None for the engine's own choice
+    is_split:     as ubatches; None for the engine's own choice
+    first_share:  of a split step's tokens, those of its first ubatch; None: equal ones
+    norm_vector_cores: that norms of split steps take; None: all
+    """
+
+    method: CommunicationMethod | None = None
+    is_split: bool | None = False
+    first_share: float | None = None
+    norm_vector_cores: int | None = None
+
+
+class Exploration:
+    """Runs steps of one engine by any schedule that its ranks can follow."""
+
+    def __init__(self, engine: LLMEngine, arguments: PhantomEngineArgs, machine: Machine) -> None:
+        self._engine, self._arguments, self._machine = engine, arguments, machine
+        self._executor = executor_of(engine)
+        worker: Any = self._executor.driver_worker.worker
+        self._runner: Any = worker.model_runner
+        self._tried = worker.tried_method
+        config = engine.vllm_config
+        self._limits = config.scheduler_config
+        self._longest = config.model_config.max_model_len
+        cache = config.cache_config
+        self._cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        self._own_policy: Any = self._runner.splitter.policy
+        self._own_norm_cores: int | None = None
+
+    def described(self, model: str) -> dict[str, Any]:
+        """What a file of this engine's durations says of where they come from."""
+        machine = self._machine
+        return {
+            "modelled": True,
+            "machine": machine.title,
+            "figures": machine.hash,
+            "chip": machine.chip,
+            "topology": machine.topology,
+            "model": model,
+            "world_size": self._arguments.world_size,
+            "engine": engine_of_costs(self._engine.vllm_config),
+        }
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that comes as one."""
+        return min(_LONGEST_PROMPT, self._longest - 8)
+
+    @property
+    def can_split(self) -> bool:
+        """Whether steps may run as ubatches."""
+        return self._own_policy is not None and self._own_policy.has_communication
+
+    def methods(self, steps: Steps) -> list[CommunicationMethod | None]:
+        """The ways to the experts that such steps can take; [None] where there is nothing to do."""
+        rule = self._tried.rule
+        return [None] if rule is None or rule.forced is not None else list(rule.candidates(steps))
+
+    def prefill_sizes(self, asked: Sequence[int]) -> list[int]:
+        """Those of the sizes that a step can have, ascending."""
+        most = min(self._limits.max_num_batched_tokens, self._cache_tokens // 2)
+        return sorted(size for size in asked if size <= most and self._requests(size) is not None)
+
+    def decode_sizes(self, asked: Sequence[int]) -> list[int]:
+        """The same of steps in which all requests decode."""
+        most = min(self._limits.max_num_seqs, self._cache_tokens // (2 * 128))
+        return sorted({min(size, most) for size in asked})
+
+    def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
+        """Modelled time of a step of prompts with so many tokens."""
+        self.follow(schedule)
+        requests = self._requests(num_tokens)
+        assert requests is not None
+        lengths = tuple(
+            num_tokens // requests + (number < num_tokens % requests) for number in range(requests)
+        )
+        steps = self.serve(Workload(requests, requests, lengths, (1,)))
+        found = [step for step in steps if sum(step.tokens) == num_tokens]
+        if not found:
+            raise DryRunError(
+                f"{num_tokens} tokens of prompts did not come in one step but in "
+                f"{[sum(step.tokens) for step in steps]}: allow more with --max-num-batched-tokens."
+            )
+        return found[0].modelled.host_ps
+
+    def decode_ps(self, num_requests: int) -> int:
+        """Modelled time of a step in which so many requests decode."""
+        context = max(1, min(_DECODE_CONTEXT, self._longest // 2, self._room(num_requests)))
+        prefills = -(-num_requests * context // self._limits.max_num_batched_tokens)
+        outputs = prefills + _DECODES + 1
+        steps = self.serve(Workload(num_requests, num_requests, (context,), (outputs,)))
+        found = [s.modelled.host_ps for s in steps if s.tokens == (1,) * num_requests]
+        if not found:
+            raise DryRunError(
+                f"{num_requests} requests never decoded together: lower --max-num-seqs."
+            )
+        return round(statistics.median(found))
+
+    def decodes_by(self, method: CommunicationMethod | None, sizes: Sequence[int]) -> None:
+        """Steps of decodes go to their experts this way from now on, from new graphs of `sizes`."""
+        self.follow(Schedule(method, is_split=None))
+        graphs = self._runner.graphs
+        compilation = self._engine.vllm_config.compilation_config
+        if compilation.cudagraph_mode != CUDAGraphMode.NONE:
+            graphs.destroy()
+            graphs.use_sizes(list(sizes))
+            self._runner.capture_model()
+
+    def decide_by(self, costs: Path, options: dict[str, Any]) -> None:
+        """Steps run as `auto` decides with this file of durations and its options from now on."""
+        self._tried.costs = MethodCosts.read(costs)
+        if self._own_policy is not None:
+            scheduler: Any = stream_scheduler()
+            read = scheduler.split_policy(mode="token", costs=costs).costs
+            share = options.get("dbo.first_share")
+            self._own_policy = replace(self._own_policy, costs=read, first_share=share)
+        self._own_norm_cores = options.get("dbo.norm_vector_cores")
+
+    def follow(self, schedule: Schedule) -> None:
+        """Runs steps with prefills by this schedule from now on."""
+        self._tried.method = schedule.method
+        if self._own_policy is None:
+            return
+        rules: dict[str, Any] = {"first_share": schedule.first_share}
+        if schedule.is_split is None:
+            own = self._own_policy
+            for name in ("costs", "min_total_tokens", "min_prefill_tokens", "first_share"):
+                rules[name] = getattr(own, name)
+        else:
+            least = 0 if schedule.is_split else _NEVER
+            rules |= {"costs": None, "min_total_tokens": least, "min_prefill_tokens": 0}
+        self._runner.splitter.revise(**rules)
+        cores = self._own_norm_cores if schedule.is_split is None else schedule.norm_vector_cores
+        self._runner.split_forward.limit_norms(cores)
+
+    def serve(self, workload: Workload) -> list[Step]:
+        """The steps of a workload."""
+        steps, _ = serve(self._engine, self._executor, workload, self._arguments.hides_host)
+        return steps
+
+    def close(self) -> None:
+        """Ends the engine."""
+        self._engine.engine_core.shutdown()
+
+    def _requests(self, num_tokens: int) -> int | None:
+        """As how many prompts so many tokens come; None where no step can hold them."""
+        longest = min(_LONGEST_PROMPT, self._longest - 1)
+        requests = -(-num_tokens // longest)
+        return requests if requests <= self._limits.max_num_seqs else None
+
+    def _room(self, num_requests: int) -> int:
+        """Tokens of each of so many requests that the cache has room for, outputs left aside."""
+        return self._cache_tokens // num_requests - 2 * 128
+
+
+def least(durations: dict[str, int]) -> int:
+    """The shortest of durations by method."""
+    return min(durations.values())
+
+
+def named(
+    methods: Sequence[CommunicationMethod | None],
+) -> dict[str, CommunicationMethod | None]:
+    """Methods by their names; "only" where there is nothing to choose."""
+    return {"only" if each is None else each.value: each for each in methods}
