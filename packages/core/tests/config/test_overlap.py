@@ -40,7 +40,7 @@ def applied(
     **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """The options that result, and what is told. Resolved twice: as often as vLLM does."""
-    vllm_config.additional_config = options
+    vllm_config.additional_config = {"step_costs": None, **options}
     vllm_config.model_config = Model(is_deepseek, architecture)
     vllm_config.parallel_config.tensor_parallel_size = tp
     vllm_config.parallel_config.data_parallel_size = dp
@@ -53,7 +53,9 @@ def applied(
         *first.warnings,
         *(choice.told().replace(" (overlap = 'auto': ", ": ") for choice in first.choices),
     ]
-    return non_default_options(first.requested), told
+    found = non_default_options(first.requested)
+    found.pop("step_costs")
+    return found, told
 
 
 @pytest.mark.parametrize(

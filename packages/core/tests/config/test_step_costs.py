@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from vllm.config import DeviceConfig, ModelConfig, VllmConfig
 
-from vllm_davinci.core.config.step_costs import engine_of_costs, refuse_costs_of_others
+from vllm_davinci.core import components
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.resolution import resolve
+from vllm_davinci.core.config.step_costs import (
+    costs_file,
+    engine_of_costs,
+    refuse_costs_of_others,
+)
 from vllm_davinci.core.errors import ConfigurationError
 
 MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
@@ -51,3 +58,86 @@ def test_a_file_that_does_not_say_whom_it_is_for_is_refused(
 def test_a_missing_file_is_told(asked: VllmConfig, tmp_path: Path):
     with pytest.raises(ConfigurationError, match="is no file"):
         refuse_costs_of_others(str(tmp_path / "none.json"), asked)
+
+
+FASTEST = {"dbo.enabled": True, "dbo.split": "token", "dbo.first_share": 0.53}
+
+
+class Files:
+    """Has the files that it is given, and makes one."""
+
+    def __init__(self, found: Path | None, made: Path | None = None) -> None:
+        self.found, self.made = found, made
+        self.asked: list[list[str]] = []
+
+    def find(self, engine: dict[str, object]) -> Path | None:
+        return self.found
+
+    def make(self, engine: object, model: str, options: list[str]) -> tuple[Path | None, str]:
+        self.asked.append([model, *options])
+        return self.made, "it was tried"
+
+
+@pytest.fixture
+def costs(asked: VllmConfig, tmp_path: Path) -> Path:
+    asked.parallel_config.tensor_parallel_size = 2
+    file = tmp_path / "costs.json"
+    content = {"engine": engine_of_costs(asked), "steps": [], "decodes": [], "options": FASTEST}
+    file.write_text(json.dumps(content))
+    return file
+
+
+def resolved(
+    asked: VllmConfig, files: Files, monkeypatch: pytest.MonkeyPatch, **options: object
+) -> Path | None:
+    """The file by which the engine decides, once its options are resolved for a start."""
+    monkeypatch.setattr(components, "step_costs_provider", lambda: files)
+    asked.additional_config = options
+    resolve(asked, {}, may_make=True)
+    return costs_file(get_config(asked))
+
+
+def test_the_file_of_this_engine_is_found(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert resolved(asked, Files(costs), monkeypatch) == costs
+    assert not get_config(asked).dbo.enabled  # `overlap` is not 'auto'
+
+
+def test_null_asks_for_the_fixed_rules(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert resolved(asked, Files(costs), monkeypatch, step_costs=None, overlap="auto") is None
+    assert get_config(asked).dbo.split == "request"
+
+
+def test_auto_takes_the_options_that_were_the_fastest(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert resolved(asked, Files(costs), monkeypatch, overlap="auto", dbo={"first_share": 0.6})
+    dbo = get_config(asked).dbo
+    assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.6)  # the last was given
+
+
+def test_auto_makes_a_file_where_there_is_none(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = Files(None, costs)
+    assert resolved(asked, files, monkeypatch, overlap="auto") == costs
+    ((model, *options),) = files.asked
+    assert model == str(MODEL)
+    assert "--tensor-parallel-size=2" in options
+    assert '--additional-config={"overlap": "auto", "step_costs": null}' in options
+
+
+def test_without_auto_none_is_made(asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch):
+    files = Files(None, costs)
+    assert resolved(asked, files, monkeypatch) is None
+    assert files.asked == []
+
+
+def test_one_that_cannot_be_made_leaves_the_fixed_rules(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert resolved(asked, Files(None, None), monkeypatch, overlap="auto") is None
+    assert get_config(asked).dbo.enabled

@@ -303,7 +303,7 @@ class NPUPlatform(Platform):
         let_interrupts_end_the_start()
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
-        resolution = resolve(vllm_config)
+        resolution = resolve(vllm_config, may_make=not _is_described.get())
         config = resolution.config
         warnings = resolution.warnings
         warnings += check_overlap(vllm_config, config.dbo)

@@ -43,9 +43,13 @@ class Resolution(NamedTuple):
     choices: list[Setting]
 
 
-def resolve(vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ) -> Resolution:
+def resolve(
+    vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ, may_make: bool = False
+) -> Resolution:
     """Resolves an engine's options and leaves them where `get_config` finds them. Idempotent.
 
+    may_make: whether durations of its steps may be modelled where `overlap` = 'auto' wants them and
+              there are none, which takes a minute
     Raises ConfigurationError for what is unknown, ill-typed, contradictory, not in this release,
     or asked for by itself and impossible on this engine.
     """
@@ -69,12 +73,12 @@ def resolve(vllm_config: "VllmConfig", environ: Mapping[str, str] = os.environ) 
         for key in keys_given(requested)
     ]
     settings += [*requests.settings, *given.without_effect, *unused]
-    costs = choose_costs(vllm_config, requested)
+    costs = choose_costs(vllm_config, requested, may_make)
     choices = chosen_by_preset(vllm_config, requested, against, costs.file)
     requested = with_settings(requested, choices)
     settings += choices
-    file = None if costs.file is None else str(costs.file)
-    requested = requested.model_copy(update={"step_costs": file})
+    if costs.file is not None:
+        requested = requested.model_copy(update={"step_costs": str(costs.file)})
     if costs.file is not None or requested.overlap == "auto":
         settings.append(costs.setting())
     config = requested

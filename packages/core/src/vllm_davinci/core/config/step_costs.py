@@ -42,9 +42,10 @@ def costs_file(config: DavinciConfig) -> Path | None:
     return None if config.step_costs in (None, AUTO) else Path(str(config.step_costs))
 
 
-def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig) -> CostsChoice:
+def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: bool) -> CostsChoice:
     """The file by which this engine decides.
 
+    may_make: whether one may be made where there is none
     Raises ConfigurationError for a file that was asked for and is missing, or another engine's.
     """
     if config.step_costs is None:
@@ -64,6 +65,8 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig) -> CostsChoic
         return CostsChoice(found, "it was made for this model, chip and layout")
     if config.overlap != AUTO:
         return CostsChoice(None, "there is none for this engine, and `overlap` is not 'auto'")
+    if not may_make:
+        return CostsChoice(None, "there is none for this engine before its first start")
     return CostsChoice(
         *provider.make(engine, model.model, list(_engine_options(vllm_config, config)))
     )

@@ -1,0 +1,87 @@
+"""The fastest way to the experts, by the durations of an engine's steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.fused_moe.communication import CommunicationMethod, CommunicationRule
+from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts
+
+CONTENT: dict[str, Any] = {
+    "decodes": [
+        {"tokens": 1, "by_method": {"all_gather": 10, "all_to_all": 30}},
+        {"tokens": 9, "by_method": {"all_gather": 50, "all_to_all": 30}},
+    ],
+    "steps": [
+        {
+            "tokens": 100,
+            "by_method": {
+                "whole": {"all_gather": 40, "all_to_all": 20},
+                "split": {"all_gather": 15, "all_to_all": 30},
+            },
+        }
+    ],
+}
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> MethodCosts:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps(CONTENT))
+    return MethodCosts.read(file)
+
+
+def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -> CommunicationRule:
+    """Of two DP ranks, each with two TP ranks, whose decodes have up to 16 tokens."""
+    layout = ExpertLayout(4, 1)
+    return CommunicationRule(forced, layout, 2, 2, 16, "none", overlapped=True, costs=costs)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "num_ubatches", "method"),
+    [
+        (1, 1, CommunicationMethod.ALL_GATHER),
+        (5, 1, CommunicationMethod.ALL_GATHER),  # 30 and 30: the first of equal ones
+        (6, 1, CommunicationMethod.ALL_TO_ALL),
+        (16, 1, CommunicationMethod.ALL_TO_ALL),  # beyond the last size its ratio stays
+        (100, 1, CommunicationMethod.ALL_TO_ALL),
+        (50, 2, CommunicationMethod.ALL_GATHER),
+    ],
+)
+def test_each_step_takes_the_fastest_way(
+    costs: MethodCosts, max_tokens: int, num_ubatches: int, method: CommunicationMethod
+):
+    choice = rule(costs).choose(max_tokens, num_ubatches)
+    assert choice.method is method
+    assert "by its costs the step takes" in choice.reason
+
+
+def test_a_method_that_was_asked_for_stays(costs: MethodCosts):
+    # `of_engine` reads no costs then; a rule without them follows what is asked for.
+    assert rule(None, CommunicationMethod.ALL_TO_ALL).choose(1).method.value == "all_to_all"
+
+
+def test_costs_of_one_method_decide_nothing(costs: MethodCosts):
+    assert costs.fastest("whole", 100, ["all_gather", "fused"]) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", '{"decodes": [], "steps": [{"tokens": 1}]}', '{"decodes": 3, "steps": []}'],
+)
+def test_a_file_without_durations_by_method_is_refused(tmp_path: Path, content: str):
+    file = tmp_path / "costs.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match="has no durations by method"):
+        MethodCosts.read(file)
+
+
+def test_sizes_that_do_not_rise_are_refused(tmp_path: Path):
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({**CONTENT, "decodes": CONTENT["decodes"][::-1]}))
+    with pytest.raises(ConfigurationError, match="expected them rising"):
+        MethodCosts.read(file)

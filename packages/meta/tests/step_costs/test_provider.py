@@ -1,0 +1,55 @@
+"""Files of durations: found by the engine that they are for, while their model is installed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci.meta.step_costs.provider import StepCostsFiles, cache_folder, file_name
+from vllm_davinci.vnpu.timing import load_machine
+
+ENGINE = {
+    "architecture": "DeepseekV3ForCausalLM",
+    "chip": "Ascend910_9391",
+    "tensor_parallel_size": 8,
+    "data_parallel_size": 2,
+}
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The place of this engine's file, where there is none yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = cache_folder() / file_name(ENGINE)
+    file.parent.mkdir(parents=True)
+    return file
+
+
+def write(file: Path, figures: str) -> None:
+    content = {"chip": "ascend910c", "topology": "supernode", "figures": figures}
+    file.write_text(json.dumps(content))
+
+
+def test_a_file_of_the_installed_model_is_found(kept: Path):
+    assert StepCostsFiles().find(ENGINE) is None
+    write(kept, load_machine("ascend910c", "supernode").hash)
+    assert StepCostsFiles().find(ENGINE) == kept
+    assert StepCostsFiles().find({**ENGINE, "tensor_parallel_size": 16}) is None
+
+
+@pytest.mark.parametrize("figures", ["0123456789abcdef", ""])
+def test_a_file_of_another_state_of_the_model_is_not(kept: Path, figures: str):
+    write(kept, figures)
+    assert StepCostsFiles().find(ENGINE) is None
+
+
+def test_what_no_machine_holds_is_told(kept: Path):
+    file, reason = StepCostsFiles().make({**ENGINE, "data_parallel_size": 999}, "model", [])
+    assert file is None
+    assert "no machine of the timing model has 7992 Ascend910_9391" in reason
+
+
+def test_a_model_that_cannot_be_modelled_is_told(kept: Path, tmp_path: Path):
+    file, reason = StepCostsFiles().make(ENGINE, str(tmp_path), [])
+    assert file is None
+    assert "modelling the steps failed" in reason and "config.json" in reason
