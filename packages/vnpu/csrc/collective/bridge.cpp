@@ -78,7 +78,7 @@ std::shared_ptr<Bridge> Bridge::start(const Meeting& meeting, std::shared_ptr<Se
 void Bridge::send_to(uint32_t host) {
   try {
     BridgeSender(ends_, host).run();
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
     // Who takes in what that host says knows of its end, and tells whoever waits for it.
   }
   --senders_;

@@ -144,8 +144,8 @@ Outcome perform(const Action& action, Kind kind, const std::string& text) {
     case What::kDelay: std::this_thread::sleep_for(action.delay); break;
     case What::kGone: return Outcome::kGone;
     case What::kTruncated: return Outcome::kTruncated;
-    case What::kHang: break;  // of a task only
-    case What::kJump:         // these are of csrc/host_faults
+    case What::kHang:  // of a task only
+    case What::kJump:  // these are of csrc/host_faults
     case What::kErrno: break;
   }
   return Outcome::kNone;
