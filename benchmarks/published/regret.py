@@ -1,4 +1,4 @@
-"""What deciding by modelled costs loses against the best schedule that is fixed, in modelled time.
+"""The loss of deciding by modelled costs against the best schedule that is fixed, in modelled time.
 
 An engine at a deployment's sizes, with fewer layers, runs random workloads by each fixed schedule
 (a way to the experts, whole or as ubatches) and as `overlap` and `moe_communication` = 'auto'

@@ -116,6 +116,7 @@ CONSTRUCTED_IN_ONE_WAY = {
     "HCCLTrainerInitInfo",
     "HCCLWeightTransferInitInfo",
     "Int8LinearMethod",
+    "NPUDeepSeekMTP",
     "NPUExpertMapManager",
     "QuantizedFusedMoEMethodBase",
 }

@@ -81,7 +81,7 @@ def test_requests_that_were_preempted_go_on_with_the_states_of_what_was_kept(
     start_engine: Callable[..., EngineProcess],
 ):
     """They are computed again in chunks, the last of which may be as long as a verification."""
-    asked = {**speculation("ngram", 3), **GRAPHS, "max_num_batched_tokens": 36}
+    asked = {**speculation("custom_class", 3, model=WRONG), **GRAPHS, "max_num_batched_tokens": 36}
     memory = {
         "num_gpu_blocks_override": 40,
         "kv_cache_memory_bytes": None,

@@ -12,7 +12,7 @@ MODEL = Path(__file__).parents[3] / "checkpoints" / "tiny_deepseek"
 OPTIONS = (
     "--tensor-parallel-size=2",
     "-cc.cudagraph_mode=FULL",
-    '--additional-config={"overlap": "auto", "enable_cpu_binding": true}',
+    '--additional-config={"overlap": "auto", "step_costs": null, "enable_cpu_binding": true}',
 )
 
 

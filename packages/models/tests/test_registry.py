@@ -15,12 +15,14 @@ from vllm.model_executor.models.interfaces import (
 from vllm.model_executor.models.interns1 import InternS1ForConditionalGeneration
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.nemotron_h import NemotronHForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from vllm.models.kimi_k3.amd.linear import KimiLinearForCausalLM
 
 from vllm_davinci.core import out_of_tree
 from vllm_davinci.models import registry
@@ -46,6 +48,8 @@ VLLMS = {
     "DeepseekV32MTPModel": DeepSeekMTP,
     "InternS1ForConditionalGeneration": InternS1ForConditionalGeneration,
     "InternVLForConditionalGeneration": InternS1ForConditionalGeneration,
+    "KimiLinearForCausalLM": KimiLinearForCausalLM,
+    "NemotronHForCausalLM": NemotronHForCausalLM,
     "Qwen2VLForConditionalGeneration": Qwen2VLForConditionalGeneration,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VLForConditionalGeneration,
     "Qwen3VLForConditionalGeneration": Qwen3VLForConditionalGeneration,

@@ -41,7 +41,11 @@ def test_options_know_who_asked_for_them(monkeypatch: pytest.MonkeyPatch):
     found = by_key(
         option_settings(
             made(
-                {"dbo": {"split": "token", "num_micro_batches": 2}, "overlap": "auto"},
+                {
+                    "dbo": {"split": "token", "num_micro_batches": 2},
+                    "overlap": "auto",
+                    "step_costs": None,
+                },
                 tensor_parallel_size=2,
                 dbo_prefill_token_threshold=99,
             )

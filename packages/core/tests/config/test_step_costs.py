@@ -100,8 +100,9 @@ def resolved(
 def test_the_file_of_this_engine_is_found(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert resolved(asked, Files(costs), monkeypatch) == costs
-    assert not get_config(asked).dbo.enabled  # `overlap` is not 'auto'
+    assert resolved(asked, Files(costs), monkeypatch, overlap="auto") == costs
+    assert resolved(asked, Files(costs), monkeypatch) is None  # `overlap` is not 'auto'
+    assert resolved(asked, Files(None), monkeypatch, step_costs=str(costs)) == costs
 
 
 def test_null_asks_for_the_fixed_rules(

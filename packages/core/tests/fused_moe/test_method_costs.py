@@ -36,7 +36,7 @@ def costs(tmp_path: Path) -> MethodCosts:
 
 
 def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -> CommunicationRule:
-    """Of two DP ranks, each with two TP ranks, whose decodes have up to 16 tokens."""
+    """The rule of two DP ranks, each with two TP ranks, whose decodes have up to 16 tokens."""
     layout = ExpertLayout(4, 1)
     return CommunicationRule(forced, layout, 2, 2, 16, "none", overlapped=True, costs=costs)
 

@@ -104,7 +104,7 @@ def test_equal_keys_lose_no_digits(device: torch.device):
 
 
 def test_channels_that_forget_at_once_stay_finite(device: torch.device):
-    """Of 64 tokens they decay by exp(-1280), whose inverse no fp32 holds."""
+    """They decay by exp(-1280), whose inverse no fp32 holds."""
     heads = random_heads(70, 5, channels=KEY_SIZE)
     decay = heads.decay.clone()
     decay[..., ::2] = -20.0

@@ -63,6 +63,8 @@ Allowed allowed_right_shift();
 Allowed allowed_round();
 Allowed allowed_rsubs();
 Allowed allowed_s_where();
+Allowed allowed_relu();
+Allowed allowed_inplace_relu();
 Allowed allowed_softplus();
 void cost_of_dequant_swiglu_quant(const Call& call, timing::Work& work);
 void cost_of_foreach_abs(const Call& call, timing::Work& work);

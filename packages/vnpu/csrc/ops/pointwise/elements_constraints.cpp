@@ -36,6 +36,7 @@ constexpr char kExp2[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_exp2.cpp";
 constexpr char kFloorDivide[] = "ASCEND910B_DTYPE_SUPPORT_LIST in aclnn_floor_divide.cpp";
 constexpr char kRoundList[] = "ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_round.cpp";
 constexpr char kSoftplus[] = "aclnn_softplus.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
+constexpr char kRelu[] = "activation/relu/README.md, parameters";
 constexpr char kGelu[] = "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp";
 constexpr char kGeluV2[] = "DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp";
 
@@ -230,6 +231,19 @@ Allowed allowed_softplus() {
 
 Allowed allowed_inplace_log() {
   return {{}, {{"self", dtype(kFloatsAndComplex), kLog, kOnBigChips}}};
+}
+
+Allowed allowed_relu() {
+  const auto dtypes = with(kFloats, {at::kChar, at::kByte, at::kInt, at::kLong});
+  return {{},
+          {{"self", dtype(dtypes), kRelu, kOnBigChips},
+           {"out", same_dtype("self"), kRelu},
+           {"out", same_sizes("self"), kRelu}}};
+}
+
+Allowed allowed_inplace_relu() {
+  const auto dtypes = with(kFloats, {at::kChar, at::kByte, at::kInt, at::kLong});
+  return {{}, {{"self", dtype(dtypes), kRelu, kOnBigChips}}};
 }
 
 Allowed allowed_gelu() {

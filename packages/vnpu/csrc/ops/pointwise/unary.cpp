@@ -138,10 +138,12 @@ VNPU_UNARY_INPLACE(InplaceMish, at::mish_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceHardswish, at::hardswish_out, {.cost = elements<10>})
 VNPU_UNARY_INPLACE(InplaceHardsigmoid, at::hardsigmoid_out, {.cost = elements<10>})
 
-VNPU_OPERATOR(Relu, (const Tensor& self, Out out), {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(Relu, (const Tensor& self, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_relu}) {
   at::clamp_min_out(out.tensor, self, 0);
 }
-VNPU_OPERATOR(InplaceRelu, (InOut self), {.tier = kT1, .cost = elements<1>}) {
+VNPU_OPERATOR(InplaceRelu, (InOut self),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_relu}) {
   self.tensor.relu_();
 }
 VNPU_OPERATOR(LeakyRelu, (const Tensor& self, const Scalar& negative_slope, Out out),

@@ -14,7 +14,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models.utils import StageMissingLayer, WeightsMapper
 
 from vllm_davinci.core.checkpoint.tracking import LoadTracker
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import CheckpointError
+from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.quantization.experts_method import QuantizedFusedMoEMethodBase
 from vllm_davinci.core.quantization.format import Format
@@ -114,7 +116,8 @@ def _left_over(
     if depth is not None and parallel.pipeline_parallel_size > 1:
         stages = get_pp_group()
         own_layers = range(*get_pp_indices(depth, stages.rank_in_group, stages.world_size))
-    experts = model_config.get_num_experts() if parallel.enable_expert_parallel else 0
+    are_dealt_out = expert_layout(parallel, get_config(vllm_config)).ep_size > 1
+    experts = model_config.get_num_experts() if are_dealt_out else 0
     of_own_experts = {_EXPERT.sub("*", name) for name in tracker.read} if experts else set()
     for name in (name for name in tracker.seen if name not in tracker.read):
         layer = _LAYER.search(name)

@@ -222,10 +222,10 @@ class DavinciConfig(_Options):
     moe_communication: Literal["auto", "all_gather", "multicast", "all_to_all", "fused"] = "auto"
     """Communication method between the ranks of experts; `auto` chooses per step and logs why."""
     step_costs: str | None = "auto"
-    """Durations of this engine's steps, by which `overlap` and `moe_communication` = 'auto' decide
-    each step: a file of `vllm-davinci dry-run --step-costs`, null for fixed rules, or `auto`: the
-    file for this model, chip and layout among those that the packages bring and earlier starts
-    made. With `overlap` = 'auto', a start that finds none makes one."""
+    """Durations of this engine's steps, by which each step is decided, ways to the experts included
+    (`moe_communication` = 'auto'): a file of `vllm-davinci dry-run --step-costs`, null for fixed
+    rules, or `auto`: with `overlap` = 'auto' the file that an earlier start made for this model,
+    chip and layout, or a new one; else fixed rules."""
     expert_piece_tokens: int | None = Field(default=None, ge=1)
     """Most tokens whose rows the routed experts take at once. Larger steps run in pieces, with the
     same bits. Not set: a third of the memory beside the weights has room for the rows."""

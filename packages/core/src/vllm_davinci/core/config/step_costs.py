@@ -56,6 +56,8 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if model is None or parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
         return CostsChoice(None, "one rank has nothing to decide")
+    if config.overlap != AUTO:
+        return CostsChoice(None, "`overlap` is not 'auto'")
     provider = components.step_costs_provider()
     if provider is None:
         return CostsChoice(None, f"{components.COSTS.package} is not installed")
@@ -63,8 +65,6 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     found = provider.find(engine)
     if found is not None:
         return CostsChoice(found, "it was made for this model, chip and layout")
-    if config.overlap != AUTO:
-        return CostsChoice(None, "there is none for this engine, and `overlap` is not 'auto'")
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
     return CostsChoice(

@@ -67,7 +67,7 @@ class Exploration:
         self._own_norm_cores: int | None = None
 
     def described(self, model: str) -> dict[str, Any]:
-        """What a file of this engine's durations says of where they come from."""
+        """Says where this engine's durations come from, for their file."""
         machine = self._machine
         return {
             "modelled": True,

@@ -1,1 +1,1 @@
-"""Files with durations of engines' steps: those that this package brings, and those made here."""
+"""Files with durations of engines' steps, which starts make and find again."""

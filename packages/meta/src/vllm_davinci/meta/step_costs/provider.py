@@ -19,7 +19,6 @@ from typing import Any
 
 from vllm_davinci.meta.supported_versions import installed_version
 
-SHIPPED = Path(__file__).parent / "files"
 _LIMIT_S = 900.0
 # By the chip's generation, the links that so many devices most likely have.
 _TOPOLOGIES = {
@@ -35,11 +34,8 @@ class StepCostsFiles:
 
     def find(self, engine: Mapping[str, Any]) -> Path | None:
         """The file for such an engine, of the model that is installed; None without one."""
-        name = file_name(engine)
-        for folder in (SHIPPED, cache_folder()):
-            if (folder / name).is_file() and is_current(folder / name):
-                return folder / name
-        return None
+        file = cache_folder() / file_name(engine)
+        return file if file.is_file() and is_current(file) else None
 
     def make(
         self, engine: Mapping[str, Any], model: str, options: Sequence[str]
