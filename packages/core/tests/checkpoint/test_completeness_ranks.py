@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from vllm_davinci_testing.engines.family_zoo import small_config
 from vllm_davinci_testing.processes.ranks import check_ranks
@@ -48,6 +48,27 @@ SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 }
 
 
+def by_expert(tensors: Tensors) -> Tensors:
+    """The tensors of a transformers model as released files have them, expert by expert.
+
+    Saving splits experts too, unless something in the process has taken that from transformers.
+    """
+    split: Tensors = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.partition(".experts.")
+        for expert in range(tensor.shape[0] if part.endswith("_proj") else 0):
+            whole, of_expert = tensor[expert], f"{prefix}.experts.{expert}"
+            if part == "down_proj":
+                split[f"{of_expert}.down_proj.weight"] = whole.contiguous()
+                continue
+            gate, up = whole.chunk(2)
+            split[f"{of_expert}.gate_proj.weight"] = gate.contiguous()
+            split[f"{of_expert}.up_proj.weight"] = up.contiguous()
+        if not part.endswith("_proj"):
+            split[name] = tensor
+    return split
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The whole one first; its first layer is dense, the second has 8 experts."""
@@ -58,10 +79,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             small_config("deepseek_v3"), dtype=torch.bfloat16
         )
     network.save_pretrained(directory / "whole")
+    tensors = by_expert(network.state_dict())
+    save_file(tensors, directory / "whole" / "model.safetensors", metadata={"format": "pt"})
     path = directory / "whole" / "config.json"
     # As released; transformers does not write it.
     path.write_text(json.dumps({**json.loads(path.read_text()), "topk_method": "noaux_tc"}))
-    tensors = load_file(directory / "whole" / "model.safetensors")
     made = [directory / "whole"]
     for name, (spoil, _) in SPOILT.items():
         made.append(directory / name)
