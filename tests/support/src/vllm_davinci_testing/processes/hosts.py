@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 _READY_S = 30.0
@@ -109,7 +111,8 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         while not lines or lines[-1] != "ready":
             line = keeper.stdout.readline()
             if not line:
-                raise RuntimeError("No namespaces for hosts can be made here: " + " ".join(lines))
+                # Containers may forbid them, and `ip` may be missing.
+                pytest.skip("no namespaces for hosts can be made here: " + " ".join(lines))
             lines.append(line.strip())
         inner = [int(line) for line in lines[-3:-1]]
         processes = _processes_under(keeper.pid)
