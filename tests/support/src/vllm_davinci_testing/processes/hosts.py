@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,9 +95,21 @@ class Host:
         return ["nsenter", "--target", str(self.process), *flags, "--"]
 
 
+def _skip_without_namespaces() -> None:
+    """Skips the test where the machine has no namespaces or networks for anybody to make."""
+    missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"no hosts can be made without {', '.join(missing)}")
+    asked = ["unshare", "--user", "--map-root-user", "--net", "true"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=_READY_S, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"namespaces are forbidden here: {done.stderr.strip()}")
+
+
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
     """Two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), until the block ends."""
+    _skip_without_namespaces()
     script = _SETUP.format(numbers="1 2")
     flags = ["--user", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"]
     keeper = subprocess.Popen(
@@ -111,8 +124,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         while not lines or lines[-1] != "ready":
             line = keeper.stdout.readline()
             if not line:
-                # Containers may forbid them, and `ip` may be missing.
-                pytest.skip("no namespaces for hosts can be made here: " + " ".join(lines))
+                raise RuntimeError("The hosts' namespaces were not made: " + " ".join(lines))
             lines.append(line.strip())
         inner = [int(line) for line in lines[-3:-1]]
         processes = _processes_under(keeper.pid)

@@ -14,6 +14,7 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.options import DavinciConfig
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -22,6 +23,8 @@ _AGAIN = (
     "`vllm-davinci dry-run ... --step-costs FILE` with this engine's options writes one for it."
 )
 KEY = "step_costs"
+
+logger = init_logger(__name__)
 AUTO = "auto"
 
 
@@ -67,9 +70,12 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
         return CostsChoice(found, "it was made for this model, chip and layout")
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
-    return CostsChoice(
-        *provider.make(engine, model.model, list(_engine_options(vllm_config, config)))
+    logger.info(
+        "overlap = 'auto': this engine's steps are modelled once, which takes a minute or more; "
+        "step_costs = null starts without."
     )
+    options = list(_engine_options(vllm_config, config))
+    return CostsChoice(*provider.make(engine, model.model, options))
 
 
 def chosen_by_costs(file: Path) -> list[Setting]:

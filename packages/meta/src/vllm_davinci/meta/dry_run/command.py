@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console
 
-from vllm_davinci.meta import core_access
 from vllm_davinci.meta.dry_run.layout import MOST_DEVICES
 from vllm_davinci.meta.dry_run.of_deployment import take_deployment
 from vllm_davinci.meta.errors import DeploymentError, DeviceLibraryError, DryRunError
@@ -253,27 +252,13 @@ def _serve(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
     import tempfile
 
-    from vllm_davinci.vnpu import VirtualDeviceConfig, activate
+    from vllm_davinci.meta.dry_run.this_process import become_rank
     from vllm_davinci.vnpu.timing import modelled_timeline
 
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-run.") as timelines:
-        virtual = VirtualDeviceConfig(
-            devices=MOST_DEVICES,
-            compute=False,
-            chip=options.chip,
-            topology=options.topology,
-            timeline=timelines if options.trace is not None else None,
-            variants=options.sensitivity,
-            phantom_ranks=True,
+        machine = become_rank(
+            options, timelines if options.trace is not None else None, options.sensitivity
         )
-        machine = virtual.machine()
-        assert machine is not None
-        # Where the virtual NPU is active already, its settings are still read: no device is open.
-        os.environ.update(virtual.environment())
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-        activate(virtual)
-        core_access.prepare()
         from vllm_davinci.meta.dry_run.engine import run_workload
         from vllm_davinci.meta.dry_run.workload import Workload
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_davinci.meta import core_access
-from vllm_davinci.meta.dry_run.layout import MOST_DEVICES
+from vllm_davinci.meta.dry_run.this_process import become_rank
 
 # Tokens of the steps with prefills that are compared where the command names none, and requests of
 # those in which all decode.
@@ -34,22 +32,7 @@ def measure(
 
 def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens: int) -> Any:
     """An Exploration of an engine with room for steps of so many tokens. Raises DryRunError."""
-    from vllm_davinci.vnpu import VirtualDeviceConfig, activate
-
-    virtual = VirtualDeviceConfig(
-        devices=MOST_DEVICES,
-        compute=False,
-        chip=options.chip,
-        topology=options.topology,
-        phantom_ranks=True,
-    )
-    machine = virtual.machine()
-    assert machine is not None
-    os.environ.update(virtual.environment())
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    activate(virtual)
-    core_access.prepare()
+    machine = become_rank(options)
     from vllm_davinci.meta.dry_run.engine import start_engine
     from vllm_davinci.meta.dry_run.exploration import Exploration
     from vllm_davinci.meta.dry_run.workload import Workload
