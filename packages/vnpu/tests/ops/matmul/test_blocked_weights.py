@@ -168,6 +168,7 @@ def test_memory_that_is_given_back_is_watched_no_longer() -> None:
     assert not _C.is_watched(address, 1 << 20)
 
 
+@in_own_memory
 def test_a_replayed_graph_writes_the_weight_each_time() -> None:
     x = values((ROWS, DEPTH), torch.bfloat16, 1, low=-1, high=1)
     weight = torch.ones(COLUMNS, DEPTH, dtype=torch.bfloat16, device="npu")
@@ -186,6 +187,7 @@ def test_a_replayed_graph_writes_the_weight_each_time() -> None:
             compare(found, expected, **TOLERANCE[torch.bfloat16])
 
 
+@in_own_memory
 def test_a_write_that_fails_counts_as_one() -> None:
     """Where an operator stops, its output may hold anything."""
     weight = values((COLUMNS, DEPTH), torch.float32, 2, low=-1, high=1).npu()
