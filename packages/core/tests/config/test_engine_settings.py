@@ -8,9 +8,9 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from vllm_davinci.core.config.described import described_only
 from vllm_davinci.core.config.engine_settings import option_settings, vllm_settings
 from vllm_davinci.core.config.setting import Setting, Source
-from vllm_davinci.core.platform import described_only
 
 MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
 

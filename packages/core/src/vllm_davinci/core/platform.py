@@ -1,9 +1,6 @@
 """NPUPlatform: what vLLM asks of a device, answered. Importing this touches no device."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -14,19 +11,19 @@ from torch_npu import npu
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config import environment_variables
+from vllm_davinci.core.config import environment_variables, unsupported
 from vllm_davinci.core.config.dbo import check_overlap
+from vllm_davinci.core.config.described import is_described
 from vllm_davinci.core.config.graph_mode import choose_graph_mode, graph_mode_notes
 from vllm_davinci.core.config.hybrids import settle_states
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
-from vllm_davinci.core.config.parsing import get_settings, is_resolved, non_default_options
-from vllm_davinci.core.config.resolution import resolve
+from vllm_davinci.core.config.parsing import get_settings, is_resolved
+from vllm_davinci.core.config.resolution import log_resolution, resolve
 from vllm_davinci.core.config.scheduler import override_scheduler_fields, settle_scheduler
 from vllm_davinci.core.config.side_streams import check_streams
 from vllm_davinci.core.config.sparse_attention import refuse_beside_sparse_attention
 from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
-from vllm_davinci.core.config.unsupported import refuse_architectures, refuse_unavailable
 from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
 from vllm_davinci.core.device.local_devices import VISIBLE_DEVICES, check_device_count
 from vllm_davinci.core.device.soc import Soc, soc_of
@@ -53,21 +50,6 @@ if TYPE_CHECKING:
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = init_logger(__name__)
-
-# See core.quantization.
-QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")
-
-_is_described: ContextVar[bool] = ContextVar("is_described", default=False)
-
-
-@contextmanager
-def described_only() -> Iterator[None]:
-    """Configurations made inside may need more devices than this host has: none of them starts."""
-    token = _is_described.set(True)
-    try:
-        yield
-    finally:
-        _is_described.reset(token)
 
 
 class NPUPlatform(Platform):
@@ -171,27 +153,9 @@ class NPUPlatform(Platform):
         attn_selector_config: "AttentionSelectorConfig",
         num_heads: int | None = None,
     ) -> str:
-        from vllm_davinci.core.attention.backend import NPUAttentionBackend  # imports vllm.v1
-        from vllm_davinci.core.attention.mla.backend import NPUMLABackend, NPUSparseMLABackend
+        from vllm_davinci.core.attention.mla.selection import select_backend  # imports vllm.v1
 
-        backend = NPUAttentionBackend
-        if attn_selector_config.use_mla:
-            is_sparse = attn_selector_config.use_sparse
-            backend = NPUSparseMLABackend if is_sparse else NPUMLABackend
-        if selected_backend is not None and selected_backend.name != backend.get_name():
-            raise ConfigurationError(
-                f"--attention-backend {selected_backend.name} is for another device. Leave it "
-                f"out: {cls.device_name} has one attention backend."
-            )
-        asked = attn_selector_config._asdict()
-        asked.pop("block_size")  # set later, by update_block_size_for_backend
-        reasons = backend.validate_configuration(block_size=None, device_capability=None, **asked)
-        if reasons:
-            raise UnsupportedFeatureError(
-                f"This model's attention cannot run in {RELEASE}: {'; '.join(reasons)}. "
-                f"Asked for: {attn_selector_config}."
-            )
-        return f"{backend.__module__}.{backend.__qualname__}"
+        return select_backend(selected_backend, attn_selector_config)
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
@@ -274,13 +238,7 @@ class NPUPlatform(Platform):
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
-        if quant not in QUANTIZATION_METHODS:
-            raise UnsupportedFeatureError(
-                f"not available in {RELEASE}: quantization {quant!r}; "
-                f"{', '.join(QUANTIZATION_METHODS)} are. Use the model's unquantized checkpoint "
-                "and leave --quantization out, or make an int8 checkpoint of it: vllm-davinci "
-                "quantize SOURCE DESTINATION."
-            )
+        unsupported.refuse_quantization(quant)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
@@ -292,9 +250,8 @@ class NPUPlatform(Platform):
         override_scheduler_fields(vllm_config)
         if choose_model_runner(os.environ):
             logger.info_once("model runner: V1 (%s)", WHY_V1)
-        compilation = vllm_config.compilation_config
-        if compilation.mode is None:
-            compilation.mode = CompilationMode.NONE
+        if vllm_config.compilation_config.mode is None:
+            vllm_config.compilation_config.mode = CompilationMode.NONE
         choose_graph_mode(vllm_config)
 
     @classmethod
@@ -303,22 +260,22 @@ class NPUPlatform(Platform):
         let_interrupts_end_the_start()
         # An engine's processes get the resolved configuration, and have nothing new to tell.
         is_new = not is_resolved(vllm_config)
-        resolution = resolve(vllm_config, may_make=not _is_described.get())
+        resolution = resolve(vllm_config, may_make=not is_described())
         config = resolution.config
         warnings = resolution.warnings
         warnings += check_overlap(vllm_config, config.dbo)
         check_streams(vllm_config)
         environment_variables.hccl_buffer_mib(os.environ)  # read again when groups are made
-        refuse_unavailable(vllm_config)
+        unsupported.refuse_unavailable(vllm_config)
         check_speculation(vllm_config)
         changes = settle_kv_transfer(vllm_config) + settle_expert_balance(vllm_config)
         if vllm_config.model_config is not None:
-            refuse_architectures(vllm_config.model_config)
+            unsupported.refuse_architectures(vllm_config.model_config)
             changes += settle_states(vllm_config)
             refuse_beside_sparse_attention(vllm_config)
             warnings += check_experts(vllm_config, config, _soc())
             warnings += graph_mode_notes(vllm_config)
-        if not _is_described.get():
+        if not is_described():
             check_device_count(vllm_config.parallel_config, cls.device_count())
             if vllm_config.parallel_config.world_size_across_dp > 1:
                 warnings += limit_device_waits(os.environ)
@@ -327,15 +284,7 @@ class NPUPlatform(Platform):
         if not is_new:
             return
         get_settings(vllm_config).extend(changes)
-        for warning in warnings:
-            logger.warning_once("%s", warning)
-        for setting in [*resolution.choices, *changes]:
-            logger.info_once("%s", setting.told())
-        logger.info_once(
-            "Effective vllm-davinci configuration: %s",
-            # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.
-            str(non_default_options(resolution.requested) or "all options at their defaults"),
-        )
+        log_resolution(resolution, warnings, changes)
         components.log_missing()
 
 

@@ -266,9 +266,9 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
         where=(
-            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
-            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
-            "core.model_runner:NPUModelRunner._zero_block_ids",
+            "core.kv_cache.runner:CachingRunner.initialize_kv_cache_tensors",
+            "core.kv_cache.runner:CachingRunner._init_kv_zero_meta",
+            "core.kv_cache.runner:CachingRunner._zero_block_ids",
             "core.model_runner:NPUModelRunner._update_states",
         ),
         why="the fused attention operator takes two contiguous tensors",
@@ -375,9 +375,9 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.ubatch.splitter:StepSplitter.one_dp_rank",
             "core.ubatch.splitter:StepSplitter.builder_per_ubatch",
-            "core.model_runner:NPUModelRunner._determine_batch_execution_and_padding",
-            "core.model_runner:NPUModelRunner._get_slot_mappings",
-            "core.model_runner:NPUModelRunner._build_attention_metadata",
+            "core.ubatch.runner:SplittingRunner._determine_batch_execution_and_padding",
+            "core.ubatch.runner:SplittingRunner._get_slot_mappings",
+            "core.ubatch.runner:SplittingRunner._build_attention_metadata",
             "core.model_runner:NPUModelRunner._model_forward",
         ),
         why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",

@@ -20,7 +20,7 @@ def engine_configuration(command: str, model: str, arguments: list[str]) -> Vllm
     from pydantic import ValidationError
     from vllm.engine.arg_utils import EngineArgs
 
-    from vllm_davinci.core.platform import described_only
+    from vllm_davinci.core.config.described import described_only
 
     try:
         parsed = _parser(command).parse_args(["--model", model, *arguments])

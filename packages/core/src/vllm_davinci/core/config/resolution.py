@@ -1,7 +1,7 @@
 """From what was asked for to one typed configuration of this engine."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_davinci.core.config.environment_variables import variables_without_effect
@@ -13,6 +13,7 @@ from vllm_davinci.core.config.parsing import (
     ResolvedOptions,
     flat,
     keys_given,
+    non_default_options,
     validated,
 )
 from vllm_davinci.core.config.requests import serve_requests
@@ -23,9 +24,12 @@ from vllm_davinci.core.config.sequence_parallel import (
 )
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.config.step_costs import choose_costs
+from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 
 class Resolution(NamedTuple):
@@ -95,3 +99,18 @@ def resolve(
 
 def _spelled(spelling: Mapping[str, str], key: str) -> str:
     return f"as {spelling[key]}" if key in spelling else ""
+
+
+def log_resolution(
+    resolution: Resolution, warnings: Iterable[str], changes: Iterable[Setting]
+) -> None:
+    """Tells what a configuration's resolution came to; changes are those to vLLM's options."""
+    for warning in warnings:
+        logger.warning_once("%s", warning)
+    for setting in [*resolution.choices, *changes]:
+        logger.info_once("%s", setting.told())
+    logger.info_once(
+        "Effective vllm-davinci configuration: %s",
+        # A string: vLLM remembers what it has logged, and a dictionary cannot be remembered.
+        str(non_default_options(resolution.requested) or "all options at their defaults"),
+    )

@@ -105,3 +105,18 @@ def refuse_architectures(model: "ModelConfig") -> None:
             "attention layers, such as Llama, Qwen3, Qwen3-MoE or DeepSeek-V3, or "
             f"{', '.join(SERVED_HYBRIDS)}."
         )
+
+
+# See core.quantization.
+QUANTIZATION_METHODS = ("ascend", "compressed-tensors", "fp8", "auto_awq", "auto_gptq")
+
+
+def refuse_quantization(quant: str) -> None:
+    """Raises UnsupportedFeatureError for a `--quantization` that this release does not have."""
+    if quant not in QUANTIZATION_METHODS:
+        raise UnsupportedFeatureError(
+            f"not available in {RELEASE}: quantization {quant!r}; "
+            f"{', '.join(QUANTIZATION_METHODS)} are. Use the model's unquantized checkpoint "
+            "and leave --quantization out, or make an int8 checkpoint of it: vllm-davinci "
+            "quantize SOURCE DESTINATION."
+        )

@@ -84,23 +84,18 @@ class SplitForward:
             if self._label is not None:
                 self._label(f"ubatch {index}")
 
-        def part(index: int, **inputs: Any) -> Callable[[], Any]:
-            def call() -> Any:
-                with use_workspace_lane(index):
-                    return forward(**inputs, **model_kwargs)
-
-            return call
-
         ids, embeds = split.slice(input_ids), split.slice(inputs_embeds)
         position_parts = split.slice(positions, dim=-1)
         received = _slice_intermediate_tensors(split, intermediate_tensors)
         forwards = [
-            part(
+            _forward_of_part(
                 index,
+                forward,
                 input_ids=ids[index],
                 positions=position_parts[index],
                 intermediate_tensors=received[index],
                 inputs_embeds=embeds[index],
+                **model_kwargs,
             )
             for index in range(len(contexts))
         ]
@@ -116,6 +111,16 @@ class SplitForward:
             if self._label is not None:
                 self._label("")
         return _merge(split, outputs)
+
+
+def _forward_of_part(index: int, forward: Forward, **inputs: Any) -> Callable[[], Any]:
+    """The forward of one ubatch, with a workspace that no other ubatch writes to."""
+
+    def call() -> Any:
+        with use_workspace_lane(index):
+            return forward(**inputs)
+
+    return call
 
 
 def _slice_intermediate_tensors(

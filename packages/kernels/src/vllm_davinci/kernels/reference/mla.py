@@ -123,12 +123,8 @@ def mla_preprocess_w8a8(
     if q_a_norm is not None:
         compressed, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
         normed = rms_norm(compressed, q_a_norm, q_epsilon)
-        if q_a_norm_bias is not None:
-            normed = normed + q_a_norm_bias
-        if q_input_scale is None or q_input_offset is None:
-            queries, query_scale = dynamic_quant(normed)
-        else:
-            queries = static_quant(normed, q_input_scale, q_input_offset)
+        normed = normed if q_a_norm_bias is None else normed + q_a_norm_bias
+        queries, query_scale = _quantized_queries(normed, q_input_scale, q_input_offset)
     return _after_projections(
         quant_matmul(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
         kv,
@@ -142,6 +138,19 @@ def mla_preprocess_w8a8(
         kv_epsilon,
         num_decode_tokens,
     )
+
+
+def _quantized_queries(
+    normed: Tensor, scale: Tensor | None, offset: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Compressed queries in int8, and the scale of each; None where one scale serves all.
+
+    normed: [num_tokens, q_lora_rank]
+    scale, offset: [1], or None where every query gets a scale of its own
+    """
+    if scale is None or offset is None:
+        return dynamic_quant(normed)
+    return static_quant(normed, scale, offset), None
 
 
 def _after_projections(

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from vllm_davinci.core.platform import described_only
+from vllm_davinci.core.config.described import described_only
 from vllm_davinci.meta.dry_run.layout import Layout, busiest_rank
 from vllm_davinci.meta.errors import DryRunError
 from vllm_davinci.vnpu.timing import Machine

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention import masks
+from vllm_davinci.core.attention.head_sizes import as_prefill_takes
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
@@ -238,18 +239,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         mask: the compressed causal one, or None where every query sees every key
         returns_lse: whether the log-sum-exp is computed; else it holds anything, or is None
         """
-        nope, value_size = self.prefill_sizes
-        if filling := nope - self.qk_nope_head_dim:
-            q_nope, k_nope = pad(q_nope, (0, filling)), pad(k_nope, (0, filling))
-        if filling := value_size - self.v_head_dim:
+        query, query_rope = as_prefill_takes(q_nope, q_pe, self.prefill_sizes)
+        key, key_rope = as_prefill_takes(k_nope, k_pe, self.prefill_sizes)
+        if filling := self.prefill_sizes[1] - self.v_head_dim:
             value = pad(value, (0, filling))
-        query, key = q_nope, k_nope
-        query_rope: torch.Tensor | None = q_pe
-        key_rope: torch.Tensor | None = k_pe
-        if nope != value_size:
-            # The operator takes separate rotary parts only beside heads of one size.
-            query, key = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
-            query_rope = key_rope = None
         sparse_mode = masks.SPARSE_MODE_NONE if mask is None else masks.SPARSE_MODE_CAUSAL
         if attend := fused_op("prefill_attention"):
             out, lse = attend(
@@ -284,7 +277,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 input_layout="TND",
                 softmax_lse_flag=returns_lse,
             )
-        if value_size != self.v_head_dim:
+        if filling:
             out = out[..., : self.v_head_dim].contiguous()
         return out, lse
 
