@@ -37,6 +37,7 @@ TESTS = (
     "packages/core/tests/config",
     "packages/core/tests/attention",
     "tests/e2e/test_generate.py",
+    "tests/e2e/test_generate_paths.py",
     "tests/e2e/test_exactness.py",
 )
 ENVIRONMENT_LIMIT_S, COMPARISON_LIMIT_S, TESTS_LIMIT_S = 3600.0, 300.0, 3600.0

@@ -36,6 +36,15 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes a checkpoint of vision_zoo at its first use; its directory."""
+    from vllm_davinci_testing.engines import vision_zoo  # imports transformers' processors
+
+    directory = tmp_path_factory.mktemp("vision")
+    return cache(lambda name: vision_zoo.write_vision_checkpoint(name, directory / name))
+
+
+@pytest.fixture(scope="session")
 def tiny_llama(repository: Path) -> Path:
     return repository / "checkpoints" / "tiny_llama"
 

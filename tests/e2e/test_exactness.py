@@ -1,7 +1,7 @@
 """Every shape of model and every path through the engine: 64 prompts, 64 tokens each, all equal.
 
-Too long for every day; `nox -s tests -- -m thorough` runs it. What test_generate and test_parallel
-compare every time is a slice of it.
+Too long for every day; `nox -s tests -- -m thorough` runs it. What test_generate_paths and
+test_parallel compare every time is a slice of it.
 """
 
 from __future__ import annotations

@@ -5,23 +5,17 @@ A layer's own cases are in packages/core/tests/attention/test_encoder.py.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
-import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import openai
 import pytest
 import torch
-import transformers
 from PIL import Image
 from vllm import SamplingParams
 
@@ -30,12 +24,15 @@ from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci_testing.engines import vision_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
-from vllm_davinci_testing.engines.rounding import first_wrong_token
-from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import CLOSE
+from vllm_davinci_testing.engines.vision_reference import (
+    AUTO_CLASS,
+    MAX_TOKENS,
+    Reference,
+    Request,
+)
 
-MAX_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 # Width and height: alone, several at once, an edge of one merged patch, smaller windows at edges.
 SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
@@ -45,16 +42,6 @@ SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(vision_zoo.MODELS)
-
-Request = dict[str, Any]
-AUTO_CLASS = transformers.AutoModelForImageTextToText
-
-
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Writes a checkpoint of vision_zoo at its first use; its directory."""
-    directory = tmp_path_factory.mktemp("vision")
-    return cache(lambda name: vision_zoo.write_vision_checkpoint(name, directory / name))
 
 
 @pytest.fixture(scope="module")
@@ -96,82 +83,6 @@ def requests(family: str = "qwen2_5_vl") -> list[Request]:
         prompt = vision_zoo.prompt(len(sizes), f"case {number}", videos=len(clips))
         every.append({"prompt": prompt, **({"multi_modal_data": data} if data else {})})
     return every
-
-
-class Reference:
-    """transformers' results on the CPU in fp32."""
-
-    def __init__(
-        self, checkpoint: Path, needs_metadata: bool, network: torch.nn.Module | None = None
-    ) -> None:
-        self.network: Any = (
-            network
-            or AUTO_CLASS.from_pretrained(
-                checkpoint, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
-        )
-        self.processor = transformers.AutoProcessor.from_pretrained(checkpoint)
-        self._needs_metadata = needs_metadata
-
-    def _inputs(self, request: Request) -> dict[str, torch.Tensor]:
-        data = request.get("multi_modal_data", {})
-        videos: dict[str, Any] = {}
-        if "video" in data:
-            videos = {"videos": [frames for frames, _ in data["video"]], "do_sample_frames": False}
-            if self._needs_metadata:
-                told = [dict(metadata) for _, metadata in data["video"]]
-                for each in told:
-                    del each["do_sample_frames"]
-                videos["video_metadata"] = told
-        inputs = self.processor(
-            text=[request["prompt"]], images=data.get("image"), return_tensors="pt", **videos
-        )
-        return {name: value for name, value in inputs.items() if name != "video_metadata"}
-
-    @torch.inference_mode()
-    def logits(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocabulary]: what each token is chosen from, after those before it."""
-        inputs = self._inputs(request)
-        prompt = inputs["input_ids"].shape[1]
-        following = torch.tensor([tokens])
-        for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
-            if name not in inputs:  # of families that mark places by tokens alone
-                continue
-            added = {"input_ids": following, "attention_mask": following * 0 + 1}
-            inputs[name] = torch.cat([inputs[name], added.get(name, following * 0)], dim=1)
-        logits: torch.Tensor = self.network(**inputs).logits[0, prompt - 1 : -1]
-        return logits
-
-    def assert_chosen(self, request: Request, answer: tuple[list[int], list[int]]) -> None:
-        """The answer has the prompt with places for images and videos, and the greedy tokens."""
-        prompt, tokens = answer
-        assert prompt == self._inputs(request)["input_ids"][0].tolist()
-        assert len(tokens) == MAX_TOKENS
-        wrong = first_wrong_token(self.network, lambda: self.logits(request, tokens), tokens)
-        assert wrong is None, wrong
-
-    def gaps(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """[tokens]: how far each one's logit is below the best after those before it, in standard
-        deviations of all logits."""
-        rows = self.logits(request, tokens)
-        chosen = rows.gather(1, torch.tensor([tokens]).T)[:, 0]
-        gaps: torch.Tensor = (rows.max(dim=1).values - chosen) / rows.std(dim=1)
-        return gaps
-
-    @torch.inference_mode()
-    def features(self, request: Request) -> list[torch.Tensor]:
-        """[tokens, hidden_size] of each image, then of each video."""
-        inputs = self._inputs(request)
-        found: list[torch.Tensor] = []
-        if "pixel_values" in inputs:
-            names = ("pixel_values", "image_grid_thw")
-            given = {name: inputs[name] for name in names if name in inputs}
-            found += self.network.model.get_image_features(**given).pooler_output
-        if "pixel_values_videos" in inputs:
-            found += self.network.model.get_video_features(
-                inputs["pixel_values_videos"], inputs["video_grid_thw"]
-            ).pooler_output
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -352,219 +263,3 @@ def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(
                 )
             engine.abort_all()
         assert generated(engine, requests()[:1]) == [expected]
-
-
-# --- a server ----------------------------------------------------------------------------------
-
-VIDEO_FPS = 2
-
-
-@pytest.fixture(scope="module")
-def server(
-    vision: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("vision_server")
-    server = ForkedServer(
-        vision("qwen2_5_vl"),
-        directory / "log.txt",
-        *SMALL,
-        "--max-model-len=512",
-        "--served-model-name=vision",
-        '--limit-mm-per-prompt={"image": 2, "video": 1}',
-        f'--media-io-kwargs={{"video": {{"fps": {VIDEO_FPS}}}}}',
-        f"--allowed-local-media-path={directory}",
-        environment={"VLLM_MAX_IMAGE_PIXELS": str(MOST_PIXELS)},
-    )
-    vision_zoo.image(112, 84).save(directory / "image.png")
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.kill()
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def data_url(content: bytes, mime: str = "image/png") -> str:
-    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
-
-
-def encoded(image: Image.Image, kind: str = "png") -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()
-
-
-def chat(client: openai.OpenAI, urls: Sequence[str]) -> Any:
-    kinds = ["video_url" if url.startswith("data:video/") else "image_url" for url in urls]
-    parts: list[Any] = [
-        {"type": kind, kind: {"url": url}} for kind, url in zip(kinds, urls, strict=True)
-    ]
-    return client.chat.completions.create(
-        model="vision",
-        messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "what"}]}],
-        max_tokens=MAX_TOKENS,
-        temperature=0,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
-
-
-def answer(client: openai.OpenAI, *urls: str) -> tuple[list[int], list[int]]:
-    """Prompt with places for images and videos, and tokens."""
-    completion = chat(client, urls)
-    return completion.prompt_token_ids, completion.choices[0].token_ids
-
-
-def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(
-    client: openai.OpenAI, server: ServerProcess, reference: Callable[[str], Reference]
-):
-    image = vision_zoo.image(112, 84)
-    from_data = answer(client, data_url(encoded(image)))
-    request = {"prompt": vision_zoo.prompt(1, "\nwhat"), "multi_modal_data": {"image": [image]}}
-    reference("qwen2_5_vl").assert_chosen(request, from_data)
-    assert from_data == answer(client, f"file://{server.log.parent}/image.png")
-    assert from_data != answer(client, data_url(encoded(vision_zoo.image(112, 84, seed=7))))
-
-
-def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
-    """Frames as they are decoded, and the address of each form in which they can come."""
-    frames = vision_zoo.video(8, 196, 56, seed=3)
-    file = directory / "video.mp4"
-    content = vision_zoo.mp4(file, frames, fps=VIDEO_FPS)
-    pictures = [encoded(Image.fromarray(frame), "jpeg") for frame in frames]
-    joined = ",".join(base64.b64encode(picture).decode() for picture in pictures)
-    decoded = np.stack([np.asarray(Image.open(io.BytesIO(picture))) for picture in pictures])
-    return {
-        "mp4": (vision_zoo.decoded(file), data_url(content, "video/mp4")),
-        "frames": (decoded, f"data:video/jpeg;base64,{joined}"),
-    }
-
-
-@pytest.mark.parametrize("form", ["mp4", "frames"])
-def test_a_video_comes_as_a_file_or_as_frames(
-    form: str, client: openai.OpenAI, tmp_path: Path, reference: Callable[[str], Reference]
-):
-    frames, url = videos(tmp_path)[form]
-    assert len(frames) == 8
-    request = {
-        "prompt": vision_zoo.prompt(0, "\nwhat", videos=1),
-        "multi_modal_data": {"video": [(frames, vision_zoo.video_metadata(frames, VIDEO_FPS))]},
-    }
-    reference("qwen2_5_vl").assert_chosen(request, answer(client, url))
-
-
-# --- bad images and videos -----------------------------------------------------------------------
-
-MOST_PIXELS = 300_000  # of an image of the server
-MOST_GROWTH = 16 << 20  # bytes that its processes may gain, all together
-NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II", 0, 10) + bytes(9)
-
-
-def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
-    """Addresses of images and videos, and what the answer says; `seed` makes others of them."""
-    image = encoded(vision_zoo.image(56, 56, seed))
-    video = vision_zoo.mp4(directory / "whole.mp4", vision_zoo.video(4, 56, 56, seed), fps=2.0)
-    large = vision_zoo.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
-    return {
-        "cut_short": ([data_url(image[: 60 + seed % 7])], "image"),
-        "no_image": ([data_url(b"nothing of the kind %d" % seed)], "image"),
-        "no_pixels": ([data_url(NO_PIXELS)], "image"),
-        "not_base64": (["data:image/png;base64,?!"], ""),
-        "other_mime": ([data_url(b"a text", "text/plain")], ""),
-        "too_many": ([data_url(image)] * 3, "At most 2 image"),
-        "too_narrow": ([data_url(encoded(vision_zoo.image(2000 + seed % 7, 5)))], "size="),
-        "too_large": ([data_url(encoded(Image.new("L", (600, 600 + seed % 7))))], "pixels"),
-        "elsewhere": (["file:///etc/hostname"], "allowed"),
-        "not_there": (["file:///no/such/file.png"], ""),
-        "video_cut_short": ([data_url(video[: len(video) // 2], "video/mp4")], "video"),
-        "no_video": ([data_url(b"nothing of the kind", "video/mp4")], "video"),
-        "video_of_broken_frames": ([data_url(image[:60], "video/jpeg")], "image"),
-        "video_too_large": ([data_url(large, "video/mp4")], "pixels"),
-        "too_many_videos": ([data_url(video, "video/mp4")] * 2, "At most 1 video"),
-    }
-
-
-@pytest.mark.parametrize("case", [
-    "cut_short", "no_image", "no_pixels", "not_base64", "other_mime", "too_many", "too_narrow",
-    "too_large", "elsewhere", "not_there", "video_cut_short", "no_video",
-    "video_of_broken_frames", "video_too_large", "too_many_videos",
-])  # fmt: skip
-def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
-    case: str, client: openai.OpenAI, tmp_path: Path
-):
-    urls, said = broken(tmp_path)[case]
-    good = data_url(encoded(vision_zoo.image(56, 56)))
-    expected = answer(client, good)
-    with pytest.raises(openai.APIStatusError) as raised:
-        answer(client, *urls)
-    assert 400 <= raised.value.status_code < 500
-    assert said in str(raised.value)
-    assert answer(client, good) == expected
-
-
-@pytest.mark.parametrize(
-    ("first", "requests"),
-    [pytest.param(30, 90, id="90"),
-     pytest.param(200, 1000, id="1000", marks=pytest.mark.thorough)],
-)  # fmt: skip
-def test_bad_requests_leave_no_memory_behind(
-    first: int, requests: int, client: openai.OpenAI, server: ServerProcess, tmp_path: Path
-):
-    """The server's processes hold no more memory after all of them than after the `first`."""
-
-    def resident() -> int:
-        return sum(process.memory_info().rss for process in server.processes())
-
-    held = 0
-    cases: list[list[str]] = []
-    for number in range(requests):
-        if number == first:
-            held = resident()
-        if not cases:
-            cases = [urls for urls, _ in broken(tmp_path, seed=number).values()]
-        with pytest.raises(openai.APIStatusError) as raised:
-            answer(client, *cases.pop())
-        assert 400 <= raised.value.status_code < 500
-    assert resident() - held < MOST_GROWTH
-
-
-# As if it was not installed, in every process that finds this file on its path.
-WITHOUT_TORCHVISION = """
-import sys
-
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, *arguments):
-        if name.partition(".")[0] == "torchvision":
-            return None
-        return self.finder.find_spec(name, *arguments)
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
-
-
-@pytest.mark.thorough
-def test_without_torchvision_the_start_says_what_is_missing(
-    vision: Callable[[str], Path], tmp_path: Path
-):
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCHVISION)
-    # Of an empty cache: vLLM keeps what it has once found out about a model's class.
-    environment = {"PYTHONPATH": str(tmp_path), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}
-    server = ServerProcess(
-        vision("qwen2_5_vl"), tmp_path / "log.txt", *SMALL, environment=environment
-    )
-    try:
-        with pytest.raises(RuntimeError, match="vllm serve ended with"):
-            server.wait_until_ready()
-    finally:
-        server.kill()
-    assert "No module named 'torchvision'" in server.log_text()

@@ -4,134 +4,15 @@ A cache block holds 128 tokens; each prompt below is its number of tokens.
 """
 
 import random
-from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from vllm import SamplingParams
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreOutput, FinishReason
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
 
-from vllm_davinci.core.scheduler.prefill_first import (
-    AsyncPrefillFirstScheduler,
-    PrefillFirstScheduler,
-)
-
-MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_llama"
-BLOCK = 128
-TOKEN = 7
-
-
-class Served:
-    """A scheduler, and a model that answers each request with the same token.
-
-    steps: what was scheduled: request -> tokens, by step
-    """
-
-    def __init__(self, blocks: int, **options: Any) -> None:
-        section = {"enabled": True, **options.pop("section", {})}
-        given = {"max_model_len": 2048, "max_num_batched_tokens": 512, "max_num_seqs": 4}
-        self.config = engine_config(section, **{**given, **options})
-        self.config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.bfloat16
-        )
-        cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = self.config.scheduler_config.get_scheduler_cls()(
-            vllm_config=self.config,
-            kv_cache_config=cache,
-            structured_output_manager=StructuredOutputManager(self.config),
-            block_size=BLOCK,
-            hash_block_size=BLOCK,
-            log_stats=True,
-        )
-        self.steps: list[dict[str, int]] = []
-        self.tokens: dict[str, int] = {}
-        self.reasons: dict[str, FinishReason] = {}
-        self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-        self._depth = 2 if self.config.scheduler_config.async_scheduling else 1
-        init_none_hash(sha256)
-
-    def add(
-        self, name: str, prompt: int | list[int], max_tokens: int = 8, **options: Any
-    ) -> Request:
-        ids = [len(self.tokens) + 11] * prompt if isinstance(prompt, int) else prompt
-        request = Request(
-            name,
-            ids,
-            SamplingParams(max_tokens=max_tokens, ignore_eos=True),
-            None,
-            block_hasher=get_request_block_hasher(BLOCK, sha256),
-            **options,
-        )
-        self.tokens[name] = 0
-        self.scheduler.add_request(request)
-        return request
-
-    def step(self, throttle_prefills: bool = False) -> dict[str, int]:
-        """Schedules, and takes the output of the step that is oldest by now."""
-        output = self.scheduler.schedule(throttle_prefills)
-        names = list(output.num_scheduled_tokens)
-        sampled = [
-            [] if self.scheduler.requests[name].is_prefill_chunk else [TOKEN] for name in names
-        ]
-        of_model = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            pooler_output=[],
-        )
-        self._in_flight.append((output, of_model))
-        self.steps.append(dict(output.num_scheduled_tokens))
-        if len(self._in_flight) == self._depth:
-            self.settle()
-        return self.steps[-1]
-
-    def settle(self) -> None:
-        for outputs in self.scheduler.update_from_output(*self._in_flight.popleft()).values():
-            for output in outputs.outputs:
-                self._take(output)
-
-    def _take(self, output: EngineCoreOutput) -> None:
-        self.tokens[output.request_id] += len(output.new_token_ids)
-        if output.finish_reason is not None:
-            self.reasons[output.request_id] = output.finish_reason
-
-    def waiting(self) -> list[str]:
-        queues = [*self.scheduler.kv_holding_waiting, *self.scheduler.waiting]
-        return [request.request_id for request in queues]
-
-    def run(self, most: int = 500) -> None:
-        """Steps until nothing is left."""
-        for _ in range(most):
-            if self.scheduler.has_unfinished_requests():
-                self.step()
-            elif self._in_flight:
-                self.settle()
-            else:
-                return
-        raise AssertionError(f"not done after {most} steps: {self.steps[-3:]}")
-
-
-def engine_config(section: dict[str, Any], **options: Any) -> VllmConfig:
-    return EngineArgs(
-        model=str(MODEL),
-        hf_overrides={"max_position_embeddings": 2048},
-        additional_config={"ascend_scheduler_config": section},
-        **options,
-    ).create_engine_config()
+from vllm_davinci_testing.engines.served_scheduler import BLOCK, Served
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -142,14 +23,6 @@ def serve(request: pytest.FixtureRequest) -> Callable[..., Served]:
         return Served(blocks, async_scheduling=request.param, **options)
 
     return make
-
-
-def test_async_scheduling_decides_the_class():
-    for is_asynchronous, kind in [
-        (False, PrefillFirstScheduler),
-        (True, AsyncPrefillFirstScheduler),
-    ]:
-        assert type(Served(9, async_scheduling=is_asynchronous).scheduler) is kind
 
 
 def test_prompts_come_first_and_decodes_in_steps_of_their_own(serve: Callable[..., Served]):
@@ -367,46 +240,3 @@ def test_any_load_is_served(seed: int, serve: Callable[..., Served]):
         )
         for name, count in step.items():
             computed[name] = computed.get(name, 0) + count
-
-
-# --- the choice of the scheduler -----------------------------------------------------------
-
-
-def test_chunked_prefill_in_the_section_leaves_vllm_s_scheduler():
-    section = {"enabled": True, "enable_chunked_prefill": True, "max_num_seqs": 3}
-    config = engine_config(section)
-    assert config.scheduler_config.scheduler_cls is None
-    assert config.scheduler_config.max_num_seqs == 3
-    assert config.scheduler_config.watermark == 0
-
-
-def test_keys_override_vllm_s_fields_and_the_watermark_has_another_default():
-    section = {"enabled": True, "max_num_batched_tokens": 4096, "max_num_seqs": 5}
-    config = engine_config(section, max_num_seqs=7, max_model_len=1024).scheduler_config
-    assert (config.max_num_batched_tokens, config.max_num_seqs) == (4096, 5)
-    assert config.watermark == 0.01
-    assert engine_config({"enabled": True}, watermark=0.2).scheduler_config.watermark == 0.2
-
-
-@pytest.mark.parametrize(
-    ("section", "options", "message"),
-    [
-        ({"policy": "priority"}, {}, "its policy is fcfs, and 'priority' is asked for"),
-        ({}, {"scheduling_policy": "priority"}, "its policy is fcfs"),
-        ({"policy": "lifo"}, {}, "'ascend_scheduler_config.policy' is 'lifo'"),
-        ({"max_num_seqs": "many"}, {}, r"max_num_seqs' is 'many' \(str\)"),
-        ({"max_num_seqs": 0}, {}, "greater than or equal to 1"),
-        ({"max_num_seqs": 99}, {"max_num_batched_tokens": 64}, "does not fit the model"),
-        ({"scheduler_cls": "mine.Scheduler"}, {}, "Remove the key"),
-        ({"long_prefill_token_threshold": 64}, {}, "prompts stay whole"),
-        ({"async_scheduling": True}, {"async_scheduling": False}, "--no-async-scheduling"),
-        ({}, {"scheduler_cls": "mine.Scheduler"}, "--scheduler-cls is mine.Scheduler"),
-        ({"max_num_sequences": 4}, {}, "Did you mean 'ascend_scheduler_config.max_num_seqs'"),
-        ({"num_scheduler_steps": 8}, {}, "no longer has steps of several tokens"),
-    ],
-)
-def test_what_it_cannot_do_ends_the_configuration(
-    section: dict[str, Any], options: dict[str, Any], message: str
-):
-    with pytest.raises(ValueError, match=message):
-        engine_config({"enabled": True, **section}, **options)

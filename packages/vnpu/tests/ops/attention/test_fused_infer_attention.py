@@ -244,42 +244,6 @@ def test_a_sink_takes_part_in_the_softmax_without_a_value() -> None:
         close(out[q].transpose(0, 1), expected, torch.float32)
 
 
-@pytest.mark.parametrize("mode", [0, 1])
-def test_int8_keys_and_values_are_scaled_per_channel_or_per_token(mode: int) -> None:
-    query = values((2, 4, 1, 64), torch.float16, 1)
-    key, value = (values((2, 2, 50, 64), torch.int8, n, low=-90, high=90) for n in (2, 3))
-    shape = (1, 2, 1, 64) if mode == 0 else (1, 2, 50)
-    kind = torch.float16 if mode == 0 else torch.float32
-    scale, value_scale = (values(shape, kind, n, low=0.002, high=0.01) for n in (4, 5))
-    offset = values(shape, kind, 6)
-    out, _ = torch_npu.npu_fused_infer_attention_score(
-        query.npu(), key.npu(), value.npu(), num_heads=4, num_key_value_heads=2, scale=0.2,
-        input_layout="BNSD", key_antiquant_scale=scale.npu(), key_antiquant_offset=offset.npu(),
-        value_antiquant_scale=value_scale.npu(), value_antiquant_offset=offset.npu(),
-        key_antiquant_mode=mode, value_antiquant_mode=mode,
-    )  # fmt: skip
-
-    def number(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        over = (lambda t: t.float()) if mode == 0 else (lambda t: t.view(2, 1, 50, 1))
-        return (x.float() + over(offset)) * over(s)
-
-    for b in range(2):
-        k, v = number(key, scale)[b], number(value, value_scale)[b]
-        close(out[b], attention(query[b], k, v, 0.2)[0], torch.float16)
-
-
-def test_int8_results_are_scaled_and_shifted() -> None:
-    query = values((1, 2, 5, 32), torch.float32, 1)
-    scale, offset = torch.tensor([31.0]), torch.tensor([3.0])
-    out, _ = torch_npu.npu_fused_infer_attention_score(
-        query.npu(), query.npu(), query.npu(), num_heads=2, scale=0.2, input_layout="BNSD",
-        quant_scale2=scale.npu(), quant_offset2=offset.npu(),
-    )  # fmt: skip
-    expected = attention(query[0], query[0], query[0], 0.2)[0] * 31 + 3
-    assert out.dtype == torch.int8
-    assert (out.cpu()[0].double() - expected.clamp(-128, 127)).abs().max() <= 0.501
-
-
 def test_the_older_prefill_and_decode_operators_agree() -> None:
     query, key = values((2, 6, 4 * 32), torch.float16, 1), values((2, 40, 2 * 32), torch.float16, 2)
     heads = {"num_heads": 4, "num_key_value_heads": 2, "scale_value": 0.2, "input_layout": "BSH"}
@@ -305,33 +269,3 @@ def test_the_older_prefill_and_decode_operators_agree() -> None:
         short = k[:, :keys]
         expected = attention(split(query[b, :1], 4), short, short, 0.2)[0]
         close(split(decode[b], 4), expected, torch.float16)
-
-
-def refusal(match: str, **changes: object) -> None:
-    arguments: dict[str, object] = {
-        "actual_seq_lengths": [2],
-        "actual_seq_lengths_kv": [20],
-        "block_table": torch.zeros(1, 2, dtype=torch.int32).npu(),
-        "num_heads": 4,
-        "num_key_value_heads": 2,
-        "input_layout": "TND",
-        "block_size": 16,
-    } | changes
-    cache = torch.zeros(3, 16, 64).npu()
-    with pytest.raises(RuntimeError, match=match):
-        torch_npu.npu_fused_infer_attention_score(
-            torch.zeros(2, 4, 32).npu(), cache, cache, **arguments
-        )
-        torch.npu.synchronize()
-
-
-@pytest.mark.refused_calls
-def test_wrong_arguments_are_refused_with_the_value_seen() -> None:
-    refusal("beside blockSize 24", block_size=24)
-    refusal(
-        r"blockTable\[0\]\[1\] is 7", block_table=torch.tensor([[0, 7]], dtype=torch.int32).npu()
-    )
-    refusal("for a request of 50 keys in blocks of 16", actual_seq_lengths_kv=[50])
-    refusal("the end 3 of 2 tokens", actual_seq_lengths=[3])
-    refusal("mask .* must be given when sparse_mode is 2, 3 or 4", sparse_mode=3)
-    refusal("2048 x 2048", sparse_mode=3, atten_mask=torch.zeros(64, 64, dtype=torch.bool).npu())

@@ -211,3 +211,15 @@ class Block:
             for (name, count), actual in zip(step, self.run(step), strict=True):
                 expected = self.expected(name, scale_correction)[-count:].to(self.dtype)
                 torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
+
+
+def with_streams(vllm_config: VllmConfig, device: torch.device, **options: object) -> Block:
+    """A block whose layer was made with a side stream."""
+    vllm_config.additional_config = SIDE_STREAM
+    try:
+        return Block(vllm_config, device, **options)
+    finally:
+        vllm_config.additional_config = {}

@@ -1,0 +1,151 @@
+"""The same tokens whatever the path through the engine, compared with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+
+MAX_TOKENS = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+# The model of all tests that compare paths through the engine.
+PATHS_MODEL = "llama_head64_gqa4"
+
+# With the model above: every family, head size and ratio of heads, tied and untied embeddings.
+MODELS = (
+    "llama_head128_mha_tied",
+    "llama3_rope_head80_gqa4",
+    "qwen2_bias_head64_gqa8_tied",
+    "qwen3_norm_head128_gqa2",
+    "mistral_window32_head80_gqa2",
+)
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def tokens_of(outputs: list[Any]) -> list[list[int]]:
+    """Token ids of every completion of every request."""
+    return [list(completion.token_ids) for output in outputs for completion in output.outputs]
+
+
+# --- exact tokens ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_tokens_equal_those_of_transformers(
+    name: str,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    with start_engine(zoo(name)) as engine:
+        outputs = engine.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(reference(name), prompts, outputs, MAX_TOKENS)
+    # One pass per prompt stands for generating token by token; here that is done.
+    assert tokens_of(outputs[:2]) == [reference(name).greedy(p, MAX_TOKENS) for p in prompts[:2]]
+    # A model that repeats itself or its prompt would prove little.
+    assert len({tuple(tokens) for tokens in tokens_of(outputs)}) > 60
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        pytest.param(
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
+            {},
+            id="whole_prefill",
+        ),
+        pytest.param({"max_num_batched_tokens": 48, "max_num_seqs": 16}, {}, id="chunked_prefill"),
+        pytest.param({"async_scheduling": False}, {}, id="sync_scheduling"),
+        pytest.param({}, {"VNPU_SCHEDULE": "threads"}, id="schedule_threads"),
+    ],
+)
+def test_tokens_are_the_same_with(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    reference: Callable[[str], TransformersReference],
+):
+    with start_engine(
+        zoo(PATHS_MODEL), environment=environment, enable_prefix_caching=False, **options
+    ) as other:
+        assert other.scheduler_settings().items() >= options.items()
+        assert other.schedule() == environment.get("VNPU_SCHEDULE", "eager")
+        outputs = other.generate(as_inputs(prompts), GREEDY)
+    assert_greedy(reference(PATHS_MODEL), prompts, outputs, MAX_TOKENS)
+
+
+def test_tokens_are_the_same_after_preemption(
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    reference: Callable[[str], TransformersReference],
+):
+    # Requests that grow out of their first block at different times, and blocks for half of them.
+    chosen = [prompt for prompt in prompts if 70 <= len(prompt) <= 127][:12]
+    assert len(chosen) == 12
+    with start_engine(
+        zoo(PATHS_MODEL),
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=15,
+        kv_cache_memory_bytes=None,
+        gpu_memory_utilization=0.02,
+        disable_log_stats=False,
+    ) as engine:
+        outputs = engine.generate(as_inputs(chosen), GREEDY)
+        preemptions = engine.metrics()["vllm:num_preemptions"]
+    assert preemptions > 0
+    assert_greedy(reference(PATHS_MODEL), chosen, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize("seed", range(4))  # test_exactness takes 20
+def test_tokens_are_the_same_under_fuzz_seed(
+    seed: int,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    reference: Callable[[str], TransformersReference],
+):
+    with start_engine(
+        zoo(PATHS_MODEL),
+        environment={"VNPU_SCHEDULE": f"fuzz:{seed}"},
+        max_num_batched_tokens=128,
+    ) as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        assert engine.schedule() == f"fuzz:{seed}"
+        outputs = engine.generate(as_inputs(prompts[:8]), sampling)
+    assert_greedy(reference(PATHS_MODEL), prompts[:8], outputs, 12)
+
+
+def test_the_shipped_checkpoint_completes_python_in_bfloat16(
+    tiny_llama: Path, start_engine: Callable[..., EngineProcess]
+):
+    prompts = ["def ", "import ", "class ", "if __name__ == "]
+    with start_engine(tiny_llama, dtype="bfloat16") as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=40, logprobs=0)
+        outputs = engine.generate(prompts, sampling)
+    assert outputs[3].outputs[0].text.startswith("'__main__':")
+    exact = TransformersReference(tiny_llama)
+    for output in outputs:
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        prompt = list(output.prompt_token_ids)
+        rows = exact.logprobs([*prompt, *tokens])[len(prompt) - 1 : -1]
+        expected = [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+        seen = [
+            entry[token].logprob for entry, token in zip(completion.logprobs, tokens, strict=True)
+        ]
+        # bfloat16 keeps 8 bits: logits of about 20 are off by up to 0.1.
+        assert seen == pytest.approx(expected, abs=0.25)

@@ -1,0 +1,64 @@
+"""vLLM's profiler, and the threads that virtual devices compute with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.processes.forked import output_of
+
+
+def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def test_virtual_devices_compute_with_the_threads_that_there_were(tiny_llama: Path):
+    """vLLM leaves one to a process with a model, where nobody has set OMP_NUM_THREADS."""
+    [threads] = output_of(
+        f"""
+        import os
+        import torch
+        os.environ.pop("OMP_NUM_THREADS", None)
+        torch.set_num_threads(3)
+        from vllm import LLM
+        LLM({str(tiny_llama)!r}, dtype="bfloat16", enforce_eager=True, max_model_len=256)
+        print("threads:", torch.get_num_threads())
+        """,
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="ERROR",
+        VNPU_SOC="Ascend910B3",
+    )[-1:]
+    assert threads == "threads: 3"
+
+
+def test_vllm_s_profiler_writes_a_trace_of_host_and_device(
+    start_engine: Callable[..., EngineProcess], tiny_llama: Path, tmp_path: Path
+):
+    engine = start_engine(
+        tiny_llama,
+        enforce_eager=False,
+        max_num_seqs=4,
+        profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)},
+    )
+    engine.on_workers("profile", True)
+    engine.generate(as_inputs([[5, 6, 7]]), SamplingParams(temperature=0, max_tokens=4))
+    engine.on_workers("profile", False)
+    engine.close()
+    (trace,) = tmp_path.glob("*.pt.trace.json.gz")
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    names = Counter(event.get("name") for event in events)
+    assert names["aten::argmax"] >= 4
+    assert sum(count for name, count in names.items() if str(name).startswith("aten::")) > 100
+    kernels = Counter(event["name"] for event in events if event.get("cat") == "kernel")
+    num_layers = json.loads((tiny_llama / "config.json").read_text())["num_hidden_layers"]
+    # The prefill's are launched one by one, those of three decodes come from a replayed graph.
+    assert kernels["aclnnFusedInferAttentionScoreV3"] == 4 * num_layers
+    assert kernels["aclnnArgMax"] >= 4
