@@ -32,18 +32,11 @@ class Measurements:
     """Over all held-out files; None before the last step."""
 
 
-def write_model_card(
-    directory: Path,
-    name: str,
-    recipe: Recipe,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    measured: Measurements,
-) -> None:
-    """Writes `directory`/README.md, with completions of PROMPTS by `model`."""
+def _rows(recipe: Recipe, model: PreTrainedModel, measured: Measurements) -> dict[str, str]:
+    """The card's table: what the model is, how it was trained, and what was measured."""
     ended = measured.perplexity is not None
     whole = f"{measured.perplexity:.2f}" if ended else "measured after the last step"
-    rows = {
+    return {
         "architecture": model.config.architectures[0],
         "parameters": f"{model.num_parameters():,} (bf16)",
         "vocabulary": f"{VOCAB_SIZE} tokens, byte-level BPE",
@@ -69,6 +62,18 @@ def write_model_card(
             f"safetensors {safetensors.__version__}"
         ),
     }
+
+
+def write_model_card(
+    directory: Path,
+    name: str,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    measured: Measurements,
+) -> None:
+    """Writes `directory`/README.md, with completions of PROMPTS by `model`."""
+    rows = _rows(recipe, model, measured)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     samples = "\n\n".join(
         f"```text\n{_completion(model, tokenizer, prompt)}\n```" for prompt in PROMPTS

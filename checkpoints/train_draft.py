@@ -86,6 +86,13 @@ def frequent_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
     return counts.topk(EAGLE3_VOCAB_SIZE).indices.sort().values
 
 
+def weighted_mean(losses: list[torch.Tensor]) -> torch.Tensor:
+    """One loss of those by position: a draft that is reached less often weighs less."""
+    weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
+    weighted = (w * value for w, value in zip(weights, losses, strict=True))
+    return sum(weighted, torch.zeros(())) / sum(weights)
+
+
 def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -117,13 +124,11 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
             divergence(logits.float(), wanted[:, ahead + 1 : ahead + 1 + logits.shape[1]])
             for ahead, logits in enumerate(drafted)
         ]
-        weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
-        loss = sum(
-            (w * value for w, value in zip(weights, losses, strict=True)), torch.zeros(())
-        ) / sum(weights)
+        loss = weighted_mean(losses)
         training.learn(loss, step, learning_rate)
-        imbalance = training.balance.imbalance()
-        bar.set_postfix(loss=f"{losses[0].item():.3f}", imbalance=f"{imbalance:.2f}")
+        bar.set_postfix(
+            loss=f"{losses[0].item():.3f}", imbalance=f"{training.balance.imbalance():.2f}"
+        )
         if schedule.progress(step) >= 1:
             break
 

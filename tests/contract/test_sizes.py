@@ -61,12 +61,9 @@ FUNCTIONS: dict[str, int] = {
     "benchmarks/kernels/launch.py:_measure": 80,
     "benchmarks/multistream/copy_engine.py:run": 90,
     "benchmarks/multistream/switch.py:run": 90,
-    "checkpoints/model_card.py:write_model_card": 80,
-    "checkpoints/train.py:train": 90,
     "checkpoints/train_draft.py:train": 90,
     "packages/core/tests/distributed/communicator_rank.py:main": 70,
     "packages/vnpu/tests/timing/test_simulation.py:solve": 70,
-    "tests/e2e/test_overlap.py:test_dp_ranks_split_together_and_the_metrics_say_so": 70,
 }
 
 

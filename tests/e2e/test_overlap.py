@@ -20,7 +20,7 @@ from vllm_davinci.meta.server_metrics import decision_counts, metrics_text
 from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
+from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.processes.forked import run_command
@@ -204,6 +204,12 @@ def test_the_log_tells_why(engine: EngineProcess):
     assert lines[-1].endswith("2 requests, 18 tokens, 18 of them prefill)")
 
 
+def split_steps(server: ServerProcess) -> dict[str, int]:
+    """DP rank -> steps that were split."""
+    counts = decision_counts(metrics_text(server.url))
+    return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
+
+
 def test_dp_ranks_split_together_and_the_metrics_say_so(
     zoo: Callable[[str], Path],
     reference: Callable[[str], TransformersReference],
@@ -239,21 +245,18 @@ def test_dp_ranks_split_together_and_the_metrics_say_so(
             answer.raise_for_status()
             return [choice["token_ids"] for choice in answer.json()["choices"]]
 
-        def split() -> dict[str, int]:
-            """DP rank -> steps that were split."""
-            counts = decision_counts(metrics_text(server.url))
-            return {engine: n for (engine, reason), n in counts.items() if reason == "split"}
-
         # Steps of the two DP ranks have to meet, and a request may reach its DP rank late.
         generated: list[tuple[int, list[list[int]]]] = []
         with ThreadPoolExecutor(2) as threads:
             for _ in range(MEETING_LIMIT):
                 generated += enumerate(threads.map(complete, (0, 1)))
-                if split():
+                if split_steps(server):
                     break
         # The counts of the last steps may be on their way from the workers.
-        becomes_true(lambda: len(split()) == 2 and len(set(split().values())) == 1, 30)
-        counts = split()
+        becomes_true(
+            lambda: len(split_steps(server)) == 2 and len({*split_steps(server).values()}) == 1, 30
+        )
+        counts = split_steps(server)
         explained = run_command("vllm_davinci.meta", "explain", server.url, COLUMNS="200").stdout
         server.interrupt()
         server.wait_for_end()

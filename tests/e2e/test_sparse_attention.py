@@ -16,22 +16,18 @@ from vllm import SamplingParams
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.generating import assert_generates
+from vllm_davinci_testing.engines.generating import (
+    COUNTED,
+    IN_PARTS,
+    RACES,
+    TWO_RANKS,
+    assert_generates,
+)
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 DEEPSEEK, SHARED = "deepseek_v32", "glm_dsa_shared"
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-RACES = {"VNPU_RACES": "raise"}
-COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
-TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
-# Prompts in parts of any length, decodes beside them, in graphs where all decode.
-IN_PARTS = {
-    "enforce_eager": False,
-    "async_scheduling": True,
-    "max_num_batched_tokens": 48,
-    "max_num_seqs": 16,
-}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from vllm.distributed import (
     initialize_model_parallel,
 )
 
+from vllm_davinci_testing.engines.hostile_checkpoints import write_whole_checkpoint
 from vllm_davinci_testing.processes.ranks import free_port
 
 
@@ -46,3 +48,11 @@ def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
     # Without a search of the whole process for garbage, which takes longer than most tests.
     destroy_model_parallel()
     destroy_distributed_environment()
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in which nothing is wrong yet, for tests that change copies of it."""
+    directory = tmp_path_factory.mktemp("whole")
+    write_whole_checkpoint(directory)
+    return directory

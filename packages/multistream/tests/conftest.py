@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_davinci.multistream import Interleave, StreamPool
+
 
 class RecordingStream:
     def __init__(self, name: str, log: list[str]) -> None:
@@ -59,3 +61,8 @@ class RecordingDevice:
 @pytest.fixture
 def device() -> RecordingDevice:
     return RecordingDevice()
+
+
+@pytest.fixture
+def run() -> Interleave:
+    return Interleave(StreamPool())

@@ -20,11 +20,6 @@ from vllm_davinci.multistream import (
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-@pytest.fixture
-def run() -> Interleave:
-    return Interleave(StreamPool())
-
-
 class Model(torch.nn.Module):
     """Nested modules whose layers call a collective, here a scaled copy."""
 

@@ -14,11 +14,6 @@ from vllm_davinci.multistream import (
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
-@pytest.fixture
-def run() -> Interleave:
-    return Interleave(StreamPool())
-
-
 class Handle:
     """A collective under way, which writes down what happens to it."""
 

@@ -15,27 +15,17 @@ from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.engines.hostile_checkpoints import (
     PARTS,
     copies,
+    counted_outcomes,
     limited,
     mutations,
     names_a_file_of,
-    write_whole_checkpoint,
 )
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("whole")
-    write_whole_checkpoint(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def told() -> Iterator[Counter[str]]:
-    """Counts of outcomes, which the last test prints (`pytest -s`)."""
-    counts: Counter[str] = Counter()
-    yield counts
-    print("\nhostile checkpoints, loading:", dict(sorted(counts.items())))
+    yield from counted_outcomes("loading")
 
 
 def outcome(model: LoadedModel, directory: Path, right: dict[str, torch.Tensor]) -> str:

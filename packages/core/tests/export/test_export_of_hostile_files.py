@@ -18,27 +18,17 @@ from vllm_davinci_testing.engines.hostile_checkpoints import (
     PARTS,
     config_mutations,
     copies,
+    counted_outcomes,
     files_of,
     limited,
     mutations,
     names_a_file_of,
-    write_whole_checkpoint,
 )
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("whole")
-    write_whole_checkpoint(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def told() -> Iterator[Counter[str]]:
-    """Counts of outcomes, which the last test prints (`pytest -s`)."""
-    counts: Counter[str] = Counter()
-    yield counts
-    print("\nhostile checkpoints, others:", dict(sorted(counts.items())))
+    yield from counted_outcomes("others")
 
 
 def export(directory: Path, destination: Path) -> dict[str, torch.Tensor]:

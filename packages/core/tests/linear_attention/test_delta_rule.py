@@ -16,6 +16,10 @@ from vllm_davinci.core.linear_attention.delta_rule import (
     l2_normalized,
     recurrent_delta_rule,
 )
+from vllm_davinci_testing.layers.chunked_recurrence import (
+    assert_parts_are_the_whole,
+    assert_steps_are_a_chunk,
+)
 
 KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
 VALUE_HEADS = KEY_HEADS * REPEATS
@@ -117,35 +121,12 @@ def test_channels_that_forget_at_once_stay_finite(device: torch.device):
 
 @pytest.mark.parametrize("channels", [1, KEY_SIZE])
 def test_tokens_one_by_one_are_a_chunk_of_them(channels: int, device: torch.device):
-    num_requests, num_tokens = 3, 70
-    each = [random_heads(num_tokens, seed, channels=channels) for seed in range(num_requests)]
-    states = random_states(num_requests)
-    together = Heads(*(torch.cat(parts) for parts in zip(*each, strict=True)))
-    outputs, after = in_chunks(together, states, [num_tokens] * num_requests, device)
-    one_by_one, state = [], states.to(device)
-    for token in range(num_tokens):
-        step = Heads(
-            *(
-                torch.stack([x[token] for x in parts]).to(device)
-                for parts in zip(*each, strict=True)
-            )
-        )
-        one_by_one.append(recurrent_delta_rule(step, state).cpu())
-    of_request = torch.stack(one_by_one, dim=1).flatten(0, 1)
-    torch.testing.assert_close(outputs, of_request, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(after, state.cpu(), atol=2e-5, rtol=1e-4)
+    each = [random_heads(70, seed, channels=channels) for seed in range(3)]
+    assert_steps_are_a_chunk(each, random_states(3), in_chunks, recurrent_delta_rule, device, 2e-5)
 
 
 def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
-    heads, states = random_heads(150, 3), random_states(1)
-    whole, after = in_chunks(heads, states, [150], device)
-    parts = []
-    for begin, end in pairwise([0, 1, 48, 112, 150]):
-        own = Heads(*(each[begin:end] for each in heads))
-        output, states = in_chunks(own, states, [end - begin], device)
-        parts.append(output)
-    torch.testing.assert_close(torch.cat(parts), whole, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(states, after, atol=2e-5, rtol=1e-4)
+    assert_parts_are_the_whole(random_heads(150, 3), random_states(1), in_chunks, device, 2e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [5, 130])

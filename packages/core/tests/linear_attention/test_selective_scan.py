@@ -10,6 +10,10 @@ from transformers.models.nemotron_h import modeling_nemotron_h
 
 from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
 from vllm_davinci.core.linear_attention.selective_scan import Scan, chunked_scan, recurrent_scan
+from vllm_davinci_testing.layers.chunked_recurrence import (
+    assert_parts_are_the_whole,
+    assert_steps_are_a_chunk,
+)
 
 GROUPS, REPEATS, HEAD_SIZE, STATE_SIZE = 2, 3, 16, 24
 
@@ -74,35 +78,12 @@ def test_chunks_are_the_scan_token_by_token(lengths: list[int], device: torch.de
 
 
 def test_tokens_one_by_one_are_a_chunk_of_them(device: torch.device):
-    num_requests, num_tokens = 3, 70
-    each = [random_scan(num_tokens, seed) for seed in range(num_requests)]
-    states = random_states(num_requests)
-    together = Scan(*(torch.cat(parts) for parts in zip(*each, strict=True)))
-    outputs, after = in_chunks(together, states, [num_tokens] * num_requests, device)
-    one_by_one, state = [], states.to(device)
-    for token in range(num_tokens):
-        step = Scan(
-            *(
-                torch.stack([x[token] for x in parts]).to(device)
-                for parts in zip(*each, strict=True)
-            )
-        )
-        one_by_one.append(recurrent_scan(step, state).cpu())
-    of_request = torch.stack(one_by_one, dim=1).flatten(0, 1)
-    torch.testing.assert_close(outputs, of_request, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(after, state.cpu(), atol=1e-4, rtol=1e-4)
+    each = [random_scan(70, seed) for seed in range(3)]
+    assert_steps_are_a_chunk(each, random_states(3), in_chunks, recurrent_scan, device, 1e-4)
 
 
 def test_a_prompt_in_parts_is_the_whole_prompt(device: torch.device):
-    scan, states = random_scan(150, 3), random_states(1)
-    whole, after = in_chunks(scan, states, [150], device)
-    parts = []
-    for begin, end in pairwise([0, 1, 48, 112, 150]):
-        own = Scan(*(each[begin:end] for each in scan))
-        output, states = in_chunks(own, states, [end - begin], device)
-        parts.append(output)
-    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(states, after, atol=1e-4, rtol=1e-4)
+    assert_parts_are_the_whole(random_scan(150, 3), random_states(1), in_chunks, device, 1e-4)
 
 
 def test_chunks_are_those_of_transformers(device: torch.device):

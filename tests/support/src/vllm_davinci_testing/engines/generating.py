@@ -9,6 +9,17 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
+RACES = {"VNPU_RACES": "raise"}
+COUNTED = "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
+TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+# Prompts in parts of any length, decodes beside them, in graphs where all decode.
+IN_PARTS = {
+    "enforce_eager": False,
+    "async_scheduling": True,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 16,
+}
+
 
 def assert_generates(
     engine: EngineProcess,

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -190,3 +191,10 @@ def limited() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def counted_outcomes(what: str) -> Iterator[Counter[str]]:
+    """Yields counts of outcomes, and prints them afterwards (`pytest -s`)."""
+    counts: Counter[str] = Counter()
+    yield counts
+    print(f"\nhostile checkpoints, {what}:", dict(sorted(counts.items())))

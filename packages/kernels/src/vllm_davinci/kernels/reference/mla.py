@@ -59,17 +59,9 @@ def mla_preprocess(
         queries = rms_norm(queries, q_a_norm, q_epsilon)
     return _after_projections(
         product(queries, q_b_weight),
-        kv,
-        kv_a_norm,
-        W_UK,
-        cos,
-        sin,
-        slot_mapping,
-        kv_c_cache,
-        k_pe_cache,
-        kv_epsilon,
+        kv, kv_a_norm, W_UK, cos, sin, slot_mapping, kv_c_cache, k_pe_cache, kv_epsilon,
         num_decode_tokens,
-    )
+    )  # fmt: skip
 
 
 def mla_preprocess_w8a8(
@@ -127,17 +119,9 @@ def mla_preprocess_w8a8(
         queries, query_scale = _quantized_queries(normed, q_input_scale, q_input_offset)
     return _after_projections(
         quant_matmul(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
-        kv,
-        kv_a_norm,
-        W_UK,
-        cos,
-        sin,
-        slot_mapping,
-        kv_c_cache,
-        k_pe_cache,
-        kv_epsilon,
+        kv, kv_a_norm, W_UK, cos, sin, slot_mapping, kv_c_cache, k_pe_cache, kv_epsilon,
         num_decode_tokens,
-    )
+    )  # fmt: skip
 
 
 def _quantized_queries(

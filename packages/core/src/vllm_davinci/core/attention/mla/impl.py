@@ -8,7 +8,6 @@ from torch.nn.functional import pad
 from vllm.v1.attention.backend import AttentionImplBase
 
 from vllm_davinci.core.attention import masks
-from vllm_davinci.core.attention.head_sizes import as_prefill_takes
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.metadata import (
@@ -16,6 +15,7 @@ from vllm_davinci.core.attention.mla.metadata import (
     MLAPrefillMetadata,
     NPUMLAMetadata,
 )
+from vllm_davinci.core.attention.mla.prefill_heads import as_prefill_takes
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
