@@ -86,6 +86,14 @@ def frequent_tokens(tokens: Tensor, vocab_size: int) -> Tensor:
     return counts.topk(EAGLE3_VOCAB_SIZE).indices.sort().values
 
 
+def untrained_draft(
+    name: str, target: PreTrainedModel, text: TrainingText
+) -> MTPLayer | Eagle3Head:
+    if name == "tiny_deepseek":
+        return MTPLayer(target)
+    return Eagle3Head(target, frequent_tokens(text.code, target.config.vocab_size))
+
+
 def weighted_mean(losses: list[torch.Tensor]) -> torch.Tensor:
     """One loss of those by position: a draft that is reached less often weighs less."""
     weights = [STEP_WEIGHT**ahead for ahead in range(DRAFT_TOKENS)]
@@ -103,11 +111,7 @@ def train(name: str, recipe: Recipe, seed: int, minutes: float) -> None:
         directory, dtype=torch.float32, attn_implementation="eager"
     )
     target.eval().requires_grad_(False)
-    draft: MTPLayer | Eagle3Head
-    if name == "tiny_deepseek":
-        draft = MTPLayer(target)
-    else:
-        draft = Eagle3Head(target, frequent_tokens(text.code, target.config.vocab_size))
+    draft = untrained_draft(name, target, text)
     schedule, cpu_started = Schedule(recipe, minutes * 60), time.process_time()
     training = Training(draft, recipe, averages_buffers=False)
     print(f"draft of {name}: {training.parameters} parameters, at most {recipe.steps} steps")
