@@ -97,14 +97,10 @@ def test_other_backends_end_the_start(tiny_llama: Path, start_engine: Callable[.
         start_engine(tiny_llama, weight_transfer_config={"backend": "ipc"})
 
 
-@pytest.mark.parametrize("kind", ["quantized", "adapters"])
 def test_weights_that_would_not_arrive_end_the_start(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path, kind: str
+    tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ):
-    model, options, told = tiny_llama, {"enable_lora": True}, "layers take adapters"
-    if kind == "quantized":
-        ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
-        Exporter(tiny_llama, tmp_path, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
-        model, options, told = tmp_path, {"dtype": "bfloat16"}, "the model is quantized"
-    with pytest.raises(EngineError, match=told):
-        start_engine(model, weight_transfer_config={"backend": "hccl"}, **options)
+    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
+    Exporter(tiny_llama, tmp_path, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
+    with pytest.raises(EngineError, match="the model is quantized"):
+        start_engine(tmp_path, weight_transfer_config={"backend": "hccl"}, dtype="bfloat16")
