@@ -37,18 +37,24 @@ def state(server: ServerProcess) -> tuple[list[list[int]], dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("name", "ranks", "more"),
     [
-        pytest.param("tiny_llama", 1, id="dense"),
-        pytest.param("tiny_deepseek", 2, id="mla_experts_tp2", marks=pytest.mark.thorough),
+        pytest.param("tiny_llama", 1, (), id="dense"),
+        pytest.param(
+            "tiny_deepseek",
+            2,
+            ("--enable-lora", "--max-lora-rank=8"),
+            id="mla_experts_tp2_in_wrappers",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_sent_weights_are_those_of_a_fresh_server(
-    repository: Path, tmp_path: Path, name: str, ranks: int
+    repository: Path, tmp_path: Path, name: str, ranks: int, more: tuple[str, ...]
 ):
     old = repository / "checkpoints" / name
     new = changed(old, tmp_path / "new", seed=1)
-    options = (*OPTIONS, GRAPHS, f"--tensor-parallel-size={ranks}")
+    options = (*OPTIONS, GRAPHS, f"--tensor-parallel-size={ranks}", *more)
     expected = {}
     for number, checkpoint in enumerate((new, old)):
         log = tmp_path / f"{number}.txt"
