@@ -1,9 +1,7 @@
 """vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
-and adapters are too (hub_adapters.py). Not chosen are tests of kernels in Triton and for CUDA, in
-whose place the platform has others: `test_punica_ops*`, `test_punica_xpu_ops`,
-`test_fused_moe_lora_kernel`, `test_moe_lora_align_sum`.
+and adapters are too (hub_adapters.py).
 """
 
 from __future__ import annotations
