@@ -1,4 +1,4 @@
-"""What tests of sleep ask of a worker; vLLM makes the class a base of the worker."""
+"""A worker sleeps and tells its device memory; vLLM makes the class a base of the worker."""
 
 from __future__ import annotations
 
