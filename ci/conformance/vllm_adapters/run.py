@@ -19,6 +19,14 @@ from file_suite import Suite  # noqa: E402 - in the folder above
 
 import versions  # noqa: E402
 
+WITH_RAY = (
+    "test_weight_transfer.py::test_ipc_weight_transfer_between_processes",
+    "test_weight_transfer.py::test_nccl_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_to_tp2_shards",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_between_processes_uid",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_torch_free_trainer",
+)
 SUITE = Suite(
     directory=HERE,
     what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: adapters, sleep, reloading and "
@@ -56,9 +64,8 @@ SUITE = Suite(
     # A file that reads a hub while it is imported leaves the others of its process theirs.
     arguments=(
         "--continue-on-collection-errors",
-        # Waits for a GPU of Ray's, of which there is none, up to each limit.
-        "--deselect=tests/distributed/test_weight_transfer.py::"
-        "test_ipc_weight_transfer_between_processes",
+        # These wait for a GPU of Ray's, of which there is none, up to each limit.
+        *(f"--deselect=tests/distributed/{test}" for test in WITH_RAY),
     ),
     # Some start servers.
     file_limit=900.0,
