@@ -67,7 +67,7 @@ SUITE = Suite(
         # These wait for a GPU of Ray's, of which there is none, up to each limit.
         *(f"--deselect=tests/distributed/{test}" for test in WITH_RAY),
     ),
-    # Some start servers; test_layers multiplies with heads of 258048 rows, in 286 cases.
+    # Some start servers; test_layers multiplies with heads of 258048 rows.
     file_limit=1800.0,
 )
 
