@@ -63,7 +63,8 @@ def extra_packages(*names: str, folder: str = "conformance-packages") -> Path:
     """
     tag = sys.implementation.cache_tag
     place = wheel_cache.cache_directory().parent / f"{folder}-{tag}"
-    missing = [name for name in names if not list(place.glob(f"{name}-*.dist-info"))]
+    found = {path.name.partition("-")[0] for path in place.glob("*.dist-info")}
+    missing = [name for name in names if name.replace("-", "_") not in found]
     if missing:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
         subprocess.run([*pip, f"--target={place}", *missing], check=True, timeout=GIT_LIMIT_S)

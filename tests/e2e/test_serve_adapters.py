@@ -92,6 +92,10 @@ def test_adapters_come_and_go_while_the_server_answers(
         with adapters.adapted(model.network, paths.get(name)):
             assert model.first_difference(PROMPT, answer.result()) is None, name
     assert len({tuple(answer.result()) for answer in answers.values()}) == 5
+    # As a trainer of adapters does after each step.
+    body = {"lora_name": "adapter1", "lora_path": str(paths["adapter0"]), "load_inplace": True}
+    assert server("/v1/load_lora_adapter", **body).status_code == 200
+    assert complete(server, "adapter1") == answers["adapter0"].result()
     gone = server("/v1/unload_lora_adapter", lora_name="adapter0")
     assert gone.status_code == 200, gone.text
     assert server("/v1/completions", model="adapter0", prompt="a").status_code == 404

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
+from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 DENSE = "tiny_llama"
 MLA = "tiny_deepseek"
@@ -29,11 +32,15 @@ GRAPHS: dict[str, Any] = {
 }
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
 TP2 = {"tensor_parallel_size": 2}
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
-def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
-    """Tokens and logprobs, bit for bit."""
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
+def generate(
+    engine: EngineProcess, prompts: list[list[int]], adapter: LoRARequest | None = None
+) -> list[Any]:
+    """Tokens and logprobs, bit for bit; those of every other request under the adapter."""
+    asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, **asked)
     return [
         (
             list(output.outputs[0].token_ids),
@@ -46,7 +53,7 @@ def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
 @pytest.mark.parametrize(
     ("model", "options", "environment"),
     [
-        pytest.param(DENSE, GRAPHS, RACES, id="dense_graphs_races"),
+        pytest.param(DENSE, {**GRAPHS, **LORA}, RACES, id="dense_adapters_graphs_races"),
         pytest.param(MLA, {**GRAPHS, **TP2}, {}, id="mla_graphs_tp2"),
         pytest.param(
             "qwen3_moe_softmax_top2_of_8", {}, {}, id="experts", marks=pytest.mark.thorough
@@ -58,14 +65,21 @@ def test_tokens_after_sleep_are_those_before(
     zoo: Callable[[str], Path],
     start_engine: Callable[..., EngineProcess],
     prompts: list[list[int]],
+    tmp_path: Path,
     model: str,
     options: dict[str, Any],
     environment: dict[str, str],
 ):
     checkpoint = repository / "checkpoints" / model if model in (DENSE, MLA) else zoo(model)
     given = prompts[3:9]
+    adapter = None
+    if "enable_lora" in options:
+        network = TransformersReference(checkpoint).network
+        adapter = LoRARequest("a", 1, str(write_adapter(network, tmp_path, 8, seed=2)))
     with start_engine(checkpoint, environment=environment, **SLEEP, **options) as engine:
-        expected = generate(engine, given)
+        expected = generate(engine, given, adapter)
+        if adapter is not None:
+            assert generate(engine, given) != expected
         weights = engine.on_workers("weight_bytes")
         for level in (1, 2, 1):
             before = engine.on_workers("memory")
@@ -82,12 +96,15 @@ def test_tokens_after_sleep_are_those_before(
                 engine.wake_up(tags=["weights"])
                 partly = engine.on_workers("memory")
                 assert all(each["weights"] and not each["kv_cache"] for each in partly)
-                engine.on_workers("reload_weights")
+                if adapter is None:
+                    engine.on_workers("reload_weights")
+                else:  # this loader leaves adapters where they are, which reloading does not
+                    engine.on_workers("load_from", str(checkpoint))
                 engine.wake_up(tags=["kv_cache"])
             woken = engine.on_workers("memory")
             assert [each["weights"] for each in woken] == [each["weights"] for each in before]
             assert [each["kv_cache"] for each in woken] == [each["kv_cache"] for each in before]
-            assert generate(engine, given) == expected
+            assert generate(engine, given, adapter) == expected
 
 
 @pytest.mark.parametrize(

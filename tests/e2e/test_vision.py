@@ -18,10 +18,11 @@ import pytest
 import torch
 from PIL import Image
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import adapters, vision_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -143,6 +144,34 @@ def places_of(features: torch.Tensor, rows: torch.Tensor) -> list[int]:
     windows = rows.unfold(0, len(features), 1).transpose(1, 2)  # [starts, tokens, hidden_size]
     errors = (windows - features).norm(dim=2) / features.norm(dim=1)
     return (errors.amax(dim=1) < 1e-4).nonzero().flatten().tolist()
+
+
+def test_adapters_change_the_text_model_and_those_of_the_encoder_are_refused(
+    vision: Callable[[str], Path],
+    start: Callable[..., EngineProcess],
+    reference: Callable[[str], Reference],
+    tmp_path: Path,
+):
+    model = reference("qwen2_5_vl")
+    text, encoder = (
+        adapters.write_adapter(model.network, tmp_path / name, 8, seed=5, targets=targets)
+        for name, targets in (("text", r"language_model\..*_proj$"), ("encoder", r"attn\.qkv$"))
+    )
+    asked = requests("qwen2_5_vl")[:2]
+    chosen = [None, LoRARequest("text", 1, str(text))]
+    options = {"enable_lora": True, "max_lora_rank": 8, **RACES}
+    with start(vision("qwen2_5_vl"), **options) as engine:
+        outputs = engine.generate(
+            [request for request in asked for _ in chosen], GREEDY, lora_request=chosen * len(asked)
+        )
+        with pytest.raises(EngineError, match=r"does not fit: .*visual\.blocks\.0\.attn\.qkv"):
+            engine.add_lora(LoRARequest("encoder", 2, str(encoder)))
+    answers = [(list(o.prompt_token_ids), list(o.outputs[0].token_ids)) for o in outputs]
+    for request, base, adapted in zip(asked, answers[::2], answers[1::2], strict=True):
+        model.assert_chosen(request, base)
+        with adapters.adapted(model.network, text):
+            model.assert_chosen(request, adapted)
+        assert base != adapted
 
 
 TORCHVISION_FIRST = """

@@ -37,18 +37,24 @@ def state(server: ServerProcess) -> tuple[list[list[int]], dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("name", "ranks", "more"),
     [
-        pytest.param("tiny_llama", 1, id="dense"),
-        pytest.param("tiny_deepseek", 2, id="mla_experts_tp2", marks=pytest.mark.thorough),
+        pytest.param("tiny_llama", 1, (), id="dense"),
+        pytest.param(
+            "tiny_deepseek",
+            2,
+            ("--enable-lora", "--max-lora-rank=8"),
+            id="mla_experts_tp2_in_wrappers",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_sent_weights_are_those_of_a_fresh_server(
-    repository: Path, tmp_path: Path, name: str, ranks: int
+    repository: Path, tmp_path: Path, name: str, ranks: int, more: tuple[str, ...]
 ):
     old = repository / "checkpoints" / name
     new = changed(old, tmp_path / "new", seed=1)
-    options = (*OPTIONS, GRAPHS, f"--tensor-parallel-size={ranks}")
+    options = (*OPTIONS, GRAPHS, f"--tensor-parallel-size={ranks}", *more)
     expected = {}
     for number, checkpoint in enumerate((new, old)):
         log = tmp_path / f"{number}.txt"
@@ -97,14 +103,10 @@ def test_other_backends_end_the_start(tiny_llama: Path, start_engine: Callable[.
         start_engine(tiny_llama, weight_transfer_config={"backend": "ipc"})
 
 
-@pytest.mark.parametrize("kind", ["quantized", "adapters"])
 def test_weights_that_would_not_arrive_end_the_start(
-    tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path, kind: str
+    tiny_llama: Path, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ):
-    model, options, told = tiny_llama, {"enable_lora": True}, "layers take adapters"
-    if kind == "quantized":
-        ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
-        Exporter(tiny_llama, tmp_path, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
-        model, options, told = tmp_path, {"dtype": "bfloat16"}, "the model is quantized"
-    with pytest.raises(EngineError, match=told):
-        start_engine(model, weight_transfer_config={"backend": "hccl"}, **options)
+    ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
+    Exporter(tiny_llama, tmp_path, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
+    with pytest.raises(EngineError, match="the model is quantized"):
+        start_engine(tmp_path, weight_transfer_config={"backend": "hccl"}, dtype="bfloat16")

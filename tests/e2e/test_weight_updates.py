@@ -11,13 +11,16 @@ import torch
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.lora.request import LoRARequest
 
 from vllm_davinci.core.export.calibration import input_ranges
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.weight_transfer.ipc_engine import NPUIPCTrainerInitInfo
 from vllm_davinci_testing.engines import weight_buckets
+from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
 WORKER = "vllm_davinci_testing.engines.updating_worker.UpdatingWorker"
@@ -32,12 +35,16 @@ SMALL: dict[str, Any] = {
         "cudagraph_capture_sizes": [4, 8],
     },
 }
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
 SENT = {"weight_transfer_config": {"backend": "npu_ipc"}}
 
 
-def generate(engine: EngineProcess, prompts: list[list[int]]) -> list[Any]:
-    """Tokens and logprobs, bit for bit."""
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY)
+def generate(
+    engine: EngineProcess, prompts: list[list[int]], adapter: LoRARequest | None = None
+) -> list[Any]:
+    """Tokens and logprobs, bit for bit; those of every other request under the adapter."""
+    asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, **asked)
     return [
         (
             list(output.outputs[0].token_ids),
@@ -93,7 +100,9 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
         trainer.send_weights()
     else:
         tensors = weight_buckets.tensors_of(checkpoint)
-        with weight_buckets.sending(addresses, tensors, shared_on=way):
+        if way == "cpu, names of wrapped layers":
+            tensors = [(name.replace("_proj.", "_proj.base_layer."), t) for name, t in tensors]
+        with weight_buckets.sending(addresses, tensors, shared_on=way[:3]):
             engine.on_workers("load_buckets", addresses)
 
 
@@ -102,6 +111,13 @@ def update(engine: EngineProcess, way: str, checkpoint: Path, addresses: list[st
     [
         pytest.param("tiny_llama", {}, id="dense"),
         pytest.param("tiny_deepseek", {"tensor_parallel_size": 2}, id="mla_experts_tp2"),
+        pytest.param("tiny_llama", LORA, id="dense_adapters"),
+        pytest.param(
+            "tiny_deepseek",
+            {"tensor_parallel_size": 2, **LORA},
+            id="mla_experts_tp2_adapters",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_updated_weights_are_those_of_a_fresh_engine(
@@ -117,20 +133,26 @@ def test_updated_weights_are_those_of_a_fresh_engine(
     given = prompts[3:7]
     ranks = options.get("tensor_parallel_size", 1)
     addresses = [f"ipc://{tmp_path}/{rank}" for rank in range(ranks)]
+    adapter = None
+    if "enable_lora" in options:
+        network = TransformersReference(old).network
+        adapter = LoRARequest("a", 1, str(write_adapter(network, tmp_path / "a", 8, seed=2)))
     with start_engine(new, **SMALL, **options) as fresh:
-        expected = generate(fresh, given)
+        expected = generate(fresh, given, adapter)
         digests = fresh.on_workers("compute_weight_checksums")
     with start_engine(old, **SMALL, **SENT, **options) as engine:
-        first = generate(engine, given)
+        first = generate(engine, given, adapter)
         places, taken = engine.on_workers("addresses"), engine.on_workers("allocated_bytes")
         assert first != expected
         ways = [("reload", new), ("npu", old), ("cpu", new), ("reload", old)]
+        if adapter is not None:
+            ways += [("cpu, names of wrapped layers", new)]
         if ranks == 1:  # the trainer is one process
             ways += [("npu_ipc", new), ("npu_ipc", old), ("npu_ipc", new)]
         for way, checkpoint in ways:
             update(engine, way, checkpoint, addresses)
             tokens = expected if checkpoint == new else first
-            assert generate(engine, given) == tokens, (way, checkpoint.name)
+            assert generate(engine, given, adapter) == tokens, (way, checkpoint.name)
             assert engine.on_workers("addresses") == places
             assert engine.on_workers("allocated_bytes") == taken, (way, "keeps memory")
             if checkpoint == new:

@@ -19,7 +19,7 @@ from typing import Any
 
 import wheel_cache
 
-DIRECTORY = wheel_cache.cache_directory().parent / "conformance-hub-1"
+DIRECTORY = wheel_cache.cache_directory().parent / "conformance-hub-2"
 LEARNED_WORDS = 12_000
 # Distinct enough that the most probable token is not a tie.
 SPREAD = 0.15
@@ -133,6 +133,14 @@ MODELS = {
             "pad_token": "<|finetune_right_pad_id|>",
         },
         16384,
+        _SMALL,
+    ),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": Model(
+        "LlamaForCausalLM",
+        49152,
+        {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2},
+        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"},
+        8192,
         _SMALL,
     ),
     "BAAI/bge-base-en-v1.5": Model(

@@ -22,11 +22,15 @@ class Adapter:
     layers:   name -> input and output features of each layer that it changes
     targets:  as its configuration names them: a list, or a regular expression
     alpha:    of its configuration
+    base:     the model that its configuration names
+    kind:     of adapter, in peft's words
     """
 
     layers: dict[str, tuple[int, int]]
     targets: list[str] | str
     alpha: int = 2 * RANK
+    base: str = ""
+    kind: str = "LORA"
 
 
 def _in_layers(prefix: str, of_layer: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
@@ -56,13 +60,15 @@ _BAICHUAN = _in_layers(
     "model.layers", {"self_attn.W_pack": (128, 384), "self_attn.o_proj": (128, 128)}
 )
 _CHATGLM = _in_layers("transformer.encoder.layers", {"self_attention.query_key_value": (128, 384)})
-_QWEN3_ADAPTER = Adapter(_DECODER, _names(_DECODER))
+_QWEN3_ADAPTER = Adapter(_DECODER, _names(_DECODER), alpha=32, base="Qwen/Qwen3-0.6B")
 
 ADAPTERS = {
     "charent/self_cognition_Alice": _QWEN3_ADAPTER,
     "charent/self_cognition_Bob": _QWEN3_ADAPTER,
     "Jackmin108/Qwen3-0.6B-Meow-LoRA": _QWEN3_ADAPTER,
     "Jackmin108/Qwen3-0.6B-Woof-LoRA": _QWEN3_ADAPTER,
+    "jekunz/smollm-135m-lora-fineweb-faroese": Adapter(_DECODER, _names(_DECODER)),
+    "swapnilbp/llama_tweet_ptune": Adapter(_DECODER, _names(_DECODER), kind="PROMPT_TUNING"),
     "jeeejeee/llama32-3b-text2sql-spider": Adapter(_LLAMA, _names(_LLAMA), alpha=32),
     "jeeejeee/baichuan7b-text2sql-spider": Adapter(_BAICHUAN, _names(_BAICHUAN)),
     "jeeejeee/baichuan7b-zero-init": Adapter(_BAICHUAN, sorted(_BAICHUAN)),
@@ -99,7 +105,8 @@ def _write(directory: Path, adapter: Adapter, seed: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {
-        "peft_type": "LORA",
+        "peft_type": adapter.kind,
+        "base_model_name_or_path": adapter.base,
         "r": RANK,
         "lora_alpha": adapter.alpha,
         "target_modules": adapter.targets,

@@ -1,9 +1,7 @@
 """vLLM's own tests of adapters and weight transfer on device `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins,
-and adapters are too (hub_adapters.py). Not chosen are tests of kernels in Triton and for CUDA, in
-whose place the platform has others: `test_punica_ops*`, `test_punica_xpu_ops`,
-`test_fused_moe_lora_kernel`, `test_moe_lora_align_sum`.
+and adapters are too (hub_adapters.py).
 """
 
 from __future__ import annotations
@@ -21,10 +19,19 @@ from file_suite import Suite  # noqa: E402 - in the folder above
 
 import versions  # noqa: E402
 
+WITH_RAY = (
+    "test_weight_transfer.py::test_ipc_weight_transfer_between_processes",
+    "test_weight_transfer.py::test_nccl_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_between_processes",
+    "test_weight_transfer_m2n.py::test_m2n_weight_transfer_to_tp2_shards",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_between_processes_uid",
+    "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_torch_free_trainer",
+)
 SUITE = Suite(
     directory=HERE,
     what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: adapters, sleep, reloading and "
-    "transfer of weights; models and adapters of a hub are stand-ins with random weights",
+    "transfer of weights, but by Ray; models and adapters of a hub are stand-ins with random "
+    "weights",
     source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
     tests="tests",
     folders=(
@@ -55,9 +62,13 @@ SUITE = Suite(
     together=5,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
     # A file that reads a hub while it is imported leaves the others of its process theirs.
-    arguments=("--continue-on-collection-errors",),
-    # Some start servers.
-    file_limit=900.0,
+    arguments=(
+        "--continue-on-collection-errors",
+        # These wait for a GPU of Ray's, of which there is none, up to each limit.
+        *(f"--deselect=tests/distributed/{test}" for test in WITH_RAY),
+    ),
+    # Some start servers; test_layers multiplies with heads of 258048 rows.
+    file_limit=1800.0,
 )
 
 if __name__ == "__main__":

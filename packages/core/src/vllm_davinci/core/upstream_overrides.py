@@ -302,6 +302,17 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM refuses what it would leave out",
     ),
     Override(
+        what="load_weights of a model that takes adapters finds layers past their wrappers",
+        where=("core.lora.base_weights:load_past_wrappers",),
+        why="some models of vLLM's look parameters up by the names of checkpoints, between which "
+        "wrappers put base_layer, and some trainers put it there themselves",
+        upstream={
+            "lora/layers/base.py": ("def load_weights", "base_layer"),
+            "model_executor/models/deepseek_v2.py": ("param = params_dict[name]",),
+        },
+        goes_when="every model's load_weights takes names with and without base_layer",
+    ),
+    Override(
         what="a trainer's tensors share buffers of ours, which it sends over HCCL and waits for",
         where=(
             "core.weight_transfer.hccl_engine:HCCLTrainerWeightTransferEngine._broadcast",

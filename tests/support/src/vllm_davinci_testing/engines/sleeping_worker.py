@@ -1,12 +1,14 @@
-"""Answers of a worker about its device memory; vLLM makes the class a base of the worker."""
+"""A worker sleeps and tells its device memory; vLLM makes the class a base of the worker."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vllm_davinci.core.device.sleeping_memory import sleeping_memory
+from vllm_davinci_testing.engines.weight_buckets import tensors_of
 
 
 class SleepingWorker:
@@ -24,3 +26,7 @@ class SleepingWorker:
             for each in self.model_runner.get_model().parameters()
         }
         return sum(found.values())
+
+    def load_from(self, checkpoint: str) -> None:
+        """As a trainer's extension loads: through the model's own loader, into places that stay."""
+        self.model_runner.model.load_weights(tensors_of(Path(checkpoint)))

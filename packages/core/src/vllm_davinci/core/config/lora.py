@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import vllm.envs as envs
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -16,9 +14,10 @@ def refused_with_adapters(vllm_config: "VllmConfig") -> dict[str, bool]:
     lora, model = vllm_config.lora_config, vllm_config.model_config
     if lora is None or model is None:
         return {}
+    dtype = str(lora.lora_dtype).removeprefix("torch.")
     return {
         "adapters divided over ranks (--fully-sharded-loras)": lora.fully_sharded_loras,
-        f"adapters of another dtype than the model's (--lora-dtype {lora.lora_dtype})": (
+        f"adapters of another dtype than the model's (--lora-dtype {dtype})": (
             lora.lora_dtype != model.dtype
         ),
         "adapters of image and audio towers (--enable-tower-connector-lora)": (
@@ -37,8 +36,5 @@ def refused_with_adapters(vllm_config: "VllmConfig") -> dict[str, bool]:
         ),
         "adapters of all experts in one tensor (--enable-mixed-moe-lora-format)": (
             lora.enable_mixed_moe_lora_format
-        ),
-        "adapters on a second stream (VLLM_LORA_ENABLE_DUAL_STREAM)": (
-            envs.VLLM_LORA_ENABLE_DUAL_STREAM
         ),
     }

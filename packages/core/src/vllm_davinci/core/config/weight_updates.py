@@ -33,7 +33,6 @@ def _reasons_against(vllm_config: "VllmConfig") -> list[str]:
         "the model is quantized: what is multiplied was prepared from the old weights": (
             vllm_config.quant_config is not None
         ),
-        "layers take adapters (--enable-lora)": vllm_config.lora_config is not None,
         "experts move (eplb_config.dynamic_eplb)": (
             get_config(vllm_config).eplb_config.dynamic_eplb
         ),

@@ -17,6 +17,7 @@ from vllm_davinci.core.config.lora import ROUTED_EXPERTS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.lora.adapter_check import complete_experts, reasons_against, told
+from vllm_davinci.core.lora.base_weights import load_past_wrappers
 from vllm_davinci.core.lora.routed_experts import reason_against_experts
 from vllm_davinci.core.lora.stacked_weights import stack_weights
 from vllm_davinci.core.lora.wrapping import connect_attention, wrap_others
@@ -35,6 +36,7 @@ class NPULoRAModelManager(LRUCacheLoRAModelManager):
         self._leave_out_experts()
         wrap_others(self.model, self._takes_adapters, self.lora_config, self.model.config)
         super()._create_lora_modules()
+        load_past_wrappers(self.model)
         layers = self.modules
         for wrapper in self.punica_wrapper_mapping.values():
             refused = connect_attention(self.model, wrapper)
