@@ -66,7 +66,8 @@ RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
 # Beside the rule's own text, which every error of vnpu carries on.
 NAMES = re.compile(
     r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
-    r"allocate memory|Too many open files|No space left|Input/output error"
+    r"allocate memory|Too many open files|No space left|Input/output error|"
+    r"No usable temporary directory"  # Python's words where no file can be written
 )
 
 
