@@ -21,15 +21,17 @@ from vllm_davinci_testing.engines.server_process import (
     FORKED_WORKERS,
     SMALL,
     START_LIMIT_S,
+    ForkedServer,
     ServerProcess,
     processes_of_session,
     shared_memory,
 )
+from vllm_davinci_testing.processes.forked import run_alone
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 
 def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path, tmp_path: Path):
-    server = ServerProcess(
+    server = ForkedServer(
         tiny_llama,
         tmp_path / "log.txt",
         *SMALL,
@@ -72,7 +74,7 @@ def requests_running(server: ServerProcess) -> int:
 
 
 KILLED = """
-    import os, signal, sys, threading
+    import sys, threading
     import psutil
     from vllm import LLM, SamplingParams
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -86,38 +88,27 @@ KILLED = """
         print("moment: killing", flush=True)
         engine.kill()
 
-    if __name__ == "__main__":
-        for _ in range(2):
-            llm = LLM(
-                sys.argv[1], enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 26
-            )
-            threading.Timer(1.0, kill_engine).start()
-            try:
-                llm.generate("def ", SamplingParams(max_tokens=250, ignore_eos=True))
-            except EngineDeadError:
-                print("moment: told", flush=True)
-        sys.exit(3)
+    for _ in range(2):
+        llm = LLM({model!r}, enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 26)
+        threading.Timer(1.0, kill_engine).start()
+        try:
+            llm.generate("def ", SamplingParams(max_tokens=250, ignore_eos=True))
+        except EngineDeadError:
+            print("moment: told", flush=True)
+    sys.exit(3)
 """
 
 
-def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path, tmp_path: Path):
-    script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(KILLED), encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(tiny_llama)],
-        env={
-            **os.environ,
-            "VNPU_PACE": "aclnn=1000",  # no answer before the engine is killed
-            "VLLM_LOGGING_LEVEL": "WARNING",
-        },
-        capture_output=True,
-        text=True,
-        timeout=START_LIMIT_S,
-        check=False,
+def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path):
+    ended = run_alone(
+        KILLED.format(model=str(tiny_llama)),
+        VNPU_PACE="aclnn=1000",  # no answer before the engine is killed
+        VLLM_LOGGING_LEVEL="WARNING",
+        **FORKED_WORKERS,
     )
     said = [line for line in ended.stdout.splitlines() if line.startswith("moment: ")]
     assert said == ["moment: killing", "moment: told"] * 2, ended.stderr[-2000:]
-    assert ended.returncode == 3
+    assert ended.status == 3
 
 
 CONFIGURING = "moment: imported"
@@ -142,8 +133,12 @@ INTERRUPTED = """
     ("moment", "delay_s", "environment"),
     [
         pytest.param(CONFIGURING, 0.0, {}, id="configuring"),
-        pytest.param("Initializing a V1 LLM engine", 0.5, {}, id="starting"),
-        pytest.param("Loading weights took", 0.1, FORKED_WORKERS, id="loading"),
+        pytest.param(
+            "Initializing a V1 LLM engine", 0.5, {}, id="starting", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            "Loading weights took", 0.1, FORKED_WORKERS, id="loading", marks=pytest.mark.thorough
+        ),
         pytest.param("moment: generating", 1.0, FORKED_WORKERS, id="generating"),
     ],
 )

@@ -159,7 +159,7 @@ class NPUWorker(Worker):
         super().sleep(level)
 
     @torch.inference_mode()
-    def determine_available_memory(self) -> int:
+    def _determine_available_memory(self) -> int:
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
         if self.model_config.is_moe:
@@ -191,7 +191,7 @@ class NPUWorker(Worker):
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)
 
-    def compile_or_warm_up_model(self) -> CompilationTimes:
+    def _compile_or_warm_up_model(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
@@ -219,7 +219,17 @@ class NPUWorker(Worker):
             encoder=self.compilation_config.encoder_compilation_time,
         )
 
-    # --- steps: one rank's error is every rank's -------------------------------------------
+    # --- start and steps: one rank's error is every rank's ----------------------------------
+
+    def determine_available_memory(self) -> int:
+        return int(self._guarded(self._determine_available_memory))
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        self._guarded(super().initialize_from_config, *args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times: CompilationTimes = self._guarded(self._compile_or_warm_up_model)
+        return times
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self._guarded(super().execute_model, *args, **kwargs)

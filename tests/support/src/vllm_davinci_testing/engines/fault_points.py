@@ -67,6 +67,7 @@ RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
 NAMES = re.compile(
     r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
     r"allocate memory|Too many open files|No space left|Input/output error|"
+    r"memory allocation of|"  # Rust's
     r"No usable temporary directory"  # Python's words where no file can be written
 )
 

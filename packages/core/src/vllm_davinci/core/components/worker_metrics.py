@@ -101,6 +101,7 @@ class MetricsFile:
         self._file, self._is_lost = None, True
         logger.warning(
             "Overlap decisions and the balance of experts of this worker are no longer in the "
-            "server's metrics: %s. Free descriptors or room on the disk, and start the server again.",
+            "server's metrics: %s. Make room on the disk or raise the limit of open files, and "
+            "start the server again.",
             error,
         )
