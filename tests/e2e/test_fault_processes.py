@@ -30,8 +30,13 @@ from vllm_davinci_testing.processes.forked import run_alone
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 
-def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path, tmp_path: Path):
-    server = ForkedServer(
+@pytest.mark.parametrize(
+    "kind", [ForkedServer, pytest.param(ServerProcess, marks=pytest.mark.thorough)]
+)
+def test_a_killed_worker_fails_the_requests_and_ends_the_server(
+    kind: type[ServerProcess], tiny_llama: Path, tmp_path: Path
+):
+    server = kind(
         tiny_llama,
         tmp_path / "log.txt",
         *SMALL,
@@ -62,7 +67,14 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(tiny_llama: Path
             workers[-1].kill()
             assert {answer.result() for answer in answers} == {500}
         assert server.wait_for_end() == 1
-        assert not [path for path in held if path.exists()]
+        left = [path for path in held if path.exists()]
+        if kind is ForkedServer:
+            # Of multiprocessing, whose tracker gives it back at the end: forks have that of the
+            # fork server, which goes on.
+            for path in left:
+                path.unlink()
+        else:
+            assert not left
     finally:
         server.kill()
 

@@ -18,7 +18,7 @@ from vllm_davinci_testing.engines import vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
-from vllm_davinci_testing.engines.failing_start import FAILS_BEFORE
+from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -103,6 +103,7 @@ def test_an_error_of_one_rank_is_the_client_s_error(
 @pytest.mark.parametrize(
     "method",
     [
+        pytest.param("load_model", marks=THOROUGH),
         pytest.param("profile_run", marks=THOROUGH),
         # Beside which the other rank waits on the host, for what is left on all of them.
         "_init_minimal_kv_cache_for_profiling",
@@ -117,7 +118,7 @@ def test_an_error_of_one_rank_at_the_start_ends_the_start(
     worker = "vllm_davinci_testing.engines.failing_start.FailingStart"
     options = {**TWO_RANKS, **GRAPHS, "worker_cls": worker, "worker_extension_cls": ""}
     with pytest.raises(EngineError) as error:
-        start_engine(zoo(MODEL), environment={FAILS_BEFORE: method}, **options)
+        start_engine(zoo(MODEL), environment={FAILING_METHOD: method}, **options)
     assert time.monotonic() - begin < START_S + LIMIT_S
     told = rf"rank 1 \(pid \d+ on host .*planted in {method}"
     assert re.search(told, str(error.value)), str(error.value)[-8000:]

@@ -94,6 +94,9 @@ class NPUWorker(Worker):
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
         self._guard = self._step_guard()
+        self._guarded(self._init_device_in_groups)
+
+    def _init_device_in_groups(self) -> None:
         make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
@@ -121,7 +124,7 @@ class NPUWorker(Worker):
             return None
         return StepGuard(self.parallel_config.data_parallel_index)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def _load_model(self, *args: Any, **kwargs: Any) -> None:
         num_threads = torch.get_num_threads()
         super().load_model(*args, **kwargs)
         if components.active_device() is not None:
@@ -220,6 +223,9 @@ class NPUWorker(Worker):
         )
 
     # --- start and steps: one rank's error is every rank's ----------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        self._guarded(self._load_model, *args, **kwargs)
 
     def determine_available_memory(self) -> int:
         return int(self._guarded(self._determine_available_memory))

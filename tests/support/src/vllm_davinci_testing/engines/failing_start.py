@@ -7,16 +7,16 @@ from typing import Any
 
 from vllm_davinci.core.worker import NPUWorker
 
-# The method of the runner before which it fails, of rank 1.
-FAILS_BEFORE = "TEST_FAILS_BEFORE"
+# The method of the runner that fails, of rank 1.
+FAILING_METHOD = "TEST_FAILING_METHOD"
 
 
 class FailingStart(NPUWorker):
     """Named by vLLM's option worker_cls."""
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)
-        method = os.environ[FAILS_BEFORE]
+    def init_device(self) -> None:
+        super().init_device()
+        method = os.environ[FAILING_METHOD]
 
         def fail(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError(f"planted in {method}")

@@ -53,8 +53,7 @@ T = TypeVar("T")
 class StepGuard:
     """Stands around every call of a worker that launches a step or waits for its tokens.
 
-    So it does around those of the start that come after the weights: vLLM waits for all ranks
-    there, and where one has failed the others may wait for it on the host.
+    So it does around those of the start, where the others may wait on the host for one that failed.
 
     All ranks of the world make it, once, at the same place of their start.
 
