@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.server_process import (
     END_LIMIT_S,
     FORKED_WORKERS,
@@ -121,6 +122,30 @@ def test_a_program_learns_that_its_engines_were_killed(tiny_llama: Path):
     said = [line for line in ended.stdout.splitlines() if line.startswith("moment: ")]
     assert said == ["moment: killing", "moment: told"] * 2, ended.stderr[-2000:]
     assert ended.status == 3
+
+
+ABANDONED = """
+    import os, signal
+    import psutil
+    from vllm import LLM
+
+    llm = LLM(
+        {model!r}, enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 26,
+        tensor_parallel_size={ranks},
+    )
+    print("started", *[each.pid for each in psutil.Process().children(recursive=True)], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_an_engine_whose_program_was_killed_ends(ranks: int, tiny_llama: Path):
+    ended = run_alone(ABANDONED.format(model=str(tiny_llama), ranks=ranks), **FORKED_WORKERS)
+    assert ended.status == -signal.SIGKILL, ended.output[-4000:]
+    (line,) = re.findall(r"^started (.+)$", ended.stdout, re.MULTILINE)
+    started = [int(pid) for pid in line.split()]
+    assert len(started) >= ranks
+    assert_ended([psutil.Process(pid) for pid in started if psutil.pid_exists(pid)])
 
 
 CONFIGURING = "moment: imported"

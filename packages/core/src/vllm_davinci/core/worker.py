@@ -49,6 +49,7 @@ from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_e
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
@@ -77,6 +78,7 @@ class NPUWorker(Worker):
 
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
+        end_with_program()
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
         use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))
