@@ -202,10 +202,9 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   }
   ::close(file);
   if (base == MAP_FAILED) {
-    throw Failure(FailureKind::kOutOfMemory,
-                  "vnpu: cannot map " + std::to_string(bytes_ >> 20) +
-                      " MiB of shared memory for a group of " + std::to_string(ranks) +
-                      " ranks: " + why + ".");
+    throw Failure(FailureKind::kOutOfMemory, "vnpu: cannot map " + std::to_string(bytes_ >> 20) +
+                                                 " MiB of shared memory for a group of " +
+                                                 std::to_string(ranks) + " ranks: " + why + ".");
   }
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);
