@@ -18,6 +18,7 @@ from vllm_davinci_testing.engines import vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -34,6 +35,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 FAILS_AT_TOKEN = 5
 # From the fault to the client's error.
 LIMIT_S = 30
+# An engine's, on a busy machine.
+START_S = 120
 
 
 def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
@@ -97,6 +100,30 @@ def test_an_error_of_one_rank_is_the_client_s_error(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("load_model", marks=THOROUGH),
+        pytest.param("profile_run", marks=THOROUGH),
+        # Beside which the other rank waits on the host, for what is left on all of them.
+        "_init_minimal_kv_cache_for_profiling",
+        pytest.param("initialize_kv_cache", marks=THOROUGH),
+        pytest.param("capture_model", marks=THOROUGH),
+    ],
+)
+def test_an_error_of_one_rank_at_the_start_ends_the_start(
+    method: str, zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    begin = time.monotonic()
+    worker = "vllm_davinci_testing.engines.failing_start.FailingStart"
+    options = {**TWO_RANKS, **GRAPHS, "worker_cls": worker, "worker_extension_cls": ""}
+    with pytest.raises(EngineError) as error:
+        start_engine(zoo(MODEL), environment={FAILING_METHOD: method}, **options)
+    assert time.monotonic() - begin < START_S + LIMIT_S
+    told = rf"rank 1 \(pid \d+ on host .*planted in {method}"
+    assert re.search(told, str(error.value)), str(error.value)[-8000:]
+
+
 @pytest.mark.thorough
 def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
     start_engine: Callable[..., EngineProcess], tmp_path: Path
@@ -110,6 +137,27 @@ def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
     }
     with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in _execute_mm"):
         engine.generate([request], GREEDY)
+    engine.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["eagle3", "ngram"])
+def test_an_error_in_the_drafter_of_one_rank_is_the_client_s_error(
+    method: str,
+    start_engine: Callable[..., EngineProcess],
+    repository: Path,
+    prompts: list[list[int]],
+):
+    checkpoints = repository / "checkpoints"
+    drafter: dict[str, Any] = {"method": method, "num_speculative_tokens": 2}
+    if method == "eagle3":
+        drafter["model"] = str(checkpoints / "tiny_llama_eagle3")
+    engine = start_engine(checkpoints / "tiny_llama", **TWO_RANKS, speculative_config=drafter)
+    engine.on_workers("fail_once_at", "propose_draft_token_ids", 2, 1)
+    begin = time.monotonic()
+    with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in propose_draft"):
+        engine.generate(as_inputs(prompts[:4]), GREEDY)
+    assert time.monotonic() - begin < LIMIT_S
     engine.close()
 
 

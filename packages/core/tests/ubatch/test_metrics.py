@@ -1,6 +1,8 @@
 """Overlap decisions reach the metrics endpoint of the front end."""
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,35 @@ def test_what_another_user_may_write_into_is_not_used(
     assert counted() == {}
     assert len(told) == 2, told
     planted.rmdir()
+
+
+@contextmanager
+def at_most(limited: int, most: int) -> Iterator[None]:
+    """limited: one of resource.RLIMIT_..., which the system holds this process to"""
+    before = resource.getrlimit(limited)
+    resource.setrlimit(limited, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(limited, before)
+
+
+def test_a_step_does_not_fail_where_no_file_can_be_opened_or_grow(
+    config: VllmConfig, stat_logger: OverlapStatLogger, monkeypatch: pytest.MonkeyPatch
+):
+    told: list[str] = []
+    monkeypatch.setattr(worker_metrics.logger, "warning", lambda text, cause: told.append(cause))
+    without_descriptors, without_room = CountWriter(config), CountWriter(config)
+    with at_most(resource.RLIMIT_NOFILE, 0):
+        without_descriptors({"split": 1})
+    without_descriptors({"split": 2})
+    assert counted() == {}
+    without_room({"split": 3})
+    with at_most(resource.RLIMIT_FSIZE, 1 << 16):  # what the file has at first
+        without_room({f"reason{number}": 1 for number in range(2000)})
+    without_room({"split": 4})
+    assert counted()['{engine="0",reason="split"}'] == 3
+    assert [type(cause) for cause in told] == [OSError, OSError], told
 
 
 def test_several_api_servers_share_vllms_directory(

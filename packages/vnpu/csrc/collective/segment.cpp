@@ -191,17 +191,20 @@ Segment::Segment(const Invitation& invitation, uint32_t ranks) : ranks_(ranks) {
   }
   const bool is_truncated = is_map_truncated(file);
   void* base = MAP_FAILED;
-  if (::ftruncate(file, static_cast<off_t>(bytes_)) == 0 && !is_truncated &&
-      size_of_file(file) == bytes_) {
+  std::string why;
+  if (::ftruncate(file, static_cast<off_t>(bytes_)) != 0) {
+    why = std::strerror(errno);
+  } else if (is_truncated || size_of_file(file) != bytes_) {
+    why = "its file is too short, or longer than all ranks make it";
+  } else {
     base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (base == MAP_FAILED) why = std::strerror(errno);
   }
-  const int error = errno;
   ::close(file);
   if (base == MAP_FAILED) {
     throw Failure(FailureKind::kOutOfMemory, "vnpu: cannot map " + std::to_string(bytes_ >> 20) +
                                                  " MiB of shared memory for a group of " +
-                                                 std::to_string(ranks) +
-                                                 " ranks: " + std::strerror(error) + ".");
+                                                 std::to_string(ranks) + " ranks: " + why + ".");
   }
   base_ = static_cast<std::byte*>(base);
   ::madvise(base_, bytes_, MADV_DONTDUMP);

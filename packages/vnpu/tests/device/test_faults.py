@@ -188,3 +188,24 @@ def test_a_rank_that_fails_in_a_phase_of_a_collective_ends_both(phase: str, acti
     assert ended[0].status != 0, ended[0].output[-2000:]
     assert "rank 1 (pid" in ended[0].output, ended[0].output[-2000:]
     assert not any("sum" in each.stdout for each in ended)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "told"),
+    [
+        ("open@1=gone", 1, "no longer offers the group"),
+        ("map@1=truncated", 1, "for a group of 2 ranks: its file is too short"),
+        pytest.param("create@1=oom", 0, "memory", marks=pytest.mark.thorough),
+        pytest.param("open@1=throw", 1, "VNPU_FAULTS", marks=pytest.mark.thorough),
+        pytest.param("map@1=oom", 0, "memory", marks=pytest.mark.thorough),
+    ],
+)
+def test_ranks_whose_shared_memory_is_gone_or_too_short_say_so(
+    fault: str, rank: int, told: str
+) -> None:
+    plan = f"rank={rank};segment:{fault}"
+    ended = run_ranks(REDUCE, 2, VNPU_FAULTS=plan, HCCL_CONNECT_TIMEOUT="4", HCCL_EXEC_TIMEOUT="20")
+    assert all(each.status != 0 for each in ended), ended
+    assert f"VNPU_FAULTS: segment:{fault} at" in ended[rank].output
+    assert told in ended[rank].output, ended[rank].output[-3000:]
+    assert not any("sum" in each.stdout for each in ended)

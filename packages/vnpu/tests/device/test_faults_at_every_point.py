@@ -172,7 +172,7 @@ def test_ranks_answer_rightly_or_say_what_failed(
     begin = time.monotonic()
     ended = run_ranks(
         TOGETHER, 2, VNPU_FAULTS=plan, VNPU_WAIT_LIMIT="12", HCCL_EXEC_TIMEOUT="10",
-        HCCL_CONNECT_TIMEOUT="20",
+        HCCL_CONNECT_TIMEOUT="8",
     )  # fmt: skip
     assert time.monotonic() - begin < START_S + LIMIT_S
     assert any(f"point@{point}={action}" in each.output for each in ended)

@@ -49,6 +49,7 @@ from vllm_davinci.core.fused_moe.process_groups import groups_of_experts, init_e
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
+from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
@@ -77,6 +78,7 @@ class NPUWorker(Worker):
 
     def init_device(self) -> None:
         """Selects the device, joins the process groups, measures memory, builds the runner."""
+        end_with_program()
         self.device = torch.device("npu", self._visible_device_index())
         torch.accelerator.set_device_index(self.device)
         use_expandable_segments(os.environ.get(ALLOCATOR.key, ""))
@@ -94,6 +96,9 @@ class NPUWorker(Worker):
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
         self._guard = self._step_guard()
+        self._guarded(self._init_device_in_groups)
+
+    def _init_device_in_groups(self) -> None:
         make_communicators(self.vllm_config, self.device, groups_of_experts())
         set_random_seed(self.model_config.seed)
         gc.collect()
@@ -121,7 +126,7 @@ class NPUWorker(Worker):
             return None
         return StepGuard(self.parallel_config.data_parallel_index)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
+    def _load_model(self, *args: Any, **kwargs: Any) -> None:
         num_threads = torch.get_num_threads()
         super().load_model(*args, **kwargs)
         if components.active_device() is not None:
@@ -159,7 +164,7 @@ class NPUWorker(Worker):
         super().sleep(level)
 
     @torch.inference_mode()
-    def determine_available_memory(self) -> int:
+    def _determine_available_memory(self) -> int:
         if envs.VLLM_ENABLE_STARTUP_PLAN:
             discard_damaged_plans(Path(envs.VLLM_CACHE_ROOT))
         if self.model_config.is_moe:
@@ -191,7 +196,7 @@ class NPUWorker(Worker):
         taken_bytes = self.init_snapshot.free_memory - free_bytes
         return int(self.requested_memory - taken_bytes)
 
-    def compile_or_warm_up_model(self) -> CompilationTimes:
+    def _compile_or_warm_up_model(self) -> CompilationTimes:
         """Captures graphs, runs the largest decode batch and the sampler once, freezes the heap."""
         self.model_runner.capture_model()
         if get_pp_group().is_last_rank:
@@ -219,7 +224,20 @@ class NPUWorker(Worker):
             encoder=self.compilation_config.encoder_compilation_time,
         )
 
-    # --- steps: one rank's error is every rank's -------------------------------------------
+    # --- start and steps: one rank's error is every rank's ----------------------------------
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        self._guarded(self._load_model, *args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        return int(self._guarded(self._determine_available_memory))
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        self._guarded(super().initialize_from_config, *args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        times: CompilationTimes = self._guarded(self._compile_or_warm_up_model)
+        return times
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         return self._guarded(super().execute_model, *args, **kwargs)

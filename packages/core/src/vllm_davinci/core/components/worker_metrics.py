@@ -50,10 +50,11 @@ class MetricsFile:
         self._engine = str(vllm_config.parallel_config.data_parallel_index)
         self._kind = kind
         self._file: MmapedDict | None = None
+        self._is_lost = False
 
     def is_read(self) -> bool:
-        """Whether a server reads the file."""
-        if self._file is None:
+        """Whether a server reads the file. False once it could not be written."""
+        if self._file is None and not self._is_lost:
             self._file = self._open()
         return self._file is not None
 
@@ -65,9 +66,14 @@ class MetricsFile:
         metric, name: a counter's name ends with _total, its metric's does not
         labels:       beside the engine's number
         """
+        if self._is_lost:
+            return
         assert self._file is not None, "ask is_read first"
         key = mmap_key(metric, name, ["engine", *labels], [self._engine, *labels.values()], meaning)
-        self._file.write_value(key, value, time.time())  # type: ignore[no-untyped-call]
+        try:
+            self._file.write_value(key, value, time.time())  # type: ignore[no-untyped-call]
+        except OSError as error:
+            self._lose(error)
 
     def _open(self) -> MmapedDict | None:
         # Not the name that prometheus_client gives this process's own metrics.
@@ -80,9 +86,22 @@ class MetricsFile:
                 return file
         except FileNotFoundError:
             return None  # no server yet, or none on this host
+        except OSError as error:
+            self._lose(error)
+            return None
         logger.warning_once(
             "%s is not this user's alone: overlap decisions and the balance of experts are not in "
             "the server's metrics. Remove it and start the server again.",
             self._directory,
         )
         return None
+
+    def _lose(self, error: OSError) -> None:
+        """Goes on without the file: a step does not fail for a number about it."""
+        self._file, self._is_lost = None, True
+        logger.warning(
+            "Overlap decisions and the balance of experts of this worker are no longer in the "
+            "server's metrics: %s. Make room on the disk or raise the limit of open files, and "
+            "start the server again.",
+            error,
+        )

@@ -128,14 +128,14 @@ class FaultChannel:
     def stopped(self) -> list[Fault]:
         """Those of the other ranks on this host whose processes are stopped, by SIGSTOP say."""
         here = [r for r in self._ranks if r.host == self.own.host and r != self.own]
-        return [each for each in here if _status_of(each.pid)[0] in ("T", "t")]
+        return [each for each in here if status_of(each.pid)[0] in ("T", "t")]
 
     def stopped_siblings(self) -> list[Fault]:
         """Those of the same engine: the same process has started them.
 
         Seen from another container, a number may be that of another program's process.
         """
-        return [each for each in self.stopped() if _status_of(each.pid)[1] == str(os.getppid())]
+        return [each for each in self.stopped() if status_of(each.pid)[1] == str(os.getppid())]
 
     def end_stopped_siblings(self) -> None:
         """Kills ranks of the same engine that are stopped: they cannot hear that it ends.
@@ -221,7 +221,7 @@ def _stop_device(device: int) -> None:
         logger.debug("The device cannot be stopped: %s", error)
 
 
-def _status_of(pid: int) -> list[str]:
+def status_of(pid: int) -> list[str]:
     """State, parent's number and more of a process (proc_pid_stat(5)); empty where it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:

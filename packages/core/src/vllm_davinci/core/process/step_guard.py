@@ -53,6 +53,8 @@ T = TypeVar("T")
 class StepGuard:
     """Stands around every call of a worker that launches a step or waits for its tokens.
 
+    So it does around those of the start, where the others may wait on the host for one that failed.
+
     All ranks of the world make it, once, at the same place of their start.
 
     engine: number of the data-parallel engine; its ranks are given the same calls
@@ -87,7 +89,7 @@ class StepGuard:
         try:
             output = work(*arguments, **options)
         except Exception as error:
-            self._settle(work.__name__, error)
+            self._settle(work.__name__.lstrip("_"), error)
             self._ended_calls = self._calls
             raise
         self._ended_calls = self._calls

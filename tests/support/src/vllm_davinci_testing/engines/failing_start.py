@@ -1,0 +1,25 @@
+"""A worker of which one rank fails at a chosen place of its start."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm_davinci.core.worker import NPUWorker
+
+# The method of the runner that fails, of rank 1.
+FAILING_METHOD = "TEST_FAILING_METHOD"
+
+
+class FailingStart(NPUWorker):
+    """Named by vLLM's option worker_cls."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        method = os.environ[FAILING_METHOD]
+
+        def fail(*args: Any, **kwargs: Any) -> None:
+            raise RuntimeError(f"planted in {method}")
+
+        if self.rank == 1:
+            setattr(self.model_runner, method, fail)
