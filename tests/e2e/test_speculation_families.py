@@ -15,7 +15,7 @@ from vllm_davinci_testing.engines.speculating import RACES, SMALL, generate, spe
 Engines = Callable[..., EngineProcess]
 GRAPHS = {"enforce_eager": False}
 DEFAULT = "Glm4MoeMTPModel"
-WAITS = "ErnieMTPModel"  # for the device in each pass, so that none is captured
+WAIT = {"ErnieMTPModel", "HYV3MTPModel"}  # for the device in each pass, so that none is captured
 
 
 def test_every_family_has_a_case():
@@ -43,4 +43,4 @@ def test_mtp_of_a_family_changes_no_token(name: str, start_engine: Engines, tmp_
         print(f"{name}: {accepted} of {drafted}")
         assert drafted > 500
         assert 0 < accepted < drafted
-        assert bool(replays) == (bool(options) and name != WAITS)
+        assert bool(replays) == (bool(options) and name not in WAIT)

@@ -113,7 +113,8 @@ def test_heads_change_no_token(
     asked = {**speculation(method, count, model=str(head), **padded), **options}
     with start_engine(tiny_llama, environment=RACES, **asked) as engine:
         assert generate(engine) == of_llama
-        assert told(engine)[0] > 500
+        # One draft a step makes at most one for each of 381 tokens.
+        assert told(engine)[0] > min(500, 300 * count)
         replayed = sum(engine.on_workers("draft_replays")[0].values())
     # A step of decodes replays each of its passes.
     assert replayed > 10 * count if options == GRAPHS else not replayed

@@ -70,6 +70,20 @@ FAMILIES = {
         ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"),
         "mtp.fc.weight",
     ),
+    "HYV3MTPModel": MTPFamily(
+        "hy_v3",
+        NUM_LAYERS - 1,
+        _LAST,
+        tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "final_layernorm")),
+        f"{_LAST}eh_proj.weight",
+        # Released files state them, and transformers' own class does not know them.
+        config={
+            "first_k_dense_replace": 1,
+            "expert_hidden_dim": 64,
+            "route_norm": True,
+            "qk_norm": True,
+        },
+    ),
     "MiMoMTPModel": MTPFamily(
         "qwen2",
         NUM_LAYERS - 1,

@@ -26,6 +26,7 @@ MTP_SERVED = {
     "ErnieMTPModel": "ERNIE 4.5 with experts",
     "ExaoneMoeMTP": "K-EXAONE",
     "Glm4MoeMTPModel": "GLM-4.5, 4.6, 4.7",
+    "HYV3MTPModel": "Hy3",
     "MiMoMTPModel": "MiMo",
 }
 _OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
@@ -45,7 +46,6 @@ MTP_REFUSED = {
     "Glm4MoeLiteMTPModel": "vLLM 0.32 reads the model's first layer in its place",
     "Glm5NextMTPModel": _STATES,
     "GlmOcrMTPModel": _IMAGES,
-    "HYV3MTPModel": _UNTRIED,
     "HYV4MTPModel": _OTHERS_CHIPS,
     "InklingMTPModel": _OTHERS_CHIPS,
     "InternS2MobiusMTP": _IMAGES,

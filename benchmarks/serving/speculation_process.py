@@ -1,0 +1,80 @@
+"""One engine with drafts or without, which continues prompts: speed, steps, launches.
+
+`python speculation_process.py OPTIONS_JSON` writes what it found to the file that the options name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from decode_engine import decode_engine
+from vllm import SamplingParams
+
+from vllm_davinci.vnpu import _C
+
+
+class StepCount:
+    """Counts the steps of a runner, and what the host launched in them."""
+
+    def __init__(self, runner: Any) -> None:
+        self.steps = 0
+        execute = runner.execute_model
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.steps += 1
+            return execute(*args, **kwargs)
+
+        runner.execute_model = counted
+
+    def now(self) -> tuple[int, int]:
+        return self.steps, _C.host_counts()["launches"]
+
+
+def measure(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    most = max(options["requests"])
+    engine: dict[str, Any] = {
+        "skip_tokenizer_init": False,
+        "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"},
+    }
+    if options["speculative"] is not None:
+        engine["speculative_config"] = options["speculative"]
+    llm = decode_engine(options["model"], most, **engine)
+    worker = llm.llm_engine.model_executor.driver_worker
+    runner = worker.worker.model_runner if hasattr(worker, "worker") else worker.model_runner
+    count = StepCount(runner)
+    sampling = SamplingParams(temperature=0, max_tokens=options["tokens"], ignore_eos=True)
+
+    def generate(num_requests: int) -> dict[str, float]:
+        prompts = [f"def read_{n}(self):\n    " for n in range(num_requests)]
+        before, begin = count.now(), time.perf_counter()
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        pairs = zip(count.now(), before, strict=True)
+        steps, launches = (now - then for now, then in pairs)
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return {
+            "tokens_per_second": tokens / seconds,
+            "tokens_per_step": tokens / num_requests / steps,
+            "launches_per_step": launches / steps,
+        }
+
+    generate(most)  # warm
+    return {
+        str(number): [generate(number) for _ in range(options["rounds"])]
+        for number in options["requests"]
+    }
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
+    os._exit(0)
