@@ -38,7 +38,6 @@ from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
-from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
@@ -129,7 +128,6 @@ class NPUModelRunner(BalancingRunner):
         check_loaded(model, quantization, self.load_config.load_format)
         plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
-        self._encoder_places = EncoderPlaces(model, self.device)
         if self.split_forward is not None:
             self.split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
@@ -306,14 +304,6 @@ class NPUModelRunner(BalancingRunner):
         return self._planned.metadata(built, decodes), *others
 
     # --- its forward -------------------------------------------------------------------------
-
-    def _gather_mm_embeddings(
-        self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The encoder's outputs [tokens, hidden_size] of the step, and which of its tokens they
-        are: int64 numbers on the device, or vLLM's mask [tokens]."""
-        embeddings, mask = super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
-        return embeddings, self._encoder_places.of_step(embeddings, mask)
 
     def _prepare_padding_mask(
         self, num_tokens_unpadded: int, num_tokens_padded: int
