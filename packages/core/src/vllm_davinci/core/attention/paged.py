@@ -8,7 +8,6 @@ from torch.nn.functional import pad
 from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 
-from vllm_davinci.core.attention.backend import NPUAttentionBackend
 from vllm_davinci.core.attention.head_sizes import (
     dense_head_size,
     paged_head_size,
@@ -70,9 +69,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         refused = {
             "ALiBi position biases": alibi_slopes is not None,
             f"soft-capped attention logits (cap {logits_soft_cap})": bool(logits_soft_cap),
-            f"attention of type {attn_type!r}": not NPUAttentionBackend.supports_attn_type(
-                attn_type
-            ),
+            f"attention of type {attn_type!r}": attn_type == AttentionType.ENCODER,
         }
         refused |= {
             f"attention option {name!r}": True for name, value in extra.items() if value is not None
@@ -94,6 +91,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._sinks = sinks
         self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
         self._is_cross = attn_type == AttentionType.ENCODER_DECODER
+        self._fuses = sinks is None and not self._is_cross  # whose keys are not the step's tokens
         self._causal_options = masking(True, sliding_window)
         self._bidirectional_options = masking(False, sliding_window)
         self._span_options = span_masking(sliding_window)
@@ -102,8 +100,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
 
     def _taken_head_size(self) -> int:
         """See operator_head_size. Raises UnsupportedFeatureError where there is none."""
-        is_causal = not (self._is_encoder or self._is_cross)
-        options = self._causal_options if is_causal else self._bidirectional_options
+        sees_all = self._is_encoder or self._is_cross
+        options = self._bidirectional_options if sees_all else self._causal_options
         config = get_current_vllm_config_or_none()
         model = config.model_config if config is not None else None
         dtype = model.dtype if model is not None else torch.get_default_dtype()
@@ -182,12 +180,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if self._is_encoder:
             assert key is not None and value is not None
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif (
-            self._sinks is None
-            and not self._is_cross  # whose keys are not the step's tokens
-            and stage is not None
-            and attn_metadata.host_lengths is None
-        ):
+        elif self._fuses and stage is not None and attn_metadata.host_lengths is None:
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None and value is not None:
