@@ -26,7 +26,6 @@ from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
-from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
@@ -89,7 +88,6 @@ class NPUModelRunner(SplittingRunner):
         super().load_model(load_dummy_weights, **options)
         model = self.get_model()
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
-        self._encoder_places = EncoderPlaces(model, self.device)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
 
@@ -165,14 +163,6 @@ class NPUModelRunner(SplittingRunner):
         return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
 
     # --- its forward -------------------------------------------------------------------------
-
-    def _gather_mm_embeddings(
-        self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The encoder's outputs [tokens, hidden_size] of the step, and which of its tokens they
-        are: int64 numbers on the device, or vLLM's mask [tokens]."""
-        embeddings, mask = super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
-        return embeddings, self._encoder_places.of_step(embeddings, mask)
 
     def _prepare_padding_mask(
         self, num_tokens_unpadded: int, num_tokens_padded: int

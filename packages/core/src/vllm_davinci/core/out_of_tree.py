@@ -24,10 +24,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 from vllm.model_executor.models.transformers.moe import TransformersRoutedExperts
+from vllm.model_executor.models.whisper import WhisperEncoderAttention
 
 from vllm_davinci.core import components
 from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
+from vllm_davinci.core.attention.whisper_encoder import NPUWhisperEncoderAttention
 from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
@@ -67,6 +69,7 @@ LAYERS: dict[str, type] = {
     QKVParallelLinear.__name__: NPUQKVParallelLinear,
     RowParallelLinear.__name__: NPURowParallelLinear,
     MMEncoderAttention.__name__: NPUMMEncoderAttention,
+    WhisperEncoderAttention.__name__: NPUWhisperEncoderAttention,
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     QwenGatedDeltaNetAttention.__name__: NPUQwenGatedDeltaNetAttention,
     KimiGatedDeltaNetAttention.__name__: NPUKimiGatedDeltaNetAttention,

@@ -338,7 +338,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
-        where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
+        where=("core.multimodal.runner:EncodingRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",
         upstream={RUNNER: ("_gather_mm_embeddings",)},
         goes_when="vLLM makes the numbers on the host",
@@ -542,6 +542,20 @@ OVERRIDES: tuple[Override, ...] = (
             RUNNER: ("mm_prefix_clamp_sliding_window",),
         },
         goes_when="disable_chunked_mm_input holds wherever a chunk begins",
+    ),
+    Override(
+        what="outputs of an encoder that a decoder attends to are written in the batch's order",
+        where=("core.multimodal.runner:EncodingRunner._execute_mm_encoder",),
+        why="their slots are in the batch's order, and vLLM's encoder gives them in the "
+        "scheduler's, which is another one where a preempted request returns beside new ones",
+        upstream={
+            RUNNER: (
+                "encoder_outputs = self._execute_mm_encoder(scheduler_output)",
+                "scheduled_encoder_inputs",
+            ),
+            "model_executor/layers/attention/cross_attention.py": ("active_indices",),
+        },
+        goes_when="vLLM orders both alike",
     ),
     Override(
         what="the prefill-first scheduler shows vLLM's own other queues during one call, and keeps "

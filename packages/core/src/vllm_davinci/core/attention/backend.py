@@ -65,7 +65,11 @@ class NPUAttentionBackend(AttentionBackend):
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
-        return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_ONLY)
+        return attn_type in (
+            AttentionType.DECODER,
+            AttentionType.ENCODER_ONLY,
+            AttentionType.ENCODER_DECODER,
+        )
 
     @classmethod
     def supports_kv_connector(cls) -> bool:

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec
 
 from vllm_davinci.core.attention.spans import BidirectionalSpans
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
@@ -29,6 +29,8 @@ class NPUAttentionMetadata(AttentionMetadata):
     causal:               False when every token of a request may see every other one.
     host_lengths:         takes the attention's launches while a graph is captured; else None.
     spans:                tokens of images that see each other both ways; None without any.
+    is_cross:             keys are an encoder's: seq_lens are its tokens, and slot_mapping has the
+                          slots of those that come with this step, none in most steps.
     """
 
     num_actual_tokens: int
@@ -39,14 +41,16 @@ class NPUAttentionMetadata(AttentionMetadata):
     causal: bool = True
     host_lengths: HostLengths | None = None
     spans: BidirectionalSpans | None = None
+    is_cross: bool = False
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths, and all tokens, of each request."""
         return self.actual_seq_lengths_q, self.seq_lens
 
     def step_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of it that the device reads."""
-        return self.block_table, self.slot_mapping
+        """The tensors of it that the device reads; of an encoder's keys, which no graph writes,
+        without their slots."""
+        return (self.block_table,) if self.is_cross else (self.block_table, self.slot_mapping)
 
     def of_decodes(self, requests: slice, tokens: slice) -> "NPUAttentionMetadata":
         """Metadata of some whole requests of a step of decodes. tokens: their rows of the step"""
@@ -143,6 +147,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             spans=BidirectionalSpans.of_step(ranges, ends, seq_lens, block_table)
             if ranges
             else None,
+            is_cross=isinstance(self.kv_cache_spec, CrossAttentionSpec),
         )
 
     def update_block_table(

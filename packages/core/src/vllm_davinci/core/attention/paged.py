@@ -69,8 +69,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         refused = {
             "ALiBi position biases": alibi_slopes is not None,
             f"soft-capped attention logits (cap {logits_soft_cap})": bool(logits_soft_cap),
-            f"attention of type {attn_type!r}": attn_type
-            not in (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
+            f"attention of type {attn_type!r}": attn_type == AttentionType.ENCODER,
         }
         refused |= {
             f"attention option {name!r}": True for name, value in extra.items() if value is not None
@@ -91,6 +90,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self.writes_cache = kv_sharing_target_layer_name is None
         self._sinks = sinks
         self._is_encoder = attn_type == AttentionType.ENCODER_ONLY
+        self._is_cross = attn_type == AttentionType.ENCODER_DECODER
+        self._fuses = sinks is None and not self._is_cross  # whose keys are not the step's tokens
         self._causal_options = masking(True, sliding_window)
         self._bidirectional_options = masking(False, sliding_window)
         self._span_options = span_masking(sliding_window)
@@ -99,7 +100,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
 
     def _taken_head_size(self) -> int:
         """See operator_head_size. Raises UnsupportedFeatureError where there is none."""
-        options = self._bidirectional_options if self._is_encoder else self._causal_options
+        sees_all = self._is_encoder or self._is_cross
+        options = self._bidirectional_options if sees_all else self._causal_options
         config = get_current_vllm_config_or_none()
         model = config.model_config if config is not None else None
         dtype = model.dtype if model is not None else torch.get_default_dtype()
@@ -136,7 +138,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         """Writes this step's keys and values, then attends.
 
         query:  [num_tokens, num_heads, head_size]
-        key:    [num_tokens, num_kv_heads, head_size], or None when another layer wrote the cache
+        key:    [num_tokens, num_kv_heads, head_size], or None when another layer wrote the cache.
+                Of cross-attention: [tokens of the step's new encoder outputs, ...], or None.
         value:  like key
         output: [num_tokens, num_heads, head_size], written in place, also returned
         attn_metadata is None in profile runs, which have no cache: output becomes zero.
@@ -148,7 +151,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if num_tokens != query.shape[0]:
             output[num_tokens:].zero_()
             query, out = query[:num_tokens], output[:num_tokens]
-            if key is not None and value is not None:
+            if key is not None and value is not None and not self._is_cross:
                 key, value = key[:num_tokens], value[:num_tokens]
         else:
             out = output
@@ -177,7 +180,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         if self._is_encoder:
             assert key is not None and value is not None
             self._attend_to_batch(query, key, value, attn_metadata, out)
-        elif self._sinks is None and stage is not None and attn_metadata.host_lengths is None:
+        elif self._fuses and stage is not None and attn_metadata.host_lengths is None:
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None and value is not None:

@@ -92,7 +92,9 @@ def refuse_architectures(model: "ModelConfig") -> None:
         "recurrent states of another kind (Mamba's first version, short convolutions, others)": (
             keeps_states(model) and not set(model.architectures) <= set(SERVED_HYBRIDS)
         ),
-        "cross-attention (encoder-decoder)": model.is_encoder_decoder,
+        "cross-attention (encoder-decoder other than Whisper)": (
+            model.is_encoder_decoder and model.hf_config.model_type != "whisper"
+        ),
         f"tokens of prompts that see later ones (known of images of {', '.join(BOTH_WAYS)}; text "
         "alone is served with --limit-mm-per-prompt 0 of each kind)": (
             model.is_mm_prefix_lm and model.hf_config.model_type not in BOTH_WAYS

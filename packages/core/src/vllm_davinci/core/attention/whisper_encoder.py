@@ -1,0 +1,9 @@
+"""Attention of Whisper's encoder, for which vLLM has a class of its own."""
+
+from vllm.model_executor.models.whisper import WhisperEncoderAttention
+
+from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
+
+
+class NPUWhisperEncoderAttention(NPUMMEncoderAttention, WhisperEncoderAttention):
+    """NPUMMEncoderAttention, which takes [tokens, hidden_size] too, as vLLM's class does."""
