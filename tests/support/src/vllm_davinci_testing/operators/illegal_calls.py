@@ -1628,6 +1628,7 @@ LEGAL |= {
         "values": t(7, 5),
         "indices": i64(7, 5),
     },
+    "LogSumExp": {"self": t(7, 64), "dims": ints(1), "keep_dim": False, "out": t(7)},
     "ReduceSum": {
         "self": t(7, 64),
         "dims": ints(1),
