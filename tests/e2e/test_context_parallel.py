@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 NUM_TOKENS = 12
@@ -21,7 +20,7 @@ GRAPHS = {
     "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4]},
 }
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_r1_yarn_dense"
+DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_v3_dense"
 # Fewer tokens than ranks, less than a block, whole blocks, and pieces of a prompt.
 LENGTHS = (1, 5, 128, 257, 389)
 
@@ -78,22 +77,26 @@ def test_tokens_are_those_of_transformers(
         assert hits == [(length - 1) // block * block for length in LENGTHS]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculation"),
-        ({"additional_config": {"overlap": True}}, "overlap of ubatches"),
-        ({"enable_lora": True}, "adapters"),
-        ({"kv_offloading_size": 1}, "goes on in the host's memory"),
-        ({"dcp_q_replicate": True}, "--dcp-q-replicate"),
-    ],
-    ids=["speculation", "overlap", "adapters", "offload", "queries"],
-)
-def test_what_a_divided_context_cannot_be_served_with_is_named(
-    options: dict[str, Any],
-    message: str,
-    zoo: Callable[[str], Path],
-    start_engine: Callable[..., EngineProcess],
+@pytest.mark.thorough
+@pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_a_strict_chip_takes_every_call(
+    model: str, exchange: str, zoo: Callable[[str], Path], start_engine: Callable[..., Any]
 ):
-    with pytest.raises(EngineError, match=re.escape(message)):
-        start_engine(zoo(DENSE), **divided(2, 1, "ag_rs"), **options)
+    """In 16 bits, whose rounding depends on the division: logprobs are close, no call refused."""
+    wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
+    inputs = [{"prompt_token_ids": prompt_of(length)} for length in LENGTHS]
+    logprobs = []
+    for options in (divided(2, 16, exchange), {**SIZES, "tensor_parallel_size": 2}):
+        with start_engine(zoo(model), dtype="bfloat16", **GRAPHS, **options) as engine:
+            outputs = engine.generate(inputs, wanted)
+        logprobs.append(
+            [
+                entries[token].logprob
+                for prompt, output in zip(inputs, outputs, strict=True)
+                for token, entries in zip(
+                    prompt["prompt_token_ids"][1:], output.prompt_logprobs[1:], strict=True
+                )
+            ]
+        )
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=0.15)
