@@ -126,7 +126,7 @@ def test_a_multiple_of_the_block_size_is_kept():
     [
         ("parallel_config", "enable_eplb", True, "--enable-eplb"),
         ("parallel_config", "enable_fault_tolerance", True, "--enable-fault-tolerance.*HCCL"),
-        ("parallel_config", "decode_context_parallel_size", 2, "--decode-context-parallel-size"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size"),
         ("offload_config.uva", "cpu_offload_gb", 1.0, "--cpu-offload-gb"),
         ("offload_config.prefetch", "offload_group_size", 2, "--offload-group-size"),
         (

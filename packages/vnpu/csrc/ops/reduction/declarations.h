@@ -9,6 +9,7 @@ namespace vnpu::ops {
 
 Allowed allowed_add_rms_norm();
 Allowed allowed_amax();
+Allowed allowed_log_sum_exp();
 Allowed allowed_any();
 Allowed allowed_arg_max();
 Allowed allowed_cumprod();

@@ -87,7 +87,7 @@ VNPU_OPERATOR(ProdDim, (const Tensor& self, int64_t dim, bool keep_dim, DType dt
   at::prod_out(out.tensor, self, dim, keep_dim, dtype.type);
 }
 VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
-              {.tier = kT1, .cost = elements<8>}) {
+              {.tier = kT1, .cost = elements<8>, .allowed = allowed_log_sum_exp}) {
   store(out, at::logsumexp(self, dims, keep_dim));
 }
 

@@ -19,6 +19,7 @@ constexpr char kCumsum[] = "aclnn_cumsum.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, Che
 constexpr char kArgMax[] = "ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters";
 constexpr char kSoftmax[] = "aclnn_{softmax,logsoftmax}.cpp: dtype lists, CheckShape";
 constexpr char kAny[] = "aclnn_{any,all}.cpp: dtype lists for 910B, out_dtype_support_list";
+constexpr char kLogSumExp[] = "ops-math math/reduce_log_sum_exp/docs/aclnnLogSumExp.md, parameters";
 constexpr char kUniform[] = "DTYPE_SUPPORT_LIST in aclnn_uniform.cpp";
 
 const std::vector<ScalarType> kFloatsAndDouble = with(kFloats, {at::kDouble});
@@ -34,6 +35,14 @@ Allowed allowed_reduce_sum() {
 Allowed allowed_amax() {
   return {{},
           {{"self", dtype(kRealAndBool), kAmax, kOnBigChips}, {"out", same_dtype("self"), kAmax}}};
+}
+
+Allowed allowed_log_sum_exp() {
+  const auto numbers =
+      with(kFloats, {at::kInt, at::kLong, at::kShort, at::kChar, at::kByte, at::kBool});
+  return {{},
+          {{"self", dtype(numbers), kLogSumExp, kOnBigChips},
+           {"out", dtype(kFloats), kLogSumExp, kOnBigChips}}};
 }
 
 Allowed allowed_max() {

@@ -764,6 +764,14 @@ ATTENTION = [
         cann="8.3",
     ),
     Case("FusedInferAttentionScoreV3", "query_heads", "32, 64 or 128", _DECODE, TILING, cann="8.3"),
+    Case(
+        "FusedInferAttentionScoreV3",
+        "wants_lse",
+        "be 0",
+        {**_compressed(32), "wants_lse": True, "lse": f32(2, 32, 1)},
+        TILING,
+        cann="8.3",
+    ),
     # MLA.
     _attention("key_rope", "be given when query_rope", **{**_DECODE, "key_rope": None}),
     _attention("query_rope", "be given when key_rope", **{**_DECODE, "query_rope": None}),
@@ -800,7 +808,6 @@ ATTENTION = [
         sparse_mode=3,
         out=t(16, 18, 512),
     ),
-    _decode("wants_lse", "be 0", wants_lse=True, lse=f32(2, 16, 1)),
     _decode(
         "query_lengths",
         "a single query under sparseMode 0",
@@ -1628,6 +1635,7 @@ LEGAL |= {
         "values": t(7, 5),
         "indices": i64(7, 5),
     },
+    "LogSumExp": {"self": t(7, 64), "dims": ints(1), "keep_dim": False, "out": t(7)},
     "ReduceSum": {
         "self": t(7, 64),
         "dims": ints(1),

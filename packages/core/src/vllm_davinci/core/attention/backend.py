@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from vllm_davinci.core.attention.stripes import divides_context
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 
 
@@ -37,8 +38,9 @@ class NPUAttentionBackend(AttentionBackend):
     @staticmethod
     def get_impl_cls() -> type[AttentionImplBase[Any]]:
         from vllm_davinci.core.attention.paged import NPUAttentionImpl  # torch_npu: worker only
+        from vllm_davinci.core.attention.striped import NPUStripedAttentionImpl
 
-        return NPUAttentionImpl
+        return NPUStripedAttentionImpl if divides_context() else NPUAttentionImpl
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:

@@ -12,7 +12,7 @@ import torch
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable, SlotMappingMode
 
-from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.attention.stripes import Stripes
 
 
 class HostBatch(NamedTuple):
@@ -30,10 +30,12 @@ class NPUBlockTable(BlockTable):
     """Block table of one KV cache group.
 
     slots_per_block: from the first slot of a block to that of the next one
+    stripes: which tokens this rank keeps. A block has its room for the tokens of each rank
     """
 
     host_batch: Callable[[int], HostBatch]
     slots_per_block: int
+    stripes: Stripes
 
     @classmethod
     def taking_over(
@@ -43,15 +45,12 @@ class NPUBlockTable(BlockTable):
         slots_per_token: int = 1,
     ) -> "NPUBlockTable":
         """The same buffers under this class. slots_per_token: of a block's room"""
-        if block_table.dcp_world_size > 1 or block_table.pcp_world_size > 1:
-            raise UnsupportedFeatureError(
-                f"Context parallelism is not available in {RELEASE}: start with "
-                "--decode-context-parallel-size 1 and --prefill-context-parallel-size 1."
-            )
         ours = cls.__new__(cls)
         ours.__dict__.update(vars(block_table))
         ours.host_batch = host_batch
         ours.slots_per_block = slots_per_token * block_table.block_size
+        size, rank = block_table.dcp_world_size, block_table.dcp_rank
+        ours.stripes = Stripes(size, rank, block_table.cp_kv_cache_interleave_size)
         return ours
 
     def compute_slot_mapping(
@@ -60,16 +59,24 @@ class NPUBlockTable(BlockTable):
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
     ) -> None:
-        """Writes `slot_mapping`: block * slots_per_block + offset for each token of the step."""
+        """Writes `slot_mapping`: block * slots_per_block + offset for each token of the step.
+
+        Tokens that other ranks keep have the slot -1.
+        """
         if self.slot_mapping_mode == SlotMappingMode.NONE:
             return
         num_tokens = positions.shape[0]
         batch = self.host_batch(num_tokens)
-        block_index, offset = np.divmod(batch.positions, self.block_size)
+        stripes = self.stripes
+        block_index, offset = np.divmod(batch.positions, self.block_size * stripes.size)
         blocks = self.block_table.np[batch.req_indices, block_index]
         slots = self.slot_mapping.np[:num_tokens]
         np.multiply(blocks, self.slots_per_block, out=slots, casting="unsafe", dtype=np.int64)
-        slots += offset
+        if stripes.size == 1:
+            slots += offset
+        else:
+            slots += stripes.places(offset)
+            slots[stripes.owners(offset) != stripes.rank] = -1
         self.slot_mapping.copy_to_gpu(num_tokens)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
@@ -13,6 +14,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec
 
 from vllm_davinci.core.attention.spans import BidirectionalSpans
+from vllm_davinci.core.attention.stripes import stripes_of
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
@@ -31,6 +33,11 @@ class NPUAttentionMetadata(AttentionMetadata):
     spans:                tokens of images that see each other both ways; None without any.
     is_cross:             keys are an encoder's: seq_lens are its tokens, and slot_mapping has the
                           slots of those that come with this step, none in most steps.
+    has_earlier:          of a step that is not of decodes, under decode context parallelism:
+                          whether any request has tokens of earlier steps. None else.
+
+    Under decode context parallelism seq_lens counts this rank's tokens: in a step of decodes all of
+    them, in other steps those of earlier steps.
     """
 
     num_actual_tokens: int
@@ -42,6 +49,7 @@ class NPUAttentionMetadata(AttentionMetadata):
     host_lengths: HostLengths | None = None
     spans: BidirectionalSpans | None = None
     is_cross: bool = False
+    has_earlier: bool | None = None
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths, and all tokens, of each request."""
@@ -115,6 +123,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._stripes = stripes_of(vllm_config)
 
     def build(
         self,
@@ -135,6 +144,12 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             host_seq_lens(common),
             common.num_actual_tokens,
         )
+        has_earlier = None
+        if self._stripes is not None:
+            if common.max_query_len > 1:
+                earlier = np.subtract(seq_lens, np.diff(ends, prepend=0))
+                has_earlier, seq_lens = bool(earlier.any()), earlier.tolist()
+            seq_lens = self._stripes.lengths(seq_lens)
         block_table = common.block_table_tensor[:num_reqs]
         ranges = common.mm_req_doc_ranges
         return NPUAttentionMetadata(
@@ -144,6 +159,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             block_table=block_table,
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             causal=causal,
+            has_earlier=has_earlier,
             spans=BidirectionalSpans.of_step(ranges, ends, seq_lens, block_table)
             if ranges
             else None,
@@ -163,5 +179,6 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             block_table=blk_table[: len(metadata.seq_lens)],
             slot_mapping=slot_mapping[: metadata.num_actual_tokens],
             causal=metadata.causal,
+            has_earlier=metadata.has_earlier,
             spans=None if metadata.spans is None else metadata.spans.over(blk_table),
         )

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.context_parallel import refused_with_context_parallel
 from vllm_davinci.core.config.expert_balance import refused_with_balance
 from vllm_davinci.core.config.hybrids import SERVED as SERVED_HYBRIDS
 from vllm_davinci.core.config.hybrids import keeps_states
@@ -26,12 +27,7 @@ def refuse_unavailable(vllm_config: "VllmConfig") -> None:
     dtype, cache_dtype = _dtype_name(model), vllm_config.cache_config.cache_dtype
     refused = {
         **refused_with_balance(vllm_config),
-        "context parallelism (--decode-context-parallel-size)": (
-            parallel.decode_context_parallel_size > 1
-        ),
-        "context parallelism (--prefill-context-parallel-size)": (
-            parallel.prefill_context_parallel_size > 1
-        ),
+        **refused_with_context_parallel(vllm_config),
         **refused_with_adapters(vllm_config),
         **refused_with_transfer(vllm_config),
         "weights in the host's memory (--cpu-offload-gb)": offload.uva.cpu_offload_gb > 0,

@@ -61,7 +61,7 @@ class HostLengths:
         workspace = fused_attention.max_workspace(
             query, key, value, lengths_q, lengths_kv, **options
         )
-        if self._compiled is not None and options.get("learnable_sink") is None:
+        if self._compiled is not None and _is_compiled(options):
             self._compiled.attend(
                 query,
                 key,
@@ -97,6 +97,11 @@ class HostLengths:
             begin(stream, group)
             launch(lengths_q, lengths_kv)
             end(stream)
+
+
+def _is_compiled(options: dict[str, Any]) -> bool:
+    """Whether a compiled launch takes these options: it has no sinks and no log-sum-exp."""
+    return options.get("learnable_sink") is None and not options.get("softmax_lse_flag")
 
 
 def _launch_of(

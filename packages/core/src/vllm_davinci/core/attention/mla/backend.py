@@ -6,6 +6,7 @@ from vllm.v1.attention.backend import AttentionImplBase, AttentionMetadataBuilde
 
 from vllm_davinci.core.attention.backend import NPUAttentionBackend
 from vllm_davinci.core.attention.mla.sizes import KV_LORA_RANK, QK_ROPE_HEAD_DIM
+from vllm_davinci.core.attention.stripes import divides_context
 
 
 class NPUMLABackend(NPUAttentionBackend):
@@ -14,8 +15,9 @@ class NPUMLABackend(NPUAttentionBackend):
     @staticmethod
     def get_impl_cls() -> type[AttentionImplBase[Any]]:
         from vllm_davinci.core.attention.mla.impl import NPUMLAImpl  # torch_npu: worker only
+        from vllm_davinci.core.attention.mla.striped import NPUStripedMLAImpl
 
-        return NPUMLAImpl
+        return NPUStripedMLAImpl if divides_context() else NPUMLAImpl
 
     @staticmethod
     def get_builder_cls() -> type[AttentionMetadataBuilder[Any]]:

@@ -58,7 +58,7 @@ class MLACache(NamedTuple):
 
         Returns kv_c [num_rows, kv_lora_rank] and k_pe [num_rows, qk_rope_head_dim].
         """
-        num_rows = chunk.actual_seq_lengths_kv[-1]
+        num_rows = chunk.num_gathered
         kv_c = self.kv_c.new_empty(num_rows, 1, self.kv_c.shape[-1])
         k_pe = self.k_pe.new_empty(num_rows, 1, self.k_pe.shape[-1])
         torch_npu.npu_gather_pa_kv_cache(

@@ -41,6 +41,11 @@ class ContextChunk:
     starts: torch.Tensor
     _query_row: torch.Tensor | None = None
 
+    @property
+    def num_gathered(self) -> int:
+        """Rows to take from the cache."""
+        return self.actual_seq_lengths_kv[-1]
+
     def of_rows(self, values: torch.Tensor | None) -> torch.Tensor | None:
         """Gives each cached row what its request's queries have.
 

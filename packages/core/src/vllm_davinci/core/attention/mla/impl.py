@@ -10,6 +10,7 @@ from vllm.v1.attention.backend import AttentionImplBase
 from vllm_davinci.core.attention import masks
 from vllm_davinci.core.attention.mla.adapters import UpProjectionAdapters, in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
+from vllm_davinci.core.attention.mla.context import ContextChunk
 from vllm_davinci.core.attention.mla.metadata import (
     MLADecodeMetadata,
     MLAPrefillMetadata,
@@ -184,7 +185,7 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             partial, partial_lse = self._attend(
                 q_nope[rows],
                 q_pe[rows],
-                *self.expand(*cache.gather(chunk), chunk.of_rows(foreign)),
+                *self.expand(*self._rows_of(chunk, cache), chunk.of_rows(foreign)),
                 actual_seq_lengths_q=chunk.actual_seq_lengths_q,
                 actual_seq_lengths_kv=chunk.actual_seq_lengths_kv,
                 mask=None,
@@ -199,6 +200,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
             out[rows].copy_(merged.view_as(partial))
             lse[rows].copy_(merged_lse.view_as(partial_lse))
         return out.flatten(1)
+
+    def _rows_of(self, chunk: ContextChunk, cache: MLACache) -> tuple[torch.Tensor, torch.Tensor]:
+        """kv_c [num_rows, kv_lora_rank] and k_pe [num_rows, qk_rope_head_dim] of the chunk."""
+        return cache.gather(chunk)
 
     def expand(
         self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor, foreign: torch.Tensor | None = None

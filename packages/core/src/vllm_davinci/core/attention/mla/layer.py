@@ -19,7 +19,6 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 from vllm_davinci.core.attention.head_sizes import mla_head_sizes, require_mla_decode
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
-from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
 from vllm_davinci.core.attention.mla.preprocess import MLAPreprocess, Preprocessed
 from vllm_davinci.core.attention.mla.sizes import check_sizes
@@ -74,7 +73,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             use_sparse=self.is_sparse,
             num_heads=num_heads,
         )
-        self.impl: Any = NPUMLAImpl(
+        self.impl: Any = self._backend.get_impl_cls()(
             num_heads,
             scale,
             qk_nope_head_dim,
@@ -100,7 +99,8 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         """
         requests = vllm_config.scheduler_config.max_num_seqs
         rank, rope, dtype = self.kv_lora_rank, self.qk_rope_head_dim, self._dtype
-        require_mla_decode(num_heads, rank, rope, dtype, requests)
+        divided_among = vllm_config.parallel_config.decode_context_parallel_size
+        require_mla_decode(num_heads * divided_among, rank, rope, dtype, requests)
         return mla_head_sizes(num_heads, nope, rope, value, dtype)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

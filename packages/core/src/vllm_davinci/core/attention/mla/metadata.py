@@ -25,6 +25,8 @@ from vllm_davinci.core.attention.mla.context import (
     plan_context,
 )
 from vllm_davinci.core.attention.mla.step_rope import StepRope
+from vllm_davinci.core.attention.mla.striped_context import striped_chunk
+from vllm_davinci.core.attention.stripes import stripes_of
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
 from vllm_davinci.core.errors import RELEASE, ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
@@ -39,7 +41,8 @@ class MLADecodeMetadata:
     """Requests whose few queries attend over the cache itself.
 
     actual_seq_lengths_q: cumulative query lengths. Host list.
-    seq_lens:             all tokens up to and including this step's. Host list.
+    seq_lens:             all tokens up to and including this step's, of those that this rank keeps.
+                          Host list.
     block_table:          [num_decodes, max_blocks], int32, on the device.
     max_query_len:        longest query.
     """
@@ -142,6 +145,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.context_chunk_rows = CONTEXT_CHUNK_ROWS
+        self._stripes = stripes_of(vllm_config)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         threshold = self.reorder_batch_threshold or 1
         if threshold > MAX_DECODE_QUERY_LEN:
@@ -172,6 +176,9 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             common.num_actual_tokens,
         )
         block_table = common.block_table_tensor[: common.num_reqs]
+        kept = seq_lens[:num_decodes]
+        if self._stripes is not None:
+            kept = self._stripes.lengths(kept)
         return NPUMLAMetadata(
             num_actual_tokens=common.num_actual_tokens,
             num_decodes=num_decodes,
@@ -180,7 +187,7 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
             slot_mapping=common.slot_mapping[: common.num_actual_tokens],
             decode=MLADecodeMetadata(
                 actual_seq_lengths_q=ends[:num_decodes],
-                seq_lens=seq_lens[:num_decodes],
+                seq_lens=kept,
                 block_table=block_table[:num_decodes],
                 max_query_len=max(_lengths(ends[:num_decodes])),
             )
@@ -204,16 +211,19 @@ class NPUMLAMetadataBuilder(AttentionMetadataBuilder[NPUMLAMetadata]):
         block_table: torch.Tensor,
     ) -> MLAPrefillMetadata:
         query_lens = _lengths(actual_seq_lengths_q)
+        stripes = self._stripes
         plan = plan_context(
             [seq_len - length for seq_len, length in zip(seq_lens, query_lens, strict=True)],
             self.context_chunk_rows,
-            BLOCK_SIZE_TOKENS,
+            BLOCK_SIZE_TOKENS * (1 if stripes is None else stripes.size),
         )
-        return MLAPrefillMetadata(
-            actual_seq_lengths_q,
-            [context_chunk(parts, query_lens, block_table) for parts in plan],
-            first_row,
-        )
+        context = [
+            context_chunk(parts, query_lens, block_table)
+            if stripes is None
+            else striped_chunk(parts, query_lens, block_table, stripes)
+            for parts in plan
+        ]
+        return MLAPrefillMetadata(actual_seq_lengths_q, context, first_row)
 
 
 def _lengths(ends: list[int]) -> list[int]:

@@ -1,0 +1,77 @@
+"""MLA over a context that several ranks keep a part of each."""
+
+from typing import Any
+
+import torch
+import torch_npu
+
+from vllm_davinci.core.attention import masks
+from vllm_davinci.core.attention.mla.cache import MLACache
+from vllm_davinci.core.attention.mla.context import ContextChunk
+from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
+from vllm_davinci.core.attention.mla.metadata import MLADecodeMetadata
+from vllm_davinci.core.attention.mla.striped_context import StripedChunk
+from vllm_davinci.core.attention.stripe_exchange import StripeExchange
+from vllm_davinci.core.device import fused_attention
+from vllm_davinci.core.graph.host_lengths import HostLengths
+
+
+class NPUStripedMLAImpl(NPUMLAImpl):
+    """Attention of one layer under decode context parallelism.
+
+    Decodes: all heads' queries meet this rank's rows; what the ranks found is merged. Prefills:
+    every rank gets all rows of the context, in the order of its tokens, and goes on as without.
+    """
+
+    can_return_lse_for_decode = True
+    supports_dcp = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._exchange = StripeExchange()
+
+    def decode(
+        self,
+        ql_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: MLACache,
+        metadata: MLADecodeMetadata,
+        host_lengths: HostLengths | None = None,
+    ) -> torch.Tensor:
+        assert metadata.max_query_len == 1, "Speculation is refused with a divided context."
+        query, query_rope = self._exchange.all_heads(ql_nope), self._exchange.all_heads(q_pe)
+        part = torch.empty_like(query)
+        lse = query.new_empty(*query.shape[:2], 1, dtype=torch.float32)
+        tensors = query, cache.kv_c_flat, cache.kv_c_flat
+        lengths = metadata.actual_seq_lengths_q, metadata.seq_lens
+        arguments: dict[str, Any] = {
+            "query_rope": query_rope,
+            "key_rope": cache.k_pe_flat,
+            "atten_mask": None,
+            "sparse_mode": masks.SPARSE_MODE_NONE,
+            "block_table": metadata.block_table,
+            "num_heads": query.shape[1],
+            "num_key_value_heads": 1,
+            "scale": self.scale,
+            "input_layout": "TND",
+            "block_size": cache.kv_c.shape[1],
+            "softmax_lse_flag": True,
+        }
+        if host_lengths is None:
+            fused_attention.attend(*tensors, *lengths, [part, lse], **arguments)
+        else:
+            host_lengths.attend(*tensors, [part, lse], *lengths, **arguments)
+        merged, _ = self._exchange.combine(part, lse)
+        values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
+            merged.to(ql_nope.dtype),
+            self.W_UV,
+            perm_x1=(1, 0, 2),
+            perm_x2=(0, 1, 2),
+            perm_y=(1, 0, 2),
+        )
+        return values.flatten(1)
+
+    def _rows_of(self, chunk: ContextChunk, cache: MLACache) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(chunk, StripedChunk) and chunk.order is not None
+        kv_c, k_pe = (self._exchange.all_rows(rows) for rows in cache.gather(chunk))
+        return kv_c.index_select(0, chunk.order), k_pe.index_select(0, chunk.order)

@@ -1,0 +1,61 @@
+"""Which tokens of a request each rank keeps under decode context parallelism."""
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from vllm.config import VllmConfig, get_current_vllm_config_or_none
+from vllm.distributed.parallel_state import get_dcp_group
+
+Numbers = TypeVar("Numbers", int, np.ndarray)
+
+
+class Stripes(NamedTuple):
+    """Division of a request's tokens: runs of neighbours, one to each rank in turn.
+
+    size:       ranks among which tokens are divided
+    rank:       this one
+    interleave: tokens of a run
+    """
+
+    size: int
+    rank: int
+    interleave: int
+
+    def length(self, tokens: Numbers, rank: int | None = None) -> Numbers:
+        """How many of a request's first `tokens` tokens a rank keeps. rank: None is this one"""
+        rank = self.rank if rank is None else rank
+        turns, rest = np.divmod(tokens, self.interleave * self.size)
+        last = np.clip(rest - rank * self.interleave, 0, self.interleave)
+        kept: Numbers = turns * self.interleave + last
+        return kept
+
+    def lengths(self, tokens: list[int]) -> list[int]:
+        """`length` of each request on this rank."""
+        kept: list[int] = self.length(np.asarray(tokens, dtype=np.int64)).tolist()
+        return kept
+
+    def owners(self, positions: np.ndarray) -> np.ndarray:
+        """The rank that keeps each token of a request. positions: of the tokens, from 0"""
+        owners: np.ndarray = positions // self.interleave % self.size
+        return owners
+
+    def places(self, positions: np.ndarray) -> np.ndarray:
+        """Number of each token among those that its rank keeps."""
+        turns = positions // (self.interleave * self.size)
+        places: np.ndarray = turns * self.interleave + positions % self.interleave
+        return places
+
+
+def stripes_of(vllm_config: VllmConfig) -> Stripes | None:
+    """The division of this rank's engine; None where every rank keeps all tokens."""
+    parallel = vllm_config.parallel_config
+    if parallel.decode_context_parallel_size == 1:
+        return None
+    group = get_dcp_group()
+    return Stripes(group.world_size, group.rank_in_group, parallel.cp_kv_cache_interleave_size)
+
+
+def divides_context() -> bool:
+    """Whether ranks of the engine that is being built keep a part of each context."""
+    config = get_current_vllm_config_or_none()
+    return config is not None and config.parallel_config.decode_context_parallel_size > 1

@@ -1,0 +1,102 @@
+"""A context that ranks divide among them: the tokens of an engine whose ranks keep all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+
+NUM_TOKENS = 12
+# Prompts are computed in pieces of 200 tokens, which end within blocks.
+SIZES = {"max_model_len": 512, "max_num_batched_tokens": 200, "distributed_executor_backend": "mp"}
+GRAPHS = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4]},
+}
+RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_v3_dense"
+# Fewer tokens than ranks, less than a block, whole blocks, and pieces of a prompt.
+LENGTHS = (1, 5, 128, 257, 389)
+
+
+def prompt_of(length: int) -> list[int]:
+    return [3 + (i * 7 + length) % 97 for i in range(length)]
+
+
+def divided(ranks: int, interleave: int, exchange: str) -> dict[str, Any]:
+    return {
+        **SIZES,
+        "tensor_parallel_size": ranks,
+        "decode_context_parallel_size": ranks,
+        "cp_kv_cache_interleave_size": interleave,
+        "dcp_comm_backend": exchange,
+    }
+
+
+def case(name: str, model: str, *division: Any, thorough: bool = True, **options: Any) -> Any:
+    marks = [pytest.mark.thorough] if thorough else []
+    return pytest.param(model, {**divided(*division), **options}, id=name, marks=marks)
+
+
+CASES = [
+    case("dense_runs_of_1", DENSE, 2, 1, "ag_rs", thorough=False),
+    case("latent_graphs_blocks", LATENT, 2, 128, "a2a", thorough=False, **GRAPHS),
+    case("dense_graphs_runs_of_16", DENSE, 4, 16, "a2a", **GRAPHS),
+    case("dense_blocks_synchronous", DENSE, 2, 128, "a2a", async_scheduling=False),
+    case("latent_runs_of_1", LATENT, 4, 1, "a2a"),
+    case("latent_graphs_runs_of_16", LATENT, 2, 16, "ag_rs", **GRAPHS),
+    case("experts", "deepseek_v3_moe", 2, 1, "ag_rs", enable_expert_parallel=True, **GRAPHS),
+]
+
+
+@pytest.mark.parametrize(("model", "options"), CASES)
+def test_tokens_are_those_of_transformers(
+    model: str,
+    options: dict[str, Any],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    prompts = [prompt_of(length) for length in LENGTHS]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    with start_engine(zoo(model), environment=RACES, **options) as engine:
+        outputs = engine.generate(inputs, greedy)
+        assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)
+        # Blocks are kept from then on, as many tokens in each as the ranks have together.
+        again = engine.generate(inputs, greedy)
+        assert_greedy(reference(model), prompts, again, NUM_TOKENS)
+        block = 128 * options["decode_context_parallel_size"]
+        hits = [output.num_cached_tokens for output in again]
+        assert hits == [(length - 1) // block * block for length in LENGTHS]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("exchange", ["ag_rs", "a2a"])
+@pytest.mark.parametrize("model", [DENSE, LATENT])
+def test_a_strict_chip_takes_every_call(
+    model: str, exchange: str, zoo: Callable[[str], Path], start_engine: Callable[..., Any]
+):
+    """In 16 bits, whose rounding depends on the division: logprobs are close, no call refused."""
+    wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, logprobs=1)
+    inputs = [{"prompt_token_ids": prompt_of(length)} for length in LENGTHS]
+    logprobs = []
+    for options in (divided(2, 16, exchange), {**SIZES, "tensor_parallel_size": 2}):
+        with start_engine(zoo(model), dtype="bfloat16", **GRAPHS, **options) as engine:
+            outputs = engine.generate(inputs, wanted)
+        logprobs.append(
+            [
+                entries[token].logprob
+                for prompt, output in zip(inputs, outputs, strict=True)
+                for token, entries in zip(
+                    prompt["prompt_token_ids"][1:], output.prompt_logprobs[1:], strict=True
+                )
+            ]
+        )
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=0.15)
