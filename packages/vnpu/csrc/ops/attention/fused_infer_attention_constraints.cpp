@@ -446,8 +446,8 @@ std::vector<Row> rows(bool with_rope) {
            .when(both(packed(), compressed())),
        kMla,
        {.tiling = true}},
-      // The page of 8.5 says so too. The tiling check of its release, CheckFeatureLse, takes it, and
-      // later pages have dropped the sentence.
+      // The page of 8.5 says so too. The tiling check of its release, CheckFeatureLse, takes it,
+      // and later pages have dropped the sentence.
       {"wants_lse",
        one_of(std::vector<int64_t>{0}).when(compressed()),
        kMla,
