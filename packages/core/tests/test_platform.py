@@ -219,7 +219,7 @@ def test_a_backend_for_another_device_is_refused():
         ({"use_mla": True, "head_size": 576, "has_sink": True}, "attention sinks not supported"),
         ({"use_sparse": True}, "sparse not supported"),
         ({"use_mla": True, "head_size": 576, "use_mm_prefix": True}, "token full attention not"),
-        ({"attn_type": "encoder_decoder"}, "attention type encoder_decoder not supported"),
+        ({"attn_type": "encoder"}, "attention type encoder not supported"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
         ({"dtype": torch.float64}, "dtype not supported"),
     ],

@@ -222,7 +222,7 @@ def test_a_profile_run_without_metadata_gives_zeros(device: torch.device):
     [
         ({"alibi_slopes": [0.5] * 4}, "ALiBi"),
         ({"logits_soft_cap": 50.0}, r"soft-capped attention logits \(cap 50.0\)"),
-        ({"attn_type": AttentionType.ENCODER_DECODER}, "encoder_decoder"),
+        ({"attn_type": AttentionType.ENCODER}, "encoder"),
         ({"chunk_lookback": 1}, "'chunk_lookback'"),
     ],
 )

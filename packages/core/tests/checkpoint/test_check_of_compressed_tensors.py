@@ -1,4 +1,4 @@
-"""What check-model says of checkpoints in the format of compressed-tensors."""
+"""check-model says of checkpoints in the format of compressed-tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a context divided among ranks cannot be served with."""
+"""Options and models that a context divided among ranks does not go with."""
 
 from __future__ import annotations
 

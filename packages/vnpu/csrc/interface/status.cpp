@@ -1,8 +1,8 @@
 #include "interface/status.h"
 
+#include <deque>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "device/call_site.h"
 #include "device/capture.h"
@@ -33,16 +33,19 @@ struct Handles {
     Pointer target;
   };
   std::mutex mutex;
-  std::vector<Handle*> unused;
+  // Oldest first. As on a heap with other users, a handle does not come back at once: torch_npu's
+  // threads take an event off their list after they have destroyed it.
+  std::deque<Handle*> unused;
+  static constexpr size_t kResting = 256;
 
   void* make(Pointer target) {
     std::lock_guard lock(mutex);
     Handle* handle = nullptr;
-    if (unused.empty()) {
+    if (unused.size() <= kResting) {
       handle = new Handle;
     } else {
-      handle = unused.back();
-      unused.pop_back();
+      handle = unused.front();
+      unused.pop_front();
     }
     handle->target = std::move(target);
     handle->mark = kMark;

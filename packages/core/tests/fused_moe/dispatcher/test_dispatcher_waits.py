@@ -1,4 +1,4 @@
-"""What ranks wait for while rows travel to their experts, and what not."""
+"""Ranks wait for rows that travel to their experts, and for nothing else."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What transformers answers to requests with images and videos, on the CPU in fp32."""
+"""Answers of transformers to requests with images and videos, on the CPU in fp32."""
 
 from __future__ import annotations
 

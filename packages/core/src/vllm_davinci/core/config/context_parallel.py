@@ -1,4 +1,4 @@
-"""What decode context parallelism cannot be had together with."""
+"""Options and models that decode context parallelism does not go with."""
 
 from typing import TYPE_CHECKING
 
