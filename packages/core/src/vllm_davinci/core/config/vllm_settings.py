@@ -67,6 +67,10 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
         # Of vLLM's runner: images longer than the window are not left out.
         model.hf_text_config.mm_prefix_clamp_sliding_window = True
 
+    if model is not None and model.is_encoder_decoder:
+        why = "vLLM finds no prefixes of what an encoder has seen"
+        change(vllm_config.cache_config, "enable_prefix_caching", False, why)
+
     cache_config = vllm_config.cache_config
     if cache_config.user_specified_block_size and cache_config.block_size % BLOCK_SIZE_TOKENS:
         change(
