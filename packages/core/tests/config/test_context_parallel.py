@@ -26,6 +26,7 @@ def config(ranks: int = 2, overlap: bool = False, **changes: Any) -> Any:
         model_config=SimpleNamespace(
             hf_text_config=SimpleNamespace(**text),
             has_states=changes.get("has_states", False),
+            is_mm_prefix_lm=changes.get("is_mm_prefix_lm", False),
             is_encoder_decoder=changes.get("is_encoder_decoder", False),
         ),
         **{name: changes.get(name) for name in names},
@@ -52,6 +53,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"kv_offloading_size": 1}, "--kv-offloading-size"),
         ({"is_encoder_decoder": True}, "an encoder-decoder model"),
+        ({"is_mm_prefix_lm": True}, "both ways"),
         ({"has_states": True}, "recurrent states"),
         ({"is_sparse": True}, "sparse attention"),
         ({"prefill_context_parallel_size": 2}, "--prefill-context-parallel-size"),

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,33 +15,47 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.models import supports_lora
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import SamplerOutput
 
+from vllm_davinci.core import components
+from vllm_davinci.core.attention.block_table import map_slots_on_host
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
+from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci.core.expert_balance.runner import BalancingRunner
 from vllm_davinci.core.fused_moe.layer_counts import layer_counts
 from vllm_davinci.core.graph.capture import GraphCapture
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.inputs.steady_decode import SteadyDecode
+from vllm_davinci.core.kv_cache.memory import KVCacheMemory, first_part
+from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
+from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces, in_order_of_batch
+from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
+from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
 from vllm_davinci.core.sampling.newest_tokens import TokenHistory
 from vllm_davinci.core.sampling.output_copy import OutputCopy
 from vllm_davinci.core.sampling.sampler import NPUSampler
 from vllm_davinci.core.spec_decode.drafters import with_own_drafter
-from vllm_davinci.core.ubatch.runner import SplittingRunner
+from vllm_davinci.core.ubatch.planned_step import WHOLE
+from vllm_davinci.core.ubatch.split_forward import SplitForward
+from vllm_davinci.core.ubatch.splitter import Execution, StepSplitter
+from vllm_davinci.core.ubatch.step_facts import BatchFacts, ScheduledStep
 
 
-class NPUModelRunner(SplittingRunner):
+class NPUModelRunner(BalancingRunner):
     """Runs one step: vLLM prepares the batch and samples, the parts here place it on the NPU.
 
     vLLM's `execute_model` and `sample_tokens` call the overridden methods in the order in which
     they stand here. A part knows no other part; what one needs of another passes through here.
-    The classes below this one add one part each: ubatches, the checkpoint's weights, the KV cache,
-    balanced experts and drafts.
     """
 
     # Created anew by vLLM under these names.
@@ -51,10 +66,26 @@ class NPUModelRunner(SplittingRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(with_own_drafter(vllm_config), device)
+        dbo = get_config(vllm_config).dbo
+        scheduler = components.stream_scheduler() if dbo.enabled else None
         self._steady_decode = SteadyDecode(
             self, self._make_buffer(self.max_num_reqs, dtype=torch.int64), self.use_async_scheduling
         )
-        self._take_ubatches()
+        self.splitter = StepSplitter(
+            vllm_config,
+            scheduler,
+            self.cudagraph_dispatcher,
+            self.uniform_decode_query_len,
+            self.supports_mm_inputs,
+        )
+        self.split_forward = (
+            None
+            if scheduler is None
+            else SplitForward(scheduler, vllm_config, dbo.norm_vector_cores)
+        )
+        self._kv_cache_memory = KVCacheMemory(
+            device, self.compilation_config.static_forward_context, self.kv_caches
+        )
         self.graphs = GraphCapture(
             self,
             vllm_config,
@@ -76,20 +107,37 @@ class NPUModelRunner(SplittingRunner):
             # A stage that hands its output on waits for no device either. Without this, the host
             # fills the next step's inputs into memory that the copies of this one still read.
             self.prepare_inputs_event = CopiedEvent()
-        self._take_kv_cache()
+        self._map_slots()
 
+        self._is_real_step = False
+        self._planned = WHOLE  # how the step is run that is being prepared
         self._output_copy = OutputCopy()
         self._has_failed = False  # the newest step, and there is nothing to sample
+        self._output_plan: OutputPlan | None = None  # of a quantized model
         self._is_settled = True  # nothing is left on the device of a step that raised
 
-    # --- the start: weights and graphs --------------------------------------------------------
+    # --- the start: weights, KV cache, graphs ------------------------------------------------
 
     def load_model(self, load_dummy_weights: bool = False, **options: Any) -> None:
-        super().load_model(load_dummy_weights, **options)
+        quantization = self.vllm_config.quant_config
+        if self.speculative_config is not None:
+            refuse_heads_of_rotated_models(self.speculative_config.method, quantization)
+        with explained(self.model_config.model, quantization):
+            super().load_model(load_dummy_weights, **options)
         model = self.get_model()
+        check_loaded(model, quantization, self.load_config.load_format)
+        plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
+        self._encoder_places = EncoderPlaces(model, self.device)
+        if self.split_forward is not None:
+            self.split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
             self.model = self.graphs.wrap(model, self._forward_as_planned)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's; what follows from the weights follows in the same memory."""
+        refuse_new_weights(self.vllm_config)
+        super().reload_weights(*args, **kwargs)
 
     def load_lora_model(
         self, model: torch.nn.Module, vllm_config: VllmConfig, device: torch.device
@@ -104,12 +152,54 @@ class NPUModelRunner(SplittingRunner):
         wrapped: torch.nn.Module = self.lora_manager.create_lora_manager(model, vllm_config)
         return wrapped
 
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return self._kv_cache_memory.operator_specs(super().get_kv_cache_spec())
+
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's, of a model whose operators have their output kinds already."""
+        self._output_plan = resolved_plan(self.vllm_config, self.get_model(), self._dummy_run)
         super().profile_run(*args, **kwargs)
         self.graphs.measure_workspaces()
 
+    def initialize_metadata_builders(
+        self, kv_cache_config: KVCacheConfig, kernel_block_sizes: list[int]
+    ) -> None:
+        """A builder keeps state of the batch it built for, so each ubatch has its own."""
+        self.splitter.look_at_cache(kv_cache_config)
+        with self.splitter.builder_per_ubatch():
+            super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
+        address_pages(kv_cache_config, self.attn_groups, self.max_num_reqs, self.max_model_len)
+
+    def may_reinitialize_input_batch(self, kv_cache_config: KVCacheConfig) -> None:
+        super().may_reinitialize_input_batch(kv_cache_config)
+        self._map_slots(SLOTS_PER_KEY if has_pages(kv_cache_config) else 1)
+
+    def _map_slots(self, slots_per_token: int = 1) -> None:
+        tokens = (self.req_indices, self.query_pos, self._rejected.counts)
+        map_slots_on_host(self.input_batch, *tokens, slots_per_token)
+
+    def initialize_kv_cache_tensors(
+        self,
+        kv_cache_config: KVCacheConfig,
+        kernel_block_sizes: list[int],
+        kv_cache_allocation_context: AbstractContextManager[None] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Allocates the cache in our layout. Returns its first part per layer."""
+        caches = self._kv_cache_memory.allocate(
+            kv_cache_config,
+            kernel_block_sizes,
+            self.shared_kv_cache_layers,
+            kv_cache_allocation_context,
+        )
+        return {name: first_part(cache) for name, cache in caches.items()}
+
+    def _init_kv_zero_meta(self) -> None:
+        """Nothing to prepare: `_zero_block_ids` indexes the caches directly."""
+
     def capture_model(self) -> int:
-        self._check_outputs_with_attention()
+        if self._output_plan is not None:
+            longest = self.max_model_len - 1  # a dummy prefill has one token of context
+            self._output_plan.check_with_attention(self.vllm_config, longest, self._dummy_run)
         layers = layer_counts(self.get_model(), self.kv_cache_config, get_pp_group().is_first_rank)
         ubatches, drafter = self.splitter.ubatches_of_graph, self._drafter_to_capture()
         return self.graphs.capture(layers, ubatches, drafter)
@@ -123,14 +213,17 @@ class NPUModelRunner(SplittingRunner):
             torch_npu.npu.synchronize(self.device)
         for layer in self._mla_layers:
             layer.follow_weights()
-        self._has_failed, self._is_settled = True, False
-        output = super().execute_model(*args, **kwargs)
+        self._has_failed, self._is_settled, self._is_real_step = True, False, True
+        try:
+            output = super().execute_model(*args, **kwargs)
+        finally:
+            self._is_real_step, self._planned = False, WHOLE
         self._has_failed, self._is_settled = False, True
         return output
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Callable[..., Any] | None:
         """Brings the batch up to date: blocks of the cache first, which requests get copies of."""
-        scheduler_output = self._with_blocks_copied(scheduler_output)
+        scheduler_output = self._kv_cache_memory.copied(scheduler_output)
         if not (
             self._has_plain_inputs
             and self._steady_decode.only_moves_on(self.input_batch, scheduler_output)
@@ -143,6 +236,9 @@ class NPUModelRunner(SplittingRunner):
         self._may_reorder_batch(scheduler_output)
         self.input_batch.refresh_metadata()
         return None
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        self._kv_cache_memory.zero(block_ids)
 
     def _prepare_inputs(
         self,
@@ -162,7 +258,62 @@ class NPUModelRunner(SplittingRunner):
             return self._steady_decode.prepare(self.input_batch), None, 1
         return super()._prepare_inputs(scheduler_output, num_scheduled_tokens, *args, **kwargs)
 
+    # --- its split, and the metadata of each part --------------------------------------------
+
+    def _determine_batch_execution_and_padding(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        num_scheduled_tokens_np: np.ndarray,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Execution:
+        """Plans the step. vLLM is always answered that it is not split."""
+        determine = super()._determine_batch_execution_and_padding
+        if not self.splitter.is_needed:
+            return determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
+        with self.splitter.one_dp_rank():
+            alone = determine(num_tokens, num_reqs, num_scheduled_tokens_np, *args, **kwargs)
+        is_real = self._is_real_step
+        precedes_graph = not is_real and bool(kwargs.get("force_uniform_decode"))
+        step = ScheduledStep(num_scheduled_tokens_np, is_real, precedes_graph)
+        facts = None
+        if is_real:
+            facts = BatchFacts.of(
+                self.input_batch, self.requests, self.get_model(), self._init_model_kwargs()
+            )
+        execution, self._planned = self.splitter.plan(step, alone, facts)
+        return execution
+
+    def _get_slot_mappings(self, num_tokens_padded: int, *args: Any, **kwargs: Any) -> Any:
+        by_group, by_layer = super()._get_slot_mappings(num_tokens_padded, *args, **kwargs)
+        return by_group, self._planned.slots(by_layer, num_tokens_padded)
+
+    def _build_attention_metadata(
+        self, num_tokens: int, num_reqs: int, max_query_len: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        decodes = max_query_len <= self.uniform_decode_query_len
+        kwargs |= self._planned.metadata_options(decodes)
+        built, *others = super()._build_attention_metadata(
+            num_tokens, num_reqs, max_query_len, *args, **kwargs
+        )
+        return self._planned.metadata(built, decodes), *others
+
     # --- its forward -------------------------------------------------------------------------
+
+    def _execute_mm_encoder(self, scheduler_output: SchedulerOutput) -> list[torch.Tensor]:
+        if self.model_config.is_encoder_decoder:
+            scheduler_output = in_order_of_batch(scheduler_output, self.input_batch.req_id_to_index)
+        outputs: list[torch.Tensor] = super()._execute_mm_encoder(scheduler_output)
+        return outputs
+
+    def _gather_mm_embeddings(
+        self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The encoder's outputs [tokens, hidden_size] of the step, and which of its tokens they
+        are: int64 numbers on the device, or vLLM's mask [tokens]."""
+        embeddings, mask = super()._gather_mm_embeddings(scheduler_output, shift_computed_tokens)
+        return embeddings, self._encoder_places.of_step(embeddings, mask)
 
     def _prepare_padding_mask(
         self, num_tokens_unpadded: int, num_tokens_padded: int
@@ -176,6 +327,13 @@ class NPUModelRunner(SplittingRunner):
         if isinstance(self.model, CUDAGraphWrapper):
             return self.model(*args, **inputs)  # replays, captures, or calls `_forward_as_planned`
         return self._forward_as_planned(*args, **inputs)
+
+    def _forward_as_planned(self, *args: Any, **inputs: Any) -> Any:
+        """The model's output for the step: of all of it at once, or of its ubatches in turn."""
+        model = self.get_model()
+        if self._planned.split is None or self.split_forward is None:
+            return model(*args, **inputs)
+        return self.split_forward.run(self._planned.split, model, *args, **inputs)
 
     # --- its tokens --------------------------------------------------------------------------
 

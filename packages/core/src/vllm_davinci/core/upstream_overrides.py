@@ -266,9 +266,9 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="the runner allocates keys and values apart, and zeroes and copies blocks of both",
         where=(
-            "core.kv_cache.runner:CachingRunner.initialize_kv_cache_tensors",
-            "core.kv_cache.runner:CachingRunner._init_kv_zero_meta",
-            "core.kv_cache.runner:CachingRunner._zero_block_ids",
+            "core.model_runner:NPUModelRunner.initialize_kv_cache_tensors",
+            "core.model_runner:NPUModelRunner._init_kv_zero_meta",
+            "core.model_runner:NPUModelRunner._zero_block_ids",
             "core.model_runner:NPUModelRunner._update_states",
         ),
         why="the fused attention operator takes two contiguous tensors",
@@ -338,7 +338,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
-        where=("core.multimodal.runner:EncodingRunner._gather_mm_embeddings",),
+        where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",
         upstream={RUNNER: ("_gather_mm_embeddings",)},
         goes_when="vLLM makes the numbers on the host",
@@ -386,9 +386,9 @@ OVERRIDES: tuple[Override, ...] = (
         where=(
             "core.ubatch.splitter:StepSplitter.one_dp_rank",
             "core.ubatch.splitter:StepSplitter.builder_per_ubatch",
-            "core.ubatch.runner:SplittingRunner._determine_batch_execution_and_padding",
-            "core.ubatch.runner:SplittingRunner._get_slot_mappings",
-            "core.ubatch.runner:SplittingRunner._build_attention_metadata",
+            "core.model_runner:NPUModelRunner._determine_batch_execution_and_padding",
+            "core.model_runner:NPUModelRunner._get_slot_mappings",
+            "core.model_runner:NPUModelRunner._build_attention_metadata",
             "core.model_runner:NPUModelRunner._model_forward",
         ),
         why="a metadata builder per ubatch, and one exchange between DP ranks instead of two",
@@ -545,7 +545,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="outputs of an encoder that a decoder attends to are written in the batch's order",
-        where=("core.multimodal.runner:EncodingRunner._execute_mm_encoder",),
+        where=("core.model_runner:NPUModelRunner._execute_mm_encoder",),
         why="their slots are in the batch's order, and vLLM's encoder gives them in the "
         "scheduler's, which is another one where a preempted request returns beside new ones",
         upstream={

@@ -179,6 +179,7 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             block_table=blk_table[: len(metadata.seq_lens)],
             slot_mapping=slot_mapping[: metadata.num_actual_tokens],
             causal=metadata.causal,
+            is_cross=metadata.is_cross,
             has_earlier=metadata.has_earlier,
             spans=None if metadata.spans is None else metadata.spans.over(blk_table),
         )

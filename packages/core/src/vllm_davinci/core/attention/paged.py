@@ -20,6 +20,7 @@ from vllm_davinci.core.components.compiled_operators import PagedAttention
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.graph.host_lengths import attend
 
 
 class PagedCache(NamedTuple):
@@ -37,6 +38,13 @@ class PagedCache(NamedTuple):
     @classmethod
     def of(cls, key: torch.Tensor, value: torch.Tensor) -> "PagedCache":
         return cls(key, value, key.flatten(2), value.flatten(2))
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keys and values [tokens, num_kv_heads, head_size], each into its slot; none into -1."""
+        # The operator takes no strided rows, as a projection divided into parts has.
+        torch_npu.npu_scatter_pa_kv_cache(
+            key.contiguous(), value.contiguous(), self.key, self.value, slots, cache_mode="Norm"
+        )
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,7 +113,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         config = get_current_vllm_config_or_none()
         model = config.model_config if config is not None else None
         dtype = model.dtype if model is not None else torch.get_default_dtype()
-        heads = (self.num_heads, self.num_kv_heads)
+        # A context that ranks divide is attended to by the queries of all of them.
+        heads = (self.num_heads * self.dcp_world_size, self.num_kv_heads)
         sizes = (*heads, self.head_size, dtype, options["sparse_mode"])
         taken = (
             dense_head_size(*sizes)
@@ -184,15 +193,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
             self._attend_fused(stage, query, key, value, kv_cache, attn_metadata, out)
         else:
             if self.writes_cache and key is not None and value is not None:
-                # The cache write takes no strided rows, as a projection divided into parts has.
-                torch_npu.npu_scatter_pa_kv_cache(
-                    key.contiguous(),
-                    value.contiguous(),
-                    kv_cache.key,
-                    kv_cache.value,
-                    attn_metadata.slot_mapping,
-                    cache_mode="Norm",
-                )
+                kv_cache.write(key, value, attn_metadata.slot_mapping)
             self._attend_to_cache(query, kv_cache, attn_metadata, out)
         if (spans := attn_metadata.spans) is not None:
             tensors = query, kv_cache.key_flat, kv_cache.value_flat, out, self._lse(query.device)
@@ -242,11 +243,7 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         tensors = query, cache.key_flat, cache.value_flat
         outputs = [out, self._lse(query.device)]
         arguments = self._arguments(options, cache, metadata.block_table)
-        lengths = metadata.step_lengths()
-        if metadata.host_lengths is not None:
-            metadata.host_lengths.attend(*tensors, outputs, *lengths, **arguments)
-        else:
-            fused_attention.attend(*tensors, *lengths, outputs, **arguments)
+        attend(metadata.host_lengths, tensors, outputs, metadata.step_lengths(), **arguments)
 
     def _arguments(
         self, options: dict[str, int], cache: PagedCache, block_table: torch.Tensor

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch_npu
 
 from vllm_davinci.core.attention.head_sizes import dense_head_size
 from vllm_davinci.core.attention.masks import mask_for, masking
@@ -12,6 +11,7 @@ from vllm_davinci.core.attention.paged import NPUAttentionImpl, PagedCache
 from vllm_davinci.core.attention.stripe_exchange import StripeExchange, joined
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.graph.host_lengths import attend
 
 
 class NPUStripedAttentionImpl(NPUAttentionImpl):
@@ -32,6 +32,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
             "a window (sliding attention)": self.sliding_window is not None,
             "sinks": self._sinks is not None,
             "tokens that see all others": self._is_encoder,
+            "another layer's cache": not self.writes_cache,
         }
         if reasons := [reason for reason, is_asked in refused.items() if is_asked]:
             raise UnsupportedFeatureError(
@@ -58,14 +59,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         out: torch.Tensor,
     ) -> None:
         assert key is not None and value is not None
-        torch_npu.npu_scatter_pa_kv_cache(
-            key.contiguous(),
-            value.contiguous(),
-            kv_cache.key,
-            kv_cache.value,
-            attn_metadata.slot_mapping,
-            cache_mode="Norm",
-        )
+        kv_cache.write(key, value, attn_metadata.slot_mapping)
         has_earlier = attn_metadata.has_earlier
         if has_earlier is None:
             merged, _ = self._attend_to_stripes(query, kv_cache, attn_metadata)
@@ -87,11 +81,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         arguments = self._arguments(self._all_options, cache, metadata.block_table)
         arguments |= {"num_heads": query.shape[1], "softmax_lse_flag": True}
         tensors = query, cache.key_flat, cache.value_flat
-        lengths = metadata.step_lengths()
-        if metadata.host_lengths is not None:
-            metadata.host_lengths.attend(*tensors, [part, lse], *lengths, **arguments)
-        else:
-            fused_attention.attend(*tensors, *lengths, [part, lse], **arguments)
+        attend(metadata.host_lengths, tensors, [part, lse], metadata.step_lengths(), **arguments)
         return self._exchange.combine(part, lse)
 
     def _attend_to_new(

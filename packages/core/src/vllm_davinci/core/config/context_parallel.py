@@ -37,6 +37,9 @@ def refused_with_context_parallel(vllm_config: "VllmConfig") -> dict[str, bool]:
             vllm_config.cache_config.kv_offloading_size is not None
         ),
         "an encoder-decoder model": model is not None and model.is_encoder_decoder,
+        "tokens of images that see each other both ways": (
+            model is not None and model.is_mm_prefix_lm
+        ),
         "recurrent states": model is not None and keeps_states(model),
         "sparse attention": model is not None and hasattr(model.hf_text_config, "index_topk"),
     }

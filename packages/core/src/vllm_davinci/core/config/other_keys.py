@@ -338,7 +338,10 @@ OTHER_KEYS: tuple[Row, ...] = (
         bool,
         False,
         "Divide a prompt's tokens among ranks.",
-        Refused("this release has no context parallelism"),
+        Refused(
+            "prompts are not divided among ranks",
+            "Use --decode-context-parallel-size, which divides what is cached of them",
+        ),
     ),
     Row(
         "refresh",

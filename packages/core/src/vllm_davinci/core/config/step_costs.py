@@ -23,9 +23,9 @@ _AGAIN = (
     "`vllm-davinci dry-run ... --step-costs FILE` with this engine's options writes one for it."
 )
 KEY = "step_costs"
+AUTO = "auto"
 
 logger = init_logger(__name__)
-AUTO = "auto"
 
 
 class CostsChoice(NamedTuple):

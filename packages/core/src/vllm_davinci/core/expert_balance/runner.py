@@ -5,10 +5,10 @@ from typing import Any
 from vllm.distributed.eplb.eplb_state import EplbState
 
 from vllm_davinci.core.expert_balance.state import NPUEplbState
-from vllm_davinci.core.multimodal.runner import EncodingRunner
+from vllm_davinci.core.spec_decode.runner import SpeculatingRunner
 
 
-class BalancingRunner(EncodingRunner):
+class BalancingRunner(SpeculatingRunner):
     """vLLM's runner, whose layers count loads and follow experts that move."""
 
     # Created anew by vLLM under this name.

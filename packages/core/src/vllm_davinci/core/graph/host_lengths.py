@@ -99,6 +99,25 @@ class HostLengths:
             end(stream)
 
 
+def attend(
+    host_lengths: HostLengths | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    out: list[torch.Tensor],
+    lengths: tuple[Lengths, Lengths],
+    **options: Any,
+) -> None:
+    """Launches fused_attention.attend into `out`, or captures it where a graph is captured.
+
+    host_lengths: what takes the launch in a capture; else None
+    tensors:      query, key and value
+    lengths:      of queries, cumulative, and of keys
+    """
+    if host_lengths is None:
+        fused_attention.attend(*tensors, *lengths, out, **options)
+    else:
+        host_lengths.attend(*tensors, out, *lengths, **options)
+
+
 def _is_compiled(options: dict[str, Any]) -> bool:
     """Whether a compiled launch takes these options: it has no sinks and no log-sum-exp."""
     return options.get("learnable_sink") is None and not options.get("softmax_lse_flag")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     KVCacheConfig,
@@ -148,6 +149,14 @@ class KVCacheMemory:
         self.zero(new_blocks)
         copy_blocks(kv_caches=self._parts_by_block(), block_pairs=torch.tensor(copies))
         return True
+
+    def copied(self, step: SchedulerOutput) -> SchedulerOutput:
+        """Zeroes and copies the blocks of a step by `copy`. Returns the step without them; where
+        nothing was written, as it is."""
+        copies = step.kv_cache_block_copies
+        if not copies or not self.copy(copies, step.new_block_ids_to_zero or []):
+            return step
+        return replace(step, new_block_ids_to_zero=None, kv_cache_block_copies=None)
 
     def _parts_by_block(self) -> list[torch.Tensor]:
         """Every part of every layer's cache once, as [num_blocks, entries]."""

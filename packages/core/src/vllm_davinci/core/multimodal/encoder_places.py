@@ -1,10 +1,12 @@
 """Which of a step's tokens are an encoder's, told without waiting for the device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.core.sched.output import SchedulerOutput
 
 
 class EncoderPlaces:
@@ -55,3 +57,16 @@ def takes_places(model: torch.nn.Module) -> bool:
         return False
     is_common = type(model).embed_input_ids is SupportsMultiModal.embed_input_ids
     return is_common or getattr(model, "indexes_multimodal_tokens", False)
+
+
+def in_order_of_batch(step: SchedulerOutput, rows: Mapping[str, int]) -> SchedulerOutput:
+    """The step with the inputs of its encoder in the order of the batch.
+
+    A decoder's slots for what it attends to have that order. vLLM's scheduler has the one in which
+    it chose the requests, which is another where a preempted request returns beside new ones.
+
+    rows: of requests in the batch
+    """
+    chosen = step.scheduled_encoder_inputs
+    in_order = {name: chosen[name] for name in sorted(chosen, key=rows.__getitem__)}
+    return replace(step, scheduled_encoder_inputs=in_order)

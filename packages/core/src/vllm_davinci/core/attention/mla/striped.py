@@ -12,8 +12,7 @@ from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import MLADecodeMetadata
 from vllm_davinci.core.attention.mla.striped_context import StripedChunk
 from vllm_davinci.core.attention.stripe_exchange import StripeExchange
-from vllm_davinci.core.device import fused_attention
-from vllm_davinci.core.graph.host_lengths import HostLengths
+from vllm_davinci.core.graph.host_lengths import HostLengths, attend
 
 
 class NPUStripedMLAImpl(NPUMLAImpl):
@@ -57,10 +56,7 @@ class NPUStripedMLAImpl(NPUMLAImpl):
             "block_size": cache.kv_c.shape[1],
             "softmax_lse_flag": True,
         }
-        if host_lengths is None:
-            fused_attention.attend(*tensors, *lengths, [part, lse], **arguments)
-        else:
-            host_lengths.attend(*tensors, [part, lse], *lengths, **arguments)
+        attend(host_lengths, tensors, [part, lse], lengths, **arguments)
         merged, _ = self._exchange.combine(part, lse)
         values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
             merged.to(ql_nope.dtype),
