@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from vllm_davinci.vnpu import activate
@@ -20,6 +21,7 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 from vllm_davinci_testing.engines import model_zoo  # noqa: E402 - imports torch
 from vllm_davinci_testing.engines.engine_process import EngineProcess  # noqa: E402
+from vllm_davinci_testing.engines.server_process import ServerProcess  # noqa: E402
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference  # noqa: E402
 
 
@@ -74,6 +76,12 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     yield start
     for engine in started:
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> openai.OpenAI:
+    """A client of the module's server."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 @pytest.fixture(scope="session")

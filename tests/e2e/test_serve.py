@@ -63,11 +63,6 @@ def server(
         server.kill()
 
 
-@pytest.fixture(scope="module")
-def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
 def complete(client: openai.OpenAI, prompt: str, max_tokens: int = 16) -> str:
     completion = client.completions.create(
         model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0

@@ -14,6 +14,7 @@ from vllm.distributed import (
     initialize_model_parallel,
 )
 
+from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.engines.hostile_checkpoints import write_whole_checkpoint
 from vllm_davinci_testing.processes.ranks import free_port
 
@@ -48,6 +49,12 @@ def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
     # Without a search of the whole process for garbage, which takes longer than most tests.
     destroy_model_parallel()
     destroy_distributed_environment()
+
+
+@pytest.fixture
+def registered(one_rank: None) -> None:
+    """Process groups of a single rank, and our layers in place of vLLM's."""
+    register()
 
 
 @pytest.fixture(scope="session")

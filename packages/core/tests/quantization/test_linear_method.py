@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
 from vllm_davinci.core.checkpoint.load_errors import require_norm_biases
 from vllm_davinci.core.errors import CheckpointError, DeviceError
 from vllm_davinci.core.layers.linear import NPUUnquantizedLinearMethod
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.quant_matmul import FRACTAL_NZ, arrange_weight
@@ -37,10 +36,7 @@ from vllm_davinci_testing.layers.quantized_linear import (
     single,
 )
 
-
-@pytest.fixture(autouse=True)
-def ready(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 LAYERS = pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
 from vllm_davinci.core.checkpoint.load_errors import describe_failure
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci_testing.layers.quantized_linear import (
     IN,
@@ -29,10 +28,7 @@ from vllm_davinci_testing.layers.quantized_linear import (
     single,
 )
 
-
-@pytest.fixture(autouse=True)
-def ready(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 # --- bad checkpoints -----------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from vllm.model_executor.layers.linear import (
 
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, step_sizes
 from vllm_davinci_testing.layers.quantized_linear import (
     DTYPES,
@@ -28,10 +27,7 @@ from vllm_davinci_testing.operators.reference import (
     dynamic_quant_in_launch,
 )
 
-
-@pytest.fixture(autouse=True)
-def ready(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def resolved_mlp(dtype: torch.dtype) -> tuple[LinearBase, LinearBase, list[Exported]]:

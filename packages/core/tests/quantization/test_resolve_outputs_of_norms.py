@@ -18,7 +18,6 @@ from vllm.model_executor.layers.linear import (
 from vllm_davinci.core.components import fused_ops
 from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.quantized_activation import QuantizedActivation, map_rows
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci_testing.layers.quantized_linear import (
     IN,
     OUT,
@@ -32,10 +31,7 @@ from vllm_davinci_testing.layers.quantized_linear import (
 )
 from vllm_davinci_testing.layers.resolved_outputs import in_order, mlp, resolve
 
-
-@pytest.fixture(autouse=True)
-def ready(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 class DynamicNorm:

@@ -16,7 +16,6 @@ from vllm.model_executor.layers.linear import (
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens
 from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
-from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.quantization.schemes.weight_only import (
@@ -39,9 +38,7 @@ GROUPS = pytest.mark.parametrize("group_size", [0, 32])
 SYMMETRY = pytest.mark.parametrize("is_symmetric", [True, False], ids=["symmetric", "asymmetric"])
 
 
-@pytest.fixture(autouse=True)
-def ready(one_rank: None) -> None:
-    register()
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 class Exported:
