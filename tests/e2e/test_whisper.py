@@ -146,7 +146,7 @@ def test_a_preempted_request_answers_as_one_that_was_not(
     whisper: Path, reference: Reference, start_engine: Callable[..., EngineProcess]
 ) -> None:
     """Its encoder runs again, beside those of new requests, in whatever order."""
-    asked = [request(number, 3.0, 100 + 5 * number) for number in range(6)]
+    asked = [request(number, 3.0, 100 + 5 * (number % 6)) for number in range(12)]
     few_blocks = {"kv_cache_memory_bytes": 24 * (256 << 10), "disable_log_stats": False}
     with start_engine(whisper, environment=RACES, **OPTIONS, **few_blocks) as engine:
         outputs = engine.generate(asked, greedy(60))
