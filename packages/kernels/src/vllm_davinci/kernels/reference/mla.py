@@ -57,11 +57,11 @@ def mla_preprocess(
     else:
         queries, kv = joint.tensor_split([q_a_norm.shape[0]], -1)
         queries = rms_norm(queries, q_a_norm, q_epsilon)
+    q = product(queries, q_b_weight)
+    cache = slot_mapping, kv_c_cache, k_pe_cache
     return _after_projections(
-        product(queries, q_b_weight),
-        kv, kv_a_norm, W_UK, cos, sin, slot_mapping, kv_c_cache, k_pe_cache, kv_epsilon,
-        num_decode_tokens,
-    )  # fmt: skip
+        q, kv, kv_a_norm, W_UK, cos, sin, *cache, kv_epsilon, num_decode_tokens
+    )
 
 
 def mla_preprocess_w8a8(
@@ -117,11 +117,11 @@ def mla_preprocess_w8a8(
         normed = rms_norm(compressed, q_a_norm, q_epsilon)
         normed = normed if q_a_norm_bias is None else normed + q_a_norm_bias
         queries, query_scale = _quantized_queries(normed, q_input_scale, q_input_offset)
+    q = quant_matmul(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype)
+    cache = slot_mapping, kv_c_cache, k_pe_cache
     return _after_projections(
-        quant_matmul(queries, query_scale, q_b_weight, q_b_scale, q_b_bias, dtype),
-        kv, kv_a_norm, W_UK, cos, sin, slot_mapping, kv_c_cache, k_pe_cache, kv_epsilon,
-        num_decode_tokens,
-    )  # fmt: skip
+        q, kv, kv_a_norm, W_UK, cos, sin, *cache, kv_epsilon, num_decode_tokens
+    )
 
 
 def _quantized_queries(
