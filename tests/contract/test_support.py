@@ -126,6 +126,31 @@ def test_what_is_served_calls_no_operator_without_rules(tmp_path: Path):
     assert "1 operators without rules called by what is served" in done.stdout
 
 
+def test_an_error_of_one_test_is_not_taken_for_one_of_the_next(tmp_path: Path):
+    done = run_pytest(
+        tmp_path,
+        """
+        import ctypes
+        import pytest, torch, torch_npu
+
+        pytestmark = pytest.mark.refused_calls
+
+        def test_leaves_an_error():
+            event, stream = ctypes.c_void_p(), torch.npu.current_stream().npu_stream
+            acl = ctypes.CDLL("libascendcl.so")
+            acl.aclrtCreateEventExWithFlag(ctypes.byref(event), 8)  # only marks time
+            assert acl.aclrtStreamWaitEvent(ctypes.c_void_p(stream), event) == 207000
+
+        def test_is_told_its_own():
+            with pytest.raises(RuntimeError, match="gamma .* must have the trailing sizes of x"):
+                torch_npu.npu_rms_norm(torch.ones(2, 8).npu(), torch.ones(4).npu(), 1e-6)
+        """,
+        "env",
+        "VNPU_SOC=Ascend910B3",
+    )
+    assert "2 passed" in done.stdout, done.stdout
+
+
 def test_a_run_keeps_to_the_instruction_sets_of_an_older_processor(tmp_path: Path):
     done = run_pytest(
         tmp_path,

@@ -337,6 +337,18 @@ OVERRIDES: tuple[Override, ...] = (
         goes_when="vLLM's engine takes its device from the platform",
     ),
     Override(
+        what="the state of balanced experts notes which layer's weights a step moves",
+        where=("core.expert_balance.state:NPUEplbState._all_ranks_result_ready",),
+        why="our layers look experts up in tables of theirs, and vLLM tells nobody what has moved",
+        upstream={
+            "distributed/eplb/eplb_state.py": (
+                "eplb_model_state.rebalanced and self._all_ranks_result_ready(",
+                "_move_to_workspace(",
+            )
+        },
+        goes_when="vLLM's step says which layers it has moved",
+    ),
+    Override(
         what="models get numbers on the device, not a mask of the host, of an encoder's tokens",
         where=("core.model_runner:NPUModelRunner._gather_mm_embeddings",),
         why="indexing a tensor of the device with a mask of the host waits for the device",

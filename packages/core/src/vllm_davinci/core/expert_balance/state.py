@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.distributed.eplb.eplb_state import EplbModelState, EplbState
+from vllm.distributed.eplb.rebalance_execute import AsyncEplbLayerResult
 from vllm.distributed.parallel_state import get_ep_group, get_tp_group
 
 from vllm_davinci.core.config.parsing import get_config
@@ -32,6 +33,7 @@ class NPUEplbState(EplbState):
     _num_counted = 0  # tokens of the newest step that count
     _shown: torch.Tensor  # [num_layers, num_physical_experts], on the host: what tables say
     _before: torch.Tensor | None = None  # the same before a decision that is being followed
+    _moved: list[AsyncEplbLayerResult]  # in the newest step
     num_decisions = 0
     num_moved = 0  # slots that got another expert
     imbalance: Imbalance | None = None  # of the newest decision
@@ -104,10 +106,10 @@ class NPUEplbState(EplbState):
         if is_profile:
             return
         (model_state,) = self.model_states.values()
-        loads, pending = model_state.last_expert_load, model_state.pending_result
+        loads, self._moved = model_state.last_expert_load, []
         super().step(is_dummy, is_profile, log_stats)
-        if pending is not None and model_state.pending_result is None:
-            self._follow(pending.layer_idx, pending.new_physical_to_logical_map)
+        for moved in self._moved:
+            self._follow(moved.layer_idx, moved.new_physical_to_logical_map)
         if model_state.last_expert_load is not loads:
             self._before = self._shown.clone()
             if not self.is_async:
@@ -116,6 +118,17 @@ class NPUEplbState(EplbState):
         if self._before is not None and not model_state.rebalanced:
             self._tell(model_state.last_expert_load.cpu(), self._before)
             self._before = None
+
+    def _all_ranks_result_ready(self, model_state: EplbModelState) -> bool:
+        """vLLM's, which moves this rank's result at once where it says so.
+
+        The thread that sends weights sets results meanwhile, also the next one after the move.
+        """
+        is_ready = super()._all_ranks_result_ready(model_state)
+        result = model_state.pending_result
+        if is_ready and result is not None:
+            self._moved.append(result)
+        return is_ready
 
     def _follow(self, layer: int, placed: torch.Tensor) -> None:
         """Brings a layer's table up to date with the weights, which are there."""
