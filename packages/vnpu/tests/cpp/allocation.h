@@ -2,7 +2,8 @@
 
 namespace vnpu::tests {
 
-// While it is true, operator new ends this process at once.
-extern bool no_allocation;
+// What operator new of the whole program, libvnpu included, does first; null: nothing. It may not
+// allocate. Volatile: set before an access that ends the program, and not after it.
+extern void (*volatile before_allocation)();
 
 }  // namespace vnpu::tests

@@ -122,17 +122,32 @@ TEST(MemoryDeathTest, HostCodeThatTouchesADeviceAddressStopsWithAnExplanation) {
   memory.release(a);
 }
 
-TEST(MemoryDeathTest, TheExplanationIsWrittenInsideAnAllocationAndWhileMemoryIsLocked) {
+volatile char* touched = nullptr;
+
+TEST(MemoryDeathTest, TheExplanationIsWrittenWithoutAnAllocation) {
   Memory& memory = Memory::instance();
   void* a = memory.allocate(0, 1024);
-  // A handler that allocates where this thread may not ends in another way than by the signal.
   const auto touch = [&] {
-    tests::no_allocation = true;
+    tests::before_allocation = [] { ::_exit(3); };
     *(static_cast<volatile char*>(a) + 100) = 1;
   };
   EXPECT_EXIT(touch(), ::testing::KilledBySignal(SIGSEGV),
               "byte 100 of allocation #[0-9]+ on device 0, 1024 bytes, live");
   memory.release(a);
+}
+
+TEST(MemoryDeathTest, TheExplanationIsWrittenWhileThisThreadChangesWhatMemoryThereIs) {
+  Memory& memory = Memory::instance();
+  touched = static_cast<volatile char*>(memory.allocate(0, 1024));
+  // The memory is entered in a list while the lock is held, and a list allocates: a handler that
+  // waits for the lock never ends.
+  const auto touch = [&] {
+    ::alarm(20);
+    tests::before_allocation = [] { *touched = 1; };
+    memory.allocate(0, 1024);
+  };
+  EXPECT_EXIT(touch(), ::testing::KilledBySignal(SIGSEGV), "host code touched device memory");
+  memory.release(const_cast<char*>(touched));
 }
 
 TEST(Memory, ZeroFillsExactlyTheRange) {
