@@ -96,7 +96,10 @@ def test_drafts_of_one_who_knows_are_all_accepted(
 
 
 @THOROUGH
-@pytest.mark.parametrize(("method", "options"), [("ngram", {}), ("custom_class", {"model": WRONG})])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("ngram", {"prompt_lookup_min": 1}), ("custom_class", {"model": WRONG})],
+)
 def test_drafts_out_of_the_text_change_no_token(
     method: str,
     options: dict[str, Any],
