@@ -16,6 +16,9 @@ import httpx
 from vllm_davinci_testing.engines import vision_zoo
 
 LIMIT_S = 120.0
+# The server closes connections that nobody used for 5 s: a request that is sent at that moment gets
+# no answer.
+REUSE = httpx.Limits(keepalive_expiry=2.0)
 NUM_TEXTS, NUM_IMAGES = 48, 6
 ADAPTERS = ("base", "adapter1", "adapter2")
 # Body, and path where it is another one. All are refused with a status of 400 to 499.
@@ -55,6 +58,11 @@ class Tally:
     def requests(self) -> int:
         return self.finished + self.aborted + self.refused + len(self.wrong)
 
+    def note_wrong(self, what: str) -> None:
+        """Says it at once, too: a run may last an hour."""
+        print(f"wrong: {what}", flush=True)
+        self.wrong.append(what)
+
 
 class Clients:
     """Sends requests by lot. text, images: addresses of the servers; "" where there is none"""
@@ -82,7 +90,7 @@ class Clients:
     def send(self, seed: int, goes_on: Callable[[], bool]) -> None:
         """One client, until it may not go on."""
         draw = random.Random(seed)
-        with httpx.Client(timeout=LIMIT_S) as client:
+        with httpx.Client(timeout=LIMIT_S, limits=REUSE) as client:
             while goes_on():
                 chance = draw.random()
                 try:
@@ -95,7 +103,7 @@ class Clients:
                     else:
                         self._of_text(client, draw.randrange(NUM_TEXTS))
                 except httpx.HTTPError as error:
-                    self.tally.wrong.append(f"{type(error).__name__}: {error}")
+                    self.tally.note_wrong(f"{type(error).__name__}: {error}")
 
     def _of_text(self, client: httpx.Client, number: int) -> None:
         body = {
@@ -127,14 +135,14 @@ class Clients:
 
     def _compare(self, name: str, answer: httpx.Response) -> None:
         if answer.status_code != 200:
-            self.tally.wrong.append(f"{name}: {answer.status_code} {answer.text[:300]}")
+            self.tally.note_wrong(f"{name}: {answer.status_code} {answer.text[:300]}")
             return
         tokens = answer.json()["choices"][0]["token_ids"]
         right = self.tally.answers.setdefault(name, tokens)
         if tokens == right:
             self.tally.finished += 1
         else:
-            self.tally.wrong.append(f"{name}: {tokens}, and alone {right}")
+            self.tally.note_wrong(f"{name}: {tokens}, and alone {right}")
 
     def _abort(self, client: httpx.Client, draw: random.Random) -> None:
         """Leaves in the middle of an answer."""
@@ -155,4 +163,4 @@ class Clients:
         if 400 <= answer.status_code < 500:
             self.tally.refused += 1
         else:
-            self.tally.wrong.append(f"{body[:80]!r}: {answer.status_code} {answer.text[:200]}")
+            self.tally.note_wrong(f"{body[:80]!r}: {answer.status_code} {answer.text[:200]}")
