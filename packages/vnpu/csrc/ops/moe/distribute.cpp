@@ -6,6 +6,8 @@
 // back (commQuantMode 2). Sources: aclnnMoeDistributeDispatchV2 and aclnnMoeDistributeCombineV2 in
 // CANN's operator documentation.
 
+#include <string>
+
 #include "ops/group_operator.h"
 #include "ops/moe/declarations.h"
 #include "ops/moe/distribute_limits.h"
@@ -13,8 +15,6 @@
 
 namespace vnpu::ops {
 namespace {
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 bool is_16_bit(const TensorView& view) {
   return view.dtype == at::kHalf || view.dtype == at::kBFloat16;
@@ -45,11 +45,11 @@ TaskPtr dispatch(const Launch& launch, const DistributeArguments& common,
   }
   const ExpertExchange exchange = checked_exchange(launch, common);
   if (a.x.view.sizes[0] != exchange.expert_ids.sizes[0]) {
-    reject(launch, "x has " + text(a.x.view.sizes[0]) + " tokens, expertIds " +
-                       text(exchange.expert_ids.sizes[0]) + ".");
+    reject(launch, "x has " + std::to_string(a.x.view.sizes[0]) + " tokens, expertIds " +
+                       std::to_string(exchange.expert_ids.sizes[0]) + ".");
   }
   if (a.quant_mode != kDispatchUnquantized && a.quant_mode != kDispatchDynamic) {
-    reject(launch, "quantMode " + text(a.quant_mode) + "; use 0 none or 2 dynamic.");
+    reject(launch, "quantMode " + std::to_string(a.quant_mode) + "; use 0 none or 2 dynamic.");
   }
   const bool quantized = a.quant_mode == kDispatchDynamic;
   if (a.rows.view.dtype != (quantized ? at::kChar : a.x.view.dtype)) {
@@ -67,16 +67,17 @@ TaskPtr dispatch(const Launch& launch, const DistributeArguments& common,
     const int64_t experts = places.shared_choices() + places.routed;
     if (smooth.dims != 2 || smooth.sizes[0] != experts || smooth.sizes[1] != a.x.view.sizes[1] ||
         smooth.dtype != at::kFloat) {
-      reject(launch, "scales must be float32 [" + text(experts) + ", H].");
+      reject(launch, "scales must be float32 [" + std::to_string(experts) + ", H].");
     }
   }
   if (a.counts_type != 0 && a.counts_type != 1) {
-    reject(launch, "expertTokenNumsType " + text(a.counts_type) + "; use 0 sums or 1 counts.");
+    reject(launch,
+           "expertTokenNumsType " + std::to_string(a.counts_type) + "; use 0 sums or 1 counts.");
   }
   const int64_t here = places.experts_of(common.rank);
   if (a.tokens_per_expert.view.numel() != here || a.ends.view.numel() < here * common.ranks) {
-    reject(launch, "expertTokenNums must be [" + text(here) + "], epRecvCounts at least [" +
-                       text(here * common.ranks) + "].");
+    reject(launch, "expertTokenNums must be [" + std::to_string(here) +
+                       "], epRecvCounts at least [" + std::to_string(here * common.ranks) + "].");
   }
   return dispatch_to_experts(
       exchange,
@@ -108,14 +109,14 @@ TaskPtr combine(const Launch& launch, const DistributeArguments& common,
     reject(launch, "expertScales must be float32 [Bs, K].");
   }
   if (a.quant_mode != 0) {
-    reject(launch, "commQuantMode " + text(a.quant_mode) + " is not supported; use 0.");
+    reject(launch, "commQuantMode " + std::to_string(a.quant_mode) + " is not supported; use 0.");
   }
   if (a.shared_x.view.has_value() && common.shared_ranks > 0) {
     reject(launch, "sharedExpertX is for sharedExpertRankNum 0.");
   }
   const int64_t needed = exchange.places.experts_of(common.rank) * common.ranks;
   if (a.ends.view.numel() < needed || a.ends.view.dtype != at::kInt) {
-    reject(launch, "epSendCounts must be int32, at least [" + text(needed) + "].");
+    reject(launch, "epSendCounts must be int32, at least [" + std::to_string(needed) + "].");
   }
   return combine_from_experts(
       exchange, {a.rows.view, a.ends.view, weights, a.shared_x.view, a.sums.view}, launch.touched);
