@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device/configuration.h"
+#include "ops/rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -18,8 +19,6 @@ const FusedExperts& chip_limits(const Launch& launch) {
   reject(launch,
          configuration.soc_name + " has no such operator; Ascend910B and Ascend910_93 have.");
 }
-
-std::string text(int64_t number) { return std::to_string(number); }
 
 // What the chips take of the group's HCCL buffer, and that all launches divide it alike. Source:
 // aclnnMoeDistributeDispatchV2.md, constraints: HCCL_BUFFSIZE and globalBs.
