@@ -5,6 +5,7 @@ Its router, norms and absorbed products are floats, as in the checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -112,24 +113,11 @@ def composed(layer: W8A8Layer) -> Stages:
     }
 
 
-def ours(layer: W8A8Layer) -> Stages:
-    """The same stages, one call each but for the output projection."""
-    s = layer.sizes
-    add_rms_norm, add_rms_norm_dynamic_quant, mla_preprocess, routed_experts = (
-        vllm_davinci.kernels.load(name)
-        for name in (
-            "add_rms_norm",
-            "add_rms_norm_dynamic_quant",
-            "mla_preprocess_w8a8",
-            "routed_experts_w8a8",
-        )
-    )
-
-    def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
-        integers, scales, total = add_rms_norm_dynamic_quant(
-            x=x, residual=layer.residual, weight=layer.input_norm, epsilon=EPSILON
-        )
-        return (integers, scales), total
+def preprocess_at_once(
+    layer: W8A8Layer,
+) -> Callable[[Quantized], tuple[torch.Tensor, torch.Tensor]]:
+    """MLA preprocess in one call."""
+    mla_preprocess = vllm_davinci.kernels.load("mla_preprocess_w8a8")
 
     def preprocess(x: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
         absorbed, q_rope, *_ = mla_preprocess(
@@ -158,6 +146,14 @@ def ours(layer: W8A8Layer) -> Stages:
         )
         return absorbed, q_rope
 
+    return preprocess
+
+
+def experts_at_once(layer: W8A8Layer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Choice and work of the routed experts in one call."""
+    s = layer.sizes
+    routed_experts = vllm_davinci.kernels.load("routed_experts_w8a8")
+
     def experts(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return routed_experts(
             x=x,
@@ -176,13 +172,28 @@ def ours(layer: W8A8Layer) -> Stages:
             num_experts=s.experts,
         )
 
+    return experts
+
+
+def ours(layer: W8A8Layer) -> Stages:
+    """The same stages, one call each but for the output projection."""
+    add_rms_norm, add_rms_norm_dynamic_quant = (
+        vllm_davinci.kernels.load(name) for name in ("add_rms_norm", "add_rms_norm_dynamic_quant")
+    )
+
+    def norm(x: torch.Tensor) -> tuple[Quantized, torch.Tensor]:
+        integers, scales, total = add_rms_norm_dynamic_quant(
+            x=x, residual=layer.residual, weight=layer.input_norm, epsilon=EPSILON
+        )
+        return (integers, scales), total
+
     return {
         "norm": norm,
-        "preprocess": preprocess,
+        "preprocess": preprocess_at_once(layer),
         "attend": attend_at_once(layer),
         "project": partial(_project, layer),
         "post_norm": lambda x: add_rms_norm(
             x=x, residual=layer.residual, weight=layer.post_norm, epsilon=EPSILON
         ),
-        "experts": experts,
+        "experts": experts_at_once(layer),
     }

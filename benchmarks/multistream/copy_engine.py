@@ -91,6 +91,67 @@ def _captured(device: torch.device, action: Callable[[], object]) -> Callable[[]
     return replay
 
 
+def _measure(model: Model, inputs: list[torch.Tensor], repetitions: int) -> dict[str, list[float]]:
+    """Milliseconds of each way and of its parts. Both ways have ended in the same bits."""
+    outputs: dict[str, list[torch.Tensor]] = {}
+    interleave = Interleave(StreamPool())
+
+    def serial() -> None:
+        outputs["serial"] = [model.forward(x, index) for index, x in enumerate(inputs)]
+
+    def in_turn() -> None:
+        outputs["in turn"] = interleave.run(
+            [lambda x=x, i=i: model.forward(x, i) for i, x in enumerate(inputs)]  # type: ignore[misc]
+        )
+
+    def products() -> None:
+        for x in inputs:
+            for _ in range(model.layers):
+                x = model.compute(x)
+
+    def copies() -> None:
+        for index, x in enumerate(inputs):
+            for _ in range(model.layers):
+                x = model.move(x, index)
+
+    times = {
+        name: _times_ms(action, repetitions)
+        for name, action in (
+            ("products", products), ("copies", copies), ("serial", serial), ("in turn", in_turn),
+        )
+    }  # fmt: skip
+    _require_equal(outputs["serial"], outputs["in turn"], "in turn")
+    replay = _captured(inputs[0].device, in_turn)
+    if replay is not None:
+        in_graph = outputs["in turn"]
+        for x in in_graph:
+            x.zero_()
+        times["replayed"] = _times_ms(replay, repetitions)
+        _require_equal(outputs["serial"], in_graph, "a replayed graph")
+    return times
+
+
+def _rows(times: dict[str, list[float]]) -> Iterator[Row]:
+    median = {name: statistics.median(each) for name, each in times.items()}
+    bound = max(median["products"], median["copies"])
+    for name in ("in turn", "replayed"):
+        if name not in times:
+            continue
+        low, _, high = statistics.quantiles(times[name], n=4)
+        yield Row(
+            name=f"ubatches {name}" + (" from a graph" if name == "replayed" else ""),
+            unit="ms",
+            ours=median[name],
+            baseline=median["serial"],
+            bound=bound,
+            kind=Kind.MEASURED,
+            quartiles=(low, high),
+            note=f"{bound / median[name]:.1%} of the bound",
+        )
+    for name in ("products", "copies"):
+        yield Row(name=f"{name} alone", unit="ms", ours=median[name], kind=Kind.MEASURED)
+
+
 def run(args: argparse.Namespace) -> Result:
     device = torch.accelerator.current_accelerator()
     if device is None or not torch.accelerator.is_available():
@@ -110,72 +171,14 @@ def run(args: argparse.Namespace) -> Result:
         ],
     )
     inputs = [torch.randn(rows, args.hidden).to(device, torch.bfloat16) for _ in range(UBATCHES)]
-    outputs: dict[str, list[torch.Tensor]] = {}
-    interleave = Interleave(StreamPool())
-
-    def serial() -> None:
-        outputs["serial"] = [model.forward(x, index) for index, x in enumerate(inputs)]
-
-    def in_turn() -> None:
-        outputs["in turn"] = interleave.run(
-            [lambda x=x, i=i: model.forward(x, i) for i, x in enumerate(inputs)]  # type: ignore[misc]
-        )
-
-    def products() -> None:
-        for x in inputs:
-            for _ in range(args.layers):
-                x = model.compute(x)
-
-    def copies() -> None:
-        for index, x in enumerate(inputs):
-            for _ in range(args.layers):
-                x = model.move(x, index)
-
-    found = {
-        name: _times_ms(action, args.repetitions)
-        for name, action in (
-            ("products", products), ("copies", copies), ("serial", serial), ("in turn", in_turn),
-        )
-    }  # fmt: skip
-    median = {name: statistics.median(times) for name, times in found.items()}
-    _require_equal(outputs["serial"], outputs["in turn"], "in turn")
-    replay = _captured(device, in_turn)
-    if replay is not None:
-        in_graph = outputs["in turn"]
-        for x in in_graph:
-            x.zero_()
-        found["replayed"] = _times_ms(replay, args.repetitions)
-        median["replayed"] = statistics.median(found["replayed"])
-        _require_equal(outputs["serial"], in_graph, "a replayed graph")
-    bound = max(median["products"], median["copies"])
-
-    def rows_of_ways() -> Iterator[Row]:
-        for name in ("in turn", "replayed"):
-            if name not in found:
-                continue
-            low, _, high = statistics.quantiles(found[name], n=4)
-            yield Row(
-                name=f"ubatches {name}" + (" from a graph" if name == "replayed" else ""),
-                unit="ms",
-                ours=median[name],
-                baseline=median["serial"],
-                bound=bound,
-                kind=Kind.MEASURED,
-                quartiles=(low, high),
-                note=f"{bound / median[name]:.1%} of the bound",
-            )
-        for name in ("products", "copies"):
-            yield Row(name=f"{name} alone", unit="ms", ours=median[name], kind=Kind.MEASURED)
-
-    module = torch.get_device_module(device)
     return Result(
         benchmark="multistream/copy_engine",
         ours="ubatches in turn (vllm_davinci.multistream)",
         baseline="the same ubatches one after the other",
-        rows=list(rows_of_ways()),
+        rows=list(_rows(_measure(model, inputs, args.repetitions))),
         settings={**vars(args), "ubatches": UBATCHES, "dtype": "bfloat16"},
         seed=SEED,
-        device=module.get_device_name(),
+        device=torch.get_device_module(device).get_device_name(),
         bounded_by="the longer of all products and all copies, each alone, in the same run",
     )
 

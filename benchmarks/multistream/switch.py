@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from result import Kind, Result, Row
 
@@ -41,59 +42,11 @@ def run(args: argparse.Namespace) -> Result:
     found = json.loads(child.stdout.splitlines()[-1])
     found["beyond_both"] = [2 * time for time in found["beyond_collective"]]
 
-    def row(name: str, ours: str, baseline: str, at_most: float | None, note: str = "") -> Row:
-        low, median, high = statistics.quantiles(found[ours], n=4)
-        return Row(
-            name=name,
-            unit="us",
-            ours=median,
-            baseline=statistics.median(found[baseline]),
-            kind=Kind.MEASURED,
-            quartiles=(low, high),
-            at_most=at_most,
-            note=note,
-        )
-
     return Result(
         benchmark="multistream/switch",
         ours="greenlets (vllm_davinci.multistream)",
         baseline="vLLM's threads (UBatchContext); for steps: see the row",
-        rows=[
-            row(
-                "hand-over at a collective, beyond the collective itself",
-                "beyond_collective",
-                "vllm_dispatch",
-                0.1,
-                "the median of paired differences, and their quartiles; vLLM's at a dispatch; our "
-                "events are those that HCCL's own stream needs anyway",
-            ),
-            row(
-                "the same, vLLM's at a combine, which yields twice",
-                "beyond_collective",
-                "vllm_combine",
-                0.1,
-            ),
-            row(
-                "hand-overs of a layer's routed experts: dispatch and combine",
-                "beyond_both",
-                "vllm_both",
-                0.1,
-            ),
-            row(
-                "hand-over at any other launch: events and streams of its own",
-                "hand_over",
-                "vllm_dispatch",
-                None,
-            ),
-            row("bare switch: greenlet.switch against threading.Event", "switch", "event", 0.02),
-            row(
-                f"step of {args.layers} layers: halves in turn against one after the other",
-                "interleaved",
-                "halves",
-                1.05,
-            ),
-            row("the same step: halves in turn against whole", "interleaved", "whole", None),
-        ],
+        rows=_rows(found, args.layers),
         settings={
             "hand_overs": args.hand_overs,
             "steps": args.steps,
@@ -110,3 +63,55 @@ def run(args: argparse.Namespace) -> Result:
             "torch_npu; in a step, the launches of both halves: twice those of a whole step"
         ),
     )
+
+
+def _rows(found: dict[str, Any], layers: int) -> list[Row]:
+    def row(name: str, ours: str, baseline: str, at_most: float | None, note: str = "") -> Row:
+        low, median, high = statistics.quantiles(found[ours], n=4)
+        return Row(
+            name=name,
+            unit="us",
+            ours=median,
+            baseline=statistics.median(found[baseline]),
+            kind=Kind.MEASURED,
+            quartiles=(low, high),
+            at_most=at_most,
+            note=note,
+        )
+
+    return [
+        row(
+            "hand-over at a collective, beyond the collective itself",
+            "beyond_collective",
+            "vllm_dispatch",
+            0.1,
+            "the median of paired differences, and their quartiles; vLLM's at a dispatch; our "
+            "events are those that HCCL's own stream needs anyway",
+        ),
+        row(
+            "the same, vLLM's at a combine, which yields twice",
+            "beyond_collective",
+            "vllm_combine",
+            0.1,
+        ),
+        row(
+            "hand-overs of a layer's routed experts: dispatch and combine",
+            "beyond_both",
+            "vllm_both",
+            0.1,
+        ),
+        row(
+            "hand-over at any other launch: events and streams of its own",
+            "hand_over",
+            "vllm_dispatch",
+            None,
+        ),
+        row("bare switch: greenlet.switch against threading.Event", "switch", "event", 0.02),
+        row(
+            f"step of {layers} layers: halves in turn against one after the other",
+            "interleaved",
+            "halves",
+            1.05,
+        ),
+        row("the same step: halves in turn against whole", "interleaved", "whole", None),
+    ]

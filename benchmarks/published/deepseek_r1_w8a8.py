@@ -18,22 +18,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from child import run_child
-from published.deepseek_r1 import CONFIG, DENSE_LAYERS, step_costs
-from published.intervals import View, interval
+from published.decode import decode_rows
+from published.deepseek_r1 import CONFIG, DENSE_LAYERS
+from published.figures import (
+    beside,
+    bound,
+    communication_share,
+    host_ps,
+    modelled,
+    rate,
+    rate_of,
+    ratio_of,
+    share_of_bound,
+    share_of_resources,
+)
+from published.intervals import interval
 from published.runs import (
     ALL_TO_ALL,
-    EXPERT_PARALLEL,
-    NEVER,
-    NO_ASYNC,
     PROMPT_TOKENS,
-    PS_PER_MS,
     PS_PER_SECOND,
     PUBLISHED,
     REQUESTS,
@@ -41,26 +48,22 @@ from published.runs import (
     SERIAL_ORDER,
     Runs,
 )
+from published.split_regret import regret_rows
 from result import Kind, Result, Row
 
 GIB = 2**30
-# Requests per second, without and with overlap: all-gather and all-reduce, then all-to-all; ms
-# between tokens, first and improved MLA multistream; share of communication in prefill, at most.
-# Single runs.
+# Requests per second, without and with overlap: all-gather and all-reduce, then all-to-all; share
+# of communication in prefill, at most. Single runs.
 SERIAL, OVERLAPPED = 2.17, 2.60
 OVERLAPPED_ALL_TO_ALL = 1.01
-FIRST_INTERVAL_MS, INTERVAL_MS = 59.88, 59.04
 SHARE = 0.55
 # The chip after it and its links, where communication was less.
 NEXT_CHIP, NEXT_TOPOLOGY, NEXT_SHARE = "ascend910c", "supernode", 0.35
-# What ours is to reach: of the serial rate; of the bound; of a graph without side streams.
+# What ours is to reach: of the serial rate; of the bound.
 GOAL_OVERLAP, GOAL_OF_BOUND, GOAL_BEST = 1.45, 0.85, 1.75
 GOAL_ALL_TO_ALL, GOAL_LEAN_ALL_TO_ALL, GOAL_OF_ALL_TO_ALL_BOUND = 1.12, 1.55, 0.97
-GOAL_DECODE, GOAL_FUSED_DECODE = 1 / 1.05, 1 / 1.08  # of times
-GOAL_REGRET = 0.01
 GOAL_STEP_S, GOAL_TIMELINE_S, GOAL_START_S, GOAL_MEMORY_GIB = 0.2, 1.0, 25.0, 1.5
 
-ALWAYS = {"min_total_tokens_to_split": 0, "min_prefill_tokens_to_split": 0}
 BY_DEFAULT = {**PUBLISHED, "dbo": {"split": "token"}}
 # The last ubatch's attention takes longer than the first one's reduction, which covers it. Norms on
 # a sixth of the vector cores leave memory to the reductions beside them.
@@ -69,27 +72,6 @@ OVERLAPPED_ORDER = {
     **PUBLISHED,
     "dbo": {"split": "token", "first_share": 0.57, "norm_vector_cores": 8},
 }
-# Prompts first, so that all requests decode together.
-PROMPTS_FIRST = {"ascend_scheduler_config": {"enabled": True}}
-DECODE_GRAPH = {**PROMPTS_FIRST, "torchair_graph_config": {"enabled": True}}
-SIDE_STREAMS = {
-    **PROMPTS_FIRST,
-    "torchair_graph_config": {
-        "enabled": True,
-        "enable_multistream_mla": True,
-        "enable_multistream_moe": True,
-    },
-}
-# As many bytes of routed experts as memory brings during one sum over ranks; the default is 18 MiB.
-DURING_A_SUM = 44 << 20
-PREFETCH = {"weight_prefetch_config": {"enabled": True, "max_bytes": DURING_A_SUM}}
-COMPOSED = {"enable_compiled_operators": False}
-# Steps of one prompt, between and beyond the sizes of costs; the last two are chunks of longer
-# prompts. Then steps of four prompts of mixed lengths.
-RANDOM, SEED = 200, 0  # steps of so many prompts of random lengths, three at a time
-SIZES = (128, 192, 384, 768, 1536, 3072, 6144, 12288, 16384, 32768, 65536)
-MIXED = (128, 1024, 64, 512, 2048, 256, 1024, 96, 8192, 2048, 1024, 512, 300, 40, 80, 60)
-CHUNK = 16384
 
 
 def prefill_rows(runs: Runs) -> list[Row]:
@@ -209,98 +191,6 @@ def all_to_all_rows(runs: Runs) -> list[Row]:
     ]  # fmt: skip
 
 
-def decode_rows(runs: Runs) -> list[Row]:
-    first_mla = {
-        **PROMPTS_FIRST,
-        "torchair_graph_config": {"enabled": True, "enable_multistream_mla": True},
-        "expert_tensor_parallel_size": 16,
-    }
-    without_mla = {key: first_mla[key] for key in first_mla if key != "torchair_graph_config"}
-    # The published release had no asynchronous scheduling.
-    one_stream = runs.decode({**DECODE_GRAPH, **without_mla}, NO_ASYNC)
-    published = runs.decode(first_mla, NO_ASYNC)
-    whole = runs.decode({**DECODE_GRAPH, **COMPOSED}, EXPERT_PARALLEL)
-    beside_it = runs.decode({**SIDE_STREAMS, **COMPOSED}, EXPERT_PARALLEL)
-    by_default = {**SIDE_STREAMS, "weight_prefetch_config": {"enabled": True}}
-    ahead = runs.decode({**by_default, **COMPOSED}, EXPERT_PARALLEL)
-    more = runs.decode({**SIDE_STREAMS, **COMPOSED, **PREFETCH}, EXPERT_PARALLEL)
-    fused = runs.decode(by_default, EXPERT_PARALLEL)
-    more_fused = runs.decode({**SIDE_STREAMS, **PREFETCH}, EXPERT_PARALLEL)
-
-    def row(name: str, step: dict[str, Any], baseline: dict[str, Any], **fields: Any) -> Row:
-        return modelled(
-            name, "ms", ms(step), baseline=ms(baseline),
-            interval=interval(time_ratio_of, step, baseline), **fields,
-        )  # fmt: skip
-
-    lowest, highest = interval(lambda view: float(view["host_ps"]) / PS_PER_MS, published)
-    return [
-        row(
-            "decode of 24 requests, the published command", published, one_stream,
-            note=beside(ms(published), INTERVAL_MS) + f", {lowest:.1f} to {highest:.1f} ms; over "
-            f"one stream, where the published {FIRST_INTERVAL_MS} to {INTERVAL_MS} is over an "
-            "earlier schedule of two",
-        ),
-        row(
-            "decode of 24 requests, side streams", beside_it, whole,
-            note="experts whole on their ranks; torch_npu's operators",
-        ),
-        row(
-            "the same, with weights fetched under sums over ranks", ahead, whole,
-            at_most=GOAL_DECODE,
-            note=f"up to 18 MiB of a weight; {ms(more):.2f} ms with {DURING_A_SUM >> 20}",
-        ),
-        row(
-            "the same, with compiled operators", fused, whole, at_most=GOAL_FUSED_DECODE,
-            note=f"{ms(more_fused):.2f} ms with {DURING_A_SUM >> 20} MiB",
-        ),
-    ]  # fmt: skip
-
-
-def regret_rows(runs: Runs) -> list[Row]:
-    """Each step's time, as its costs decide, over the better of whole and split."""
-    costs = runs.directory / "costs.json"
-    order = {**PUBLISHED, "dbo": {"split": "token"}}
-    engine = ("--enforce-eager", EXPERT_PARALLEL, f"--max-num-batched-tokens={CHUNK}")
-    step_costs(runs.chip, runs.topology, costs, *engine, config=order)
-    rng = random.Random(SEED)
-    lengths_at_random = tuple(round(2 ** rng.uniform(5, 14)) for _ in range(RANDOM))
-    workloads = {
-        "one prompt": (SIZES, 1),
-        "four prompts of mixed lengths": (MIXED, 4),
-        "three prompts of random lengths": (lengths_at_random, 3),
-    }
-    rows = []
-    for name, (lengths, concurrency) in workloads.items():
-        work = (
-            *(f"--requests={len(lengths)}", f"--concurrency={concurrency}", "--output-tokens=1"),
-            f"--prompt-tokens={','.join(map(str, lengths))}",
-        )
-        whole, split, decided = (
-            runs.report(
-                {**PUBLISHED, "dbo": {"split": "token", **dbo}, "step_costs": by},
-                *engine,
-                *work,
-                is_plain=True,
-            )["steps"]
-            for dbo, by in ((NEVER, None), (ALWAYS, None), ({}, str(costs)))
-        )
-        regrets = [
-            (host_ps(found) / min(host_ps(a), host_ps(b)) - 1, sum(found["tokens"]))
-            for a, b, found in zip(whole, split, decided, strict=True)
-        ]
-        regret, tokens = max(regrets)
-        sizes = sorted(tokens for _, tokens in regrets)
-        rows.append(
-            modelled(
-                f"regret of the decision, steps of {name}", "share", regret, at_most=GOAL_REGRET,
-                note=f"the largest, at {tokens} tokens, of {len(sizes)} steps of {sizes[0]} to "
-                f"{sizes[-1]} tokens of prompts of up to {max(lengths)}",
-            )
-        )  # fmt: skip
-    return rows
-
-
 def cost_rows(runs: Runs) -> list[Row]:
     """Rows of the time that this host takes to model a prefill."""
     trace = runs.directory / "timeline.json"
@@ -363,51 +253,3 @@ def run(args: argparse.Namespace) -> Result:
         device=f"modelled, no NPU: {runs.machine['title']}",
         bounded_by="the longer of computing and communicating, each undisturbed",
     )
-
-
-def modelled(name: str, unit: str, ours: float, **fields: Any) -> Row:
-    return Row(name, unit, ours, Kind.MODELLED, **fields)
-
-
-def rate_of(view: View) -> float:
-    return REQUESTS * PS_PER_SECOND / float(view["host_ps"])
-
-
-def time_ratio_of(view: View, baseline: View) -> float:
-    return float(view["host_ps"]) / float(baseline["host_ps"])
-
-
-def ratio_of(view: View, baseline: View) -> float:
-    return 1 / time_ratio_of(view, baseline)
-
-
-def share_of_bound(view: View) -> float:
-    return float(view["overlap_bound_ps"]) / float(view["host_ps"])
-
-
-def share_of_resources(view: View) -> float:
-    return float(view["resource_bound_ps"]) / float(view["host_ps"])
-
-
-def communication_share(view: View) -> float:
-    return float(view["communication_ps"]) / float(view["host_ps"])
-
-
-def ms(step: dict[str, Any]) -> float:
-    return host_ps(step) / PS_PER_MS
-
-
-def host_ps(step: dict[str, Any]) -> float:
-    return float(step["modelled"]["host_ps"])
-
-
-def rate(step: dict[str, Any]) -> float:
-    return REQUESTS * PS_PER_SECOND / host_ps(step)
-
-
-def bound(step: dict[str, Any]) -> float:
-    return REQUESTS * PS_PER_SECOND / float(step["overlap_bound_ps"])
-
-
-def beside(ours: float, published: float) -> str:
-    return f"published {published:g}, error {ours / published - 1:+.0%}"

@@ -9,7 +9,8 @@ import pytest
 import torch
 import transformers
 
-from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, small_deepseek
+from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
+from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 PROMPT, NUM_TOKENS = list(range(10, 30)), 24

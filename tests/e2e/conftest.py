@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -19,8 +20,13 @@ activate()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
-from vllm_davinci_testing.engines import model_zoo  # noqa: E402 - imports torch
+import torch  # noqa: E402 - with torch_npu
+import transformers  # noqa: E402
+
+from vllm_davinci_testing.engines import model_zoo  # noqa: E402
 from vllm_davinci_testing.engines.engine_process import EngineProcess  # noqa: E402
+from vllm_davinci_testing.engines.int8_checkpoint import write_int8  # noqa: E402
+from vllm_davinci_testing.engines.likelihood import likelihood  # noqa: E402
 from vllm_davinci_testing.engines.server_process import ServerProcess  # noqa: E402
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference  # noqa: E402
 
@@ -76,6 +82,42 @@ def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
     yield start
     for engine in started:
         engine.close()
+
+
+@pytest.fixture(scope="session")
+def text(tiny_llama: Path) -> list[int]:
+    """Tokens of a source file that both trained checkpoints can read."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama)
+    source = Path(json.__file__).read_text(encoding="utf-8")[6000:]
+    return [tokenizer.bos_token_id, *tokenizer(source, add_special_tokens=False).input_ids[:400]]
+
+
+@pytest.fixture(scope="session")
+def quantize(tmp_path_factory: pytest.TempPathFactory, text: list[int]) -> Callable[..., Path]:
+    """Writes an int8 checkpoint from a float one; its directory. Once per set of arguments."""
+
+    @cache
+    def write(
+        source: Path, kind: str, dtype: torch.dtype = torch.bfloat16, name: str = "shared"
+    ) -> Path:
+        return write_int8(source, tmp_path_factory.mktemp(name) / kind, kind, text, dtype)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def likelihood_of(
+    start_engine: Callable[..., EngineProcess], text: list[int]
+) -> Callable[..., float]:
+    """Starts an engine in bf16 and scores the text."""
+
+    def score(model: Path, text: list[int] = text, **options: Any) -> float:
+        with start_engine(
+            model, **{"dtype": "bfloat16", "max_model_len": 512, **options}
+        ) as engine:
+            return likelihood(engine, text)
+
+    return score
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.vnpu import timeline
-from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -40,7 +40,7 @@ def batch(prompts: list[list[int]]) -> list[list[int]]:
     return prompts[:32]
 
 
-NAMES = [*(model.name for model in model_zoo.DEEPSEEK), "deepseek_r1_yarn_moe"]
+NAMES = [*(model.name for model in deepseek_zoo.DEEPSEEK), "deepseek_r1_yarn_moe"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +65,7 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
     start_engine: Callable[..., EngineProcess],
     batch: list[list[int]],
 ):
-    name, chosen = model_zoo.HEADS128.name, batch[:6]
+    name, chosen = deepseek_zoo.HEADS128.name, batch[:6]
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(chosen), GREEDY)
     assert_greedy(reference(name), chosen, outputs, MAX_TOKENS)
@@ -238,13 +238,15 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
     ("model", "options", "named"),
     [
         pytest.param(
-            model_zoo.deepseek("latent_of_256", "deepseek_v3", q_lora_rank=96, kv_lora_rank=256),
+            deepseek_zoo.deepseek("latent_of_256", "deepseek_v3", q_lora_rank=96, kv_lora_rank=256),
             {},
             r"layers\.0\.self_attn\.attn has kv_lora_rank 256 \(must be 512\)",
             id="latent_size",
         ),
         pytest.param(
-            model_zoo.deepseek("narrow_heads", "deepseek_v3", q_lora_rank=96, qk_nope_head_dim=24),
+            deepseek_zoo.deepseek(
+                "narrow_heads", "deepseek_v3", q_lora_rank=96, qk_nope_head_dim=24
+            ),
             {},
             r"qk_nope_head_dim 24 \(must be a multiple of 16\)",
             id="head_size",

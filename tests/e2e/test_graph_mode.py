@@ -6,20 +6,17 @@ default run has a slice; `-m thorough` runs the others, and 20 seeds of the rand
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
-from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines.dp_engines import DPEngines
-from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import CAPTURED, SIZES
+from vllm_davinci_testing.engines.int8_checkpoint import write_int8
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 THOROUGH = pytest.mark.thorough
@@ -30,15 +27,6 @@ WIDE = "qwen3_moe_hidden1024"  # which fused launches take, in 16 bits
 INT8 = {"int8_llama": "tiny_llama", "int8_deepseek": "tiny_deepseek"}
 CHIP_WITH_FUSED_LAUNCHES = {"VNPU_SOC": "Ascend910_9391"}
 
-SIZES = [2, 3, 8]
-CAPTURED: dict[str, Any] = {
-    "worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker",
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": SIZES,
-    },
-}
 SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
 SIDE_STREAMS = {
     "torchair_graph_config": {"enable_multistream_mla": True, "enable_multistream_moe": True},
@@ -149,9 +137,8 @@ def checkpoint(
         if name not in made:
             source = repository / "checkpoints" / INT8[name]
             made[name] = tmp_path_factory.mktemp("int8") / name
-            ranges = input_ranges(source, [torch.tensor([[*range(40, 90)]])], lambda _: None)
             kind = "W8A8" if name == "int8_llama" else "W8A8_DYNAMIC"
-            Exporter(source, made[name], kind, torch.bfloat16, ranges).run(lambda _: None)
+            write_int8(source, made[name], kind, range(40, 90))
         return made[name]
 
     return find
@@ -306,89 +293,3 @@ def test_a_size_that_cannot_be_captured_is_given_up_by_all_ranks(
         assert all(set(replays) == left for replays in engines.on_workers("graph_replays")), what
         assert re.search(reason, engines.log_text(), re.DOTALL), what
     engines.__exit__()
-
-
-KEY_OF_PLAN = {"schema", "fingerprint"}
-
-
-def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not(
-    start_engine: Callable[..., EngineProcess], zoo: Callable[[str], Path], tmp_path: Path
-):
-    graph = {
-        "enabled": True,
-        "use_cached_graph": True,
-        "use_cached_kv_cache_bytes": True,
-        "graph_batch_sizes": [8],
-    }
-
-    def start() -> tuple[int, str]:
-        engine = start_engine(
-            zoo(DENSE),
-            environment={"VLLM_CACHE_ROOT": str(tmp_path), "VNPU_MEMORY": "1GiB"},
-            enforce_eager=False,
-            kv_cache_memory_bytes=None,
-            gpu_memory_utilization=0.5,
-            additional_config={"torchair_graph_config": graph},
-            **SMALL,
-        )
-        (blocks,) = engine.on_workers("num_kv_cache_blocks")
-        engine.close()
-        return blocks, engine.log_text()
-
-    measured, log = start()
-    assert "Applying persisted startup plan" not in log
-    again, log = start()
-    assert again == measured
-    assert "Applying persisted startup plan" in log
-    (plan,) = (tmp_path / "startup_plan").iterdir()
-    whole = json.loads(plan.read_text(encoding="utf-8"))
-    plan.write_bytes(b"\xff\x00")
-    rebuilt, log = start()
-    assert rebuilt == measured
-    assert f"The recorded KV cache size in {plan} is damaged" in log
-    assert json.loads(plan.read_text(encoding="utf-8")) == whole
-    # Measured on a device with more free memory, for a larger cache.
-    stale = {name: 2 * value for name, value in whole.items() if name not in KEY_OF_PLAN}
-    plan.write_text(json.dumps({**whole, **stale}), encoding="utf-8")
-    rebuilt, log = start()
-    assert rebuilt == measured
-    assert "Startup plan not applied" in log
-
-
-@pytest.mark.parametrize(
-    ("options", "environment", "message"),
-    [
-        pytest.param(
-            {"additional_config": {"torchair_graph_config": {"enabled": True}}},
-            {},
-            "can't enable graph mode and eager mode at the same time",
-            id="eager_too",
-        ),
-        pytest.param(
-            {**CAPTURED, "dtype": "float32"},
-            {"ASCEND_LAUNCH_BLOCKING": "1"},
-            "ASCEND_LAUNCH_BLOCKING=1 excludes graph mode",
-            id="blocking_launches",
-        ),
-        pytest.param(
-            {
-                "enforce_eager": False,
-                "additional_config": {
-                    "torchair_graph_config": {"enabled": True, "graph_batch_sizes": 24}
-                },
-            },
-            {},
-            "graph_batch_sizes' is 24 .*expected a list of integers",
-            id="sizes_that_are_no_list",
-        ),
-    ],
-)
-def test_what_excludes_graph_mode_ends_the_start_with_a_message(
-    options: dict[str, Any],
-    environment: dict[str, str],
-    message: str,
-    start_engine: Callable[..., EngineProcess],
-    zoo: Callable[[str], Path],
-):
-    with pytest.raises(EngineError, match=message):
-        start_engine(zoo(DENSE), environment=environment, **options)

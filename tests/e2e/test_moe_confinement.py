@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.model_zoo import POISONS, write_poisoned
+from vllm_davinci_testing.engines.int8_checkpoint import rewrite, tensors_of, write_int8
+from vllm_davinci_testing.engines.model_zoo import POISONED_EXPERT, POISONS, write_poisoned
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -147,3 +150,44 @@ def test_fused_launches_give_the_same_tokens_beside_poisoned_requests_and_others
     assert found[1][::2] == found[0][::2]
     assert found[2] == found[0]
     assert all(one != other for one, other in zip(found[1][1::2], found[0][1::2], strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
+def test_int8_requests_beside_poisoned_ones_get_the_tokens_that_they_get_alone(
+    kind: str,
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+):
+    source = write_poisoned(zoo(MODEL), tmp_path / "source")
+    clean = [[token for token in prompt if token not in POISONS] for prompt in prompts[:12]]
+    # A scale that is not a number does not load. One of the largest makes every product of the
+    # expert infinite.
+    floats = load_file(source / "model.safetensors")
+    expert = f"layers.0.mlp.experts.{POISONED_EXPERT}.down_proj"
+    for name in [name for name in floats if expert in name]:
+        assert floats[name].isnan().all()
+        floats[name] = torch.ones_like(floats[name])
+    save_file(floats, source / "model.safetensors", metadata={"format": "pt"})
+    model = write_int8(source, tmp_path / kind, kind, clean[5])
+    tensors = tensors_of(model)
+    for name in [name for name in tensors if name.endswith(f"{expert}.weight_scale")]:
+        tensors[name].fill_(torch.finfo(torch.float32).max)
+    rewrite(model, tensors)
+    poisoned = [[*prompt, POISONS[number % 3]] for number, prompt in enumerate(clean)]
+    mixed = [prompt for pair in zip(clean, poisoned, strict=True) for prompt in pair]
+
+    def tokens(engine: EngineProcess, batch: list[list[int]]) -> list[list[int]]:
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in batch], GREEDY)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    with start_engine(model, dtype="bfloat16", max_model_len=512) as engine:
+        alone = tokens(engine, clean)
+        beside = tokens(engine, mixed)[::2]
+        again = tokens(engine, clean)  # in cache blocks that held the poison before
+    assert len({tuple(each) for each in alone}) > len(alone) // 2
+    for expected, *seen in zip(alone, beside, again, strict=True):
+        if not set(expected) & set(POISONS):  # else it has made a poison of its own
+            assert seen == [expected, expected]

@@ -10,20 +10,18 @@ The default run has one of them; `-m thorough` runs the others.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from vllm import SamplingParams
 
-from vllm_davinci.core.export.calibration import input_ranges
-from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines.answers import Answers, answers_of, assert_near, tokens_of
 from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.int8_checkpoint import write_int8
+from vllm_davinci_testing.engines.split_engines import random_prompts
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 DUAL_BATCH = {**SPLIT_ALWAYS, "split": "token"}
@@ -176,51 +174,11 @@ def checkpoint(
             return repository / "checkpoints" / name
         if name not in made:
             made[name] = tmp_path_factory.mktemp("int8") / name
-            source, kind, ranges = find(INT8[name]), "W8A8_DYNAMIC", {}
-            if "static" in name:
-                kind = "W8A8"
-                ranges = input_ranges(source, [torch.tensor(of_lengths(8, 200))], lambda _: None)
-            Exporter(source, made[name], kind, torch.bfloat16, ranges).run(lambda _: None)
+            kind = "W8A8" if "static" in name else "W8A8_DYNAMIC"
+            write_int8(find(INT8[name]), made[name], kind, random_prompts(8, [200])[0])
         return made[name]
 
     return find
-
-
-def of_lengths(seed: int, *lengths: int) -> list[list[int]]:
-    generator = random.Random(seed)
-    return [[generator.randrange(model_zoo.NUM_BYTES) for _ in range(n)] for n in lengths]
-
-
-def workload(engine: DPEngines) -> dict[str, list[Any]]:
-    """Answers of an engine, in every kind of step: tokens with their log-probabilities."""
-    prefix = of_lengths(9, 128)[0]
-    sharing = [prefix + tail for tail in of_lengths(10, 3, 20, 41, 7)]
-    kinds = {
-        "prefill": (of_lengths(1, 100, 90, 60, 51), 1),
-        "mixed": (of_lengths(2, 5, 80, 150, 31, 1, 64, 129, 17), 12),
-        "filling": (sharing, 4),
-        "cached": (sharing, 4),
-        "padded": (of_lengths(3, 7, 4, 2, 2), 6),
-        "one": (of_lengths(4, 1, 1), 3),
-    }
-    answers = {}
-    for kind, (prompts, max_tokens) in kinds.items():
-        outputs = engine.generate(
-            prompts,
-            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2),
-        )
-        answers[kind] = [
-            [
-                (token, {candidate: entry.logprob for candidate, entry in step.items()})
-                for token, step in zip(
-                    output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
-                )
-            ]
-            for output in outputs
-        ]
-        if kind == "cached":
-            assert all(output.num_cached_tokens == 128 for output in outputs)
-    return answers
 
 
 Start = Callable[..., DPEngines]
@@ -250,46 +208,22 @@ def start(start_engine: Callable[..., Any], checkpoint: Callable[[str], Path]) -
     return begin
 
 
-Expected = Callable[..., dict[str, list[Any]]]
+Expected = Callable[..., Answers]
 
 
 @pytest.fixture(scope="module")
 def without_overlap(start: Start) -> Expected:
     """Answers of an engine with all of it off, or all but some, by layout and model."""
-    known: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+    known: dict[tuple[str, ...], Answers] = {}
 
-    def answers(layout: str, model: str, *features: str) -> dict[str, list[Any]]:
+    def answers(layout: str, model: str, *features: str) -> Answers:
         key = (layout, model, *features)
         if key not in known:
             with start(layout, model, of(*features) if features else OFF) as engine:
-                known[key] = workload(engine)
+                known[key] = answers_of(engine)
         return known[key]
 
     return answers
-
-
-def tokens(answers: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-    return {kind: [[token for token, _ in one] for one in of] for kind, of in answers.items()}
-
-
-TIE = 0.25  # nats: what halves of a step, rounded to 8 bits of mantissa in each layer, may change
-
-
-def assert_near(answers: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
-    """In 16 bits: the same tokens, up to one that the other engine found as likely to its rounding.
-
-    Behind such a token the two texts have nothing in common.
-    """
-    num_ties = num_prompts = 0
-    for kind, of_kind in expected.items():
-        for answer, reference in zip(answers[kind], of_kind, strict=True):
-            num_prompts += 1
-            for (token, _), (wanted, likely) in zip(answer, reference, strict=True):
-                if token != wanted:
-                    assert likely[wanted] - likely.get(token, -1e9) < TIE, (kind, token, likely)
-                    num_ties += 1
-                    break
-    assert num_ties < num_prompts / 4, f"{num_ties} of {num_prompts} prompts differ"
 
 
 @pytest.mark.parametrize(("layout", "model", "name", "config"), CASES)
@@ -308,7 +242,7 @@ def test_answers_are_those_without_overlap(
     expected = without_overlap(layout, model, *features)
     seed = CASES_SEEDS[request.node.callspec.id]
     with start(layout, model, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
-        answers = workload(engine)
+        answers = answers_of(engine)
         decided = engine.on_workers("overlap_decisions")
         used = engine.on_workers("stream_roles")
         said = engine.log_text()
@@ -320,7 +254,7 @@ def test_answers_are_those_without_overlap(
     if model in IN_16_BITS:
         assert_near(answers, expected)
     else:
-        assert tokens(answers) == tokens(expected)
+        assert tokens_of(answers) == tokens_of(expected)
     if is_sequence_parallel or name in ("attention", "experts", "attention+experts"):
         assert answers == expected, "the arithmetic is unchanged, and the bits are not"
     is_split = "dual" in name or name in SCHEDULES
@@ -359,5 +293,5 @@ def test_any_order_gives_the_same_answers(seed: int, start: Start, without_overl
     layout = ("tp2", "ep2", "dp2")[seed % 3]
     config = merged(of("dual", "attention", "experts"), {"dbo": {"norm_vector_cores": 4}})
     with start(layout, MLA, config, VNPU_RACES="raise", VNPU_SCHEDULE=f"fuzz:{seed}") as engine:
-        answers = workload(engine)
-    assert tokens(answers) == tokens(without_overlap(layout, MLA))
+        answers = answers_of(engine)
+    assert tokens_of(answers) == tokens_of(without_overlap(layout, MLA))

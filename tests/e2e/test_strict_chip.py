@@ -16,7 +16,7 @@ import torch
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci_testing.engines import model_zoo
+from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -41,7 +41,7 @@ MODELS = (
     ("mistral_window32_head80_gqa2", torch.bfloat16, A2),
     ("deepseek_v3_dense", torch.bfloat16, A2),
     ("deepseek_v3_dense", torch.float16, A2),
-    (model_zoo.HEADS128.name, torch.bfloat16, A2),
+    (deepseek_zoo.HEADS128.name, torch.bfloat16, A2),
     ("deepseek_v3_moe", torch.bfloat16, A3),
     ("deepseek_v3_moe", torch.float16, A3),
     ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),

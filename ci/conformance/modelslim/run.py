@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,29 +30,28 @@ import environment  # noqa: E402 - beside this file
 import yaml  # noqa: E402
 from agreement import Agreement, compare  # noqa: E402
 from corpus import held_out_files, training_files  # noqa: E402
+from outcomes import (  # noqa: E402
+    NEAR_DEFINITION,
+    NUM_PROMPTS,
+    NUM_TOKENS,
+    SCORED_TOKENS,
+    Outcome,
+    page,
+    table,
+)
 from recipes import RECIPES, Recipe  # noqa: E402
 
 from progress import StepFailedError, Steps  # noqa: E402
-from versions import stamp  # noqa: E402
 
 HERE = Path(__file__).parent
 QUANTIZE_LIMIT_S = 900.0
 # Text that ModelSlim sees: pieces of training files, in characters.
 PIECE, PIECES = 1500, 16
-NUM_PROMPTS, NUM_TOKENS = 8, 16
-SCORED_TOKENS, WINDOW = 8192, 512
+WINDOW = 512  # of scored tokens
 # Of all tokens: an expert that is chosen by a hair is another one in 16 bits.
 WRONG_AT_MOST = 0.03
 # The most that perplexity may be over that of bf16.
-NEAR_DEFINITION = 0.002  # where the tool's own rounding costs more than that
 AT_MOST = {"dynamic": 1.01, "static": 1.02, "weights": 1.01}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    recipe: Recipe
-    is_good: bool
-    text: str
 
 
 class Suite:
@@ -257,55 +255,6 @@ class Suite:
 def last_line(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
-
-
-def table(outcomes: list[Outcome]) -> str:
-    width = max(len(f"{outcome.recipe.model}: {outcome.recipe.name}") for outcome in outcomes)
-    lines = [
-        f"{f'{outcome.recipe.model}: {outcome.recipe.name}':{width}}  "
-        f"{'ok    ' if outcome.is_good else 'FAILED'}  {outcome.text}"
-        for outcome in outcomes
-    ]
-    good = sum(outcome.is_good for outcome in outcomes)
-    return "\n".join([*lines, f"{good} of {len(outcomes)} exports are as they should be"])
-
-
-INTRODUCTION = f"""\
-Small models, quantized by ModelSlim {environment.VERSION} over the virtual NPU and served by the
-engine in bf16: `nox -s conformance -- modelslim --table FILE` writes this page. Tokens are
-compared with those of an integer definition in fp32 ({NUM_PROMPTS} prompts, {NUM_TOKENS} tokens
-each); *close* ones are a choice between logits that 16 bits can exchange. Perplexity is compared
-with the float checkpoint's over {SCORED_TOKENS} tokens of held-out text; where it is over the goal,
-the goal is missed, and the engine's may be {100 * NEAR_DEFINITION} % over the
-definition's, which has the tool's own rounding and no engine. Where `vllm-davinci quantize` makes
-the same type, its tensors are compared bit by bit; ModelSlim divides in the model's dtype and ours
-in fp32, so that integers and scales agree where the model is of fp32 (*wide*)."""
-
-
-def verdict(outcome: Outcome) -> str:
-    if not outcome.is_good:
-        return "no"
-    return "but for the goal" if "MISSED" in outcome.text else "yes"
-
-
-def page(outcomes: list[Outcome]) -> str:
-    """The result as a page of the documentation."""
-    lines = [
-        "# ModelSlim's own exports",
-        "",
-        stamp("core", "vnpu"),
-        "",
-        INTRODUCTION,
-        "",
-        "| model | export | result | as it should be |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {outcome.recipe.model} | {outcome.recipe.name} | {outcome.text} "
-            f"| {verdict(outcome)} |"
-            for outcome in outcomes
-        ),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def main() -> int:

@@ -25,8 +25,8 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
+from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
-from vllm_davinci_testing.engines.model_zoo import small_deepseek
 from vllm_davinci_testing.engines.packed_checkpoint import write_packed
 
 COMMON: dict[str, Any] = {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "collective/group.h"
+#include "collective/group_registry.h"
 #include "device/system.h"
 
 namespace vnpu {

@@ -34,7 +34,7 @@ void* Memory::reserve(size_t bytes, void*) {
   std::unique_lock lock(mutex_);
   const size_t rounded = bytes <= kReservable ? round_up(bytes, kPage) : bytes;
   void* address =
-      bytes <= kReservable ? carve(reserved_gaps_, reservable_begin_, rounded, kPage) : nullptr;
+      bytes <= kReservable ? reserved_gaps_.carve(reservable_begin_, rounded, kPage) : nullptr;
   if (address == nullptr) {
     throw Failure(FailureKind::kOutOfMemory, "vnpu: no address range of " + std::to_string(bytes) +
                                                  " bytes is left to reserve.");
@@ -57,7 +57,7 @@ void Memory::unreserve(void* address) {
                   "vnpu: aclrtReleaseMemAddress of a range that still has memory mapped into it; "
                   "call aclrtUnmapMem first.");
   }
-  give_back(reserved_gaps_, begin, it->second);
+  reserved_gaps_.give_back(begin, it->second);
   reserved_.erase(it);
 }
 

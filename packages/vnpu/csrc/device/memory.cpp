@@ -19,7 +19,6 @@
 namespace vnpu {
 namespace {
 
-constexpr size_t kFreedHistory = 4096;              // freed allocations that reports can still name
 constexpr size_t kDropThreshold = size_t{1} << 20;  // zeroing more than this drops pages instead
 // A chip's driver maps pages, so that free memory is never too scattered for an allocation: there
 // are more addresses than bytes.
@@ -72,62 +71,13 @@ Memory::Memory() {
   uintptr_t at = begin_;
   for (Device& device : devices_) {
     device.begin = device.next = at;
-    device.gaps.emplace(at, per_device);
+    device.gaps.give_back(at, per_device);
     at += per_device;
   }
   reservable_begin_ = at;
-  reserved_gaps_.emplace(at, kReservable);
+  reserved_gaps_.give_back(at, kReservable);
 
   report_host_touches([](const void* address) { return instance().look_up(address); });
-}
-
-void* Memory::carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes,
-                    size_t alignment) {
-  // The first place in a gap, from an address on; 0 if the gap has none.
-  const auto place = [&](const std::pair<const uintptr_t, size_t>& gap, uintptr_t from) {
-    const uintptr_t begin = round_up(std::max(gap.first, from), alignment);
-    const uintptr_t end = gap.first + gap.second;
-    return begin < end && end - begin >= bytes ? begin : 0;
-  };
-  const auto take = [&](std::map<uintptr_t, size_t>::iterator gap, uintptr_t begin) {
-    const auto [gap_begin, gap_bytes] = *gap;
-    gaps.erase(gap);
-    if (begin > gap_begin) gaps.emplace(gap_begin, begin - gap_begin);
-    const size_t rest = gap_begin + gap_bytes - begin - bytes;
-    if (rest > 0) gaps.emplace(begin + bytes, rest);
-    return reinterpret_cast<void*>(begin);
-  };
-  // Next fit, from `start` on: freed room is used again as late as possible, so that a stale
-  // address stays stale.
-  const auto after = gaps.lower_bound(start);
-  if (after != gaps.begin()) {
-    const auto around = std::prev(after);
-    if (const uintptr_t begin = place(*around, start)) return take(around, begin);
-  }
-  for (auto gap = after; gap != gaps.end(); ++gap) {
-    if (const uintptr_t begin = place(*gap, 0)) return take(gap, begin);
-  }
-  for (auto gap = gaps.begin(); gap != after; ++gap) {
-    if (const uintptr_t begin = place(*gap, 0)) return take(gap, begin);
-  }
-  return nullptr;
-}
-
-void Memory::give_back(std::map<uintptr_t, size_t>& gaps, uintptr_t begin, size_t bytes) {
-  auto next = gaps.lower_bound(begin);
-  if (next != gaps.begin()) {
-    auto before = std::prev(next);
-    if (before->first + before->second == begin) {
-      begin = before->first;
-      bytes += before->second;
-      gaps.erase(before);
-    }
-  }
-  if (next != gaps.end() && begin + bytes == next->first) {
-    bytes += next->second;
-    gaps.erase(next);
-  }
-  gaps.emplace(begin, bytes);
 }
 
 void* Memory::allocate(int device_index, size_t bytes) {
@@ -140,9 +90,10 @@ void* Memory::allocate(int device_index, size_t bytes) {
   const size_t total = round_up(Configuration::instance().memory_bytes, kPage);
   // Compared before it is rounded: what is no larger than the device can be rounded.
   const size_t rounded = bytes <= total ? round_up(bytes, kAlignment) : bytes;
-  void* address = rounded <= total - device.used ? carve(device.gaps, device.next, room_of(rounded),
-                                                         rounded < kOsPage ? kAlignment : kOsPage)
-                                                 : nullptr;
+  void* address = rounded <= total - device.used
+                      ? device.gaps.carve(device.next, room_of(rounded),
+                                          rounded < kOsPage ? kAlignment : kOsPage)
+                      : nullptr;
   if (address == nullptr) {
     throw Failure(FailureKind::kOutOfMemory,
                   "vnpu: device " + std::to_string(device_index) +
@@ -189,7 +140,7 @@ void Memory::reclaim(const Allocation& allocation) {
       ::close(file->second);
       files_.erase(file);
     }
-    give_back(devices_[static_cast<size_t>(allocation.device)].gaps, begin, room);
+    devices_[static_cast<size_t>(allocation.device)].gaps.give_back(begin, room);
   }
   MemoryWatch::instance().changed({begin, begin + allocation.bytes});
   if (was_in_file) return;
@@ -197,16 +148,6 @@ void Memory::reclaim(const Allocation& allocation) {
   const uintptr_t first = round_up(begin + distance_, kOsPage);
   const uintptr_t last = (begin + distance_ + allocation.bytes) / kOsPage * kOsPage;
   if (last > first) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-}
-
-void Memory::remember_freed(const Allocation& allocation) {
-  if (freed_order_.size() >= kFreedHistory) {
-    freed_.erase(freed_order_.front());
-    freed_order_.pop_front();
-  }
-  if (freed_.insert_or_assign(allocation.begin, allocation).second) {
-    freed_order_.push_back(allocation.begin);
-  }
 }
 
 size_t Memory::bytes_at(const void* begin) const {
@@ -297,53 +238,6 @@ void Memory::zero(void* address, size_t bytes) {
     std::memset(reinterpret_cast<void*>(first), 0, last - first);
   }
   std::memset(reinterpret_cast<void*>(last), 0, begin + bytes - last);
-}
-
-std::string Memory::describe(const void* address) const {
-  std::shared_lock lock(mutex_);
-  return describe_locked(reinterpret_cast<uintptr_t>(address));
-}
-
-const Memory::Allocation* Memory::holder(const std::map<uintptr_t, Allocation>& in,
-                                         uintptr_t address) {
-  auto it = in.upper_bound(address);
-  if (it == in.begin()) return nullptr;
-  --it;
-  return address < it->first + it->second.bytes ? &it->second : nullptr;
-}
-
-HostTouch Memory::look_up(const void* address) const {
-  HostTouch touch;
-  touch.is_device_memory = is_device_address(address);
-  if (!touch.is_device_memory) return touch;
-  const std::shared_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return touch;  // another thread changes what there is
-  const auto at = reinterpret_cast<uintptr_t>(address);
-  const Allocation* found = holder(live_, at);
-  touch.state = "live";
-  if (found == nullptr) {
-    found = holder(freed_, at);
-    touch.state = "freed (use after free)";
-  }
-  if (found == nullptr) return {.is_device_memory = true};
-  touch.begin = found->begin;
-  touch.bytes = found->bytes;
-  touch.number = found->number;
-  touch.device = found->device;
-  return touch;
-}
-
-std::string Memory::describe_locked(uintptr_t address) const {
-  const auto text = [&](const Allocation& a, const char* state) {
-    return "byte " + std::to_string(address - a.begin) + " of allocation #" +
-           std::to_string(a.number) + " on device " + std::to_string(a.device) + " (" +
-           std::to_string(a.bytes) + " bytes), " + state;
-  };
-  if (const Allocation* a = holder(live_, address)) return text(*a, "live");
-  if (const Allocation* a = holder(freed_, address)) return text(*a, "freed (use after free)");
-  if (address == 0) return "a null address";
-  if (address >= begin_ && address < end_) return "device memory that was never allocated";
-  return "host memory";
 }
 
 }  // namespace vnpu

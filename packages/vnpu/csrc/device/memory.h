@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "device/address_gaps.h"
 #include "device/host_touch.h"
 #include "device/touched.h"
 
@@ -112,7 +113,7 @@ class Memory {
     uintptr_t begin = 0;
     uintptr_t next = 0;  // where the search for room starts: freed room rests
     size_t used = 0;
-    std::map<uintptr_t, size_t> gaps;  // begin -> bytes
+    AddressGaps gaps;
   };
   struct Mapping {
     size_t bytes;
@@ -126,9 +127,6 @@ class Memory {
   void remember_freed(const Allocation& allocation);
   std::string describe_locked(uintptr_t address) const;
   static const Allocation* holder(const std::map<uintptr_t, Allocation>& in, uintptr_t address);
-  // alignment: of the begin, bytes
-  void* carve(std::map<uintptr_t, size_t>& gaps, uintptr_t start, size_t bytes, size_t alignment);
-  static void give_back(std::map<uintptr_t, size_t>& gaps, uintptr_t begin, size_t bytes);
 
   uintptr_t begin_ = 0;
   uintptr_t end_ = 0;
@@ -140,7 +138,7 @@ class Memory {
   std::map<uintptr_t, Allocation> live_;   // by begin, mapped ranges included
   std::map<uintptr_t, Allocation> freed_;  // by begin, the newest of each address
   std::deque<uintptr_t> freed_order_;      // oldest first
-  std::map<uintptr_t, size_t> reserved_gaps_;
+  AddressGaps reserved_gaps_;
   std::map<uintptr_t, size_t> reserved_;
   std::map<uintptr_t, Mapping> mapped_;
   std::map<uintptr_t, int> files_;  // of allocations that other processes use, by begin

@@ -1,5 +1,6 @@
 #include "ops/group_operator.h"
 
+#include "collective/group_registry.h"
 #include "device/system.h"
 
 namespace vnpu::ops {

@@ -1,7 +1,6 @@
 #include "timing/simulation.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -12,7 +11,6 @@ namespace {
 
 using Wide = unsigned __int128;
 
-constexpr Time kNever = std::numeric_limits<Time>::max();
 constexpr size_t kRemembered = 4096;  // records whose time is kept
 
 // Records and waits have none of their own to wait for: they come with what surrounds them.
@@ -209,11 +207,6 @@ void Simulation::tell_use(int device, const std::vector<Stream*>& working) {
   on_use_(device, now_, use);
 }
 
-bool Simulation::is_idle() const {
-  return std::all_of(streams_.begin(), streams_.end(),
-                     [](const auto& stream) { return stream.second.items.empty(); });
-}
-
 Time Simulation::next_change() const {
   Time next = kNever;
   for (const Stream* stream : running_) {
@@ -277,62 +270,6 @@ void Simulation::advance(Time until) {
   while (step(until)) {
   }
   if (until > now_) move_to(until);
-}
-
-template <class Done>
-void Simulation::run_until(Done done, const char* what) {
-  settle();
-  while (!done()) {
-    if (!step(kNever - 1)) {
-      throw Failure(FailureKind::kInternal,
-                    std::string("vnpu: ") + what +
-                        " never gets done on the modelled device: " + stuck() + ".");
-    }
-  }
-}
-
-std::string Simulation::stuck() const {
-  std::string text;
-  for (const auto& [id, stream] : streams_) {
-    if (stream.items.empty()) continue;
-    const Item& head = stream.items.front();
-    if (!text.empty()) text += "; ";
-    text += "stream " + std::to_string(id) + " waits at ";
-    text += head.waits ? "record " + std::to_string(head.record)
-                       : std::string(head.plan == nullptr ? "an event" : head.plan->name);
-  }
-  return text.empty() ? "nothing is queued" : text;
-}
-
-Time Simulation::finish_stream(int id) {
-  const auto found = streams_.find(id);
-  if (found == streams_.end()) return now_;
-  const Stream& stream = found->second;
-  run_until([&] { return stream.items.empty(); }, "a stream");
-  return stream.ended;
-}
-
-Time Simulation::finish_record(uint64_t record) {
-  run_until([&] { return reached(record); }, "the record of an event");
-  return time_of(record);
-}
-
-Time Simulation::finish_device(int device) {
-  Time ended = 0;
-  for (const auto& [id, stream] : streams_) {
-    if (stream.device == device) ended = std::max(ended, finish_stream(id));
-  }
-  return ended;
-}
-
-size_t Simulation::queued(int id) const {
-  const auto found = streams_.find(id);
-  return found == streams_.end() ? 0 : found->second.items.size();
-}
-
-Time Simulation::make_room(int id, size_t depth) {
-  run_until([&] { return queued(id) < depth; }, "room in a stream's queue");
-  return now_;
 }
 
 }  // namespace vnpu::timing

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -132,6 +133,8 @@ class Simulation {
     uint64_t speed = 0;
     Time ended = 0;  // when the newest task ended
   };
+
+  static constexpr Time kNever = std::numeric_limits<Time>::max();
 
   Stream& stream_of(int device, int id);
   void push(int device, int stream, Item item);

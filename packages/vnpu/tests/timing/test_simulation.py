@@ -128,76 +128,102 @@ class Queues:
         self.at_work.discard(stream)
 
 
-def solve(tasks: Sequence[Task], num_queues: int = 0) -> list[tuple[Fraction, Fraction]]:
-    """Begin and end of each task, in exact picoseconds."""
-    begin: list[Fraction | None] = [None] * len(tasks)
-    end: list[Fraction | None] = [None] * len(tasks)
-    phase = [0] * len(tasks)
-    fixed = [Fraction(0)] * len(tasks)
-    work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
-    now = Fraction(0)
-    ways, queues = Ways(tasks), Queues(num_queues)
-    in_order_of_streams = sorted(range(len(tasks)), key=lambda i: tasks[i].stream)
+class Solution:
+    """Begin and end of each task, in exact picoseconds; None: not yet."""
 
-    def enter(i: int) -> None:
-        fixed[i] = Fraction(tasks[i].phases[phase[i]].fixed)
-        busy = tasks[i].phases[phase[i]].busy
-        work[i] = Fraction(1 if any(busy.values()) else 0)
+    def __init__(self, tasks: Sequence[Task], num_queues: int) -> None:
+        self.tasks = tasks
+        self.begin: list[Fraction | None] = [None] * len(tasks)
+        self.end: list[Fraction | None] = [None] * len(tasks)
+        self.phase = [0] * len(tasks)
+        self.fixed = [Fraction(0)] * len(tasks)
+        self.work = [Fraction(0)] * len(tasks)  # of the phase, as a share of the whole
+        self.now = Fraction(0)
+        self.ways, self.queues = Ways(tasks), Queues(num_queues)
+        self.in_order_of_streams = sorted(range(len(tasks)), key=lambda i: tasks[i].stream)
+        while self.is_unfinished():
+            self.settle()
+            if self.is_unfinished():
+                self.go_on()
 
-    def may_begin(i: int) -> bool:
-        task = tasks[i]
+    def is_unfinished(self) -> bool:
+        return any(end is None for end in self.end)
+
+    def is_under_way(self, i: int) -> bool:
+        return self.begin[i] is not None and self.end[i] is None
+
+    def enter(self, i: int) -> None:
+        """Task `i` enters its phase."""
+        fixed, busy = self.tasks[i].phases[self.phase[i]]
+        self.fixed[i] = Fraction(fixed)
+        self.work[i] = Fraction(1 if any(busy.values()) else 0)
+
+    def may_begin(self, i: int) -> bool:
+        task = self.tasks[i]
         ahead = [
             j
-            for j in range(i)
-            if tasks[j].stream == task.stream or (task.turn and tasks[j].turn == task.turn)
+            for j, other in enumerate(self.tasks[:i])
+            if other.stream == task.stream or (task.turn and other.turn == task.turn)
         ]
         waits = [*ahead, *task.after]
-        may_run = task.launched <= now and all(end[j] is not None for j in waits)
-        return begin[i] is None and may_run and queues.price(task.stream) is not None
+        may_run = task.launched <= self.now and all(self.end[j] is not None for j in waits)
+        return self.begin[i] is None and may_run and self.queues.price(task.stream) is not None
 
-    while any(e is None for e in end):
+    def start(self, i: int) -> None:
+        self.begin[i] = self.now
+        price = self.queues.take(self.tasks[i].stream)
+        late = self.ways.wait_for_ranks(i, self.now + price)
+        if self.tasks[i].phases:
+            self.enter(i)
+        self.fixed[i] += price + late
+
+    def leave_phase(self, i: int) -> None:
+        self.phase[i] += 1
+        if self.phase[i] < len(self.tasks[i].phases):
+            self.enter(i)
+            return
+        self.end[i] = self.now
+        self.ways.leave(i, self.now)
+        self.queues.leave(self.tasks[i].stream, self.now)
+
+    def settle(self) -> None:
+        """Begins and ends what can begin and end now."""
         changed = True
         while changed:
             changed = False
-            for i in in_order_of_streams:
-                if may_begin(i):
-                    begin[i] = now
+            for i in self.in_order_of_streams:
+                if self.may_begin(i):
                     changed = True
-                    price = queues.take(tasks[i].stream)
-                    late = ways.wait_for_ranks(i, now + price)
-                    if tasks[i].phases:
-                        enter(i)
-                    fixed[i] += price + late
-                while begin[i] is not None and end[i] is None and not fixed[i] and not work[i]:
+                    self.start(i)
+                while self.is_under_way(i) and not self.fixed[i] and not self.work[i]:
                     changed = True
-                    phase[i] += 1
-                    if phase[i] >= len(tasks[i].phases):
-                        end[i] = now
-                        ways.leave(i, now)
-                        queues.leave(tasks[i].stream, now)
-                    else:
-                        enter(i)
-        running = [i for i in range(len(tasks)) if begin[i] is not None and end[i] is None]
-        working = [i for i in running if not fixed[i]]
-        longest = {i: max(tasks[i].phases[phase[i]].busy.values()) for i in working}
-        claims = [
-            {r: Fraction(b, longest[i]) for r, b in tasks[i].phases[phase[i]].busy.items()}
-            for i in working
-        ]
+                    self.leave_phase(i)
+
+    def go_on(self) -> None:
+        """To the next time at which something changes."""
+        running = [i for i in range(len(self.tasks)) if self.is_under_way(i)]
+        working = [i for i in running if not self.fixed[i]]
+        busy = {i: self.tasks[i].phases[self.phase[i]].busy for i in working}
+        longest = {i: max(busy[i].values()) for i in working}
+        claims = [{r: Fraction(b, longest[i]) for r, b in busy[i].items()} for i in working]
         speeds = dict(zip(working, fair_speeds(claims), strict=True))
-        changes = [now + fixed[i] for i in running if fixed[i]]
-        changes += [now + work[i] * longest[i] / speeds[i] for i in working]
-        changes += [Fraction(t.launched) for t in tasks if t.launched > now]
-        if not any(e is None for e in end):
-            break
+        changes = [self.now + self.fixed[i] for i in running if self.fixed[i]]
+        changes += [self.now + self.work[i] * longest[i] / speeds[i] for i in working]
+        changes += [Fraction(t.launched) for t in self.tasks if t.launched > self.now]
         next_change = min(changes)
         for i in running:
-            if fixed[i]:
-                fixed[i] -= next_change - now
+            if self.fixed[i]:
+                self.fixed[i] -= next_change - self.now
             else:
-                work[i] -= (next_change - now) * speeds[i] / longest[i]
-        now = next_change
-    return [(b, e) for b, e in zip(begin, end, strict=True) if b is not None and e is not None]
+                self.work[i] -= (next_change - self.now) * speeds[i] / longest[i]
+        self.now = next_change
+
+
+def solve(tasks: Sequence[Task], num_queues: int = 0) -> list[tuple[Fraction, Fraction]]:
+    """Begin and end of each task, in exact picoseconds."""
+    solution = Solution(tasks, num_queues)
+    spans = zip(solution.begin, solution.end, strict=True)
+    return [(b, e) for b, e in spans if b is not None and e is not None]
 
 
 def random_plan(rng: random.Random) -> list[Task]:

@@ -6,12 +6,9 @@ output with plain torch. Prints what the layers launched between ranks.
 
 import collections
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -39,7 +36,6 @@ from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
 from vllm_davinci.core.device.timeline import launch_label
-from vllm_davinci.core.distributed.communicator import NPUCommunicator
 from vllm_davinci.core.errors import DeviceError
 from vllm_davinci.core.fused_moe.communication import RoutedSizes
 from vllm_davinci.core.fused_moe.expert_layout import expert_layout
@@ -48,27 +44,22 @@ from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import AscendQuantizationConfig
 from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci.core.ubatch.moe_entry import let_experts_switch
-from vllm_davinci.vnpu import _C
-from vllm_davinci_testing.operators.reference import dynamic_quant_in_launch, to_int8
-
-NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 64
-# Fused launches take no smaller ones, and no fp32.
-HIDDEN_SIZE = 1024
-
-
-# What the host waits for, as the virtual devices count it.
-HOST = ("synchronizations", "copies_to_host")
-
-
-def random(*shape: int, seed: int) -> torch.Tensor:
-    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    return values / math.sqrt(shape[-1])
-
-
-GATE = random(NUM_EXPERTS, INTERMEDIATE_SIZE, HIDDEN_SIZE, seed=1)
-UP = random(NUM_EXPERTS, INTERMEDIATE_SIZE, HIDDEN_SIZE, seed=2)
-DOWN = random(NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE, seed=3)
-SHARED = random(HIDDEN_SIZE, HIDDEN_SIZE, seed=4)
+from vllm_davinci_testing.layers.communicator_counts import counting
+from vllm_davinci_testing.operators.routed_layer import (
+    DOWN,
+    DOWN_INT8,
+    GATE,
+    GATE_UP_INT8,
+    HIDDEN_SIZE,
+    INTERMEDIATE_SIZE,
+    NUM_EXPERTS,
+    SHARED,
+    TOP_K,
+    UP,
+    defined,
+    defined_in_integers,
+    random,
+)
 
 
 class SharedExpert(torch.nn.Module):
@@ -91,88 +82,6 @@ class SharedExpert(torch.nn.Module):
             (tp.rank_in_group + 1) * HIDDEN_SIZE // tp.world_size,
         )
         return x[:, part] @ self.weight[:, part].t()
-
-
-class IntegerWeights:
-    """A projection of all experts in int8, as a W8A8_DYNAMIC checkpoint has it."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.scale = (weight.abs().amax(-1, keepdim=True) / 127).bfloat16()
-        self.integers = to_int8(weight / self.scale.float())
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """By name in the checkpoint."""
-        return {
-            "weight": self.integers,
-            "weight_scale": self.scale,
-            "weight_offset": torch.zeros_like(self.scale),
-        }
-
-    def product(self, expert: int, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, in], integers; scale: [num_tokens, 1]. Returns [num_tokens, out]."""
-        sums = (x.long() @ self.integers[expert].long().t()).float()
-        return sums * self.scale[expert].float().t() * scale
-
-
-GATE_UP_INT8, DOWN_INT8 = IntegerWeights(torch.cat((GATE, UP), 1)), IntegerWeights(DOWN)
-
-
-def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers and scales of rows, as launches make them that do something else, too."""
-    integers, scale = dynamic_quant_in_launch(x)
-    return integers, scale[:, None]
-
-
-def defined_in_integers(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The routed sum alone."""
-    best, ids = logits.topk(TOP_K, -1)
-    weights = best.softmax(-1).bfloat16().float()
-    total = torch.zeros_like(x)
-    rows = quantized(x)
-    for choice in range(TOP_K):  # in the order in which the sum is made
-        for expert in range(NUM_EXPERTS):
-            gate, up = GATE_UP_INT8.product(expert, *rows).chunk(2, -1)
-            hidden = quantized(torch.nn.functional.silu(gate) * up)
-            result = DOWN_INT8.product(expert, *hidden).bfloat16().float()
-            is_chosen = ids[:, choice, None] == expert
-            total += torch.where(is_chosen, weights[:, choice, None] * result, 0)
-    return total
-
-
-def defined(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    weights, ids = logits.softmax(-1).topk(TOP_K, -1)
-    weights = weights / weights.sum(-1, keepdim=True)
-    total = x @ SHARED.t()
-    for expert in range(NUM_EXPERTS):
-        hidden = torch.nn.functional.silu(x @ GATE[expert].t()) * (x @ UP[expert].t())
-        share = (weights * (ids == expert)).sum(-1, keepdim=True)
-        total += torch.where(share != 0, share * (hidden @ DOWN[expert].t()), 0)
-    return total
-
-
-@contextmanager
-def counting(counts: collections.Counter[str]) -> Iterator[None]:
-    """Counts what our communicators launch, and what the host waits for or copies meanwhile."""
-    launch_one, launch_own = NPUCommunicator._collective, NPUCommunicator.launch_own
-
-    def count(self: NPUCommunicator, name: str, *arguments: Any, **options: Any) -> None:
-        counts[f"{self.unique_name.split(':')[0]} {name}"] += 1
-        launch_one(self, name, *arguments, **options)
-
-    def count_own(self: NPUCommunicator, launch: Callable[[], Any]) -> Any:
-        counts[f"{self.unique_name.split(':')[0]} launch"] += 1
-        return launch_own(self, launch)
-
-    NPUCommunicator._collective = count  # type: ignore[method-assign]
-    NPUCommunicator.launch_own = count_own  # type: ignore[method-assign]
-    before = _C.host_counts()
-    try:
-        yield
-    finally:
-        NPUCommunicator._collective = launch_one  # type: ignore[method-assign]
-        NPUCommunicator.launch_own = launch_own  # type: ignore[method-assign]
-        after = _C.host_counts()
-        counts.update({name: after[name] - before[name] for name in HOST})
 
 
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:

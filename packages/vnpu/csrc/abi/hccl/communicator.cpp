@@ -1,17 +1,14 @@
-// Communicators: creation, names, errors.
+// Communicators: creation, names, failures.
 
 #include "abi/hccl/communicator.h"
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
-#include <string_view>
 
+#include "abi/hccl/communicator_settings.h"
+#include "collective/group_registry.h"
 #include "device/checked_sizes.h"
 #include "device/configuration.h"
 #include "device/memory.h"
@@ -63,112 +60,8 @@ Invitation invitation_of(const HcclRootInfo& info) {
   return invitation;
 }
 
-// HCCL_BUFFSIZE: MiB, at least 1. Source: HCCL's documentation, environment variables.
-uint64_t buffer_bytes_of_environment() {
-  constexpr uint64_t kDefaultMib = 200;
-  const char* const text = std::getenv("HCCL_BUFFSIZE");
-  if (text == nullptr || *text == '\0') return kDefaultMib << 20;
-  char* end = nullptr;
-  const unsigned long long number = std::strtoull(text, &end, 10);
-  if (*end != '\0' || number < 1 || *text == '-') {
-    throw Failure(FailureKind::kInvalidArgument,
-                  std::string("vnpu: HCCL_BUFFSIZE='") + text +
-                      "' is not valid. Expected a number of MiB, at least 1.");
-  }
-  return checked_multiply<uint64_t>(number, uint64_t{1} << 20, "HCCL_BUFFSIZE in bytes");
-}
-
-// "a;b" by ';' to {"a", "b"}; an empty part stays.
-std::vector<std::string_view> parts_of(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (size_t at = 0;;) {
-    const size_t end = text.find(separator, at);
-    parts.push_back(text.substr(at, end == text.npos ? text.npos : end - at));
-    if (end == text.npos) return parts;
-    at = end + 1;
-  }
-}
-
-// "level0:NA;level1:NHR": each level at most once. fullmesh is on no page; torch_npu's tests ask
-// for it.
-bool is_algorithm(std::string_view text) {
-  using Names = std::set<std::string_view>;
-  static const std::array<Names, 3> kLevels = {
-      Names{"NA", "fullmesh"},
-      Names{"ring", "H-D_R", "NHR", "NHR_V1", "NB", "AHC", "pipeline", "pairwise", "fullmesh"},
-      Names{"ring", "H-D_R", "NHR", "NB", "pipeline"}};
-  std::set<std::string_view> seen;
-  for (const std::string_view part : parts_of(text, ';')) {
-    const size_t colon = part.find(':');
-    if (colon == part.npos) return false;
-    const std::string_view level = part.substr(0, colon);
-    if (level.size() != 6 || level.substr(0, 5) != "level" || !seen.insert(level).second) {
-      return false;
-    }
-    const size_t number = static_cast<size_t>(level[5] - '0');
-    if (number >= kLevels.size() || kLevels[number].count(part.substr(colon + 1)) == 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// Either of all operations or, by '/', of some. Which one runs makes no difference here. Source:
-// HCCL's documentation, environment variables, HCCL_ALGO; a communicator's hcclAlgo has its form.
-void check_algorithms(std::string text, const char* of) {
-  static const std::set<std::string_view> kOperations = {
-      "allgather", "reducescatter", "allreduce", "broadcast", "reduce", "scatter", "alltoall"};
-  std::erase(text, ' ');
-  if (text.empty()) return;
-  const std::vector<std::string_view> parts = parts_of(text, '/');
-  const bool known = std::all_of(parts.begin(), parts.end(), [&](std::string_view part) {
-    const size_t equals = part.find('=');
-    if (equals == part.npos) return parts.size() == 1 && is_algorithm(part);
-    return kOperations.count(part.substr(0, equals)) > 0 && is_algorithm(part.substr(equals + 1));
-  });
-  if (known) return;
-  if (text.size() > 100) text = text.substr(0, 100) + "...";
-  throw Failure(FailureKind::kInvalidArgument,
-                std::string("vnpu: ") + of + "='" + text +
-                    "' is not valid. Expected level0:NA;level1:ALGORITHM, or for each operation "
-                    "OPERATION=level0:NA;level1:ALGORITHM/..., for example "
-                    "allreduce=level0:NA;level1:ring/allgather=level0:NA;level1:H-D_R.");
-}
-
-// What of a configuration matters here. Fields beyond the size that the caller states are not read.
-struct Settings {
-  std::string name;
-  TimeLimits limits = TimeLimits::from_environment();
-  uint64_t buffer_bytes = buffer_bytes_of_environment();
-
-  explicit Settings(const HcclCommConfig* config) {
-    if (const char* const text = std::getenv("HCCL_ALGO")) check_algorithms(text, "HCCL_ALGO");
-    if (config == nullptr) return;
-    size_t size = 0;
-    std::memcpy(&size, config->reserved, sizeof(size));
-    if (size >= offsetof(HcclCommConfig, hcclCommName) + sizeof(config->hcclCommName)) {
-      name.assign(config->hcclCommName,
-                  ::strnlen(config->hcclCommName, sizeof(config->hcclCommName)));
-    }
-    if (size >= offsetof(HcclCommConfig, hcclExecTimeOut) + sizeof(config->hcclExecTimeOut) &&
-        config->hcclExecTimeOut != HCCL_COMM_EXECTIMEOUT_CONFIG_NOT_SET &&
-        config->hcclExecTimeOut >= 0) {
-      limits.execute = std::chrono::seconds(config->hcclExecTimeOut);
-    }
-    if (size >= offsetof(HcclCommConfig, hcclBufferSize) + sizeof(config->hcclBufferSize) &&
-        config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) {
-      buffer_bytes = uint64_t{config->hcclBufferSize} << 20;
-    }
-    if (size >= offsetof(HcclCommConfig, hcclAlgo) + sizeof(config->hcclAlgo)) {
-      check_algorithms(
-          std::string(config->hcclAlgo, ::strnlen(config->hcclAlgo, sizeof(config->hcclAlgo))),
-          "hcclAlgo");
-    }
-  }
-};
-
 GroupPtr join(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device,
-              Settings settings) {
+              CommunicatorSettings settings) {
   auto group = std::make_shared<Group>(meeting, ranks, rank, device, std::move(settings.name),
                                        settings.limits);
   group->buffer_bytes = settings.buffer_bytes;
@@ -187,7 +80,7 @@ GroupPtr join(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device,
 
 GroupPtr meet_and_join(const Invitation& invitation, uint32_t ranks, uint32_t rank, int device,
                        const HcclCommConfig* config, const std::string& name_if_none = "") {
-  Settings settings(config);
+  CommunicatorSettings settings(config);
   if (settings.name.empty()) settings.name = name_if_none;
   const Meeting meeting = meet(invitation, ranks, rank, settings.limits.connect);
   return join(meeting, ranks, rank, device, std::move(settings));
@@ -195,68 +88,7 @@ GroupPtr meet_and_join(const Invitation& invitation, uint32_t ranks, uint32_t ra
 
 }  // namespace
 
-HcclResult result_of(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::kInvalidArgument:
-    case FailureKind::kInvalidHandle:
-    case FailureKind::kNoSuchDevice:
-    case FailureKind::kIllegalAddress:
-    case FailureKind::kOperatorInvalid:
-    case FailureKind::kTilingRefused:
-    case FailureKind::kCaptureConflict: return HCCL_E_PARA;
-    case FailureKind::kOutOfMemory:
-    case FailureKind::kTooManyStreams: return HCCL_E_OOM;
-    case FailureKind::kTooManyEvents: return HCCL_E_OOM;
-    case FailureKind::kWaitTimeout:
-    case FailureKind::kRemoteTimeout: return HCCL_E_TIMEOUT;
-    case FailureKind::kRemoteLost: return HCCL_E_REMOTE;
-    case FailureKind::kNotSupported: return HCCL_E_NOT_SUPPORT;
-    case FailureKind::kRace:
-    case FailureKind::kDeviceNotSet:
-    case FailureKind::kOperatorFailed: return HCCL_E_RUNTIME;
-    case FailureKind::kInternal: return HCCL_E_INTERNAL;
-  }
-  return HCCL_E_INTERNAL;
-}
-
 GroupPtr group_of(HcclComm communicator) { return Communicators::instance().find(communicator); }
-
-ElementType element_type(HcclDataType type) {
-  switch (type) {
-    case HCCL_DATA_TYPE_INT8: return ElementType::kInt8;
-    case HCCL_DATA_TYPE_INT16: return ElementType::kInt16;
-    case HCCL_DATA_TYPE_INT32: return ElementType::kInt32;
-    case HCCL_DATA_TYPE_FP16: return ElementType::kFloat16;
-    case HCCL_DATA_TYPE_FP32: return ElementType::kFloat32;
-    case HCCL_DATA_TYPE_INT64: return ElementType::kInt64;
-    case HCCL_DATA_TYPE_UINT64: return ElementType::kUint64;
-    case HCCL_DATA_TYPE_UINT8: return ElementType::kUint8;
-    case HCCL_DATA_TYPE_UINT16: return ElementType::kUint16;
-    case HCCL_DATA_TYPE_UINT32: return ElementType::kUint32;
-    case HCCL_DATA_TYPE_FP64: return ElementType::kFloat64;
-    case HCCL_DATA_TYPE_BFP16: return ElementType::kBfloat16;
-    case HCCL_DATA_TYPE_INT128: return ElementType::kInt128;
-    case HCCL_DATA_TYPE_HIF8: return ElementType::kHifloat8;
-    case HCCL_DATA_TYPE_FP8E4M3: return ElementType::kFloat8E4m3;
-    case HCCL_DATA_TYPE_FP8E5M2: return ElementType::kFloat8E5m2;
-    case HCCL_DATA_TYPE_FP8E8M0: return ElementType::kFloat8E8m0;
-    case HCCL_DATA_TYPE_RESERVED: break;
-  }
-  throw Failure(FailureKind::kInvalidArgument,
-                "vnpu: there is no HCCL data type " + std::to_string(type) + ".");
-}
-
-Reduction reduction(HcclReduceOp operation) {
-  switch (operation) {
-    case HCCL_REDUCE_SUM: return Reduction::kSum;
-    case HCCL_REDUCE_PROD: return Reduction::kProduct;
-    case HCCL_REDUCE_MAX: return Reduction::kMaximum;
-    case HCCL_REDUCE_MIN: return Reduction::kMinimum;
-    case HCCL_REDUCE_RESERVED: break;
-  }
-  throw Failure(FailureKind::kInvalidArgument,
-                "vnpu: there is no HCCL reduction " + std::to_string(operation) + ".");
-}
 
 void submit(aclrtStream stream, TaskPtr task) {
   System::instance().executor().submit(stream_of(stream), std::move(task));
@@ -352,8 +184,8 @@ VNPU_HCCL(HcclResult, HcclCommInitAll,
     std::vector<GroupPtr> groups;
     for (uint32_t rank = 0; rank < devices_count; ++rank) {
       System::instance().physical(devices[rank]);  // throws if there is no such device
-      groups.push_back(
-          join(meet_here(invitation, rank), devices_count, rank, devices[rank], Settings(nullptr)));
+      groups.push_back(join(meet_here(invitation, rank), devices_count, rank, devices[rank],
+                            CommunicatorSettings(nullptr)));
     }
     for (uint32_t rank = 0; rank < devices_count; ++rank) {
       groups[rank]->await_all();
@@ -402,36 +234,4 @@ VNPU_HCCL(HcclResult, HcclSetConfig, (HcclConfig config, HcclConfigValue value))
                                                   ", " + std::to_string(value.value) +
                                                   ") is not supported.");
   });
-}
-
-VNPU_HCCL(const char*, HcclGetErrorString, (HcclResult code)) {
-  switch (code) {
-    case HCCL_SUCCESS: return "no error";
-    case HCCL_E_PARA: return "parameter error";
-    case HCCL_E_PTR: return "empty pointer";
-    case HCCL_E_MEMORY: return "memory error";
-    case HCCL_E_INTERNAL: return "internal error";
-    case HCCL_E_NOT_SUPPORT: return "not supported";
-    case HCCL_E_NOT_FOUND: return "resource not found";
-    case HCCL_E_UNAVAIL: return "resource unavailable";
-    case HCCL_E_SYSCALL: return "system call error";
-    case HCCL_E_TIMEOUT: return "timeout";
-    case HCCL_E_OPEN_FILE_FAILURE: return "file cannot be opened";
-    case HCCL_E_TCP_CONNECT: return "TCP connection error";
-    case HCCL_E_ROCE_CONNECT: return "RoCE connection error";
-    case HCCL_E_TCP_TRANSFER: return "TCP transfer error";
-    case HCCL_E_ROCE_TRANSFER: return "RoCE transfer error";
-    case HCCL_E_RUNTIME: return "runtime error";
-    case HCCL_E_DRV: return "driver error";
-    case HCCL_E_PROFILING: return "profiling error";
-    case HCCL_E_CCE: return "CCE error";
-    case HCCL_E_NETWORK: return "network error";
-    case HCCL_E_AGAIN: return "try again";
-    case HCCL_E_REMOTE: return "remote rank lost";
-    case HCCL_E_SUSPENDING: return "communicator is suspending";
-    case HCCL_E_OPRETRY_FAIL: return "retry failed";
-    case HCCL_E_OOM: return "out of memory";
-    case HCCL_E_RESERVED: break;
-  }
-  return "unknown error";
 }

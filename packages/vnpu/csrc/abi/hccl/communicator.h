@@ -1,9 +1,6 @@
 #pragma once
 
-// HCCL's own headers, from the torch_npu wheel: a definition that differs does not compile.
-#define FUNC_VISIBILITY
-#include "third_party/hccl/inc/hccl/hccl.h"
-
+#include "abi/hccl/hccl_header.h"
 #include "collective/element.h"
 #include "collective/group.h"
 #include "interface/status.h"

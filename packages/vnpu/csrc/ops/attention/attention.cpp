@@ -19,6 +19,19 @@ Element element_of(const Tensor& tensor) {
   }
 }
 
+Element float_element(const Tensor& tensor) {
+  const Element element = element_of(tensor);
+  require(element != Element::kInt8,
+          "int8 is only possible with the scales that turn it into numbers.");
+  return element;
+}
+
+const Tensor* first_of(const OptionalTensor& tensor) {
+  return tensor && tensor->numel() > 0 ? &*tensor : nullptr;
+}
+
+bool is_packed_layout(const std::string& layout) { return layout == "TND" || layout == "NTD"; }
+
 char* HeadView::at(int64_t batch, int64_t token) const {
   return static_cast<char*>(tensor.mutable_data_ptr()) +
          (batch * batch_stride + token * token_stride) *

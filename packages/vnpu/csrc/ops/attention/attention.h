@@ -13,6 +13,14 @@
 namespace vnpu::ops {
 
 Element element_of(const Tensor& tensor);
+// Refuses int8.
+Element float_element(const Tensor& tensor);
+
+// Null where the tensor is absent or empty.
+const Tensor* first_of(const OptionalTensor& tensor);
+
+// Whether the tokens of all sequences follow each other.
+bool is_packed_layout(const std::string& layout);
 
 // A tensor [batch, heads, tokens, size] under any order of its dimensions. Strides count elements.
 struct HeadView {

@@ -3,50 +3,16 @@
 #include <algorithm>
 #include <limits>
 
-#include "ops/attention/key_value_source.h"
+#include "ops/attention/keys_and_values.h"
 
 namespace vnpu::ops {
 namespace {
-
-const Tensor* first_of(const OptionalTensor& tensor) {
-  return tensor && tensor->numel() > 0 ? &*tensor : nullptr;
-}
-
-bool is_packed(const std::string& layout) { return layout == "TND" || layout == "NTD"; }
 
 int64_t padding_of(const OptionalTensor& padding, int64_t request) {
   if (first_of(padding) == nullptr) return 0;
   const Tensor values = padding->to(at::kLong).reshape({-1});
   const int64_t index = values.numel() == 1 ? 0 : request;
   return std::max<int64_t>(0, values[index].item<int64_t>());
-}
-
-void check_blocks(const Tensor& table, const std::vector<int64_t>& key_lengths, int64_t block_size,
-                  int64_t blocks) {
-  const auto* const entries = table.const_data_ptr<int32_t>();
-  for (size_t r = 0; r < key_lengths.size(); ++r) {
-    const int64_t used = (key_lengths[r] + block_size - 1) / block_size;
-    if (used > table.size(1)) {
-      refuse("request " + std::to_string(r) + " has " + std::to_string(key_lengths[r]) +
-             " keys, more than its " + std::to_string(table.size(1)) + " blocks of " +
-             std::to_string(block_size) + " hold.");
-    }
-    for (int64_t i = 0; i < used; ++i) {
-      const int32_t block = entries[static_cast<int64_t>(r) * table.size(1) + i];
-      if (block < 0 || block >= blocks) {
-        refuse("blockTable[" + std::to_string(r) + "][" + std::to_string(i) + "] is " +
-               std::to_string(block) + ", but the cache has " + std::to_string(blocks) +
-               " blocks.");
-      }
-    }
-  }
-}
-
-Element float_element(const Tensor& tensor) {
-  const Element element = element_of(tensor);
-  require(element != Element::kInt8,
-          "int8 is only possible with the scales that turn it into numbers.");
-  return element;
 }
 
 // int8 results: round(out * scale + offset), computed from fp32 attention.
@@ -94,7 +60,7 @@ void run(FusedAttention call) {
   const size_t cut = call.layout.find('_');
   const std::string layout = call.layout.substr(0, cut);
   const std::string out_layout = cut == std::string::npos ? layout : call.layout.substr(cut + 1);
-  const bool packed = is_packed(layout);
+  const bool packed = is_packed_layout(layout);
   Tensor query_tensor = call.query;
   if (call.query_scale && query_tensor.scalar_type() == at::kChar) {
     // One scale per token and head: the query's sizes without that of a head.
@@ -122,77 +88,14 @@ void run(FusedAttention call) {
   int64_t longest = 0;
   for (const int64_t length : query_lengths) longest = std::max(longest, length);
 
-  Source key;
-  Source value;
-  Source key_rope;
   const bool rope = first_of(call.key_rope) != nullptr;
   require(rope == (first_of(call.query_rope) != nullptr), "queryRope and keyRope come together.");
-  std::vector<int64_t> key_lengths;
-  Tensor table;
-  if (paged) {
-    require(call.key.size() == 1, "paged keys and values are one tensor each.");
-    require(call.key_lengths.has_value() && !call.key_lengths->empty(),
-            "paged attention needs actualSeqLengthsKv.");
-    if (call.block_size <= 0 || call.block_size % 16 != 0 || call.block_size > 1024) {
-      refuse("blockSize is " + std::to_string(call.block_size) +
-             "; it must be a multiple of 16, at most 1024.");
-    }
-    table = call.block_table->to(at::kInt).contiguous();
-    if (table.dim() != 2 || table.size(0) < requests) {
-      refuse("blockTable must be [requests, blocks], with a row for each of the " +
-             std::to_string(requests) + " requests; its sizes are " + c10::str(table.sizes()) +
-             ".");
-    }
-    key = paged_source(call.key[0], call.key_heads, call.block_size);
-    value = paged_source(call.value[0], call.key_heads, call.block_size);
-    if (rope) key_rope = paged_source(*call.key_rope, call.key_heads, call.block_size);
-    key_lengths = request_lengths(call.key_lengths, requests, table.size(1) * call.block_size,
-                                  "actualSeqLengthsKv");
-    check_blocks(table, key_lengths, call.block_size, key.views.front().batches);
-  } else {
-    key = dense_source(with_prefix(call.key, call.key_prefix, call.prefix_length, layout), layout,
-                       call.key_heads);
-    value = dense_source(with_prefix(call.value, call.value_prefix, call.prefix_length, layout),
-                         layout, call.key_heads);
-    if (rope) key_rope = dense_source({*call.key_rope}, layout, call.key_heads);
-    if (packed) {
-      key_lengths = packed_lengths(call.key_lengths ? *call.key_lengths : *call.query_lengths,
-                                   key.views.front().tokens, "actualSeqLengthsKv");
-    } else {
-      const int64_t prefix =
-          key.views.front().tokens - view_heads(call.key[0], layout, call.key_heads).tokens;
-      int64_t limit = 0;
-      for (const HeadView& view : key.views) limit = std::max(limit, view.tokens);
-      key_lengths =
-          request_lengths(call.key_lengths, requests, limit - prefix, "actualSeqLengthsKv");
-      for (int64_t& length : key_lengths) length += prefix;
-      if (key.views.size() > 1) {
-        require(static_cast<int64_t>(key.views.size()) == requests,
-                "a key list has one tensor per request.");
-        for (size_t r = 0; r < key_lengths.size(); ++r) {
-          key_lengths[r] = std::min(key_lengths[r], key.views[r].tokens);
-        }
-      } else {
-        require(key.views.front().batches == requests, "query and key differ in batch.");
-      }
-    }
-    require(static_cast<int64_t>(key_lengths.size()) == requests,
-            "actualSeqLengths and actualSeqLengthsKv differ in length.");
-  }
-  if (key.rows.width != query.size) {
-    refuse("the heads of query have " + std::to_string(query.size) + " elements, those of key " +
-           std::to_string(key.rows.width) + ".");
-  }
-  const auto quantized = [&](Source& source, const OptionalTensor& scale,
-                             const OptionalTensor& offset, int64_t mode) {
-    if (source.rows.element != Element::kInt8) return;
-    require(first_of(scale) != nullptr, "int8 keys and values need antiquant scales.");
-    source.scales = dequantization(*scale, first_of(offset), mode, call.key_heads,
-                                   source.rows.width, requests, call.block_size);
-  };
-  quantized(key, call.key_scale, call.key_offset, call.key_quant_mode);
-  quantized(value, call.value_scale, call.value_offset, call.value_quant_mode);
-  if (rope) float_element(key_rope.views.front().tensor);
+  const KeysAndValues keys = keys_and_values(call, layout, requests, query.size);
+  const Source& key = keys.key;
+  const Source& value = keys.value;
+  const Source& key_rope = keys.key_rope;
+  const std::vector<int64_t>& key_lengths = keys.lengths;
+  const Tensor& table = keys.table;
 
   // The result: rows of heads must be dense to be written in place.
   const bool in_place = call.out.size(-1) <= 1 || call.out.stride(-1) == 1;

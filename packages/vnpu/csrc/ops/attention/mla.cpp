@@ -2,12 +2,12 @@
 // write to the caches of the latent and the rotary part.
 
 #include "ops/attention/declarations.h"
-#include "ops/attention/kv_cache.h"
+#include "ops/attention/latent_cache.h"
 #include "ops/attention/rotary.h"
 #include "ops/matmul/blocked_matmul.h"
 #include "ops/matmul/integer_matrices.h"
 #include "ops/quantization/int8_quantization.h"
-#include "ops/reduction/norm.h"
+#include "ops/reduction/rms_norm.h"
 
 namespace vnpu::ops {
 namespace {
@@ -16,91 +16,6 @@ Tensor wide_rms_norm(const Tensor& x, const Tensor& gamma, double epsilon) {
   const Tensor wide = x.to(at::kFloat);
   return wide * at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + epsilon) *
          gamma.to(at::kFloat);
-}
-
-// Where rows go: cache modes differ in what an index counts and in how a block lies in memory.
-struct CacheTarget {
-  Text mode;
-  Tensor index;     // of tokens, or of blocks in the BLK modes
-  int64_t batches;  // rows are [batches * tokens, size]
-  int64_t tokens;
-  bool names_blocks =
-      false;                 // in the BLK modes: by their numbers, not the slots of their beginning
-  OptionalTensor ends = {};  // of sequences that are not of `tokens` each
-};
-
-bool ends_with(const Text& text, const char* end) {
-  const std::string_view suffix(end);
-  return text.size() >= suffix.size() &&
-         std::string_view(text).substr(text.size() - suffix.size()) == suffix;
-}
-
-// Of each row, where sequences begin with a block and an index stands for a block.
-Tensor slots_of_blocks(const CacheTarget& target, int64_t block_size) {
-  std::vector<int64_t> ends;
-  if (target.ends) {
-    const Tensor values = target.ends->to(at::kLong).contiguous();
-    const auto* const first = values.const_data_ptr<int64_t>();
-    ends.assign(first, first + values.numel());
-  } else {
-    for (int64_t i = 1; i <= target.batches; ++i) ends.push_back(i * target.tokens);
-  }
-  const Tensor first =
-      target.index.to(at::kLong).reshape({-1}) * (target.names_blocks ? block_size : 1);
-  std::vector<Tensor> slots;
-  int64_t start = 0;
-  int64_t blocks = 0;
-  for (const int64_t end : ends) {
-    const Tensor token = at::arange(end - start, at::kLong);
-    slots.push_back(first.index_select(0, at::floor_divide(token, block_size) + blocks) +
-                    token.remainder(block_size));
-    blocks += (end - start + block_size - 1) / block_size;
-    start = end;
-  }
-  return at::cat(slots);
-}
-
-void write_cache(const Tensor& rows, const Tensor& cache, const CacheTarget& target) {
-  const Text& mode = target.mode;
-  if (rows.size(0) == 0) return;
-  if (mode.empty() ||
-      mode == "Norm") {  // [batch, 1, length, size]; indices count within a sequence
-    const Tensor flat = cache.squeeze(1);
-    const Tensor first = at::arange(target.batches, at::kLong).unsqueeze(-1) * flat.size(1);
-    const Tensor index = target.index.to(at::kLong).view({target.batches, target.tokens});
-    const Tensor slots = at::where(index.lt(0), index, index + first).reshape({-1});
-    write_slots(rows, flat, slots, CacheMode::kNorm, false);
-    return;
-  }
-  const bool per_block = mode.rfind("PA_BLK", 0) == 0;
-  const bool pieces = ends_with(mode, "NZ");
-  if (mode != "PA" && !ends_with(mode, "BNSD") && !ends_with(mode, "BSND") && !pieces) {
-    refuse("cacheMode '" + mode +
-           "' is not supported; use Norm, PA, PA_BNSD, PA_NZ, PA_BLK_BNSD or PA_BLK_NZ.");
-  }
-  const int64_t block_size = cache.size(1);
-  const Tensor slots =
-      per_block ? slots_of_blocks(target, block_size) : target.index.to(at::kLong).reshape({-1});
-  if (!pieces) {
-    write_slots(rows, cache, slots, CacheMode::kNorm, false);
-    return;
-  }
-  // The sizes are those of dense blocks; the memory of a block is [size / piece, block_size,
-  // piece].
-  const int64_t piece = 32 / static_cast<int64_t>(cache.element_size());
-  const int64_t size = cache.size(-1) * cache.size(-2);
-  write_slots(rows, cache.view({cache.size(0), size / piece, block_size, piece}), slots,
-              CacheMode::kPieces, false);
-}
-
-// Rows for a cache: in its dtype, quantized as round(x * scale + offset) when that is int8.
-Tensor for_cache(const Tensor& rows, const Tensor& cache, const OptionalTensor& scale,
-                 const OptionalTensor& offset) {
-  if (cache.scalar_type() != at::kChar) return rows.to(cache.scalar_type());
-  require(scale.has_value(), "an int8 cache needs the scale of what is written to it.");
-  Tensor wide = rows.to(at::kFloat) * scale->to(at::kFloat).reshape({-1});
-  if (offset) wide = wide + offset->to(at::kFloat).reshape({-1});
-  return to_int8(wide);
 }
 
 struct LatentProlog {
@@ -190,17 +105,18 @@ void prolog(const LatentProlog& call, const Out& query_out, const Out& query_rop
          turned_key);
   require(call.cache_index.has_value(), "cacheIndex is required in the paged cache modes.");
   const int64_t batches = call.x.dim() == 3 ? call.x.size(0) : 1;
-  const CacheTarget target{.mode = call.cache_mode,
-                           .index = *call.cache_index,
-                           .batches = batches,
-                           .tokens = rows / batches,
-                           .names_blocks = true,
-                           .ends = call.ends};
+  const LatentCacheTarget target{.mode = call.cache_mode,
+                                 .index = *call.cache_index,
+                                 .batches = batches,
+                                 .tokens = rows / batches,
+                                 .names_blocks = true,
+                                 .ends = call.ends};
   const Tensor& latent_cache = call.latent_cache.tensor;
   const Tensor& rope_cache = call.rope_cache.tensor;
-  write_cache(for_cache(compressed, latent_cache, call.latent_scale, {}), latent_cache, target);
-  write_cache(for_cache(turned_key.squeeze(1), rope_cache, call.rope_scale, {}), rope_cache,
-              target);
+  write_latent_cache(for_cache(compressed, latent_cache, call.latent_scale, {}), latent_cache,
+                     target);
+  write_latent_cache(for_cache(turned_key.squeeze(1), rope_cache, call.rope_scale, {}), rope_cache,
+                     target);
 }
 
 OptionalTensor filled(const OptionalOut& out) {
@@ -238,10 +154,10 @@ VNPU_OPERATOR(KvRmsNormRopeCache,
     store(rope_out, turned);
     store(latent_out, compressed);
   }
-  const CacheTarget target{cache_mode, index, kv.size(0), kv.size(2)};
-  write_cache(for_cache(turned.view({-1, rope}), rope_cache.tensor, rope_scale, rope_offset),
-              rope_cache.tensor, target);
-  write_cache(
+  const LatentCacheTarget target{cache_mode, index, kv.size(0), kv.size(2)};
+  write_latent_cache(for_cache(turned.view({-1, rope}), rope_cache.tensor, rope_scale, rope_offset),
+                     rope_cache.tensor, target);
+  write_latent_cache(
       for_cache(compressed.view({-1, latent}), latent_cache.tensor, latent_scale, latent_offset),
       latent_cache.tensor, target);
 }

@@ -2,26 +2,14 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include <algorithm>
 #include <cstring>
-#include <initializer_list>
 #include <numeric>
 
-#include "collective/messages.h"
+#include "ops/moe/expert_messages.h"
 #include "ops/quantization/int8_quantization.h"
 
 namespace vnpu::ops {
 namespace {
-
-// One row on its way: a token for an expert.
-struct Assignment {
-  int32_t token;
-  int32_t choice;  // 0 to k - 1 routed, then the shared ones
-  int32_t expert;  // among all: the shared ones first
-};
-
-// By rank, then by that rank's experts.
-using Routes = std::vector<std::vector<std::vector<Assignment>>>;
 
 // What travels with a row. Plain bytes: messages stay within one host.
 struct RowLabel {
@@ -31,111 +19,13 @@ struct RowLabel {
   int32_t choice;
 };
 
-ElementType element_type(at::ScalarType type) {
-  if (type == at::kHalf) return ElementType::kFloat16;
-  return type == at::kChar ? ElementType::kInt8 : ElementType::kBfloat16;
-}
-
-Announcement announce(Operation operation, const ExpertExchange& exchange, at::ScalarType type,
-                      int64_t hidden, std::initializer_list<int64_t> alike) {
-  // FNV-1a: enough to tell different settings apart.
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto add = [&](int64_t value) {
-    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3;
-  };
-  const ExpertPlaces& places = exchange.places;
-  for (const int64_t value : {places.routed, places.shared, places.shared_ranks,
-                              exchange.most_tokens, exchange.expert_ids.sizes[1]}) {
-    add(value);
-  }
-  for (const int64_t value : alike) add(value);
-  return Announcement{0,
-                      static_cast<uint32_t>(operation),
-                      static_cast<uint32_t>(element_type(type)),
-                      Announcement::kNone,
-                      Announcement::kNone,
-                      static_cast<uint64_t>(hidden),
-                      hash,
-                      0};
-}
-
-class ExpertMessages : public MessageExchange {
- protected:
-  ExpertMessages(const ExpertExchange& exchange, const Announcement& announcement,
-                 const Touched& touched)
-      : MessageExchange(exchange.group, announcement), exchange_(exchange) {
-    this->touched = touched;
-  }
-
-  const ExpertPlaces& places() const { return exchange_.places; }
-  int64_t own_experts() const { return places().experts_of(group().rank()); }
-  int64_t tokens() const { return exchange_.expert_ids.sizes[0]; }
-  int64_t top_k() const { return exchange_.expert_ids.sizes[1]; }
-
-  // Which rows this rank sends, as its tokens chose.
-  Routes routes() const {
-    Routes routes(group().ranks());
-    for (int64_t r = 0; r < places().ranks; ++r) routes[r].resize(places().experts_of(r));
-    Tensors tensors;
-    const Tensor ids = tensors.make(exchange_.expert_ids).contiguous();
-    const int32_t* chosen = ids.const_data_ptr<int32_t>();
-    const Tensor active = active_choices(tensors);
-    const bool* takes_part = active.defined() ? active.const_data_ptr<bool>() : nullptr;
-    for (int64_t t = 0; t < tokens(); ++t) {
-      bool any = false;
-      for (int64_t i = 0; i < top_k(); ++i) {
-        const int64_t a = t * top_k() + i;
-        if (takes_part != nullptr && !takes_part[a]) continue;
-        any = true;
-        const int64_t expert = chosen[a];
-        if (expert < 0 || expert >= places().routed) {
-          give_up("token " + std::to_string(t) + " chose expert " + std::to_string(expert) +
-                  " of " + std::to_string(places().routed) + ". Look at expertIds.");
-        }
-        routes[places().rank_of(expert)][expert % places().experts_per_rank()].push_back(
-            {static_cast<int32_t>(t), static_cast<int32_t>(i),
-             static_cast<int32_t>(places().shared_choices() + expert)});
-      }
-      if (!any) continue;
-      for (int64_t s = 0; s < places().shared_choices(); ++s) {
-        routes[places().rank_of_shared(s, group().rank())][0].push_back(
-            {static_cast<int32_t>(t), static_cast<int32_t>(top_k() + s), static_cast<int32_t>(s)});
-      }
-    }
-    return routes;
-  }
-
-  // Ends the exchange for all ranks.
-  [[noreturn]] void give_up(const std::string& why) const {
-    group().fail(FailureKind::kOperatorFailed, "vnpu: " + title() + " of group " + group().name() +
-                                                   ": " + group().describe(group().rank()) + ": " +
-                                                   why);
-  }
-
- private:
-  // [tokens, k], bool, or undefined where all take part.
-  Tensor active_choices(Tensors& tensors) const {
-    if (!exchange_.active.has_value()) return {};
-    const Tensor active = tensors.make(*exchange_.active).to(at::kBool);
-    if (active.dim() == 2) return active.contiguous();
-    const int64_t count = active.sum().item<int64_t>();
-    if (!active.narrow(0, 0, count).all().item<bool>()) {
-      give_up(
-          "xActiveMask of one dimension has a false before a true. Put the active tokens first.");
-    }
-    return active.unsqueeze(1).expand({tokens(), top_k()}).contiguous();
-  }
-
-  const ExpertExchange exchange_;
-};
-
 // A message: how many rows each expert of the receiver gets, their labels, the rows.
 class Dispatch final : public ExpertMessages {
  public:
   Dispatch(const ExpertExchange& exchange, const DispatchTensors& call, const Touched& touched)
       : ExpertMessages(exchange,
-                       announce(Operation::kExpertDispatch, exchange, call.x.dtype, call.x.sizes[1],
-                                {call.quantized, call.smooth.has_value()}),
+                       announce_experts(Operation::kExpertDispatch, exchange, call.x.dtype,
+                                        call.x.sizes[1], {call.quantized, call.smooth.has_value()}),
                        touched),
         call_(call) {}
 
@@ -146,7 +36,7 @@ class Dispatch final : public ExpertMessages {
 
   Messages compose() override {
     const c10::InferenceMode guard;
-    const Routes routes = this->routes();
+    const ExpertRoutes routes = this->routes();
     if (!call_.triples) store_numbers(routes);
     Tensors tensors;
     const Tensor x = tensors.make(call_.x);
@@ -155,13 +45,13 @@ class Dispatch final : public ExpertMessages {
     Messages messages(routes.size());
     for (size_t r = 0; r < routes.size(); ++r) {
       std::vector<int64_t> counts;
-      std::vector<Assignment> all;
+      std::vector<ExpertAssignment> all;
       for (const auto& of_expert : routes[r]) {
         counts.push_back(static_cast<int64_t>(of_expert.size()));
         all.insert(all.end(), of_expert.begin(), of_expert.end());
       }
       std::vector<RowLabel> labels;
-      for (const Assignment& a : all) {
+      for (const ExpertAssignment& a : all) {
         const float weight = weights.defined() && a.choice < top_k()
                                  ? weights.const_data_ptr<float>()[a.token * top_k() + a.choice]
                                  : 1.0f;
@@ -180,11 +70,11 @@ class Dispatch final : public ExpertMessages {
   }
 
   // The assignments' rows as they travel; quantized ones put their scales into the labels.
-  Tensor rows_of(const Tensor& x, const std::vector<Assignment>& assignments,
+  Tensor rows_of(const Tensor& x, const std::vector<ExpertAssignment>& assignments,
                  std::vector<RowLabel>& labels) const {
     if (assignments.empty()) return {};
     std::vector<int64_t> tokens, experts;
-    for (const Assignment& a : assignments) {
+    for (const ExpertAssignment& a : assignments) {
       tokens.push_back(a.token);
       experts.push_back(a.expert);
     }
@@ -276,12 +166,12 @@ class Dispatch final : public ExpertMessages {
   }
 
   // Of each assignment, how many before it chose the same expert.
-  void store_numbers(const Routes& routes) const {
+  void store_numbers(const ExpertRoutes& routes) const {
     Tensor numbers = at::zeros({tokens() * top_k()}, at::kInt);
     for (const auto& of_rank : routes) {
       for (const auto& of_expert : of_rank) {
         int32_t number = 0;
-        for (const Assignment& a : of_expert) {
+        for (const ExpertAssignment& a : of_expert) {
           if (a.choice >= top_k()) continue;
           numbers.mutable_data_ptr<int32_t>()[a.token * top_k() + a.choice] = number++;
         }
@@ -298,10 +188,10 @@ class Dispatch final : public ExpertMessages {
 class Combine final : public ExpertMessages {
  public:
   Combine(const ExpertExchange& exchange, const CombineTensors& call, const Touched& touched)
-      : ExpertMessages(
-            exchange,
-            announce(Operation::kExpertCombine, exchange, call.rows.dtype, call.rows.sizes[1], {}),
-            touched),
+      : ExpertMessages(exchange,
+                       announce_experts(Operation::kExpertCombine, exchange, call.rows.dtype,
+                                        call.rows.sizes[1], {}),
+                       touched),
         call_(call) {}
 
  private:
@@ -337,7 +227,7 @@ class Combine final : public ExpertMessages {
     const Tensor sums = tensors.make(call_.sums);
     const int64_t hidden = call_.rows.sizes[1];
     const int64_t choices = top_k() + places().shared_choices();
-    const Routes routes = this->routes();
+    const ExpertRoutes routes = this->routes();
     const size_t row_bytes = static_cast<size_t>(hidden) * at::elementSize(call_.rows.dtype);
     std::vector<std::byte> all;
     Tensor row_of = at::full({tokens(), choices}, -1, at::kLong);
@@ -345,7 +235,7 @@ class Combine final : public ExpertMessages {
     for (size_t r = 0; r < received.size(); ++r) {
       const int64_t first = row;
       for (const auto& of_expert : routes[r]) {
-        for (const Assignment& a : of_expert) {
+        for (const ExpertAssignment& a : of_expert) {
           row_of.mutable_data_ptr<int64_t>()[a.token * choices + a.choice] = row++;
         }
       }

@@ -7,44 +7,12 @@
 // they come from, within those in the order of their assignments. Results go the same way back, so
 // each rank knows from its own choices which row is whose.
 
-#include <memory>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "collective/group.h"
+#include "ops/moe/expert_messages.h"
 #include "ops/operator.h"
 
 namespace vnpu::ops {
-
-// Where experts are. The first ranks have one shared expert each, the others the routed ones.
-struct ExpertPlaces {
-  int64_t ranks;
-  int64_t routed;        // experts that tokens choose
-  int64_t shared;        // experts that take every token
-  int64_t shared_ranks;  // a multiple of `shared`: each of them is on as many
-
-  bool is_shared(int64_t rank) const { return rank < shared_ranks; }
-  int64_t experts_per_rank() const { return routed / (ranks - shared_ranks); }
-  int64_t experts_of(int64_t rank) const { return is_shared(rank) ? 1 : experts_per_rank(); }
-  int64_t rank_of(int64_t expert) const { return shared_ranks + expert / experts_per_rank(); }
-  // Where tokens of rank `from` go for a shared expert.
-  int64_t rank_of_shared(int64_t expert, int64_t from) const {
-    const int64_t copies = shared_ranks / shared;
-    return expert * copies + from % copies;
-  }
-  // Choices of a token beyond its routed ones.
-  int64_t shared_choices() const { return shared_ranks == 0 ? 0 : shared; }
-};
-
-// What both directions are told alike.
-struct ExpertExchange {
-  GroupPtr group;
-  ExpertPlaces places;
-  TensorView expert_ids;             // [tokens, k], int32
-  std::optional<TensorView> active;  // [tokens] or [tokens, k], bool
-  int64_t most_tokens;               // of any rank
-};
 
 struct DispatchTensors {
   TensorView x;                       // [tokens, hidden]

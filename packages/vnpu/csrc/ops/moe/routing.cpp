@@ -1,56 +1,17 @@
-// Bringing tokens into the order of their experts, and results back into the order of the tokens.
-//
-// A token with k experts is k assignments, numbered token by token: assignment a is of token a / k.
-// Sorting assignments by expert is stable.
-
-#include <ATen/Parallel.h>
+// Bringing tokens into the order of their experts. The way back: finalize_routing.cpp.
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <vector>
 
-#include "ops/float_rows.h"
+#include "ops/moe/assignments.h"
 #include "ops/moe/declarations.h"
 #include "ops/operator.h"
 #include "ops/quantization/int8_quantization.h"
 
 namespace vnpu::ops {
 namespace {
-
-// Assignments in the order of their experts.
-struct SortedAssignments {
-  Tensor experts;      // [n], int64: the expert of each, ascending
-  Tensor assignments;  // [n], int64: which assignment stands here
-};
-
-SortedAssignments sort_assignments(const Tensor& expert_index) {
-  const auto [experts, order] =
-      at::sort(expert_index.reshape({-1}).to(at::kLong), /*stable=*/true, 0, /*descending=*/false);
-  return {experts, order};
-}
-
-// All assignments, those of a range of experts first: then those of later experts, then those of
-// earlier ones, unsorted. The documents leave open what follows the range; so it lies after the
-// kernel's sort (moe_init_routing_v3/op_kernel/moe_v3_sort_one_core.h), which op-plugin's test of
-// npu_moe_init_routing_v2 expects too.
-Tensor in_order_of_range(const Tensor& expert_index, int64_t first_expert) {
-  const Tensor experts = expert_index.reshape({-1}).to(at::kLong);
-  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
-  return sort_assignments(experts.masked_fill(experts.lt(first_expert), kLast)).assignments;
-}
-
-// Where each assignment stands in the order: the inverse permutation.
-Tensor positions(const Tensor& assignments) {
-  Tensor inverse = at::empty_like(assignments);
-  inverse.scatter_(0, assignments, at::arange(assignments.size(0), at::kLong));
-  return inverse;
-}
-
-Tensor count_experts(const Tensor& experts, int64_t first, int64_t last) {
-  const Tensor inside =
-      experts.masked_select(experts.ge(first).logical_and(experts.lt(last))) - first;
-  return at::bincount(inside, {}, last - first);
-}
 
 // x [n, columns] as int8 [n, columns] and scales [n], which are empty in static mode.
 struct QuantizedRows {
@@ -231,96 +192,6 @@ void store_counts(const Tensor& experts, int64_t count, int64_t form, const Opti
   store(out, form == 1 ? counts.cumsum(0) : counts);
 }
 
-// Inverse of routing: the sum of each token's rows, weighted.
-struct FinalizeRouting {
-  const Tensor& rows;       // [rows, columns], or [experts, capacity, columns]
-  const Tensor& row_index;  // [tokens * k]: the row of each assignment; -1: it was dropped
-  OptionalTensor skip1, skip2, bias, scales, expert_index;
-  bool column_order;  // assignments are numbered choice by choice instead of token by token
-};
-
-// The weighted sum alone, of dense tensors of one dtype and, where there are any, weights of that
-// dtype. Returns false, having done nothing, for others.
-template <class T>
-bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
-  const auto fits = [](const Tensor& t) {
-    return t.scalar_type() == c10::CppTypeToScalarType<T>::value && t.is_contiguous();
-  };
-  if (!fits(call.rows) || !fits(out) || (call.scales && !fits(*call.scales)) ||
-      call.row_index.scalar_type() != at::kInt || !call.row_index.is_contiguous()) {
-    return false;
-  }
-  const int64_t columns = out.size(-1);
-  const int64_t row_count = call.rows.numel() / columns;
-  const T* const rows = call.rows.const_data_ptr<T>();
-  const T* const weight = call.scales ? call.scales->const_data_ptr<T>() : nullptr;
-  const auto* const index = call.row_index.const_data_ptr<int32_t>();
-  T* const to = out.mutable_data_ptr<T>();
-  for (int64_t a = 0; a < call.row_index.numel(); ++a) {
-    if (index[a] >= row_count) {
-      refuse("expandedRowIdx[" + std::to_string(a) + "] is " + std::to_string(index[a]) +
-             ", there are " + std::to_string(row_count) + " rows.");
-    }
-  }
-  constexpr int64_t kGrainElements = 32768;  // work worth a second thread
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, columns * k));
-  at::parallel_for(0, out.size(0), grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> sum(static_cast<size_t>(columns));
-    std::vector<float> row(static_cast<size_t>(columns));
-    for (int64_t token = begin; token < end; ++token) {
-      std::fill(sum.begin(), sum.end(), 0.0f);
-      for (int64_t a = token * k; a < (token + 1) * k; ++a) {
-        if (index[a] < 0) continue;  // dropped, or on another device
-        float_rows::load(rows + index[a] * columns, row.data(), columns);
-        // Rounded before the addition, as models define it: a fused multiply-add would not.
-        if (weight != nullptr) {
-          float_rows::multiply(row.data(), static_cast<float>(weight[a]), row.data(), columns);
-        }
-        float_rows::add(sum.data(), row.data(), sum.data(), columns);
-      }
-      float_rows::store(sum.data(), to + token * columns, columns);
-    }
-  });
-  return true;
-}
-
-void finalize_routing(const FinalizeRouting& call, const Out& out) {
-  if (out.tensor.numel() == 0) return;
-  const int64_t columns = call.rows.size(-1);
-  const int64_t k = call.scales ? call.scales->size(1)
-                                : call.row_index.numel() / std::max<int64_t>(1, out.tensor.size(0));
-  const int64_t tokens = out.tensor.size(0);
-  if (call.row_index.numel() != tokens * k) {
-    refuse("expandedRowIdx has " + std::to_string(call.row_index.numel()) + " entries for " +
-           std::to_string(tokens) + " tokens with " + std::to_string(k) + " experts each.");
-  }
-  if (!call.skip1 && !call.skip2 && !call.bias && !call.column_order &&
-      (sum_rows<float>(call, k, out.tensor) || sum_rows<at::BFloat16>(call, k, out.tensor) ||
-       sum_rows<at::Half>(call, k, out.tensor))) {
-    return;
-  }
-  const Tensor rows = call.rows.reshape({-1, columns}).to(at::kFloat);
-  Tensor index = call.row_index.to(at::kLong);
-  index = call.column_order ? index.view({k, tokens}) : index.view({tokens, k}).t();
-  Tensor sum = at::zeros(out.tensor.sizes(), at::kFloat);
-  if (call.skip1) sum = sum + call.skip1->to(at::kFloat);
-  if (call.skip2) sum = sum + call.skip2->to(at::kFloat);
-  for (int64_t i = 0; i < k; ++i) {
-    const Tensor which = index[i];
-    Tensor part =
-        rows.index_select(0, which.clamp_min(0)).masked_fill(which.lt(0).unsqueeze(-1), 0);
-    if (call.bias) {
-      require(call.expert_index.has_value(), "bias needs the experts of the tokens.");
-      part =
-          part +
-          call.bias->to(at::kFloat).index_select(0, call.expert_index->select(1, i).to(at::kLong));
-    }
-    if (call.scales) part = part * call.scales->select(1, i).to(at::kFloat).unsqueeze(-1);
-    sum = sum + part;
-  }
-  store(out, sum);
-}
-
 }  // namespace
 
 VNPU_OPERATOR(MoeInitRouting,
@@ -415,119 +286,6 @@ VNPU_OPERATOR(MoeInitRoutingQuantV2,
                    {x_out.tensor, row_index_out.tensor, scale_out.tensor});
   store_counts(sorted, experts, count_form, counts_out);
   if (counts_before_drop) store_counts(sorted, experts, 2, before_drop_out);
-}
-
-VNPU_OPERATOR(MoeFinalizeRouting,
-              (const Tensor& rows, const Tensor& skip1, const OptionalTensor& skip2,
-               const OptionalTensor& bias, const OptionalTensor& scales, const Tensor& row_index,
-               const OptionalTensor& expert_index, Out out),
-              {.tier = kT2, .cost = cost_of_moe_finalize_routing}) {
-  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, true}, out);
-}
-
-VNPU_OPERATOR(MoeFinalizeRoutingV2,
-              (const Tensor& rows, const Tensor& row_index, const OptionalTensor& skip1,
-               const OptionalTensor& skip2, const OptionalTensor& bias,
-               const OptionalTensor& scales, const OptionalTensor& expert_index,
-               int64_t drop_pad_mode, Out out),
-              {.tier = kT2,
-               .cost = cost_of_moe_finalize_routing,
-               .allowed = allowed_moe_finalize_routing_v2}) {
-  // 0 and 2 dropless, 1 and 3 drop-and-pad; 0 and 1 number the assignments choice by choice.
-  if (drop_pad_mode < 0 || drop_pad_mode > 3) {
-    refuse("dropPadMode " + std::to_string(drop_pad_mode) + " is not known; use 0 to 3.");
-  }
-  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, drop_pad_mode < 2},
-                   out);
-}
-
-VNPU_OPERATOR(MoeTokenPermute,
-              (const Tensor& tokens, const Tensor& indices, int64_t out_tokens, bool padded_mode,
-               Out permuted, Out sorted_indices),
-              {.tier = kT2, .cost = cost_of_moe_token_permute}) {
-  require(!padded_mode, "paddedMode is not supported by the device either.");
-  if (indices.numel() == 0) return;
-  const int64_t k = indices.dim() == 1 ? 1 : indices.size(1);
-  const SortedAssignments all = sort_assignments(indices);
-  store(sorted_indices, positions(all.assignments));
-  const int64_t rows = permuted.tensor.size(0);  // outTokens, or all when it is 0 or negative
-  require(out_tokens <= indices.numel() && rows <= indices.numel(),
-          "numOutTokens exceeds the tokens.");
-  store(permuted, tokens.index_select(0, at::floor_divide(all.assignments.narrow(0, 0, rows), k)));
-}
-
-VNPU_OPERATOR(MoeTokenUnpermute,
-              (const Tensor& permuted, const Tensor& sorted_indices, const OptionalTensor& weights,
-               bool padded_mode, const OptionalIntArray&, Out out),
-              {.tier = kT2, .cost = cost_of_moe_token_unpermute}) {
-  require(!padded_mode, "paddedMode is not supported by the device either.");
-  if (out.tensor.numel() == 0) return;
-  const int64_t k = weights ? weights->size(1) : 1;
-  const Tensor index = sorted_indices.to(at::kLong).view({-1, k});
-  const Tensor rows = permuted.to(at::kFloat);
-  Tensor sum = at::zeros(out.tensor.sizes(), at::kFloat);
-  for (int64_t i = 0; i < k; ++i) {
-    const Tensor which = index.select(1, i);
-    const Tensor dropped = which.ge(rows.size(0));  // numOutTokens left it out
-    Tensor part =
-        rows.index_select(0, which.masked_fill(dropped, 0)).masked_fill(dropped.unsqueeze(-1), 0);
-    if (weights) part = part * weights->select(1, i).to(at::kFloat).unsqueeze(-1);
-    sum = sum + part;
-  }
-  store(out, sum);
-}
-
-VNPU_OPERATOR(MoeTokenPermuteWithRoutingMap,
-              (const Tensor& tokens, const Tensor& routing_map, const OptionalTensor& weights,
-               int64_t out_tokens, bool drop_and_pad, Out permuted, OptionalOut weights_out,
-               Out sorted_indices),
-              {.tier = kT2, .cost = cost_of_moe_token_permute}) {
-  if (permuted.tensor.numel() == 0) return;
-  const int64_t count = routing_map.size(0);
-  const int64_t experts = routing_map.size(1);
-  const Tensor map = routing_map.to(at::kBool).t().contiguous();  // [experts, tokens]
-  if (drop_and_pad) {
-    const int64_t capacity = out_tokens / experts;
-    const Tensor chosen =  // per expert the tokens routed to it first, then others as padding
-        at::argsort(map.to(at::kByte), /*stable=*/true, -1, /*descending=*/true)
-            .narrow(1, 0, capacity);
-    store(sorted_indices, chosen.reshape({-1}));
-    store(permuted, tokens.index_select(0, chosen.reshape({-1})));
-    if (weights && weights_out) store(weights_out, weights->t().gather(1, chosen).reshape({-1}));
-    return;
-  }
-  const Tensor of_token =
-      at::arange(count, at::kLong).expand({experts, count}).masked_select(map);  // expert by expert
-  if (of_token.size(0) != permuted.tensor.size(0)) {
-    refuse("routingMap routes " + std::to_string(of_token.size(0)) + " times, numOutTokens is " +
-           std::to_string(out_tokens) + ".");
-  }
-  store(sorted_indices, at::argsort(of_token, /*stable=*/true, 0, /*descending=*/false));
-  store(permuted, tokens.index_select(0, of_token));
-  if (weights && weights_out) store(weights_out, weights->t().masked_select(map));
-}
-
-VNPU_OPERATOR(MoeReRouting,
-              (const Tensor& tokens, const Tensor& counts, const OptionalTensor& scales,
-               int64_t count_form, int64_t index_type, Out tokens_out, OptionalOut scales_out,
-               Out index_out, Out counts_out),
-              {.tier = kT2, .cost = elements<1>, .allowed = allowed_moe_re_routing}) {
-  // counts [ranks, experts]: tokens lie rank by rank, within a rank expert by expert; they shall
-  // lie expert by expert, within an expert rank by rank.
-  const Tensor sizes = counts.to(at::kLong).contiguous();
-  const Tensor per_expert = sizes.sum(0);
-  store(counts_out, count_form == 0 ? per_expert.cumsum(0) : per_expert);
-  if (tokens.numel() == 0) return;
-  const Tensor experts = at::arange(sizes.size(1), at::kLong).repeat({sizes.size(0)});
-  const Tensor of_token = at::repeat_interleave(experts, sizes.reshape({-1}));
-  if (of_token.size(0) != tokens.size(0)) {
-    refuse("expertTokenNumPerRank sums to " + std::to_string(of_token.size(0)) + ", there are " +
-           std::to_string(tokens.size(0)) + " tokens.");
-  }
-  const Tensor source = sort_assignments(of_token).assignments;
-  store(tokens_out, tokens.index_select(0, source));
-  store(index_out, index_type == 0 ? source : positions(source));
-  if (scales && scales_out) store(scales_out, scales->index_select(0, source));
 }
 
 }  // namespace vnpu::ops

@@ -25,7 +25,7 @@ std::string range_text(const std::vector<int64_t>& range) {
 
 }  // namespace
 
-// What depends on the group, and on several numbers at once, the bodies refuse (distribute.cpp).
+// What depends on the group, or on several numbers at once, is refused by distribute_limits.cpp.
 Allowed allowed_moe_distribute_dispatch() {
   return {{},
           {{"x", dtype(kHalves), kDispatch},

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
-from vllm_davinci_testing.engines.model_zoo import small_deepseek
+from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
 
 BLOCK = (128, 128)
 

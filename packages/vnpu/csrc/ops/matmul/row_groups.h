@@ -28,4 +28,7 @@ struct Group {
 };
 std::vector<Group> row_groups(const Tensor& group_list, GroupListForm form, int64_t rows);
 
+// Per group one of a list, or a slice of the only tensor, which then has the groups in front.
+Tensor of_group(const std::vector<Tensor>& list, int64_t group, int64_t dims_of_one);
+
 }  // namespace vnpu::ops

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "abi/hccl/hccl_header.h"
+#include "collective/time_limits.h"
+
+namespace vnpu::abi {
+
+// What of the environment and of a communicator's configuration matters here. Fields beyond the
+// size that the caller states are not read.
+struct CommunicatorSettings {
+  std::string name;
+  TimeLimits limits;
+  uint64_t buffer_bytes;  // of one of the two HCCL buffers
+
+  // config: null for none. Throws kInvalidArgument where a value is none that HCCL takes.
+  explicit CommunicatorSettings(const HcclCommConfig* config);
+};
+
+}  // namespace vnpu::abi

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+namespace vnpu {
+
+// The parts of a range of addresses that nobody has. Neighbouring ones are one.
+class AddressGaps {
+ public:
+  // Takes `bytes` out of a gap; the address is null if no gap has that many. Next fit, from `start`
+  // on: freed room is used again as late as possible, so that a stale address stays stale.
+  // alignment: of the address, bytes
+  void* carve(uintptr_t start, size_t bytes, size_t alignment);
+  void give_back(uintptr_t begin, size_t bytes);
+
+ private:
+  std::map<uintptr_t, size_t> gaps_;  // begin -> bytes
+};
+
+}  // namespace vnpu

@@ -1,0 +1,27 @@
+#pragma once
+
+// The paged or dense caches of multi-head latent attention: of the latent and of the rotary part.
+
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+
+// Where rows go: cache modes differ in what an index counts and in how a block lies in memory.
+struct LatentCacheTarget {
+  Text mode;
+  Tensor index;     // of tokens, or of blocks in the BLK modes
+  int64_t batches;  // rows are [batches * tokens, size]
+  int64_t tokens;
+  bool names_blocks =
+      false;                 // in the BLK modes: by their numbers, not the slots of their beginning
+  OptionalTensor ends = {};  // of sequences that are not of `tokens` each
+};
+
+// rows [batches * tokens, size], of the cache's dtype.
+void write_latent_cache(const Tensor& rows, const Tensor& cache, const LatentCacheTarget& target);
+
+// Rows for a cache: in its dtype, quantized as round(x * scale + offset) when that is int8.
+Tensor for_cache(const Tensor& rows, const Tensor& cache, const OptionalTensor& scale,
+                 const OptionalTensor& offset);
+
+}  // namespace vnpu::ops

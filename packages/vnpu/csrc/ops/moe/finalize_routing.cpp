@@ -1,0 +1,133 @@
+// Bringing the results of experts back into the order of the tokens: each token's rows, weighted
+// and added up.
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ops/float_rows.h"
+#include "ops/moe/declarations.h"
+#include "ops/operator.h"
+
+namespace vnpu::ops {
+namespace {
+
+// Inverse of routing: the sum of each token's rows, weighted.
+struct FinalizeRouting {
+  const Tensor& rows;       // [rows, columns], or [experts, capacity, columns]
+  const Tensor& row_index;  // [tokens * k]: the row of each assignment; -1: it was dropped
+  OptionalTensor skip1, skip2, bias, scales, expert_index;
+  bool column_order;  // assignments are numbered choice by choice instead of token by token
+};
+
+// The weighted sum alone, of dense tensors of one dtype and, where there are any, weights of that
+// dtype. Returns false, having done nothing, for others.
+template <class T>
+bool sum_rows(const FinalizeRouting& call, int64_t k, const Tensor& out) {
+  const auto fits = [](const Tensor& t) {
+    return t.scalar_type() == c10::CppTypeToScalarType<T>::value && t.is_contiguous();
+  };
+  if (!fits(call.rows) || !fits(out) || (call.scales && !fits(*call.scales)) ||
+      call.row_index.scalar_type() != at::kInt || !call.row_index.is_contiguous()) {
+    return false;
+  }
+  const int64_t columns = out.size(-1);
+  const int64_t row_count = call.rows.numel() / columns;
+  const T* const rows = call.rows.const_data_ptr<T>();
+  const T* const weight = call.scales ? call.scales->const_data_ptr<T>() : nullptr;
+  const auto* const index = call.row_index.const_data_ptr<int32_t>();
+  T* const to = out.mutable_data_ptr<T>();
+  for (int64_t a = 0; a < call.row_index.numel(); ++a) {
+    if (index[a] >= row_count) {
+      refuse("expandedRowIdx[" + std::to_string(a) + "] is " + std::to_string(index[a]) +
+             ", there are " + std::to_string(row_count) + " rows.");
+    }
+  }
+  constexpr int64_t kGrainElements = 32768;  // work worth a second thread
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, columns * k));
+  at::parallel_for(0, out.size(0), grain, [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(static_cast<size_t>(columns));
+    std::vector<float> row(static_cast<size_t>(columns));
+    for (int64_t token = begin; token < end; ++token) {
+      std::fill(sum.begin(), sum.end(), 0.0f);
+      for (int64_t a = token * k; a < (token + 1) * k; ++a) {
+        if (index[a] < 0) continue;  // dropped, or on another device
+        float_rows::load(rows + index[a] * columns, row.data(), columns);
+        // Rounded before the addition, as models define it: a fused multiply-add would not.
+        if (weight != nullptr) {
+          float_rows::multiply(row.data(), static_cast<float>(weight[a]), row.data(), columns);
+        }
+        float_rows::add(sum.data(), row.data(), sum.data(), columns);
+      }
+      float_rows::store(sum.data(), to + token * columns, columns);
+    }
+  });
+  return true;
+}
+
+void finalize_routing(const FinalizeRouting& call, const Out& out) {
+  if (out.tensor.numel() == 0) return;
+  const int64_t columns = call.rows.size(-1);
+  const int64_t k = call.scales ? call.scales->size(1)
+                                : call.row_index.numel() / std::max<int64_t>(1, out.tensor.size(0));
+  const int64_t tokens = out.tensor.size(0);
+  if (call.row_index.numel() != tokens * k) {
+    refuse("expandedRowIdx has " + std::to_string(call.row_index.numel()) + " entries for " +
+           std::to_string(tokens) + " tokens with " + std::to_string(k) + " experts each.");
+  }
+  if (!call.skip1 && !call.skip2 && !call.bias && !call.column_order &&
+      (sum_rows<float>(call, k, out.tensor) || sum_rows<at::BFloat16>(call, k, out.tensor) ||
+       sum_rows<at::Half>(call, k, out.tensor))) {
+    return;
+  }
+  const Tensor rows = call.rows.reshape({-1, columns}).to(at::kFloat);
+  Tensor index = call.row_index.to(at::kLong);
+  index = call.column_order ? index.view({k, tokens}) : index.view({tokens, k}).t();
+  Tensor sum = at::zeros(out.tensor.sizes(), at::kFloat);
+  if (call.skip1) sum = sum + call.skip1->to(at::kFloat);
+  if (call.skip2) sum = sum + call.skip2->to(at::kFloat);
+  for (int64_t i = 0; i < k; ++i) {
+    const Tensor which = index[i];
+    Tensor part =
+        rows.index_select(0, which.clamp_min(0)).masked_fill(which.lt(0).unsqueeze(-1), 0);
+    if (call.bias) {
+      require(call.expert_index.has_value(), "bias needs the experts of the tokens.");
+      part =
+          part +
+          call.bias->to(at::kFloat).index_select(0, call.expert_index->select(1, i).to(at::kLong));
+    }
+    if (call.scales) part = part * call.scales->select(1, i).to(at::kFloat).unsqueeze(-1);
+    sum = sum + part;
+  }
+  store(out, sum);
+}
+
+}  // namespace
+
+VNPU_OPERATOR(MoeFinalizeRouting,
+              (const Tensor& rows, const Tensor& skip1, const OptionalTensor& skip2,
+               const OptionalTensor& bias, const OptionalTensor& scales, const Tensor& row_index,
+               const OptionalTensor& expert_index, Out out),
+              {.tier = kT2, .cost = cost_of_moe_finalize_routing}) {
+  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, true}, out);
+}
+
+VNPU_OPERATOR(MoeFinalizeRoutingV2,
+              (const Tensor& rows, const Tensor& row_index, const OptionalTensor& skip1,
+               const OptionalTensor& skip2, const OptionalTensor& bias,
+               const OptionalTensor& scales, const OptionalTensor& expert_index,
+               int64_t drop_pad_mode, Out out),
+              {.tier = kT2,
+               .cost = cost_of_moe_finalize_routing,
+               .allowed = allowed_moe_finalize_routing_v2}) {
+  // 0 and 2 dropless, 1 and 3 drop-and-pad; 0 and 1 number the assignments choice by choice.
+  if (drop_pad_mode < 0 || drop_pad_mode > 3) {
+    refuse("dropPadMode " + std::to_string(drop_pad_mode) + " is not known; use 0 to 3.");
+  }
+  finalize_routing({rows, row_index, skip1, skip2, bias, scales, expert_index, drop_pad_mode < 2},
+                   out);
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,121 @@
+// Element-wise quotients and remainders: tensor-tensor, tensor-scalar and in-place forms. Each
+// computes in the promoted dtype of its inputs and casts on writing, as ATen's iterator does.
+
+#include <optional>
+#include <string_view>
+
+#include "ops/operator.h"
+#include "ops/pointwise/declarations.h"
+
+namespace vnpu::ops {
+namespace {
+
+// A chip goes on where integers are divided by zero, and no document says with which remainder:
+// here it is 0, as after a division by 1.
+Tensor divisor(const Tensor& other) {
+  return at::isFloatingType(other.scalar_type()) ? other : other.masked_fill(other.eq(0), 1);
+}
+
+std::optional<std::string_view> rounding_mode(int32_t mode) {
+  switch (mode) {
+    case 0: return std::nullopt;
+    case 1: return "trunc";
+    case 2: return "floor";
+    default:
+      refuse("mode is " + std::to_string(mode) +
+             "; it must be 0 (true division), 1 (towards zero) or 2 (towards minus infinity).");
+  }
+}
+
+}  // namespace
+
+VNPU_OPERATOR(Div, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_add}) {
+  at::div_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(Divs, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+  at::div_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceDiv, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_inplace_add}) {
+  self.tensor.div_(other);
+}
+VNPU_OPERATOR(InplaceDivs, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+  if (at::isIntegralType(self.tensor.scalar_type(), /*includeBool=*/false)) {
+    store(self.tensor, self.tensor.div(number(other)));  // cast, which ATen refuses to do
+  } else {
+    self.tensor.div_(number(other));
+  }
+}
+VNPU_OPERATOR(DivMod, (const Tensor& self, const Tensor& other, int32_t mode, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
+  at::div_out(out.tensor, self, other, rounding_mode(mode));
+}
+VNPU_OPERATOR(DivMods, (const Tensor& self, const Scalar& other, int32_t mode, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_divs}) {
+  at::div_out(out.tensor, self, number(other), rounding_mode(mode));
+}
+VNPU_OPERATOR(InplaceDivMod, (InOut self, const Tensor& other, int32_t mode),
+              {.tier = kT1, .cost = elements<1>}) {
+  self.tensor.div_(other, rounding_mode(mode));
+}
+VNPU_OPERATOR(InplaceDivMods, (InOut self, const Scalar& other, int32_t mode),
+              {.tier = kT1, .cost = elements<1>}) {
+  self.tensor.div_(number(other), rounding_mode(mode));
+}
+
+// Python's // and %, and C's fmod.
+VNPU_OPERATOR(FloorDivide, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<1>}) {
+  at::floor_divide_out(out.tensor, self, other);
+}
+VNPU_OPERATOR(FloorDivides, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_floor_divides}) {
+  at::floor_divide_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceFloorDivide, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<1>}) {
+  self.tensor.floor_divide_(other);
+}
+VNPU_OPERATOR(InplaceFloorDivides, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<1>}) {
+  self.tensor.floor_divide_(number(other));
+}
+VNPU_OPERATOR(RemainderTensorTensor, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
+  at::remainder_out(out.tensor, self, divisor(other));
+}
+VNPU_OPERATOR(RemainderTensorScalar, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<10>, .allowed = allowed_remainder_tensor_scalar}) {
+  at::remainder_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(RemainderScalarTensor, (const Scalar& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
+  at::remainder_out(out.tensor, number(self), divisor(other));
+}
+VNPU_OPERATOR(InplaceRemainderTensorTensor, (InOut self, const Tensor& other),
+              {.tier = kT1, .cost = elements<10>}) {
+  self.tensor.remainder_(divisor(other));
+}
+VNPU_OPERATOR(InplaceRemainderTensorScalar, (InOut self, const Scalar& other),
+              {.tier = kT1, .cost = elements<10>}) {
+  self.tensor.remainder_(number(other));
+}
+VNPU_OPERATOR(FmodTensor, (const Tensor& self, const Tensor& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
+  at::fmod_out(out.tensor, self, divisor(other));
+}
+VNPU_OPERATOR(FmodScalar, (const Tensor& self, const Scalar& other, Out out),
+              {.tier = kT1, .cost = elements<10>}) {
+  at::fmod_out(out.tensor, self, number(other));
+}
+VNPU_OPERATOR(InplaceFmodTensor, (InOut self, const Tensor& other), {.cost = elements<10>}) {
+  self.tensor.fmod_(divisor(other));
+}
+VNPU_OPERATOR(InplaceFmodScalar, (InOut self, const Scalar& other), {.cost = elements<10>}) {
+  self.tensor.fmod_(number(other));
+}
+
+}  // namespace vnpu::ops

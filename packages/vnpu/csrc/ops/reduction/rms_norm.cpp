@@ -1,0 +1,231 @@
+// Root mean square norms with their fused additions and quantisation. The arithmetic is float32
+// throughout; results are rounded once, on store.
+
+#include "ops/reduction/rms_norm.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/float_rows.h"
+#include "ops/quantization/int8_quantization.h"
+#include "ops/reduction/declarations.h"
+
+namespace vnpu::ops {
+namespace {
+
+constexpr int64_t kGrainElements = 32768;  // work worth a second thread
+
+// What a root mean square norm of rows reads and writes, as dense tensors of one dtype.
+struct RmsNorm {
+  Tensor x;                      // [..., columns...]
+  int64_t row_stride = 0;        // elements from one row of x to the next
+  OptionalTensor residual = {};  // like x: normalises x + residual
+  Tensor gamma;                  // [columns...]
+  float gamma_offset = 0;        // 1 for Gemma, whose weights are stored around 0
+  double epsilon = 0;
+  Tensor y;          // like x
+  Tensor sum = {};   // like x: x + residual, in x's dtype; undefined when not wanted
+  Tensor rstd = {};  // [rows] float32; undefined when not wanted
+};
+
+template <class T>
+void run_rows(const RmsNorm& norm, int64_t columns) {
+  const int64_t rows = norm.x.numel() / columns;
+  const T* x = norm.x.const_data_ptr<T>();
+  const T* residual = norm.residual ? norm.residual->const_data_ptr<T>() : nullptr;
+  T* y = norm.y.mutable_data_ptr<T>();
+  T* sum = norm.sum.defined() ? norm.sum.mutable_data_ptr<T>() : nullptr;
+  float* rstd = norm.rstd.defined() ? norm.rstd.mutable_data_ptr<float>() : nullptr;
+  std::vector<float> gamma(columns);
+  const Tensor weight = norm.gamma.to(at::kFloat).contiguous();
+  float_rows::load(weight.const_data_ptr<float>(), gamma.data(), columns);
+  if (norm.gamma_offset != 0) {
+    for (float& value : gamma) value += norm.gamma_offset;
+  }
+  at::parallel_for(
+      0, rows, std::max<int64_t>(1, kGrainElements / columns), [&](int64_t begin, int64_t end) {
+        std::vector<float> row(columns);
+        std::vector<float> other(residual == nullptr ? 0 : columns);
+        std::vector<T> rounded(residual == nullptr ? 0 : columns);
+        for (int64_t i = begin; i < end; ++i) {
+          float_rows::load(x + i * norm.row_stride, row.data(), columns);
+          if (residual != nullptr) {
+            // The norm sees the sum as the next layer will: rounded to the model's dtype.
+            float_rows::load(residual + i * columns, other.data(), columns);
+            float_rows::add(row.data(), other.data(), row.data(), columns);
+            T* target = sum == nullptr ? rounded.data() : sum + i * columns;
+            float_rows::store(row.data(), target, columns);
+            float_rows::load(target, row.data(), columns);
+          }
+          const float mean =
+              float_rows::sum_of_squares(row.data(), columns) / static_cast<float>(columns);
+          const float factor = 1.0f / std::sqrt(mean + static_cast<float>(norm.epsilon));
+          float_rows::scale(row.data(), factor, gamma.data(), row.data(), columns);
+          float_rows::store(row.data(), y + i * columns, columns);
+          if (rstd != nullptr) rstd[i] = factor;
+        }
+      });
+}
+
+// Elements from one row to the next when rows of `columns` elements lie dense, as those of a slice
+// of a wider matrix do; none when they do not.
+std::optional<int64_t> row_stride(const Tensor& x, int64_t columns) {
+  if (x.is_contiguous()) return columns;
+  if (x.dim() < 2 || x.size(-1) != columns || x.stride(-1) != 1 ||
+      x.numel() != x.size(0) * columns) {
+    return std::nullopt;
+  }
+  return x.stride(0);
+}
+
+// Where a kernel writes densely: the output itself when it is dense and of that dtype, else a
+// temporary that finish() copies.
+class DenseOutput {
+ public:
+  DenseOutput(const Tensor& out, ScalarType type)
+      : out_(out),
+        dense_(out.is_contiguous() && out.scalar_type() == type
+                   ? out
+                   : at::empty(out.sizes(), at::TensorOptions().dtype(type))) {}
+  const Tensor& tensor() const { return dense_; }
+  void finish() const {
+    if (!dense_.is_same(out_)) out_.copy_(dense_);
+  }
+
+ private:
+  Tensor out_;
+  Tensor dense_;
+};
+
+// The epilogue of every root mean square norm. `y` may have another dtype than x.
+void rms_norm(const Tensor& x, const OptionalTensor& residual, const Tensor& gamma,
+              float gamma_offset, double epsilon, const Tensor& y, const std::optional<Tensor>& sum,
+              const std::optional<Tensor>& rstd) {
+  const int64_t columns = gamma.numel();
+  const int64_t shared = std::min(x.dim(), gamma.dim());
+  if (gamma.dim() > x.dim() || x.sizes().slice(x.dim() - shared) != gamma.sizes()) {
+    refuse("gamma's shape must be the last dimensions of x's; x has " + c10::str(x.sizes()) +
+           ", gamma " + c10::str(gamma.sizes()));
+  }
+  if (residual && residual->sizes() != x.sizes()) {
+    refuse("both addends must have one shape; got " + c10::str(x.sizes()) + " and " +
+           c10::str(residual->sizes()));
+  }
+  if (x.numel() == 0) return;
+  const ScalarType type = x.scalar_type();
+  const DenseOutput dense_y(y, type);
+  std::optional<DenseOutput> dense_sum;
+  std::optional<DenseOutput> dense_rstd;
+  const std::optional<int64_t> stride = row_stride(x, columns);
+  RmsNorm norm{.x = stride ? x : x.contiguous(),
+               .row_stride = stride.value_or(columns),
+               .gamma = gamma,
+               .gamma_offset = gamma_offset,
+               .epsilon = epsilon,
+               .y = dense_y.tensor()};
+  if (residual) norm.residual = residual->to(type).contiguous();
+  if (sum) norm.sum = dense_sum.emplace(*sum, type).tensor();
+  if (rstd && rstd->numel() > 0) norm.rstd = dense_rstd.emplace(*rstd, at::kFloat).tensor();
+  switch (type) {
+    case at::kFloat: run_rows<float>(norm, columns); break;
+    case at::kBFloat16: run_rows<at::BFloat16>(norm, columns); break;
+    case at::kHalf: run_rows<at::Half>(norm, columns); break;
+    default:
+      refuse(std::string("x must be float32, float16 or bfloat16; got ") + at::toString(type));
+  }
+  dense_y.finish();
+  if (dense_sum) dense_sum->finish();
+  if (dense_rstd) dense_rstd->finish();
+}
+
+// y * scales + zero_points (or y / scales + zero_points) as int8; without scales, nothing is
+// written.
+void quantize(const Tensor& y, const OptionalTensor& scales, const OptionalTensor& zero_points,
+              bool divide, const Tensor& out) {
+  if (!scales) return;
+  if (out.scalar_type() != at::kChar) {
+    refuse(std::string("the quantised output must be int8; got ") +
+           at::toString(out.scalar_type()));
+  }
+  const Tensor factors = scales->to(at::kFloat);
+  Tensor scaled = divide ? y / factors : y * factors;
+  if (zero_points) scaled += zero_points->to(at::kFloat);
+  store(out, to_int8(scaled));
+}
+
+// The sum goes to `x`, its norm in float32 is returned.
+Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+                    const OptionalTensor& beta, double epsilon, const Tensor& x) {
+  store(x, x1 + x2);
+  const Tensor sum = x.to(at::kFloat);
+  Tensor y = at::empty_like(sum, at::MemoryFormat::Contiguous);
+  rms_norm(sum, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+  if (beta) y += beta->to(at::kFloat);
+  return y;
+}
+
+}  // namespace
+
+void rms_norm(const Tensor& x, const Tensor& gamma, double epsilon, const Tensor& y) {
+  rms_norm(x, std::nullopt, gamma, 0, epsilon, y, std::nullopt, std::nullopt);
+}
+
+VNPU_OPERATOR(RmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
+              {.tier = kT2, .cost = elements<8>, .allowed = allowed_rms_norm}) {
+  rms_norm(x, std::nullopt, gamma, 0, epsilon, y.tensor, std::nullopt, rstd.tensor);
+}
+VNPU_OPERATOR(GemmaRmsNorm, (const Tensor& x, const Tensor& gamma, double epsilon, Out y, Out rstd),
+              {.tier = kT2, .cost = elements<8>}) {
+  rms_norm(x, std::nullopt, gamma, 1, epsilon, y.tensor, std::nullopt, rstd.tensor);
+}
+VNPU_OPERATOR(AddRmsNorm,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, double epsilon, Out y,
+               Out rstd, Out x),
+              {.tier = kT2, .cost = elements<8>, .allowed = allowed_add_rms_norm}) {
+  rms_norm(x1, x2, gamma, 0, epsilon, y.tensor, x.tensor, rstd.tensor);
+}
+// The norm is written over x1, the sum over x2.
+VNPU_OPERATOR(InplaceAddRmsNorm,
+              (InOut x1, InOut x2, const Tensor& gamma, double epsilon, Out rstd),
+              {.tier = kT2, .cost = elements<8>}) {
+  rms_norm(x1.tensor, x2.tensor, gamma, 0, epsilon, x1.tensor, x2.tensor, rstd.tensor);
+}
+
+VNPU_OPERATOR(AddRmsNormQuant,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, int64_t, double epsilon, bool divide, Out y1,
+               Out y2, Out x),
+              {.tier = kT2, .cost = elements<8>}) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, std::nullopt, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+}
+VNPU_OPERATOR(AddRmsNormQuantV2,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma, const Tensor& scales1,
+               const OptionalTensor& scales2, const OptionalTensor& zero_points1,
+               const OptionalTensor& zero_points2, const OptionalTensor& beta, int64_t,
+               double epsilon, bool divide, Out y1, Out y2, Out x, OptionalOut rms_norm_out),
+              {.tier = kT2, .cost = elements<8>}) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
+  quantize(y, scales1, zero_points1, divide, y1.tensor);
+  quantize(y, scales2, zero_points2, divide, y2.tensor);
+  store(rms_norm_out, y);
+}
+VNPU_OPERATOR(RmsNormQuant,
+              (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,
+               const Tensor& scale, const OptionalTensor& offset, double epsilon, Out out),
+              {.tier = kT2, .cost = elements<8>}) {
+  Tensor y = at::empty(x.sizes(), at::TensorOptions().dtype(at::kFloat));
+  rms_norm(x.to(at::kFloat), std::nullopt, gamma.reshape(-1), 0, epsilon, y, std::nullopt,
+           std::nullopt);
+  if (beta) y += beta->to(at::kFloat).reshape(-1);
+  quantize(y, scale, offset, /*divide=*/false, out.tensor);
+}
+
+}  // namespace vnpu::ops

@@ -1,0 +1,100 @@
+"""Graph mode at an engine's start: a recorded size of the KV cache, and what excludes graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import CAPTURED
+
+MODEL = "llama_head64_gqa4"
+KEY_OF_PLAN = {"schema", "fingerprint"}
+
+
+def test_a_recorded_kv_cache_size_is_reused_and_a_damaged_or_stale_record_is_not(
+    start_engine: Callable[..., EngineProcess], zoo: Callable[[str], Path], tmp_path: Path
+):
+    graph = {
+        "enabled": True,
+        "use_cached_graph": True,
+        "use_cached_kv_cache_bytes": True,
+        "graph_batch_sizes": [8],
+    }
+
+    def start() -> tuple[int, str]:
+        engine = start_engine(
+            zoo(MODEL),
+            environment={"VLLM_CACHE_ROOT": str(tmp_path), "VNPU_MEMORY": "1GiB"},
+            enforce_eager=False,
+            kv_cache_memory_bytes=None,
+            gpu_memory_utilization=0.5,
+            additional_config={"torchair_graph_config": graph},
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+        )
+        (blocks,) = engine.on_workers("num_kv_cache_blocks")
+        engine.close()
+        return blocks, engine.log_text()
+
+    measured, log = start()
+    assert "Applying persisted startup plan" not in log
+    again, log = start()
+    assert again == measured
+    assert "Applying persisted startup plan" in log
+    (plan,) = (tmp_path / "startup_plan").iterdir()
+    whole = json.loads(plan.read_text(encoding="utf-8"))
+    plan.write_bytes(b"\xff\x00")
+    rebuilt, log = start()
+    assert rebuilt == measured
+    assert f"The recorded KV cache size in {plan} is damaged" in log
+    assert json.loads(plan.read_text(encoding="utf-8")) == whole
+    # Measured on a device with more free memory, for a larger cache.
+    stale = {name: 2 * value for name, value in whole.items() if name not in KEY_OF_PLAN}
+    plan.write_text(json.dumps({**whole, **stale}), encoding="utf-8")
+    rebuilt, log = start()
+    assert rebuilt == measured
+    assert "Startup plan not applied" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        pytest.param(
+            {"additional_config": {"torchair_graph_config": {"enabled": True}}},
+            {},
+            "can't enable graph mode and eager mode at the same time",
+            id="eager_too",
+        ),
+        pytest.param(
+            {**CAPTURED, "dtype": "float32"},
+            {"ASCEND_LAUNCH_BLOCKING": "1"},
+            "ASCEND_LAUNCH_BLOCKING=1 excludes graph mode",
+            id="blocking_launches",
+        ),
+        pytest.param(
+            {
+                "enforce_eager": False,
+                "additional_config": {
+                    "torchair_graph_config": {"enabled": True, "graph_batch_sizes": 24}
+                },
+            },
+            {},
+            "graph_batch_sizes' is 24 .*expected a list of integers",
+            id="sizes_that_are_no_list",
+        ),
+    ],
+)
+def test_what_excludes_graph_mode_ends_the_start_with_a_message(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    message: str,
+    start_engine: Callable[..., EngineProcess],
+    zoo: Callable[[str], Path],
+):
+    with pytest.raises(EngineError, match=message):
+        start_engine(zoo(MODEL), environment=environment, **options)

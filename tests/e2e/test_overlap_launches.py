@@ -1,0 +1,106 @@
+"""Split steps launch as many collectives as a schedule says, beside the other half's work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_davinci.vnpu import timeline
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.generating import TWO_RANKS
+from vllm_davinci_testing.engines.split_engines import (
+    FIRST_TOKEN,
+    as_inputs,
+    decisions,
+    overlapped,
+    random_prompts,
+)
+
+MODEL = "llama_head64_gqa4"
+
+# Embedding, attention and MLP of a dense layer, attention of a sparse one, its experts: shared and
+# routed ones together, or each. Under `lean` all but the embedding's leave each rank its share.
+REDUCTIONS = {
+    "off": {"all_reduce": 5},
+    "published": {"all_reduce": 6},
+    "lean": {"all_reduce": 1, "reduce_scatter": 4},
+}
+
+
+def test_a_schedule_reduces_as_often_as_it_says_and_the_host_waits_no_more_often(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    waits = []
+    for schedule, expected in REDUCTIONS.items():
+        with start_engine(
+            zoo("deepseek_v3_moe"),
+            **TWO_RANKS,
+            additional_config={"overlap": schedule, "sequence_parallel": {"min_tokens": 1}},
+            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
+        ) as engine:
+            # torch_npu waits for the device when a stream's workspace has to grow.
+            engine.generate(as_inputs([[4, 5, 6]]), FIRST_TOKEN)
+            engine.on_workers("count_collectives")
+            engine.generate(as_inputs([[1, 2, 3]]), FIRST_TOKEN)
+            waits.append(engine.on_workers("host_waits"))
+            for counted in engine.on_workers("collectives"):
+                assert {name: n for name, n in counted.items() if "reduce" in name} == expected
+    assert waits == waits[:1] * len(REDUCTIONS)
+
+
+def test_the_host_waits_for_nothing_inside_the_layers_of_a_split_step(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess]
+):
+    waits = []
+    for options in ({"overlap": "off"}, overlapped(split="token")["additional_config"]):
+        with start_engine(
+            zoo("deepseek_v3_moe"),
+            **TWO_RANKS,
+            additional_config=options,
+            worker_extension_cls="vllm_davinci_testing.engines.counting_worker.CountingWorker",
+        ) as engine:
+            engine.generate(as_inputs(random_prompts(4, [40, 40])), FIRST_TOKEN)
+            engine.on_workers("count_collectives")
+            engine.generate(as_inputs(random_prompts(3, [40, 40])), FIRST_TOKEN)
+            waits.append(engine.on_workers("host_waits"))
+            split = decisions(engine)["split"]
+    assert split == 2
+    assert waits[0] == waits[1]
+
+
+def test_one_half_computes_while_the_other_communicates(
+    zoo: Callable[[str], Path], start_engine: Callable[..., EngineProcess], tmp_path: Path
+):
+    # So long that launching the next operator never takes as long.
+    pace = "aclnnM=20000,all_reduce=20000"
+    with start_engine(
+        zoo(MODEL),
+        environment={
+            "VNPU_SCHEDULE": "threads", "VNPU_PACE": pace, "VNPU_TRACE": str(tmp_path),
+        },
+        **TWO_RANKS,
+        additional_config={
+            **overlapped()["additional_config"], "sequence_parallel": {"enabled": False},
+        },
+    ) as engine:  # fmt: skip
+        engine.generate(as_inputs(random_prompts(1, [200] * 4)), FIRST_TOKEN)
+        assert decisions(engine)["split"] == 1
+    traced = timeline.read([tmp_path])
+    for process in traced.processes:
+        first, second = (
+            [task for task in traced.tasks if (task.process, task.label) == (process, label)]
+            for label in ("ubatch 0", "ubatch 1")
+        )
+        operators = [task for task in second if task.category == "operator"]
+        collectives = [task for task in first if task.category == "collective"]
+        assert len(collectives) > 2
+        for collective in collectives[1:]:  # under the first there is one short look-up
+            begin, end = collective.busy
+            assert any(task.begin < end and task.end > begin for task in operators), collective
+        # Whatever communicates does nothing else.
+        streams = {task.stream for task in first + second if task.category == "collective"}
+        assert {task.category for task in first + second if task.stream in streams} <= {
+            "collective",
+            "copy",
+            "event",
+        }

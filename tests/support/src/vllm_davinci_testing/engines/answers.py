@@ -1,0 +1,68 @@
+"""Answers of engines in every kind of step, and their comparison with another engine's."""
+
+from __future__ import annotations
+
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.split_engines import random_prompts
+
+# Of one prompt: each token, and the log-probabilities of it and of the likeliest.
+Answer = list[tuple[int, dict[int, float]]]
+# By kind of step.
+Answers = dict[str, list[Answer]]
+
+TIE = 0.25  # nats: what halves of a step, rounded to 8 bits of mantissa in each layer, may change
+
+
+def answers_of(engine: DPEngines) -> Answers:
+    """Answers of an engine in every kind of step. It keeps cached prefixes of blocks of 128."""
+    prefix = random_prompts(9, [128])[0]
+    sharing = [prefix + tail for tail in random_prompts(10, [3, 20, 41, 7])]
+    kinds = {
+        "prefill": (random_prompts(1, [100, 90, 60, 51]), 1),
+        "mixed": (random_prompts(2, [5, 80, 150, 31, 1, 64, 129, 17]), 12),
+        "filling": (sharing, 4),
+        "cached": (sharing, 4),
+        "padded": (random_prompts(3, [7, 4, 2, 2]), 6),
+        "one": (random_prompts(4, [1, 1]), 3),
+    }
+    answers: Answers = {}
+    for kind, (prompts, max_tokens) in kinds.items():
+        outputs = engine.generate(
+            prompts,
+            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2),
+        )
+        answers[kind] = [
+            [
+                (token, {candidate: entry.logprob for candidate, entry in step.items()})
+                for token, step in zip(
+                    output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True
+                )
+            ]
+            for output in outputs
+        ]
+        if kind == "cached":
+            assert all(output.num_cached_tokens == 128 for output in outputs)
+    return answers
+
+
+def tokens_of(answers: Answers) -> dict[str, list[list[int]]]:
+    return {kind: [[token for token, _ in one] for one in of] for kind, of in answers.items()}
+
+
+def assert_near(answers: Answers, expected: Answers) -> None:
+    """In 16 bits: the same tokens, up to one that the other engine found as likely to its rounding.
+
+    Behind such a token the two texts have nothing in common.
+    """
+    num_ties = num_prompts = 0
+    for kind, of_kind in expected.items():
+        for answer, reference in zip(answers[kind], of_kind, strict=True):
+            num_prompts += 1
+            for (token, _), (wanted, likely) in zip(answer, reference, strict=True):
+                if token != wanted:
+                    assert likely[wanted] - likely.get(token, -1e9) < TIE, (kind, token, likely)
+                    num_ties += 1
+                    break
+    assert num_ties < num_prompts / 4, f"{num_ties} of {num_prompts} prompts differ"

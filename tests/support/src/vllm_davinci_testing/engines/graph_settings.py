@@ -1,0 +1,15 @@
+"""Options of engines that capture decode steps of few sizes, so that steps are padded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES = [2, 3, 8]
+CAPTURED: dict[str, Any] = {
+    "worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker",
+    "enforce_eager": False,
+    "compilation_config": {
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": SIZES,
+    },
+}

@@ -1,0 +1,53 @@
+"""int8 checkpoints: exports of float ones, and what tests change in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm_davinci.core.export.calibration import input_ranges
+from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci.core.quantization.config import DESCRIPTION
+from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
+
+WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
+
+
+def write_int8(
+    source: Path,
+    directory: Path,
+    kind: str,
+    calibration: Sequence[int],
+    dtype: torch.dtype = torch.bfloat16,
+) -> Path:
+    """Exports a float checkpoint; the directory. Static layers' ranges are those of the tokens."""
+    ranges = {}
+    if kind == "W8A8":
+        ranges = input_ranges(source, [torch.tensor([[*calibration]])], lambda _: None)
+    Exporter(source, directory, kind, dtype, ranges).run(lambda _: None)
+    return directory
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint that was exported."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(directory.glob(WRITTEN)):
+        found |= load_file(file)
+    return found
+
+
+def rewrite(
+    directory: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any] | None = None
+) -> None:
+    """Other tensors and another description for a checkpoint that was exported, in one file."""
+    (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
+    for file in directory.glob(WRITTEN):
+        file.unlink()
+    save_file(tensors, directory / WRITTEN.replace("*", "of-one"), metadata={"format": "pt"})
+    if description is not None:
+        (directory / DESCRIPTION).write_text(json.dumps(description))

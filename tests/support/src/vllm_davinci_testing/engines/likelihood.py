@@ -1,0 +1,28 @@
+"""How likely an engine finds a text."""
+
+from __future__ import annotations
+
+import math
+
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+
+# How far the mean log-likelihood of a short text may move. Its perplexity moves by as many parts;
+# the figures over long texts are those of benchmarks/quantization/perplexity.py.
+CLOSE = 0.05
+
+
+def likelihood(engine: EngineProcess, text: list[int]) -> float:
+    """Mean log-likelihood per token; also generates, so that decoding runs."""
+    (output,) = engine.generate(
+        [{"prompt_token_ids": text}],
+        SamplingParams(max_tokens=16, temperature=0, prompt_logprobs=0, ignore_eos=True),
+    )
+    assert len(output.outputs[0].token_ids) == 16
+    found = [
+        candidates[token].logprob
+        for token, candidates in zip(text[1:], output.prompt_logprobs[1:], strict=True)
+    ]
+    assert all(map(math.isfinite, found))
+    return sum(found) / len(found)
