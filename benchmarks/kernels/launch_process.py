@@ -57,7 +57,7 @@ def calls_and_launches(layer: Layer, stages: Stages) -> tuple[int, int]:
 
 
 def calls_of(layer: Layer, ours: Stages) -> dict[str, Callable[[Stages], Any]]:
-    """What is timed, by name."""
+    """The calls that are timed, by name."""
     rows, _ = ours["norm"](layer.x)
     absorbed_and_rope = ours["preprocess"](rows)
     logits = torch.mm(layer.x, layer.router).float()

@@ -1,4 +1,4 @@
-"""What no int8 checkpoint is ends the start, with a message that names the tensor or the way."""
+"""A start with a bad int8 checkpoint, or none, ends with a message of what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part of a program launches between ranks, and what its host waits for."""
+"""Counts of launches between ranks, and of waits of the host, in a part of a program."""
 
 from __future__ import annotations
 
