@@ -79,7 +79,7 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
             std=1 / math.sqrt(projector.mm_input_projection_weight.shape[0]),
         )
     network.save_pretrained(directory)
-    _name_as_released(directory / "model.safetensors")
+    name_as_released(directory / "model.safetensors")
     write_tokenizer(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
@@ -100,7 +100,7 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def _name_as_released(file: Path) -> None:
+def name_as_released(file: Path) -> None:
     """transformers 5 writes the encoder without a part of its names that it reads with and vLLM
     needs."""
     with safe_open(file, "pt") as stored:
