@@ -40,6 +40,7 @@ from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces, in_order_of_batch
+from vllm_davinci.core.multimodal.host_values import host_values
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
@@ -121,6 +122,7 @@ class NPUModelRunner(BalancingRunner):
         plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
+        self._host_values = host_values(model, self.device)
         if self.split_forward is not None:
             self.split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
@@ -298,7 +300,8 @@ class NPUModelRunner(BalancingRunner):
     def _execute_mm_encoder(self, scheduler_output: SchedulerOutput) -> list[torch.Tensor]:
         if self.model_config.is_encoder_decoder:
             scheduler_output = in_order_of_batch(scheduler_output, self.input_batch.req_id_to_index)
-        outputs: list[torch.Tensor] = super()._execute_mm_encoder(scheduler_output)
+        with self._host_values():
+            outputs: list[torch.Tensor] = super()._execute_mm_encoder(scheduler_output)
         return outputs
 
     def _gather_mm_embeddings(

@@ -101,15 +101,17 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
 
 
 def name_as_released(file: Path) -> None:
-    """transformers 5 writes the encoder without a part of its names that it reads with and vLLM
-    needs."""
+    """transformers 5 writes an encoder without a part of its names, and Qwen2-Audio's text with one
+    too many: it reads, and vLLM needs, the names that released files have."""
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
-    weights = {
-        re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name): each
-        for name, each in load_file(file).items()
-    }
+    weights = {_released_name(name): each for name, each in load_file(file).items()}
     save_file(weights, file, metadata)
+
+
+def _released_name(name: str) -> str:
+    name = re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name)
+    return re.sub(r"^language_model\.model\.model\.", "language_model.model.", name)
 
 
 def gemma3_prompt(*words: str) -> str:

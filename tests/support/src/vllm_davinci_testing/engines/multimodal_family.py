@@ -48,6 +48,7 @@ class MultimodalFamily:
     modality:   "image" or "audio"
     auto_class: of transformers
     engine:     arguments of vllm.LLM
+    waits_for:  what the host waits for in each call of the encoder, as its definition is
     """
 
     write: Callable[[Path], Path]
@@ -55,6 +56,7 @@ class MultimodalFamily:
     modality: str = "image"
     auto_class: str = "AutoModelForImageTextToText"
     engine: tuple[tuple[str, Any], ...] = ()
+    waits_for: str = ""
 
     def requests(self) -> list[Request]:
         """As vLLM takes them: one image or sound each, and one of words alone."""
@@ -122,13 +124,16 @@ def written(
                 if name.endswith("image_newline"):
                     parameter.data.normal_()
         network.save_pretrained(directory)
-        if _encoder_kind(network) in ("clip_vision_model", "siglip_vision_model"):
+        kinds = network.config.model_type, _encoder_kind(network)
+        if {"qwen2_audio", "clip_vision_model", "siglip_vision_model"}.intersection(kinds):
             name_as_released(directory / "model.safetensors")
         write_tokenizer(directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+        tokenizer.save_pretrained(directory)
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             directory, model_specific_special_tokens=tokens or {}
         )
-        tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
         tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
         tokenizer.save_pretrained(directory)
         make_processor(tokenizer).save_pretrained(directory)
