@@ -137,13 +137,16 @@ def greedy() -> Any:
 
 
 def without_tokens(error: Exception) -> dict[str, Any]:
-    """What came of a family whose engine raised."""
+    """Tells what came of a family whose engine raised."""
     is_refused = any(each in str(error) for each in REFUSALS)
     return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
 
 
 def compared(differences: Iterable[str | None]) -> dict[str, Any]:
-    """What came of a family that was served. differences: from transformers, of each prompt"""
+    """Tells what came of a family that was served.
+
+    differences: from transformers, of each prompt
+    """
     every = list(differences)
     wrong = [each for each in every if each is not None]
     equal = f"{len(every) - len(wrong)} of {len(every)} equal"

@@ -16,7 +16,7 @@ import torch
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
+from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, write_pooling
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by

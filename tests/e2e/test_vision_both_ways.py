@@ -154,7 +154,7 @@ def test_a_preempted_prompt_is_whole_again(
     reference: Callable[[str], MultimodalReference],
     start_engine: Callable[..., EngineProcess],
 ) -> None:
-    """What it had generated comes after the prompt, and sees only what is before it."""
+    """Tokens that it had generated come after the prompt, and see only those before them."""
     image = vision_zoo.image(60, 60, seed=3)
     asked = [
         {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}

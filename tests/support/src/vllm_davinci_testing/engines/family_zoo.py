@@ -89,11 +89,14 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 
 
 # Fields of transformers' configuration alone, where vLLM reads the same one otherwise, and why.
+# vllm/model_executor/models/commandr.py, cohere2_moe.py
+_ONE_TOKEN_MORE = (
+    {"sliding_window": SIZES["sliding_window"] + 1},
+    "vLLM's layers see one token more than the configuration says, as the model was trained",
+)
 OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
-    "cohere2": (  # vllm/model_executor/models/commandr.py
-        {"sliding_window": SIZES["sliding_window"] + 1},
-        "vLLM's layers see one token more than the configuration says, as the model was trained",
-    ),
+    "cohere2": _ONE_TOKEN_MORE,
+    "cohere2_moe": _ONE_TOKEN_MORE,
 }
 
 

@@ -1,4 +1,4 @@
-"""What small checkpoints of families have in common, and requests that all take."""
+"""Small checkpoints of families are written alike, and all take the same requests."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from vllm_davinci_testing.engines.rounding import first_wrong_token
 
 @dataclass(frozen=True)
 class ServedFamily:
-    """What came of a family's requests.
+    """Answers to a family's requests.
 
     differences: of each request, where its tokens are not transformers', in words; None: nowhere
     waits:       of each call of the encoder, how often the host waited for the device or copied

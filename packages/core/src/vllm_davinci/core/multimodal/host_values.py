@@ -1,4 +1,4 @@
-"""What encoders copy to the device and read back, without waiting for it.
+"""Encoders copy to the device and read back without waiting for it.
 
 Definitions of encoders make tables on the host (positions, masks) and copy them to the device from
 memory that is not pinned, which waits until the device has done all that it was given. Or they read
@@ -186,7 +186,7 @@ class _UnknownError(Exception):
 def _written(
     func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterable[Any]:
-    """What the call may write to."""
+    """Returns what the call may write to."""
     schema = getattr(func, "_schema", None)  # of an operator that is called by torch.ops
     if schema is not None:
         return (*args, *kwargs.values()) if schema.is_mutable else ()
