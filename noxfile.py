@@ -346,7 +346,7 @@ def verify(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def zoo(session: nox.Session) -> None:
-    """Serve a small model of every text family: `-- NAME...`, or all; results/zoo/page.md."""
+    """Serve a small model of every family: `-- NAME...`, or all; results/zoo/page.md."""
     commands = prepare(session)
     run_on_vnpu(session, commands, "python", "ci/zoo.py", *session.posargs)
 

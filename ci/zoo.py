@@ -1,4 +1,4 @@
-"""Serves a small random model of every text family and says which give transformers' tokens.
+"""Serves a small random model of every family and says which give transformers' tokens.
 
 Run by `nox -s zoo`; `-- FAMILY...` names families, all that vLLM and transformers have without.
 Writes results/zoo/page.md, which is docs/measurements/models.md, from all results that are in
@@ -12,6 +12,7 @@ import os
 import random
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,34 @@ RESULTS = ROOT / "results" / "zoo"
 NUM_PROMPTS, MAX_TOKENS = 8, 16
 LENGTHS = (1, 2, 33, 127, 128, 129, 60, 150)
 REFUSALS = ("UnsupportedFeatureError", "ConfigurationError", "CheckpointError", "not available in")
+NOT_MADE = "not made"
 PAGE = f"""# Models of every family
 
 {{stamp}}
 
-A small random model of every family of text models that vLLM {{vllm}} and transformers {{transformers}}
-both have, served in fp32 on the virtual NPU: {NUM_PROMPTS} prompts of 1 to {max(LENGTHS)} tokens, {MAX_TOKENS} greedy tokens
-each, compared with transformers' on the CPU. `nox -s zoo` makes this page. Families with images are
-in [the guide](../guides/multimodal.md).
+A small random model of every family that vLLM {{vllm}} and transformers {{transformers}} both have, served
+in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
+"Not made": transformers makes no small model by the sizes that families have in common.
 
-Of {{total}} families {{equal}} give all tokens, {{differs}} differ, {{refused}} are refused with a reason, {{failed}} fail
-otherwise, and of {{unmade}} transformers makes no small model by common sizes.
+## Text
+
+{NUM_PROMPTS} prompts of 1 to {max(LENGTHS)} tokens, {MAX_TOKENS} greedy tokens each. {{text_summary}}
 
 | family | result | reason |
 | --- | --- | --- |
+{{text}}
+
+## Images and sound
+
+Three prompts with an image or a sound, one of words alone, {MAX_TOKENS} greedy tokens each. {{media_summary}}
+Waits: of the host for the device, most of any call of the encoder (counted).
+
+| family | result | waits | reason |
+| --- | --- | --- | --- |
+{{media}}
+
+Nobody has made a small model with a processor of these, which vLLM and transformers both have:
+{{unmade}}.
 """  # noqa: E501 - lines of the page
 
 
@@ -50,12 +65,16 @@ def last_line(error: BaseException) -> str:
     return text if len(text) <= 240 else f"{text[:237]}..."
 
 
-def served(model_type: str, work: Path) -> dict[str, Any]:
+def served(family: str, work: Path) -> dict[str, Any]:
     """Serves one family, by an engine in a process of its own; what came of it."""
-    from vllm import SamplingParams
+    from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 
+    return served_with_media(family, work) if family in FAMILIES else served_text(family, work)
+
+
+def served_text(model_type: str, work: Path) -> dict[str, Any]:
     from vllm_davinci_testing.engines.engine_process import EngineProcess
-    from vllm_davinci_testing.engines.family_zoo import write_family
+    from vllm_davinci_testing.engines.family_zoo import OF_REFERENCE, write_family
     from vllm_davinci_testing.engines.transformers_reference import TransformersReference
     from vllm_davinci_testing.plugin import EXACT_SOC
 
@@ -63,52 +82,126 @@ def served(model_type: str, work: Path) -> dict[str, Any]:
     prompts = [[generator.randrange(256) for _ in range(length)] for length in LENGTHS]
     try:
         checkpoint = write_family(model_type, work / "model")
-        reference = TransformersReference(checkpoint)
+        fields, why = OF_REFERENCE.get(model_type, ({}, ""))
+        reference = TransformersReference(checkpoint, **fields)
         reference.logits(prompts[2])
     except Exception as error:
-        return {"result": "not made", "reason": last_line(error)}
+        return {"result": NOT_MADE, "reason": last_line(error)}
     try:
         with EngineProcess(checkpoint, work / "log.txt", {"VNPU_SOC": EXACT_SOC}) as engine:
             outputs = engine.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts],
-                SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+                [{"prompt_token_ids": prompt} for prompt in prompts], greedy()
             )
     except Exception as error:
-        is_refused = any(each in str(error) for each in REFUSALS)
-        return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
-    differences = [
+        return without_tokens(error)
+    found = compared(
         reference.first_difference(prompt, list(output.outputs[0].token_ids))
         for prompt, output in zip(prompts, outputs, strict=True)
-    ]
-    wrong = [each for each in differences if each is not None]
-    equal = f"{NUM_PROMPTS - len(wrong)} of {NUM_PROMPTS} equal"
+    )
+    if fields and is_equal(found):
+        given = ", ".join(f"{name} = {value}" for name, value in fields.items())
+        found["reason"] = f"{given} in transformers: {why}"
+    return found
+
+
+def served_with_media(family: str, work: Path) -> dict[str, Any]:
+    """Like served_text, and how often the host waits in a call of the encoder."""
+    from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
+    from vllm_davinci_testing.engines.multimodal_serving import served_family
+    from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
+    from vllm_davinci_testing.plugin import EXACT_SOC
+
+    zoo = FAMILIES[family]
+    try:
+        (work / "model").mkdir()
+        checkpoint = zoo.write(work / "model")
+        reference = MultimodalReference(checkpoint, zoo.auto_class)
+        reference.inputs(zoo.requests()[0])
+    except Exception as error:
+        return {"result": NOT_MADE, "reason": last_line(error)}
+    log, environment = work / "log.txt", {"VNPU_SOC": EXACT_SOC}
+    try:
+        served = served_family(zoo, checkpoint, reference, log, environment, MAX_TOKENS)
+    except Exception as error:
+        return without_tokens(error)
+    found = {**compared(served.differences), "waits": max(served.waits, default=None)}
+    if found["waits"] and is_equal(found):
+        found["reason"] = zoo.waits_for
+    return found
+
+
+def greedy() -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+
+def without_tokens(error: Exception) -> dict[str, Any]:
+    """Tells what came of a family whose engine raised."""
+    is_refused = any(each in str(error) for each in REFUSALS)
+    return {"result": "refused" if is_refused else "fails", "reason": last_line(error)}
+
+
+def compared(differences: Iterable[str | None]) -> dict[str, Any]:
+    """Tells what came of a family that was served.
+
+    differences: from transformers, of each prompt
+    """
+    every = list(differences)
+    wrong = [each for each in every if each is not None]
+    equal = f"{len(every) - len(wrong)} of {len(every)} equal"
     return {"result": equal, "reason": last_line(Exception(wrong[0])) if wrong else ""}
 
 
-def page(results: dict[str, dict[str, Any]], every: list[str]) -> str:
+def is_equal(result: dict[str, Any]) -> bool:
+    """Whether every prompt has transformers' tokens."""
+    found = re.fullmatch(r"(\d+) of (\d+) equal", result["result"])
+    return found is not None and found[1] == found[2]
+
+
+def summary(results: Iterable[dict[str, Any]]) -> str:
+    """How many families came to what, in a sentence."""
+    every = list(results)
+    kinds = [result["result"] for result in every]
+    equal = sum(map(is_equal, every))
+    differ = sum(kind.endswith("equal") for kind in kinds) - equal
+    return (
+        f"Of {len(every)} families {equal} give all tokens, {differ} differ, "
+        f"{kinds.count('refused')} are refused with a reason, {kinds.count('fails')} fail "
+        f"otherwise, and {kinds.count(NOT_MADE)} are not made."
+    )
+
+
+def page(
+    results: dict[str, dict[str, Any]], text: list[str], media: list[str], unmade: list[str]
+) -> str:
+    """The page. text, media: families of each kind. Families without a result are left out."""
     import transformers
     import vllm
 
-    kinds = [result["result"] for result in results.values()]
-    all_equal = f"{NUM_PROMPTS} of {NUM_PROMPTS} equal"
-    text = PAGE.format(
+    of_text = {name: results[name] for name in text if name in results}
+    of_media = {name: results[name] for name in media if name in results}
+    written = PAGE.format(
         stamp=stamp("core", "models", "vnpu"),
         vllm=vllm.__version__.split("+")[0],
         transformers=transformers.__version__,
-        total=len(kinds),
-        equal=kinds.count(all_equal),
-        differs=sum(kind.endswith("equal") and kind != all_equal for kind in kinds),
-        refused=kinds.count("refused"),
-        failed=kinds.count("fails"),
-        unmade=kinds.count("not made"),
+        text_summary=summary(of_text.values()),
+        text="\n".join(
+            f"| {name} | {each['result']} | {each['reason']} |" for name, each in of_text.items()
+        ),
+        media_summary=summary(of_media.values()),
+        media="\n".join(
+            f"| {name} | {each['result']} | {shown(each.get('waits'))} | {each['reason']} |"
+            for name, each in of_media.items()
+        ),
+        unmade=", ".join(unmade),
     )
-    rows = (
-        f"| {name} | {result['result']} | {result['reason']} |"
-        for name, result in sorted(results.items())
-    )
-    missing = ", ".join(sorted({*every} - {*results}))
-    left_out = f"\nNot run for this page: {missing}.\n" if missing else ""
-    return text + "\n".join(rows) + "\n" + left_out
+    missing = ", ".join(sorted({*text, *media} - {*results}))
+    return written + (f"\nNot run for this page: {missing}.\n" if missing else "")
+
+
+def shown(waits: int | None) -> str:
+    return "" if waits is None else str(waits)
 
 
 def main(asked: list[str]) -> int:
@@ -117,8 +210,10 @@ def main(asked: list[str]) -> int:
     import tempfile
 
     from vllm_davinci_testing.engines.family_zoo import text_families
+    from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES, unmade_families
 
-    every = text_families()
+    text, media = text_families(), sorted(FAMILIES)
+    every = [*text, *media]
     if unknown := set(asked) - set(every):
         sys.exit(f"No such families: {', '.join(sorted(unknown))}. Known are {', '.join(every)}.")
     kept = RESULTS / "families"
@@ -133,10 +228,9 @@ def main(asked: list[str]) -> int:
         for path in kept.glob("*.json")
         if path.stem in every
     }
-    (RESULTS / "page.md").write_text(page(results, every))
+    (RESULTS / "page.md").write_text(page(results, text, media, unmade_families()))
     is_good = all(
-        result["result"] in ("refused", "not made", f"{NUM_PROMPTS} of {NUM_PROMPTS} equal")
-        for result in results.values()
+        result["result"] in ("refused", NOT_MADE) or is_equal(result) for result in results.values()
     )
     return 0 if is_good else 1
 

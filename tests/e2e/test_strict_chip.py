@@ -16,8 +16,9 @@ import torch
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
-from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
+from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.pooling_zoo import BY_NAME, write_pooling
 from vllm_davinci_testing.engines.routing_worker import RoutingWorker, routed_by
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
@@ -243,7 +244,7 @@ def test_what_operators_do_not_take_ends_the_start_before_weights_load(
 def test_more_requests_than_attention_over_the_batch_takes_end_the_start(tmp_path: Path) -> None:
     options = {**options_of(torch.bfloat16, A2), "max_num_seqs": 4097, "runner": "pooling"}
     assert_refused_before_weights_load(
-        model_zoo.write_bert(tmp_path / "bert"),
+        write_pooling(BY_NAME["bert_first"], tmp_path / "bert"),
         {**options, "max_num_batched_tokens": 4097},
         ("does not take 4097 requests in one step. Start with a smaller --max-num-seqs",),
         tmp_path / "log.txt",

@@ -1,14 +1,13 @@
-"""Gemma3, whose images see each other both ways: transformers' tokens, and what is refused."""
+"""Gemma3's images and PaliGemma's prompts see each other both ways: tokens, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import vision_zoo
@@ -18,20 +17,23 @@ from vllm_davinci_testing.engines.gemma3_checkpoint import (
     gemma3_prompt,
     write_gemma3,
 )
+from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
+from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 
 MAX_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 THOROUGH = pytest.mark.thorough
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# Words, with an image between each two: before and after text, one after the other, none.
-PROMPTS = [
+# Of Gemma3, words with an image between each two: before and after text, one after the other, none.
+GEMMA3_WORDS = [
     ("look: ", " what is this"),
     ("", "", " and these"),
     ("one", "two", "three", "", "five"),
     ("no image at all",),
     ("a text of more than one window before it" * 4, ""),
 ]
+# Of PaliGemma, words after an image; the last of one without, which is read from left to right.
+PALIGEMMA_WORDS = ["", "what is this", "more text than a block has " * 6, "and this", "no image"]
 CHUNKS = {"max_num_batched_tokens": 3 * TOKENS_PER_IMAGE, "max_num_seqs": 4}
 GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
@@ -40,64 +42,74 @@ GRAPHS: dict[str, Any] = {
         "cudagraph_capture_sizes": [2, 8],
     },
 }
-LIMITS = {"max_model_len": 512, "limit_mm_per_prompt": {"image": 4}}
+LIMITS: dict[str, dict[str, Any]] = {
+    "gemma3": {"max_model_len": 512, "limit_mm_per_prompt": {"image": 4}},
+    "paligemma": {"max_model_len": 256, "max_num_batched_tokens": 256},
+}
+# Settings that each of the two changes.
+CHANGED = {
+    "gemma3": ("disable_chunked_mm_input", "enable_prefix_caching", "WholeImageScheduler"),
+    "paligemma": ("disable_chunked_mm_input", "enable_prefix_caching", "enable_chunked_prefill"),
+}
+WHY = {
+    "gemma3": "the tokens of an image see each other both ways",
+    "paligemma": "the tokens of a prompt with an image see each other both ways",
+}
 
 
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gemma3(tmp_path_factory.mktemp("gemma3") / "model")
+def greedy(max_tokens: int = MAX_TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def network(gemma3: Path) -> Any:
-    return transformers.AutoModelForImageTextToText.from_pretrained(
-        gemma3, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-def requests() -> list[dict[str, Any]]:
-    every = []
-    for number, words in enumerate(PROMPTS):
+def requests(family: str) -> list[dict[str, Any]]:
+    every: list[dict[str, Any]] = []
+    if family == "paligemma":
+        for number, words in enumerate(PALIGEMMA_WORDS):
+            image = vision_zoo.image(40 + 20 * number, 90, seed=number)
+            data = {} if words == "no image" else {"multi_modal_data": {"image": [image]}}
+            every.append({"prompt": words, **data})
+        return every
+    for number, between in enumerate(GEMMA3_WORDS):
         images = [
-            vision_zoo.image(40 + 20 * i, 90, seed=10 * number + i) for i in range(len(words) - 1)
+            vision_zoo.image(40 + 20 * i, 90, seed=10 * number + i) for i in range(len(between) - 1)
         ]
         data = {"multi_modal_data": {"image": images}} if images else {}
-        every.append({"prompt": gemma3_prompt(*words), **data})
+        every.append({"prompt": gemma3_prompt(*between), **data})
     return every
 
 
-def assert_tokens(
-    checkpoint: Path, network: Any, asked: list[dict[str, Any]], outputs: list[Any]
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    directory = tmp_path_factory.mktemp("both_ways")
+    write = {"gemma3": write_gemma3, "paligemma": write_paligemma}
+    return cache(lambda family: write[family](directory / family))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], MultimodalReference]:
+    return cache(lambda family: MultimodalReference(checkpoint(family)))
+
+
+def assert_chosen(
+    reference: MultimodalReference, asked: list[dict[str, Any]], outputs: list[Any]
 ) -> None:
-    processor = transformers.AutoProcessor.from_pretrained(checkpoint)
     for request, output in zip(asked, outputs, strict=True):
-        images = request.get("multi_modal_data", {}).get("image")
-        inputs = processor(
-            text=[request["prompt"]], images=None if images is None else [images],
-            return_tensors="pt",
-        )  # fmt: skip
-        assert output.prompt_token_ids == inputs["input_ids"][0].tolist()
-        tokens = list(output.outputs[0].token_ids)
-        assert len(tokens) == MAX_TOKENS
-        following = torch.tensor([tokens])
-        for name, value in (("input_ids", 0), ("attention_mask", 1), ("token_type_ids", 0)):
-            added = following if name == "input_ids" else torch.full_like(following, value)
-            inputs[name] = torch.cat([inputs[name], added], 1)
-
-        def logits(inputs: Any = inputs) -> torch.Tensor:
-            with torch.inference_mode():
-                rows: torch.Tensor = network(**inputs).logits[0]
-            return rows[-MAX_TOKENS - 1 : -1]
-
-        wrong = first_wrong_token(network, logits, tokens)
+        prompt, tokens = output.prompt_token_ids, list(output.outputs[0].token_ids)
+        assert len(tokens) >= MAX_TOKENS
+        wrong = first_wrong_token(
+            reference.network,
+            lambda r=request, p=prompt, t=tokens: reference.logits(r, p, t),
+            tokens,
+        )
         assert wrong is None, f"{request['prompt']!r}: {wrong}"
 
 
+@pytest.mark.parametrize("family", LIMITS)
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
-        # Prompts in pieces that end before and after images, but not inside of one.
-        pytest.param({**CHUNKS, **GRAPHS}, RACES, id="chunks_graphs_races"),
+        # Gemma3's prompts in pieces that end before and after images, but not inside of one.
+        pytest.param(GRAPHS, RACES, id="graphs_races"),
         pytest.param({}, {}, id="whole", marks=THOROUGH),
         pytest.param(
             {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
@@ -116,24 +128,71 @@ def assert_tokens(
 def test_tokens_are_those_of_transformers(
     options: dict[str, Any],
     environment: dict[str, str],
-    gemma3: Path,
-    network: Any,
+    family: str,
+    checkpoint: Callable[[str], Path],
+    reference: Callable[[str], MultimodalReference],
     start_engine: Callable[..., EngineProcess],
 ) -> None:
-    asked = requests()
-    with start_engine(gemma3, environment=environment, **LIMITS, **options) as engine:
-        outputs = engine.generate(asked, GREEDY)
-        again = engine.generate(asked, GREEDY)
+    asked = requests(family)
+    options = {**LIMITS[family], **options}
+    if family == "gemma3" and environment:
+        options |= CHUNKS
+    with start_engine(checkpoint(family), environment=environment, **options) as engine:
+        outputs = engine.generate(asked, greedy())
+        again = engine.generate(asked, greedy())
         said = engine.log_text()
-    assert_tokens(gemma3, network, asked, outputs)
-    assert_tokens(gemma3, network, asked, again)
+    assert_chosen(reference(family), asked, outputs)
+    assert_chosen(reference(family), asked, again)
     assert all(output.num_cached_tokens == 0 for output in again)
-    for name in ("disable_chunked_mm_input", "enable_prefix_caching", "WholeImageScheduler"):
-        assert name in said
-    assert "the tokens of an image see each other both ways" in said
+    for text in (*CHANGED[family], WHY[family]):
+        assert text in said
 
 
-def test_an_image_that_is_larger_than_a_step_ends_the_start(gemma3: Path, tmp_path: Path) -> None:
-    options = {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4}
-    with pytest.raises(EngineError, match=r"max_num_batched_tokens|max_tokens_per_mm_item"):
-        EngineProcess(gemma3, tmp_path / "log.txt", **{**LIMITS, **options}).close()
+@THOROUGH
+def test_a_preempted_prompt_is_whole_again(
+    checkpoint: Callable[[str], Path],
+    reference: Callable[[str], MultimodalReference],
+    start_engine: Callable[..., EngineProcess],
+) -> None:
+    """Tokens that it had generated come after the prompt, and see only those before them."""
+    image = vision_zoo.image(60, 60, seed=3)
+    asked = [
+        {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}
+        for number in range(4)
+    ]
+    options = {**LIMITS["paligemma"], "kv_cache_memory_bytes": 6 * (128 << 10)}
+    with start_engine(
+        checkpoint("paligemma"), environment=RACES, disable_log_stats=False, **options
+    ) as engine:
+        outputs = engine.generate(asked, greedy(60))
+        preempted = engine.metrics()["vllm:num_preemptions"]
+    assert preempted > 0
+    assert_chosen(reference("paligemma"), asked, outputs)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "said"),
+    [
+        (
+            "gemma3",
+            {"max_num_batched_tokens": TOKENS_PER_IMAGE - 1, "max_num_seqs": 4},
+            r"max_num_batched_tokens|max_tokens_per_mm_item",
+        ),
+        (
+            "paligemma",
+            {"max_num_batched_tokens": 128},
+            r"--max-num-batched-tokens is 128, .* 256 tokens",
+        ),
+    ],
+)
+def test_what_a_step_does_not_hold_whole_ends_the_start(
+    family: str,
+    options: dict[str, Any],
+    said: str,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(EngineError, match=said):
+        EngineProcess(
+            checkpoint(family), tmp_path / "log.txt", **{**LIMITS[family], **options}
+        ).close()

@@ -15,6 +15,7 @@ import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 from vllm_davinci_testing.engines.server_process import ServerProcess
 from vllm_davinci_testing.engines.transformers_reference import CLOSE
@@ -200,6 +201,16 @@ def test_what_an_encoder_decoder_does_not_do_is_turned_off_or_refused(
     assert "do not support chunked prefill nor prefix caching; disabling both" in said
     assert all(output.num_cached_tokens in (0, None) for [output] in outputs)
     assert after[0].outputs[0].token_ids == outputs[0][0].outputs[0].token_ids
+
+
+def test_another_model_of_this_kind_is_refused_by_name(tmp_path: Path) -> None:
+    """Its configuration here says little more than that: nothing is read before the refusal."""
+    architecture = "NemotronParseForConditionalGeneration"
+    transformers.BartConfig(architectures=[architecture]).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
+    said = rf"cross-attention \(encoder-decoder other than Whisper\), which {architecture} of "
+    with pytest.raises(EngineError, match=said):
+        EngineProcess(tmp_path / "model", tmp_path / "log.txt").close()
 
 
 @THOROUGH

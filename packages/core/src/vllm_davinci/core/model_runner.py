@@ -22,7 +22,9 @@ from vllm_davinci.core import components
 from vllm_davinci.core.attention.block_table import map_slots_on_host
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
+from vllm_davinci.core.attention.spans import tell_prompt_lens
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
+from vllm_davinci.core.config.both_ways import has_prompts_both_ways
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
@@ -38,6 +40,7 @@ from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages
 from vllm_davinci.core.lora.adapter_manager import NPUWorkerLoRAManager
 from vllm_davinci.core.lora.prompt_logprobs import prompt_logprobs
 from vllm_davinci.core.multimodal.encoder_places import EncoderPlaces, in_order_of_batch
+from vllm_davinci.core.multimodal.host_values import host_values
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.sampling.bookkeeping import gets_one_token_each, record
@@ -71,13 +74,8 @@ class NPUModelRunner(BalancingRunner):
         self._steady_decode = SteadyDecode(
             self, self._make_buffer(self.max_num_reqs, dtype=torch.int64), self.use_async_scheduling
         )
-        self.splitter = StepSplitter(
-            vllm_config,
-            scheduler,
-            self.cudagraph_dispatcher,
-            self.uniform_decode_query_len,
-            self.supports_mm_inputs,
-        )
+        graphs = self.cudagraph_dispatcher, self.uniform_decode_query_len
+        self.splitter = StepSplitter(vllm_config, scheduler, *graphs, self.supports_mm_inputs)
         self.split_forward = (
             None
             if scheduler is None
@@ -86,13 +84,8 @@ class NPUModelRunner(BalancingRunner):
         self._kv_cache_memory = KVCacheMemory(
             device, self.compilation_config.static_forward_context, self.kv_caches
         )
-        self.graphs = GraphCapture(
-            self,
-            vllm_config,
-            self.cudagraph_dispatcher,
-            self.uniform_decode_query_len,
-            soc_of(current_platform.get_device_name()).graphs,
-        )
+        limits = soc_of(current_platform.get_device_name()).graphs
+        self.graphs = GraphCapture(self, vllm_config, *graphs, limits)
         self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
         self._take_drafter()
         self._token_history = TokenHistory()
@@ -129,6 +122,7 @@ class NPUModelRunner(BalancingRunner):
         plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
+        self._host_values = host_values(model, self.device)
         if self.split_forward is not None:
             self.split_forward.prepare(model)
         if isinstance(self.model, CUDAGraphWrapper):  # vLLM's own names torch.cuda's graphs
@@ -169,6 +163,8 @@ class NPUModelRunner(BalancingRunner):
         with self.splitter.builder_per_ubatch():
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
         address_pages(kv_cache_config, self.attn_groups, self.max_num_reqs, self.max_model_len)
+        if has_prompts_both_ways(self.model_config):
+            tell_prompt_lens(self.attn_groups, lambda: self.input_batch.num_prompt_tokens)
 
     def may_reinitialize_input_batch(self, kv_cache_config: KVCacheConfig) -> None:
         super().may_reinitialize_input_batch(kv_cache_config)
@@ -304,7 +300,8 @@ class NPUModelRunner(BalancingRunner):
     def _execute_mm_encoder(self, scheduler_output: SchedulerOutput) -> list[torch.Tensor]:
         if self.model_config.is_encoder_decoder:
             scheduler_output = in_order_of_batch(scheduler_output, self.input_batch.req_id_to_index)
-        outputs: list[torch.Tensor] = super()._execute_mm_encoder(scheduler_output)
+        with self._host_values():
+            outputs: list[torch.Tensor] = super()._execute_mm_encoder(scheduler_output)
         return outputs
 
     def _gather_mm_embeddings(

@@ -542,7 +542,7 @@ OVERRIDES: tuple[Override, ...] = (
         what="no image of a model whose images see each other both ways is cut",
         where=(
             "core.scheduler.whole_images:WholeImageScheduler._try_schedule_encoder_inputs",
-            "core.config.vllm_settings:set_for_npu",
+            "core.config.both_ways:keep_together",
         ),
         why="vLLM cuts an image at which a chunk begins, and leaves images longer than the window "
         "out of those that are read both ways",
@@ -554,6 +554,14 @@ OVERRIDES: tuple[Override, ...] = (
             RUNNER: ("mm_prefix_clamp_sliding_window",),
         },
         goes_when="disable_chunked_mm_input holds wherever a chunk begins",
+    ),
+    Override(
+        what="all of a prompt with an image sees itself both ways, where the model is made so",
+        where=("core.attention.metadata:NPUAttentionMetadataBuilder.build",),
+        why="vLLM tells attention of images alone, and PaliGemma's text before the answer is part "
+        "of what is read both ways",
+        upstream={RUNNER: ("mm_req_doc_ranges", "self.is_mm_prefix_lm")},
+        goes_when="vLLM's ranges have the prompt",
     ),
     Override(
         what="outputs of an encoder that a decoder attends to are written in the batch's order",

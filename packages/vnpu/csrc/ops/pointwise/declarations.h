@@ -46,6 +46,7 @@ Allowed allowed_foreach_sign();
 Allowed allowed_foreach_zero_inplace();
 Allowed allowed_gelu();
 Allowed allowed_gelu_v2();
+Allowed allowed_tanh();
 Allowed allowed_inplace_add();
 Allowed allowed_inplace_addcmul();
 Allowed allowed_inplace_bitwise_and_scalar();

@@ -38,6 +38,7 @@ constexpr char kRoundList[] = "ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_roun
 constexpr char kSoftplus[] = "aclnn_softplus.cpp: ASCEND910B_DTYPE_SUPPORT_LIST, CheckShape";
 constexpr char kRelu[] = "activation/relu/README.md, parameters";
 constexpr char kGelu[] = "DTYPE_SUPPORT_LIST in aclnn_{gelu,silu}.cpp";
+constexpr char kTanh[] = "aclnnTanh&aclnnInplaceTanh.md, parameters";
 constexpr char kGeluV2[] = "DTYPE_SUPPORT_LIST in aclnn_gelu_v2.cpp";
 
 const std::vector<ScalarType> kFloatsAndComplex{at::kFloat,  at::kHalf,         at::kBFloat16,
@@ -251,6 +252,16 @@ Allowed allowed_gelu() {
           {{"self", dtype(kFloats), kGelu, kOnBigChips},
            {"out", same_dtype("self"), kGelu},
            {"out", same_sizes("self"), kGelu}}};
+}
+
+Allowed allowed_tanh() {
+  return {
+      {},
+      {{"self",
+        dtype(with(kFloats, {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong})),
+        kTanh, kOnBigChips},
+       {"out", dtype(kFloats), kTanh, kOnBigChips},
+       {"out", same_sizes("self"), kTanh}}};
 }
 
 Allowed allowed_gelu_v2() {

@@ -127,7 +127,7 @@ VNPU_OPERATOR(InplaceNanToNum, (InOut self, float nan, float posinf, float negin
 // --- activations --------------------------------------------------------------------------------
 
 VNPU_UNARY(Sigmoid, at::sigmoid_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_cos})
-VNPU_UNARY(Tanh, at::tanh_out, {.tier = kT1, .cost = elements<10>})
+VNPU_UNARY(Tanh, at::tanh_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_tanh})
 VNPU_UNARY(Silu, at::silu_out, {.tier = kT1, .cost = elements<10>, .allowed = allowed_gelu})
 VNPU_UNARY(Mish, at::mish_out, {.tier = kT1, .cost = elements<10>})
 VNPU_UNARY(Hardswish, at::hardswish_out, {.tier = kT1, .cost = elements<10>})

@@ -17,6 +17,7 @@ Allowed allowed_constant_pad_nd();
 Allowed allowed_eye();
 Allowed allowed_gather();
 Allowed allowed_index();
+Allowed allowed_index_add();
 Allowed allowed_index_put_impl();
 Allowed allowed_index_select();
 Allowed allowed_inplace_copy();

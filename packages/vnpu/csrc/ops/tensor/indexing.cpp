@@ -144,7 +144,7 @@ VNPU_OPERATOR(ScatterAdd,
 VNPU_OPERATOR(IndexAdd,
               (const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                const Scalar& alpha, Out out),
-              {.tier = kT1, .cost = elements<1>}) {
+              {.tier = kT1, .cost = elements<1>, .allowed = allowed_index_add}) {
   store(out, at::index_add(self, dim, as_long(index), source, alpha));
 }
 VNPU_OPERATOR(

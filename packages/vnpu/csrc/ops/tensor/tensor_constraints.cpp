@@ -21,6 +21,7 @@ constexpr char kInterleave[] =
 constexpr char kPad[] = "DTYPE_SUPPORT_910B_LIST in aclnn_constant_pad_nd.cpp";
 constexpr char kEye[] = "aclnn_eye.cpp: DTYPE_SUPPORT_LIST_A2, CheckShape";
 constexpr char kLinspace[] = "dtype lists in aclnn_linspace.cpp";
+constexpr char kIndexAdd[] = "aclnnIndexAdd.md, parameters and status codes";
 constexpr char kIndexPut[] = "CheckDtypeValid in aclnn_index_put_impl.cpp";
 constexpr char kIndexCopy[] = "aclnn_index_copy.cpp: CheckDtypeValid, CheckShape, CheckElementNum";
 constexpr char kIndexFill[] = "aclnn_index_fill.cpp: DTYPE_910B_SUPPORT_LIST, CheckIndexDtypeValid";
@@ -160,6 +161,16 @@ Allowed allowed_index_put_impl() {
           {{"self", dtype(kRealAndBool), kIndexPut, kOnBigChips},
            {"indices", indices_that_are_given({at::kInt, at::kLong, at::kBool}), kIndexPut},
            {"values", same_dtype("self"), kIndexPut}}};
+}
+
+Allowed allowed_index_add() {
+  return {{},
+          {{"self", dtype(kRealAndBool), kIndexAdd, kOnBigChips},
+           {"index", dtype(kIndices), kIndexAdd},
+           {"index", dims(0, 1), kIndexAdd},
+           {"source", same_dtype("self"), kIndexAdd},
+           {"out", same_dtype("self"), kIndexAdd},
+           {"out", same_sizes("self"), kIndexAdd}}};
 }
 
 Allowed allowed_inplace_index_copy() {

@@ -47,6 +47,25 @@ class EncoderWorker:
         getattr(model, first).register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
         getattr(model, last).register_forward_hook(end)
 
+    def watch_encoder_calls(self) -> None:
+        """From now on, counts of each call of the model's encoder, whatever the model is."""
+        self._calls: list[HostCounts] = []
+        model = self.model_runner.get_model()
+        encode = model.embed_multimodal
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            torch.npu.synchronize()
+            before = HostCounts.now()
+            output = encode(*arguments, **options)
+            self._calls.append(HostCounts.now() - before)
+            return output
+
+        model.embed_multimodal = counted
+
+    def encoder_calls(self) -> list[HostCounts]:
+        """Counts of each call since then."""
+        return self._calls
+
     def encoder_forwards(self) -> list[tuple[torch.Tensor, HostCounts]]:
         """Output, [tokens, hidden_size], and counts of each since then."""
         return [(output.cpu(), counts) for output, counts in self._forwards]

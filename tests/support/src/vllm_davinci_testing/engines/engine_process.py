@@ -96,6 +96,12 @@ class EngineProcess:
     def embed(self, *args: Any, **kwargs: Any) -> list[Any]:
         return self._call("embed", args, kwargs)
 
+    def classify(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("classify", args, kwargs)
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._call("encode", args, kwargs)
+
     def metrics(self) -> dict[str, float]:
         """The engine's counters and gauges by name."""
         metrics = self._call("get_metrics", (), {})

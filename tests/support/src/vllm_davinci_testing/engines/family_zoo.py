@@ -88,6 +88,18 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
+# Fields of transformers' configuration alone, where vLLM reads the same one otherwise, and why.
+# vllm/model_executor/models/commandr.py, cohere2_moe.py
+_ONE_TOKEN_MORE = (
+    {"sliding_window": SIZES["sliding_window"] + 1},
+    "vLLM's layers see one token more than the configuration says, as the model was trained",
+)
+OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
+    "cohere2": _ONE_TOKEN_MORE,
+    "cohere2_moe": _ONE_TOKEN_MORE,
+}
+
+
 def text_families() -> list[str]:
     """Model types whose class for text generation vLLM has under the same name, sorted."""
     from vllm.model_executor.models import registry

@@ -79,7 +79,7 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
             std=1 / math.sqrt(projector.mm_input_projection_weight.shape[0]),
         )
     network.save_pretrained(directory)
-    _name_as_released(directory / "model.safetensors")
+    name_as_released(directory / "model.safetensors")
     write_tokenizer(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
@@ -100,16 +100,18 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def _name_as_released(file: Path) -> None:
-    """transformers 5 writes the encoder without a part of its names that it reads with and vLLM
-    needs."""
+def name_as_released(file: Path) -> None:
+    """transformers 5 writes an encoder without a part of its names, and Qwen2-Audio's text with one
+    too many: it reads, and vLLM needs, the names that released files have."""
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
-    weights = {
-        re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name): each
-        for name, each in load_file(file).items()
-    }
+    weights = {_released_name(name): each for name, each in load_file(file).items()}
     save_file(weights, file, metadata)
+
+
+def _released_name(name: str) -> str:
+    name = re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name)
+    return re.sub(r"^language_model\.model\.model\.", "language_model.model.", name)
 
 
 def gemma3_prompt(*words: str) -> str:

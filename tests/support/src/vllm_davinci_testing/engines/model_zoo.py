@@ -93,29 +93,6 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
     return directory
 
 
-def write_bert(directory: Path, seed: int = 0) -> Path:
-    """An encoder-only model with bidirectional attention, embeddings from its first token.
-
-    Its file has a pooling layer, as released ones have, which embeddings do without.
-    """
-    config = transformers.BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=384,
-        max_position_embeddings=256,
-        pad_token_id=EOS_ID,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = transformers.BertModel(config)
-        fill_with_normal_weights(network)
-    network.save_pretrained(directory)
-    write_tokenizer(directory)
-    return directory
-
-
 # Tokens whose embeddings are not finite, and one that alone goes to an expert with such weights.
 NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN = 250, 251, 252
 POISONS = (NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN)

@@ -16,11 +16,11 @@ CLOSE = 0.25
 
 
 class TransformersReference:
-    """A checkpoint as transformers runs it."""
+    """A checkpoint as transformers runs it, with some fields of its configuration replaced."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32, **fields: Any) -> None:
         self.network = transformers.AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=dtype, attn_implementation="eager"
+            checkpoint, dtype=dtype, attn_implementation="eager", **fields
         ).eval()
         self.network.generation_config.eos_token_id = None  # the tests generate past it
 
@@ -42,11 +42,6 @@ class TransformersReference:
             do_sample=False,
         )
         return output[0, len(prompt) :].tolist()
-
-    @torch.inference_mode()
-    def last_hidden_state(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[len(token_ids), hidden], after the last norm."""
-        return self.network.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
 
     def first_difference(
         self,

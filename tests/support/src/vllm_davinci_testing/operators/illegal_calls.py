@@ -1593,6 +1593,7 @@ LEGAL |= {
     "InplaceLog": {"self": t(7, 64)},
     "InplaceRelu": {"self": t(7, 64)},
     "Gelu": _FUNCTION,
+    "Tanh": _FUNCTION,
     "GeluV2": {"x": t(7, 64), "approximate": 0, "out": t(7, 64)},
     "InplaceFillScalar": {"self": t(7, 64), "value": aclnn.Number(2.0)},
     "InplaceZero": {"self": t(7, 64)},
@@ -1609,6 +1610,14 @@ LEGAL |= {
     "Triu": {"self": t(7, 64), "diagonal": 0, "out": t(7, 64)},
     # The first dimension is not indexed.
     "Index": {"self": t(7, 64), "indices": [f32(0), i64(5)], "out": t(7, 5)},
+    "IndexAdd": {
+        "self": t(7, 64),
+        "dim": 0,
+        "index": i64(5),
+        "source": t(5, 64),
+        "alpha": aclnn.Number(1.0),
+        "out": t(7, 64),
+    },
     "IndexSelect": {"self": t(7, 64), "dim": 0, "index": i64(5), "out": t(5, 64)},
     "Gather": {"self": t(7, 64), "dim": 0, "index": i64(5, 64), "out": t(5, 64)},
     "InplaceScatter": {

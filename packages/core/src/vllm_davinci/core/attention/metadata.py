@@ -1,5 +1,6 @@
 """The inputs of one step's attention, built once per step from host copies of the lengths."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec
 
-from vllm_davinci.core.attention.spans import BidirectionalSpans
+from vllm_davinci.core.attention.spans import BidirectionalSpans, whole_prompts
 from vllm_davinci.core.attention.stripes import stripes_of
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import HostLengths
@@ -111,8 +112,13 @@ def padded_lengths(
 
 
 class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]):
-    """Turns vLLM's batch description into host length lists. Never reads from the device."""
+    """Turns vLLM's batch description into host length lists. Never reads from the device.
 
+    prompt_lens: gives the lengths of the batch's prompts, of models in which all of a prompt that
+                 has an image sees itself both ways; None of models whose images alone do
+    """
+
+    prompt_lens: Callable[[], Sequence[int]] | None = None
     _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
 
     def __init__(  # abstract in vLLM
@@ -152,6 +158,8 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
             seq_lens = self._stripes.lengths(seq_lens)
         block_table = common.block_table_tensor[:num_reqs]
         ranges = common.mm_req_doc_ranges
+        if ranges and self.prompt_lens is not None:
+            ranges = whole_prompts(ranges, self.prompt_lens())
         return NPUAttentionMetadata(
             num_actual_tokens=common.num_actual_tokens,
             actual_seq_lengths_q=ends,

@@ -1,4 +1,4 @@
-"""Spans of a prompt whose tokens see each other both ways: an image of Gemma3.
+"""Spans of a prompt whose tokens see each other both ways: an image of Gemma3, all of PaliGemma's.
 
 A token of a span sees what a causal one sees, and the rest of its span: all keys up to the span's
 end. So the rows of a span attend like a request that ends there, to every key, and in layers with a
@@ -6,11 +6,13 @@ window to those from the window's start on. The operator takes both over a paged
 request it does not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.masks import ALL_TOKENS, SPARSE_MODE_BAND, SPARSE_MODE_NONE
 from vllm_davinci.core.device import fused_attention
@@ -60,9 +62,10 @@ class BidirectionalSpans:
                     continue
                 if last >= seq_lens[request]:
                     raise UnsupportedFeatureError(
-                        f"An image at tokens {first} to {last} was cut at {seq_lens[request]}, and "
-                        "its tokens see each other both ways. Start with a larger "
-                        "--max-num-batched-tokens, and without --no-disable-chunked-mm-input."
+                        f"An image, or a prompt with one, at tokens {first} to {last} was cut at "
+                        f"{seq_lens[request]}, and its tokens see each other both ways. Start with "
+                        "a larger --max-num-batched-tokens, and without "
+                        "--no-disable-chunked-mm-input."
                     )
                 begin = max(first, computed) - computed + start
                 rows += range(begin, last + 1 - computed + start)
@@ -101,6 +104,34 @@ class BidirectionalSpans:
         lengths = self.actual_seq_lengths_q, self.seq_lens
         fused_attention.attend(rows, key, value, *lengths, [both_ways, lse], **arguments)
         out.index_copy_(0, self.rows, both_ways)
+
+
+def whole_prompts(
+    images: Mapping[int, Sequence[tuple[int, int]]], prompt_lens: Sequence[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """Ranges as `of_step` takes them, of all of each prompt that has an image.
+
+    images:      first and last position of the images of each request
+    prompt_lens: of each request, tokens of its prompt
+    """
+    return {
+        request: [(0, int(prompt_lens[request]) - 1)]
+        for request, ranges in images.items()
+        if ranges
+    }
+
+
+def tell_prompt_lens(
+    groups: Iterable[Sequence[AttentionGroup]], prompt_lens: Callable[[], Sequence[int]]
+) -> None:
+    """Lets builders of metadata know prompts, of a model in which all of one sees itself both ways.
+
+    groups:      by cache group
+    prompt_lens: gives the lengths of the batch's prompts
+    """
+    for group in chain.from_iterable(groups):
+        for builder in group.metadata_builders:
+            builder.prompt_lens = prompt_lens
 
 
 def span_masking(window: int | None) -> dict[str, int]:

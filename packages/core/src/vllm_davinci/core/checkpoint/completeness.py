@@ -156,10 +156,16 @@ def _mappers(model: torch.nn.Module) -> Iterator[tuple[str, WeightsMapper]]:
 
 
 def _absent_parts(model: torch.nn.Module) -> Iterator[str]:
-    """Parts that the options leave out, such as an encoder without inputs, as name prefixes."""
+    """Parts that are left out, as name prefixes: encoders without inputs, by the options, and an
+    encoder's layers after the one whose output a model takes (LLaVA's vision_feature_layer)."""
     for name, module in model.named_modules():
         if isinstance(module, StageMissingLayer):
             yield f"{name}."
+        layers = getattr(getattr(module, "encoder", None), "layers", None)
+        depth = getattr(getattr(module, "config", None), "num_hidden_layers", None)
+        if isinstance(layers, torch.nn.ModuleList) and isinstance(depth, int):
+            for number in range(len(layers), depth):
+                yield f"{name}.encoder.layers.{number}."
 
 
 def _is_folded_bias(name: str, format: Format | None) -> bool:

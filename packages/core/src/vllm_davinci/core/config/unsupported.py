@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_davinci.core.config.both_ways import IMAGES_BOTH_WAYS, PROMPTS_BOTH_WAYS
 from vllm_davinci.core.config.context_parallel import refused_with_context_parallel
 from vllm_davinci.core.config.expert_balance import refused_with_balance
 from vllm_davinci.core.config.hybrids import SERVED as SERVED_HYBRIDS
@@ -78,12 +79,9 @@ def _dtype_name(model: "ModelConfig | None") -> str | None:
     return None if model is None else str(model.dtype).removeprefix("torch.")
 
 
-# Kinds of models whose images see each other both ways, image by image, and nothing else does.
-BOTH_WAYS = ("gemma3",)
-
-
 def refuse_architectures(model: "ModelConfig") -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
+    known = (*IMAGES_BOTH_WAYS, *PROMPTS_BOTH_WAYS)
     needs = {
         "recurrent states of another kind (Mamba's first version, short convolutions, others)": (
             keeps_states(model) and not set(model.architectures) <= set(SERVED_HYBRIDS)
@@ -91,9 +89,9 @@ def refuse_architectures(model: "ModelConfig") -> None:
         "cross-attention (encoder-decoder other than Whisper)": (
             model.is_encoder_decoder and model.hf_config.model_type != "whisper"
         ),
-        f"tokens of prompts that see later ones (known of images of {', '.join(BOTH_WAYS)}; text "
-        "alone is served with --limit-mm-per-prompt 0 of each kind)": (
-            model.is_mm_prefix_lm and model.hf_config.model_type not in BOTH_WAYS
+        f"tokens of prompts that see later ones (known of {', '.join(known)}; text alone is served "
+        "with --limit-mm-per-prompt 0 of each kind)": (
+            model.is_mm_prefix_lm and model.hf_config.model_type not in known
         ),
     }
     if named := [need for need, is_needed in needs.items() if is_needed]:

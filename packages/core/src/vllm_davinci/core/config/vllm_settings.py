@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.both_ways import keep_together
 from vllm_davinci.core.config.graph_mode import settle_graph_mode
 from vllm_davinci.core.config.load_formats import PREFIX, REPLACED
 from vllm_davinci.core.config.parsing import get_config
@@ -59,14 +60,8 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
     for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "fuse_allreduce_rms"):
         setattr(passes, name, False)
 
+    keep_together(vllm_config, change)
     model = vllm_config.model_config
-    if model is not None and model.is_mm_prefix_lm:
-        why = "the tokens of an image see each other both ways, so that it is computed in one step"
-        change(vllm_config.scheduler_config, "disable_chunked_mm_input", True, why)
-        change(vllm_config.cache_config, "enable_prefix_caching", False, why)
-        # Of vLLM's runner: images longer than the window are not left out.
-        model.hf_text_config.mm_prefix_clamp_sliding_window = True
-
     if model is not None and model.is_encoder_decoder:
         why = "vLLM finds no prefixes of what an encoder has seen"
         change(vllm_config.cache_config, "enable_prefix_caching", False, why)

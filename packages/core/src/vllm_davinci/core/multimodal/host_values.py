@@ -1,0 +1,239 @@
+"""Encoders copy to the device and read back without waiting for it.
+
+Definitions of encoders make tables on the host (positions, masks) and copy them to the device from
+memory that is not pinned, which waits until the device has done all that it was given. Or they read
+back what had been copied there a moment before, or what follows from it: how many patches an image
+has. Both are done here, in a mode of torch around the encoder's call: copies go through pinned
+memory, and integers that came from the host are known there too, with what follows from them by the
+operations of FOLLOWED.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+from vllm.utils.torch_utils import async_tensor_h2d
+
+# Elements of what is known on the host: sizes, counts, lengths, masks of sequences, never pixels.
+MAX_KNOWN = 1 << 16
+
+# Operations whose results are known where all their tensors are. None of them writes in place.
+FOLLOWED = frozenset(
+    [
+        *("__getitem__", "unbind", "view", "reshape", "flatten", "squeeze", "unsqueeze", "expand"),
+        *("cat", "stack", "pad", "clone", "contiguous", "arange", "repeat_interleave"),
+        *("sum", "prod", "cumsum", "max", "min", "add", "sub", "mul", "floor_divide"),
+        *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__floordiv__"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "__invert__"),
+        *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "long", "int", "bool"),
+    ]
+)
+READS = frozenset(("tolist", "item", "__int__", "__index__", "__bool__", "__float__"))
+IN_PLACE = frozenset(
+    ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__iand__", "__ior__")
+)
+
+
+# Whose encoders read back or copy so. Others are called without the mode, which takes the host some
+# microseconds for each of their operations.
+DEFINITIONS = frozenset(("PixtralHFVisionModel", "Qwen2AudioForConditionalGeneration"))
+
+
+def host_values(
+    model: torch.nn.Module, device: torch.device
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes what stands around calls of the model's encoder: HostValues where it waits without."""
+    if any(type(module).__name__ in DEFINITIONS for module in model.modules()):
+        return partial(HostValues, device)
+    return nullcontext
+
+
+class HostValues(TorchFunctionMode):
+    """Copies to `device` from pinned memory, and answers reads of what follows from the host.
+
+    A known value goes with its tensor, and when anything is written in place to its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "to":
+            return self._to(func, args, kwargs)
+        if name == "tensor" and self._is_here(kwargs.get("device")):
+            return self._copied(torch.tensor(*args, **{**kwargs, "device": "cpu"}))
+        if name in READS and (known := self._known.get(args[0])) is not None:
+            return func(known, *args[1:], **kwargs)
+        if name == "cpu" and (known := self._known.get(args[0])) is not None:
+            return known.clone()
+        if name == "__setitem__" and _is_masked_fill(args):
+            self._forget(args[0])
+            args[0].masked_fill_(args[1], args[2])
+            return None
+        if name == "__getitem__" and (places := self._places(args)) is not None:
+            return args[0].flatten(0, args[1].dim() - 1).index_select(0, places)
+        if self._known:
+            for written in _written(func, name, args, kwargs):
+                self._forget(written)
+        result = func(*args, **kwargs)
+        if name in FOLLOWED:
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _is_here(self, device: Any) -> bool:
+        return device is not None and torch.device(device).type == self._device.type
+
+    def _to(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Tensor.to, which does not wait for a copy between the host and the device."""
+        source = args[0]
+        device, dtype = _meant(source, args[1:], kwargs)
+        known = self._known.get(source)
+        if known is not None and device.type == "cpu":
+            return known.to(dtype, copy=True)
+        if source.device.type == "cpu" and self._is_here(device) and "memory_format" not in kwargs:
+            host = source.to(dtype)
+            if host is source and source.is_pinned() and not kwargs.get("non_blocking"):
+                host = source.clone()  # which nobody writes to while it is copied
+            return self._copied(host)
+        result = func(*args, **kwargs)
+        if known is not None and result is not source:
+            self._know(result, known.to(dtype))
+        return result
+
+    def _copied(self, host: torch.Tensor) -> torch.Tensor:
+        copied = async_tensor_h2d(host, self._device)
+        if host.numel() <= MAX_KNOWN:
+            self._know(copied, host.clone())  # the host may be written to afterwards
+        return copied
+
+    def _know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        if not host.is_floating_point() and host.device.type == "cpu":
+            self._known[tensor] = host
+
+    def _places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """The rows that a known mask chooses, on the device; None of any other index."""
+        rows, mask = args
+        if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+            return None
+        known = self._known.get(mask)
+        if known is None or not known.dim() or known.shape != rows.shape[: known.dim()]:
+            return None
+        if rows.device != mask.device:
+            return None
+        return async_tensor_h2d(known.flatten().nonzero().squeeze(1), self._device)
+
+    def _follow(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Computes on the host too what follows from known tensors."""
+        results = result if isinstance(result, tuple | list) else (result,)
+        if not all(_is_small(each, self._device) for each in results):
+            return
+        try:
+            hosts = func(
+                *(self._on_host(each) for each in args),
+                **{name: self._on_host(each) for name, each in kwargs.items()},
+            )
+        except _UnknownError:
+            return
+        for each, host in zip(
+            results, hosts if isinstance(hosts, tuple | list) else (hosts,), strict=True
+        ):
+            self._know(each, host)
+
+    def _on_host(self, argument: Any) -> Any:
+        """The argument with known tensors in place of the device's. Raises for another tensor."""
+        if isinstance(argument, torch.Tensor) and argument.device.type == self._device.type:
+            known = self._known.get(argument)
+            if known is None:
+                raise _UnknownError
+            return known
+        if isinstance(argument, torch.device) or self._names_device(argument):
+            return "cpu"
+        if isinstance(argument, tuple | list):
+            return type(argument)(map(self._on_host, argument))
+        return argument
+
+    def _names_device(self, argument: Any) -> bool:
+        return isinstance(argument, str) and argument.split(":")[0] == self._device.type
+
+    def _forget(self, written: Any) -> None:
+        if isinstance(written, torch.Tensor) and written.device.type == self._device.type:
+            memory = written.untyped_storage().data_ptr()
+            for tensor in list(self._known):
+                if tensor.untyped_storage().data_ptr() == memory:
+                    del self._known[tensor]
+
+
+class _UnknownError(Exception):
+    """A tensor whose values the host does not know."""
+
+
+def _written(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterable[Any]:
+    """Returns what the call may write to."""
+    schema = getattr(func, "_schema", None)  # of an operator that is called by torch.ops
+    if schema is not None:
+        return (*args, *kwargs.values()) if schema.is_mutable else ()
+    if (out := kwargs.get("out")) is not None:
+        return out if isinstance(out, tuple | list) else (out,)
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    if is_in_place or name in IN_PLACE or name == "__setitem__":
+        return args[:1]
+    return ()
+
+
+def _is_masked_fill(args: tuple[Any, ...]) -> bool:
+    """Whether __setitem__ gives one number to all that a mask of the target's shape chooses."""
+    target, mask, value = args
+    return (
+        isinstance(mask, torch.Tensor)
+        and mask.dtype == torch.bool
+        and mask.device == target.device
+        and mask.shape == target.shape
+        and isinstance(value, int | float)
+        and (target.is_floating_point() or isinstance(value, int))
+    )
+
+
+def _is_small(result: Any, device: torch.device) -> bool:
+    return (
+        isinstance(result, torch.Tensor)
+        and result.device.type == device.type
+        and not result.is_floating_point()
+        and result.numel() <= MAX_KNOWN
+    )
+
+
+def _meant(
+    source: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.device, torch.dtype]:
+    """Device and dtype that Tensor.to is asked for."""
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    other = kwargs.get("other")
+    for each in (*args, *(() if other is None else (other,))):
+        if isinstance(each, torch.Tensor):
+            device, dtype = each.device, each.dtype
+        elif isinstance(each, torch.dtype):
+            dtype = each
+        elif isinstance(each, torch.device | str) or type(each) is int:
+            device = each
+    return (
+        source.device if device is None else torch.device(device),
+        source.dtype if dtype is None else dtype,
+    )

@@ -1,0 +1,34 @@
+"""Families whose encoders vLLM defines alone: transformers' tokens, and no wait of the host.
+
+`nox -s zoo` serves the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
+from vllm_davinci_testing.engines.multimodal_serving import served_family
+from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
+from vllm_davinci_testing.plugin import EXACT_SOC
+
+# LLaVA takes the output of a layer before its encoder's last. Pixtral's definition copies tables
+# that it makes on the host.
+NAMES = ("llava", "pixtral")
+RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_transformers_and_the_host_waits_for_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    family = FAMILIES[name]
+    (tmp_path / "model").mkdir()
+    checkpoint = family.write(tmp_path / "model")
+    reference = MultimodalReference(checkpoint, family.auto_class)
+    environment = {"VNPU_SOC": EXACT_SOC, **RACES}
+    served = served_family(family, checkpoint, reference, tmp_path / "log.txt", environment, 8)
+    assert served.differences == [None] * 4
+    assert served.waits == [0] * 3

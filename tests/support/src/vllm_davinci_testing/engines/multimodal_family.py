@@ -1,0 +1,148 @@
+"""Small checkpoints of families are written alike, and all take the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines.gemma3_checkpoint import name_as_released
+from vllm_davinci_testing.engines.model_zoo import (
+    EOS_ID,
+    NUM_BYTES,
+    fill_with_normal_weights,
+    write_tokenizer,
+)
+from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE, SECONDS, sound
+
+PATCH, SIDE = 14, 56
+IMAGE, VIDEO, AUDIO = "<image>", "<video>", "<|AUDIO|>"
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"
+AROUND, GLOBAL = "<fake_token_around_image>", "<global-img>"
+TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+SPECIAL = (
+    IMAGE, VIDEO, AUDIO, BREAK, END, AROUND, GLOBAL, "<end_of_utterance>", "<|audio_bos|>",
+    "<|audio_eos|>", *TILES,
+)  # fmt: skip
+FIRST_ID = NUM_BYTES + 2
+VOCAB_SIZE = FIRST_ID + len(SPECIAL)
+IDS = {token: FIRST_ID + number for number, token in enumerate(SPECIAL)}
+PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+# Width and height of the images of each request.
+SIZES = ([(56, 84)], [(112, 56)], [(60, 60)], [])
+
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MultimodalFamily:
+    """One family.
+
+    write:      writes its checkpoint into a directory
+    place:      what stands for an image, or for sound, in a prompt
+    modality:   "image" or "audio"
+    auto_class: of transformers
+    engine:     arguments of vllm.LLM
+    waits_for:  what the host waits for in each call of the encoder, as its definition is
+    """
+
+    write: Callable[[Path], Path]
+    place: str = IMAGE
+    modality: str = "image"
+    auto_class: str = "AutoModelForImageTextToText"
+    engine: tuple[tuple[str, Any], ...] = ()
+    waits_for: str = ""
+
+    def requests(self) -> list[Request]:
+        """As vLLM takes them: one image or sound each, and one of words alone."""
+        every: list[Request] = []
+        for number, sizes in enumerate(SIZES):
+            request: Request = {"prompt": self.place * len(sizes) + f"case {number} of it"}
+            if sizes and self.modality == "image":
+                images = [vision_zoo.image(*size, seed=number) for size in sizes]
+                request["multi_modal_data"] = {"image": images}
+            elif sizes:
+                waves = sound(number, SECONDS - 0.5 * number)
+                request["multi_modal_data"] = {"audio": [(waves, SAMPLING_RATE)]}
+            every.append(request)
+        return every
+
+
+def text_fields(kind: str = "llama", **options: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+        "bos_token_id": EOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": EOS_ID,
+        "tie_word_embeddings": False,
+        **options,
+    }
+
+
+def vision_fields(kind: str, **options: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": SIDE,
+        "patch_size": PATCH,
+        **options,
+    }
+
+
+def written(
+    make_config: Callable[[], transformers.PretrainedConfig],
+    make_processor: Callable[[Any], transformers.ProcessorMixin],
+    auto_class: str = "AutoModelForImageTextToText",
+    tokens: dict[str, str] | None = None,
+) -> Callable[[Path], Path]:
+    """Writes a family's checkpoint. tokens: names that its processor asks the tokenizer for"""
+
+    def write(directory: Path) -> Path:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            network = getattr(transformers, auto_class).from_config(
+                make_config(), dtype=torch.float32
+            )
+            fill_with_normal_weights(network)
+            for name, parameter in network.named_parameters():
+                if name.endswith("image_newline"):
+                    parameter.data.normal_()
+        network.save_pretrained(directory)
+        kinds = network.config.model_type, _encoder_kind(network)
+        if {"qwen2_audio", "clip_vision_model", "siglip_vision_model"}.intersection(kinds):
+            name_as_released(directory / "model.safetensors")
+        write_tokenizer(directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+        tokenizer.save_pretrained(directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            directory, model_specific_special_tokens=tokens or {}
+        )
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        tokenizer.save_pretrained(directory)
+        make_processor(tokenizer).save_pretrained(directory)
+        return directory
+
+    return write
+
+
+def _encoder_kind(network: Any) -> str | None:
+    """The model type of the encoder of images, of a family that has one."""
+    vision = getattr(network.config, "vision_config", None)
+    return getattr(vision, "model_type", None)

@@ -1,0 +1,65 @@
+"""transformers' tokens of multimodal families, and the comparison of vLLM's with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from vllm_davinci_testing.engines.multimodal_family import Request
+from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
+
+
+class MultimodalReference:
+    """transformers' results on the CPU in fp32.
+
+    auto_class: of transformers, by its name
+    """
+
+    def __init__(self, checkpoint: Path, auto_class: str = "AutoModelForImageTextToText") -> None:
+        self.network: Any = (
+            getattr(transformers, auto_class)
+            .from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+            .eval()
+        )
+        self._processor: Any = transformers.AutoProcessor.from_pretrained(checkpoint)
+
+    def inputs(self, request: Request) -> dict[str, torch.Tensor]:
+        data = request.get("multi_modal_data", {})
+        if not data:
+            tokens = self._processor.tokenizer(request["prompt"], return_tensors="pt")
+            return {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        media: dict[str, Any] = {"images": [data["image"]]} if "image" in data else {}
+        if "audio" in data:
+            media = {"audio": [waves for waves, _ in data["audio"]], "sampling_rate": SAMPLING_RATE}
+        inputs = self._processor(text=[request["prompt"]], return_tensors="pt", **media)
+        return {name: value for name, value in inputs.items() if name != "labels"}
+
+    @torch.inference_mode()
+    def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+        """[tokens, vocabulary]: what each token is chosen from, after those before it.
+
+        prompt: as vLLM made it. Raises ValueError where it is not transformers'.
+        """
+        inputs = self.inputs(request)
+        ours = inputs["input_ids"][0].tolist()
+        if not request.get("multi_modal_data"):
+            inputs["input_ids"] = torch.tensor([prompt])
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        elif ours != prompt:
+            raise ValueError(f"prompts differ: {prompt} here, {ours} in transformers")
+        following = torch.tensor([tokens])
+        added = {"input_ids": following, "attention_mask": torch.ones_like(following)}
+        for name in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"):
+            if name in inputs:
+                more = added.get(name, torch.full_like(following, self._kind_of_answers(name)))
+                inputs[name] = torch.cat([inputs[name], more], dim=1)
+        rows: torch.Tensor = self.network(**inputs).logits[0]
+        return rows[-len(tokens) - 1 : -1]
+
+    def _kind_of_answers(self, name: str) -> int:
+        """PaliGemma's answers are 1, its prompts 0."""
+        is_prefix_lm = self.network.config.model_type == "paligemma"
+        return int(is_prefix_lm and name == "token_type_ids")

@@ -1,0 +1,274 @@
+"""A small random checkpoint of multimodal families.
+
+Families that vision_zoo and files of their own have are here by name; the others are those that
+vLLM's other definitions serve. `unmade_families` names those that nobody has made small yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from transformers.models.auto import modeling_auto
+
+from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines.gemma3_checkpoint import gemma3_prompt, write_gemma3
+from vllm_davinci_testing.engines.model_zoo import EOS_ID
+from vllm_davinci_testing.engines.multimodal_family import (
+    AROUND,
+    AUDIO,
+    BREAK,
+    END,
+    GLOBAL,
+    IDS,
+    IMAGE,
+    PATCH,
+    PINPOINTS,
+    SIDE,
+    VIDEO,
+    MultimodalFamily,
+    text_fields,
+    vision_fields,
+    written,
+)
+from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
+from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
+
+SECONDS_OF_SOUND = 30  # to which Qwen2-Audio's are filled up: vLLM takes no others
+
+
+def _llava() -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return transformers.LlavaConfig(
+            text_config=text_fields(),
+            vision_config=vision_fields("clip_vision_model", projection_dim=64),
+            image_token_index=IDS[IMAGE],
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        return transformers.LlavaProcessor(
+            image_processor=transformers.CLIPImageProcessor(
+                size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+            ),
+            tokenizer=tokenizer,
+            patch_size=PATCH,
+            vision_feature_select_strategy="default",
+            image_token=IMAGE,
+            num_additional_image_tokens=1,
+        )
+
+    return MultimodalFamily(written(config, processor))
+
+
+def _llava_next() -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return transformers.LlavaNextConfig(
+            text_config=text_fields(),
+            vision_config=vision_fields("clip_vision_model", projection_dim=64),
+            image_token_index=IDS[IMAGE],
+            image_grid_pinpoints=PINPOINTS,
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        return transformers.LlavaNextProcessor(
+            image_processor=transformers.LlavaNextImageProcessor(
+                size={"shortest_edge": SIDE},
+                crop_size={"height": SIDE, "width": SIDE},
+                image_grid_pinpoints=PINPOINTS,
+            ),
+            tokenizer=tokenizer,
+            patch_size=PATCH,
+            vision_feature_select_strategy="default",
+            image_token=IMAGE,
+            num_additional_image_tokens=1,
+        )
+
+    return MultimodalFamily(written(config, processor))
+
+
+def _llava_onevision() -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return transformers.LlavaOnevisionConfig(
+            text_config=text_fields("qwen2"),
+            vision_config=vision_fields("siglip_vision_model", vision_use_head=False),
+            image_token_index=IDS[IMAGE],
+            video_token_index=IDS[VIDEO],
+            image_grid_pinpoints=PINPOINTS,
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        size = {"height": SIDE, "width": SIDE}
+        return transformers.LlavaOnevisionProcessor(
+            image_processor=transformers.LlavaOnevisionImageProcessor(
+                size=size, image_grid_pinpoints=PINPOINTS
+            ),
+            tokenizer=tokenizer,
+            video_processor=transformers.LlavaOnevisionVideoProcessor(size=size),
+            num_image_tokens=(SIDE // PATCH) ** 2,
+            vision_feature_select_strategy="full",
+            image_token=IMAGE,
+            video_token=VIDEO,
+        )
+
+    return MultimodalFamily(written(config, processor))
+
+
+def _pixtral_processor(merged: int) -> Callable[[Any], transformers.ProcessorMixin]:
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        return transformers.PixtralProcessor(
+            image_processor=transformers.PixtralImageProcessor(
+                size={"longest_edge": 2 * SIDE},
+                patch_size={"height": PATCH * merged, "width": PATCH * merged},
+            ),
+            tokenizer=tokenizer,
+            patch_size=PATCH,
+            spatial_merge_size=merged,
+            image_token=IMAGE,
+            image_break_token=BREAK,
+            image_end_token=END,
+        )
+
+    return processor
+
+
+def _pixtral() -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return transformers.LlavaConfig(
+            text_config=text_fields("mistral"),
+            vision_config=vision_fields("pixtral", image_size=2 * SIDE, head_dim=64),
+            image_token_index=IDS[IMAGE],
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        )
+
+    return MultimodalFamily(written(config, _pixtral_processor(1)))
+
+
+def _mistral3() -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return transformers.Mistral3Config(
+            text_config=text_fields("mistral"),
+            vision_config=vision_fields("pixtral", image_size=2 * SIDE, head_dim=64),
+            image_token_index=IDS[IMAGE],
+            spatial_merge_size=2,
+        )
+
+    return MultimodalFamily(written(config, _pixtral_processor(2)))
+
+
+def _idefics3(
+    config_class: str = "Idefics3Config",
+    kind: str = "idefics3_vision",
+    processors: tuple[str, ...] = ("Idefics3Processor", "Idefics3ImageProcessor"),
+) -> MultimodalFamily:
+    def config() -> transformers.PretrainedConfig:
+        return getattr(transformers, config_class)(
+            text_config=text_fields(),
+            vision_config=vision_fields(kind),
+            image_token_id=IDS[IMAGE],
+            scale_factor=2,
+            pad_token_id=EOS_ID,
+            tie_word_embeddings=False,
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        whole, images, *videos = (getattr(transformers, name) for name in processors)
+        sizes = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+        more = {"video_processor": videos[0](**sizes)} if videos else {}
+        return whole(
+            image_processor=images(**sizes),
+            tokenizer=tokenizer,
+            image_seq_len=(SIDE // PATCH // 2) ** 2,
+            chat_template=tokenizer.chat_template,
+            **more,
+        )
+
+    names = {
+        "fake_image_token": AROUND,
+        "image_token": IMAGE,
+        "global_image_token": GLOBAL,
+        "end_of_utterance_token": "<end_of_utterance>",
+    }
+    return MultimodalFamily(
+        written(config, processor, tokens=names),
+        waits_for="its definition looks at the pixels for images that are nothing but padding",
+    )
+
+
+def _qwen2_audio() -> MultimodalFamily:
+    auto_class = "Qwen2AudioForConditionalGeneration"
+
+    def config() -> transformers.PretrainedConfig:
+        return transformers.Qwen2AudioConfig(
+            audio_config={
+                "num_mel_bins": 16,
+                "d_model": 128,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 192,
+                "max_source_positions": 50 * SECONDS_OF_SOUND,
+            },
+            text_config=text_fields("qwen2"),
+            audio_token_index=IDS[AUDIO],
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        return transformers.Qwen2AudioProcessor(
+            feature_extractor=transformers.WhisperFeatureExtractor(
+                feature_size=16, sampling_rate=SAMPLING_RATE, chunk_length=SECONDS_OF_SOUND
+            ),
+            tokenizer=tokenizer,
+            chat_template=tokenizer.chat_template,
+        )
+
+    return MultimodalFamily(
+        written(config, processor, "AutoModelForMultimodalLM"),
+        place=f"<|audio_bos|>{AUDIO}<|audio_eos|>",
+        modality="audio",
+        auto_class=auto_class,
+    )
+
+
+def _of_vision_zoo(name: str) -> MultimodalFamily:
+    return MultimodalFamily(
+        lambda directory: vision_zoo.write_vision_checkpoint(name, directory),
+        place=vision_zoo.prompt(1, ""),
+    )
+
+
+FAMILIES: dict[str, MultimodalFamily] = {
+    "gemma3": MultimodalFamily(write_gemma3, place=gemma3_prompt("", "")),
+    "idefics3": _idefics3(),
+    "llava": _llava(),
+    "llava_next": _llava_next(),
+    "llava_onevision": _llava_onevision(),
+    "mistral3": _mistral3(),
+    "paligemma": MultimodalFamily(write_paligemma, place=""),
+    "pixtral": _pixtral(),
+    "qwen2_audio": _qwen2_audio(),
+    "smolvlm": _idefics3(
+        "SmolVLMConfig",
+        "smolvlm_vision",
+        ("SmolVLMProcessor", "SmolVLMImageProcessor", "SmolVLMVideoProcessor"),
+    ),
+    **{name: _of_vision_zoo(name) for name in vision_zoo.MODELS},
+}
+
+
+def unmade_families() -> list[str]:
+    """Model types that are not here, sorted, whose class for text about images or sound vLLM has
+    by the same name."""
+    from vllm.model_executor.models import registry
+
+    by_class = {
+        name: model_type
+        for mapping in (
+            modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        )
+        for model_type, name in mapping.items()
+        if isinstance(name, str)
+    }
+    shared = {by_class[name] for name in registry._MULTIMODAL_MODELS if name in by_class}
+    return sorted(shared - {*FAMILIES})
