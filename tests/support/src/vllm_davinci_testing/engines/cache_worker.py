@@ -1,4 +1,4 @@
-"""What an engine's ranks have in their KV caches."""
+"""A worker extension that reads what the KV cache of a rank holds."""
 
 from typing import Any
 

@@ -85,8 +85,11 @@ class HostServer:
     log: Path
     process: subprocess.Popen[bytes]
 
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
     def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-6000:]
+        return self.log_text()[-6000:]
 
 
 @dataclass

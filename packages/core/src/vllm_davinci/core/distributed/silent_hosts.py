@@ -21,7 +21,8 @@ _SETTINGS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
 )
-_WORDS = os.strerror(errno.ETIMEDOUT)
+# What the kernel says then: of the connection, or of the way to the host.
+_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def open_sockets() -> dict[int, int]:
@@ -47,4 +48,4 @@ def notice_silence(before: dict[int, int]) -> None:
 
 def is_silence(error: Exception) -> bool:
     """Whether a connection has failed because its other host was silent."""
-    return _WORDS in str(error)
+    return any(os.strerror(number) in str(error) for number in _ERRORS)
