@@ -120,9 +120,8 @@ def test_bits_are_those_of_the_same_ranks_on_one_host(
     assert all(count for counts in served for count in counts.values()), served
     size = layout[0][0]
     assert sum(len(counts) for counts in served) == int(size.rpartition("=")[2])
-    hosts[1].end()
-    for server in servers:
-        server.process.kill()
+    for host in hosts:
+        host.end()
     for prompt, answer in zip(prompts, answers, strict=False):
         assert reference(model).first_difference(prompt, answer["tokens"]) is None
     assert answers == on_one_host(zoo(model), tmp_path, prompts[:16], size, *EXPERTS, *options)

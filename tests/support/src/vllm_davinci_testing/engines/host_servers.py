@@ -56,7 +56,7 @@ def complete(prompt):
                 answer["error"] += event["error"]["message"]
                 continue
             choice = event["choices"][0]
-            is_first = not answer["tokens"]
+            is_first = choice["token_ids"] and not answer["tokens"]  # there are events without
             answer["tokens"] += choice["token_ids"]
             answer["logprobs"] += choice["logprobs"]["token_logprobs"]
             if is_first:
