@@ -166,7 +166,7 @@ def test_a_host_that_dies_is_named_to_clients_of_the_other(
 
 @THOROUGH
 @pytest.mark.parametrize("end", ["end", "cut_off"])
-def test_a_host_that_dies_while_nothing_is_asked_is_named_to_the_next_who_asks(
+def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
     end: str,
     hosts: tuple[Host, Host],
     zoo: Callable[[str], Path],
@@ -177,8 +177,7 @@ def test_a_host_that_dies_while_nothing_is_asked_is_named_to_the_next_who_asks(
     client = ask(servers[0], prompts[:2], 4)
     wait_for([client], servers)
     getattr(hosts[1], end)()
-    client = ask(servers[0], prompts[:2], 4)
+    ask(servers[0], prompts[:2], 4)
     named = re.compile(r"rank 1 \(pid \d+ on host host2\)")
     assert becomes_true(lambda: named.search(servers[0].log_text()), NAMED_S), servers[0].tail()
-    assert becomes_true(client.has_ended, ENDED_S), servers[0].tail()
-    assert all(named.search(answer["error"]) for answer in client.answers())
+    assert becomes_true(lambda: servers[0].process.poll(), ENDED_S), servers[0].tail()
