@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
 
@@ -75,6 +76,63 @@ def test_tokens_are_those_of_transformers(
         block = 128 * options["decode_context_parallel_size"]
         hits = [output.num_cached_tokens for output in again]
         assert hits == [(length - 1) // block * block for length in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("model", "interleave"),
+    [
+        (DENSE, 1),
+        pytest.param(DENSE, 128, marks=pytest.mark.thorough),
+        pytest.param(LATENT, 16, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rank_keeps_its_stripe_of_the_undivided_cache_and_few_blocks_are_enough(
+    model: str,
+    interleave: int,
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    start_engine: Callable[..., EngineProcess],
+):
+    greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    prompt = prompt_of(389)
+    # In one piece: later ones attend to earlier ones by merging, which rounds.
+    whole_prompt = {
+        "max_num_batched_tokens": 512,
+        "worker_extension_cls": "vllm_davinci_testing.engines.cache_worker.CacheWorker",
+    }
+    undivided = {**SIZES, "tensor_parallel_size": 2, **whole_prompt}
+    with start_engine(zoo(model), **undivided) as engine:
+        engine.generate([{"prompt_token_ids": prompt}], greedy)
+        whole = engine.on_workers("cached_rows", 4)
+    few_blocks = {"num_gpu_blocks_override": 5, "disable_log_stats": False}
+    options = {**divided(2, interleave, "ag_rs"), **whole_prompt, **few_blocks}
+    with start_engine(zoo(model), environment=RACES, **options) as engine:
+        engine.generate([{"prompt_token_ids": prompt}], greedy)
+        assert_stripes(whole, engine.on_workers("cached_rows", 2), interleave, len(prompt))
+        # Each grows out of its only block of two ranks' 128 tokens, and one more is left.
+        prompts = [prompt_of(length) for length in (247, 250, 252)]
+        outputs = engine.generate([{"prompt_token_ids": each} for each in prompts], greedy)
+        assert_greedy(reference(model), prompts, outputs, NUM_TOKENS)
+        assert engine.metrics()["vllm:num_preemptions"] > 0
+
+
+def assert_stripes(
+    whole: list[Any], stripes: list[Any], interleave: int, prompt_length: int
+) -> None:
+    """Compares caches of ranks, as `cached_rows` gives them, byte for byte.
+
+    Of the first layer every token but the last, which is in no cache; of later ones the prompt's:
+    what they see of a decode was merged from what the ranks found.
+    """
+    assert len(whole) == len(stripes) and len(whole[0]) == len(stripes[0]) > 1
+    for rank, of_rank in enumerate(stripes):
+        for layer, parts in enumerate(of_rank):
+            length = prompt_length if layer else prompt_length + NUM_TOKENS - 1
+            kept = [t for t in range(length) if t // interleave % len(stripes) == rank]
+            for part, rows in enumerate(parts):
+                expected = whole[rank][layer][part][kept]
+                assert expected.any(axis=1).all()
+                assert np.array_equal(rows[: len(kept)], expected), (rank, layer, part)
 
 
 @pytest.mark.thorough

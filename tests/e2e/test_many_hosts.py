@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
-from vllm_davinci_testing.engines.server_process import FORKED_WORKERS
+from vllm_davinci_testing.engines.host_engine import environment_on, generate_on, tokens_in
 from vllm_davinci_testing.processes.hosts import two_hosts
 from vllm_davinci_testing.processes.waiting import becomes_true
 
@@ -28,19 +27,8 @@ OPTIONS: dict[str, Any] = {
     "kv_cache_memory_bytes": 96 << 20,
     "distributed_executor_backend": "mp",
 }
-
-GENERATE = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-prompts, options = json.loads(sys.argv[1]), json.loads(sys.argv[2])
-engine = LLM(**options)
-outputs = engine.generate(
-    [{"prompt_token_ids": prompt} for prompt in prompts],
-    SamplingParams(temperature=0, max_tokens=int(sys.argv[3]), ignore_eos=True),
-)
-print("TOKENS", json.dumps([output.outputs[0].token_ids for output in outputs]), flush=True)
-"""
+# Each of two ranks keeps every other token of a context.
+DIVIDED = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +37,7 @@ print("TOKENS", json.dumps([output.outputs[0].token_ids for output in outputs]),
         (MODEL, {"tensor_parallel_size": 2}),
         pytest.param(MODEL, {"pipeline_parallel_size": 2}, marks=pytest.mark.thorough),
         pytest.param(MODEL, {"tensor_parallel_size": 4}, marks=pytest.mark.thorough),
+        pytest.param("deepseek_v3_dense", DIVIDED, marks=pytest.mark.thorough),
     ],
 )
 def test_tokens_are_those_of_one_host(
@@ -74,11 +63,6 @@ def _tokens_over_hosts(
     """Tokens that an engine generates, half of whose ranks are on another host."""
     nodes = {"nnodes": 2, "master_addr": "10.77.0.1", "master_port": 29501}
     options = OPTIONS | ranks | nodes
-    texts = [
-        json.dumps(prompts),
-        json.dumps(options | {"model": str(model), "node_rank": 0}),
-        str(MAX_TOKENS),
-    ]
     headless = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
         for name, value in (options | {"node_rank": 1, "headless": True}).items()
@@ -86,16 +70,11 @@ def _tokens_over_hosts(
     serve = ["-m", "vllm.entrypoints.cli.main", "serve", str(model), *headless]
     logs = [directory / "host1.txt", directory / "host2.txt"]
     with two_hosts() as hosts:
-        environments = [
-            FORKED_WORKERS | {"VLLM_HOST_IP": host.address, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-            for host in hosts
-        ]
         # vLLM leaves it waiting for the next engine; it ends with its host.
-        hosts[1].start([sys.executable, *serve], environments[1], logs[1])
-        first = hosts[0].start([sys.executable, "-c", GENERATE, *texts], environments[0], logs[0])
+        hosts[1].start([sys.executable, *serve], environment_on(hosts[1]), logs[1])
+        of_program = options | {"model": str(model), "node_rank": 0}
+        first = generate_on(hosts[0], of_program, prompts, MAX_TOKENS, logs[0])
         ended = becomes_true(lambda: first.poll() is not None, LIMIT_S)
         told = "\n".join(log.read_text(errors="replace")[-4000:] for log in logs)
         assert ended and first.returncode == 0, told
-    line = next(line for line in logs[0].read_text().splitlines() if line.startswith("TOKENS "))
-    tokens: list[list[int]] = json.loads(line.removeprefix("TOKENS "))
-    return tokens
+    return tokens_in(logs[0])

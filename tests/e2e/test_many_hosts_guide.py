@@ -19,10 +19,11 @@ pytestmark = pytest.mark.thorough
 ANSWER = "curl -s http://10.77.0.1:8000/v1/completions"
 
 
-@pytest.fixture
-def commands(repository: Path) -> list[str]:
+def commands_of(section: str, repository: Path) -> list[str]:
+    """Those of the first host, of the second, and a client's."""
     page = (repository / "docs" / "guides" / "many_hosts.md").read_text(encoding="utf-8")
-    found = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    (text,) = [part for part in page.split("\n## ") if part.startswith(f"{section}\n")]
+    found = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     assert len(found) == 3 and found[2].startswith(ANSWER)
     return found
 
@@ -37,9 +38,11 @@ def run_on(host: Host, command: str, folder: Path, log: Path) -> subprocess.Pope
     return host.start(["bash", "-c", f"cd {shlex.quote(str(folder))}\n{command}"], {}, log)
 
 
+@pytest.mark.parametrize("section", ["One engine", "Data-parallel ranks"])
 def test_the_commands_serve(
-    commands: list[str], hosts: tuple[Host, Host], repository: Path, tmp_path: Path
+    section: str, hosts: tuple[Host, Host], repository: Path, tmp_path: Path
 ) -> None:
+    commands = commands_of(section, repository)
     (tmp_path / "checkpoints").symlink_to(repository / "checkpoints")
     logs = [tmp_path / "host1.txt", tmp_path / "host2.txt"]
     servers = [

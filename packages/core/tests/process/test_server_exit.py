@@ -24,7 +24,18 @@ IS_TOLD = (
     f'logging.getLogger("{SERVER.removeprefix("import ")}")'
     '.info("[shutdown] API server: shutdown triggered")'
 )
-LATER = "import time; at = time.time; time.time = lambda: at() + 60"
+HEADLESS = """
+def says(words):
+    logging.getLogger("vllm.entrypoints.cli.serve").info(words)
+
+says("Launching 1 data parallel engine(s) in headless mode, with head node address tcp://h:1.")
+"""
+# By both clocks: records of Ray, where it is installed, have their times from the second.
+LATER = """
+import time
+at, at_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: at() + 60, lambda: at_ns() + 60_000_000_000
+"""
 CONFIGURED_AGAIN = """
 import logging.config
 from vllm_davinci.core.platform import NPUPlatform
@@ -44,6 +55,11 @@ STATUSES = {
     "told_long_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{LATER}\n{IS_TOLD}", 1),
     "configured_again": (f"{SERVER}\n{CONFIGURED_AGAIN}\n{DIES_ACCORDING_TO_CLIENT}", 1),
     "configured_again_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{CONFIGURED_AGAIN}", 1),
+    "headless_dies": (f"{HEADLESS}\nsays('Shutting down.')", 1),
+    "headless_is_told": (
+        f"{HEADLESS}\nsays('Waiting up to 5 seconds')\nsays('Shutting down.')",
+        0,
+    ),
     # A program that uses an engine decides itself what follows from its death.
     "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
 }

@@ -126,3 +126,28 @@ def test_a_rank_whose_process_has_gone_is_named_by_those_in_a_step():
     assert f"rank 1 (pid {pid} on host " in waiting.output, waiting.output
     assert "has ended" in waiting.output
     assert waiting.status == 1 and "RankFaultError" in waiting.output
+
+
+MISSED = f"""{BEGIN}
+step_guard.LOSS_S = 60.0  # ranks that fail do not wait for it
+def reduces():
+    dist.all_reduce(torch.ones(4), group=hosts)
+
+others = dist.new_group([0, 2], backend="gloo")
+guard.call(reduces)
+if rank == 1:
+    print(f"pid {{os.getpid()}}", flush=True)
+    os._exit(3)
+print(fails_for_good(lambda: guard.call(reduces)), flush=True)
+dist.barrier(others)
+guard.close()
+os._exit(0)
+"""
+
+
+def test_ranks_that_fail_for_want_of_one_that_has_ended_name_that_one():
+    first, gone, third = run_ranks(MISSED, 3)
+    pid = gone.output.split()[-1]
+    for rank in (first, third):
+        assert rank.status == 0, rank.output
+        assert f"The process of rank 1 (pid {pid} on host " in rank.output, rank.output

@@ -3,6 +3,7 @@
 It is a gloo group that nothing else uses. A thread waits in it for messages, so that a step costs
 nothing here. A second one waits for the next rank, of which nothing comes but the end of the
 connection: a process that ends, on whatever host, is noticed by one rank, which tells the others.
+So is a host that is silent.
 """
 
 import json
@@ -12,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,12 @@ import torch
 import torch.distributed as dist
 import torch_npu
 
+from vllm_davinci.core.distributed.silent_hosts import (
+    SILENT_S,
+    is_silence,
+    notice_silence,
+    open_sockets,
+)
 from vllm_davinci.core.log import init_logger
 
 logger = init_logger(__name__)
@@ -31,6 +38,10 @@ PLACE_LINES = 24
 # Nobody waits for the thread below: it listens until the process or the group ends. gloo wants a
 # number.
 LISTENS_FOR = timedelta(days=365)
+_SILENT = (
+    f"is on a host from which nothing has come for {SILENT_S} s: the host, or the network to it, "
+    "has failed"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,8 @@ class FaultChannel:
 
     on_fault: called in the listening thread with a fault and the rank that told it, whose own it
               need not be
-    on_end:   called in another one when the process of the next rank has ended
+    on_end:   called in another one when the process of the next rank has ended, or its host is
+              silent
     """
 
     def __init__(
@@ -99,11 +111,13 @@ class FaultChannel:
         self._on_fault, self._on_end = on_fault, on_end
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._device = torch.accelerator.current_device_index()  # of this thread, not of others
+        others = open_sockets()
         self._group = dist.new_group(backend="gloo", group_desc="faults")
         self._ranks = [
             Fault(rank, *process)
             for rank, process in enumerate(self._gather((socket.gethostname(), os.getpid())))
         ]
+        notice_silence(others)
         self._sent: list[Any] = []  # gloo reads the messages until the others have them
         self.is_closed = False
         for listen in (self._listen, self._watch_next):
@@ -185,17 +199,21 @@ class FaultChannel:
 
     def _listen(self) -> None:
         message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
-        while (teller := self._receive(message)) is not None:
+        while isinstance(teller := self._receive(message), int):
             self._on_fault(Fault(**json.loads(bytes(message.tolist()).rstrip(b"\0"))), teller)
 
     def _watch_next(self) -> None:
         rank = (self.rank + 1) % self.world_size
-        self._receive(torch.zeros(1, dtype=torch.uint8), rank, tag=1)
-        if not self.is_closed:
-            self._on_end(self._ranks[rank])
+        end = self._receive(torch.zeros(1, dtype=torch.uint8), rank, tag=1)
+        if self.is_closed:
+            return
+        is_silent = isinstance(end, Exception) and is_silence(end)
+        self._on_end(replace(self._ranks[rank], cause=_SILENT if is_silent else ""))
 
-    def _receive(self, message: torch.Tensor, rank: int | None = None, tag: int = 0) -> int | None:
-        """Waits for a message, of any rank unless one is given. Its rank; None at the end."""
+    def _receive(
+        self, message: torch.Tensor, rank: int | None = None, tag: int = 0
+    ) -> int | Exception:
+        """Waits for a message, of any rank unless one is given. Its rank; at the end, why."""
         try:
             work = dist.irecv(message, rank, group=self._group, tag=tag)
             assert work is not None
@@ -203,7 +221,7 @@ class FaultChannel:
             return work._source_rank()
         except (RuntimeError, ValueError) as error:  # gloo's; of a group that was destroyed
             logger.debug("The channel of faults has ended: %s", error)
-            return None
+            return error
 
 
 def _abort_communicators() -> None:

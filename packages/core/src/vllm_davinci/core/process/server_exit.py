@@ -12,6 +12,8 @@ from vllm_davinci.core.process.waiting_callers import tell_waiting_callers
 SERVER_MODULE = "vllm.entrypoints.launchers.launcher"
 ENGINE_CLIENT = "vllm.v1.engine.core_client"
 OUTPUT_HANDLER = "vllm.v1.engine.async_llm"
+# Which has the engines of a host without a server (--headless), and waits for their end.
+HEADLESS = "vllm.entrypoints.cli.serve"
 # Ctrl-C reaches the engine too, which may end, and be missed, before the server has noticed.
 SIGNAL_DELAY_S = 5
 
@@ -25,7 +27,7 @@ def fail_when_engine_dies() -> None:
     death = _engine_death()
     logging.getLogger("vllm").addHandler(death)
     logging.getLogger(OUTPUT_HANDLER).addFilter(death.is_news)
-    for name in (SERVER_MODULE, ENGINE_CLIENT):
+    for name in (SERVER_MODULE, ENGINE_CLIENT, HEADLESS):
         logger = logging.getLogger(name)
         if not logger.isEnabledFor(logging.INFO):  # the handler must see it; others filter it
             logger.setLevel(logging.INFO)
@@ -42,6 +44,7 @@ class EngineDeath(logging.Handler):
         super().__init__(logging.INFO)
         self._died_at: float | None = None
         self._told_at: float | None = None
+        self._is_headless = False
         atexit.register(self.leave)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -49,12 +52,24 @@ class EngineDeath(logging.Handler):
             if self._told_at is None and "shutdown triggered" in record.getMessage():
                 self._told_at = record.created
             return
+        if record.name == HEADLESS:
+            self._hear_of_headless(record)
+            return
         of_client = record.getMessage() if record.name == ENGINE_CLIENT else ""
         if "[shutdown]" in of_client:  # its engine's death is reported for the first one alone
             tell_waiting_callers()
         if self._died_at is None and (
             _is_engine_dead_error(record) or "engine core exited unexpectedly" in of_client
         ):
+            self._died_at = record.created
+
+    def _hear_of_headless(self, record: logging.LogRecord) -> None:
+        """Engines without a server end when one of them has died, or after a signal, in words."""
+        words = record.getMessage()
+        self._is_headless |= words.startswith("Launching")
+        if words.startswith("Waiting up to"):
+            self._told_at = record.created
+        elif words == "Shutting down." and self._told_at is None:
             self._died_at = record.created
 
     def is_news(self, record: logging.LogRecord) -> bool:
@@ -74,7 +89,7 @@ class EngineDeath(logging.Handler):
 
     def leave(self) -> None:
         """Ends the process when it is such a server. Nothing else can set the status by now."""
-        if self.is_failure and SERVER_MODULE in sys.modules:
+        if self.is_failure and (self._is_headless or SERVER_MODULE in sys.modules):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)

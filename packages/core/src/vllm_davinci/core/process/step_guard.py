@@ -110,7 +110,9 @@ class StepGuard:
         except Exception as error:
             # The device may say that a rank has gone before this process has heard why.
             with self._change:
-                self._change.wait_for(lambda: self._error is not None, REPLY_S)
+                self._change.wait_for(lambda: self._error or self._missing, REPLY_S)
+            if self._missing is not None:
+                self._end(self._missing)
             self._raise_error(error)
             raise
         finally:
@@ -138,7 +140,9 @@ class StepGuard:
             first = self._first or own
             self._first = first
             patience_s = 0 if self._channel.stopped() else SETTLE_S
-            self._change.wait_for(lambda: self._error or self._is_decided(own), patience_s)
+            self._change.wait_for(
+                lambda: self._error or self._missing or self._is_decided(own), patience_s
+            )
             if self._error is None and self._is_shared(own):
                 for faults in self._heard.values():
                     faults.popleft()
@@ -180,7 +184,8 @@ class StepGuard:
 
     def _hear(self, fault: Fault, teller: int) -> None:
         """In the thread of the channel."""
-        if teller != fault.rank:  # which has gone on, and tells the others so
+        # Which has gone on, and says so; or has failed for want of a rank that is missed here.
+        if teller != fault.rank or self._missing is not None:
             self._end(fault)
             return
         with self._change:
@@ -202,9 +207,24 @@ class StepGuard:
             self._end(fault)
 
     def _miss(self, ended: Fault) -> None:
-        """In another thread of the channel: the process of a rank has ended."""
-        self._missing = ended
+        """In another thread of the channel: the process of a rank has ended, or its host failed."""
+        with self._change:
+            self._missing = ended
+            self._change.notify_all()
+        if self._first is not None:
+            self._end(self._first)
         _after(LOSS_S, self._end_if_busy, ended)
+
+    def _root_of(self, fault: Fault) -> Fault:
+        """The fault of the rank whose process has ended, where another one has only missed it.
+
+        gloo and devices tell that to all who wait for such a rank.
+        """
+        if self._missing is None:
+            return fault
+        if self._first is not None and self._first.rank == self._missing.rank:
+            return self._first  # told before it ended
+        return fault if fault.rank == self._missing.rank else self._missing
 
     def _end_if_busy(self, ended: Fault) -> None:
         """Where there is no step, the engine may be ending in order."""
@@ -218,6 +238,7 @@ class StepGuard:
 
     def _end(self, fault: Fault) -> None:
         """Refuses all calls from here on, and ends the process when it can have said why."""
+        fault = self._root_of(fault)
         is_own = fault.rank == self._channel.rank
         reason = (
             "At least one other rank has not failed at the same point. Tokens of ranks that are a "

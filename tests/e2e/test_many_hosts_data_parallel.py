@@ -1,0 +1,183 @@
+"""Data-parallel ranks on two hosts, whose tokens meet at experts of both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.host_servers import HostServer, ask, serve_on, wait_for
+from vllm_davinci_testing.engines.server_process import START_LIMIT_S
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.processes.hosts import Host, two_hosts
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+THOROUGH = pytest.mark.thorough
+V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
+MAX_TOKENS = 16
+# From a host's end until the others name it, and from then on until their processes have ended,
+# which takes vLLM long on a busy machine.
+NAMED_S, ENDED_S = 30, 120
+EXPERTS = ["--enable-expert-parallel", "--api-server-count=1"]
+MEETING = ["--data-parallel-address=10.77.0.1", "--data-parallel-rpc-port=13345"]
+# Options of both hosts, of the first, of the second.
+INTERNAL = (
+    ["--data-parallel-size=2", "--data-parallel-size-local=1", *MEETING],
+    EXPERTS,
+    ["--enable-expert-parallel", "--headless", "--data-parallel-start-rank=1"],
+)
+EXTERNAL = (
+    ["--data-parallel-size=2", "--data-parallel-external-lb", *MEETING, *EXPERTS],
+    ["--data-parallel-rank=0"],
+    ["--data-parallel-rank=1"],
+)
+HYBRID = (
+    [
+        *("--data-parallel-size=4", "--data-parallel-size-local=2", "--data-parallel-hybrid-lb"),
+        *(*MEETING, *EXPERTS),
+    ],
+    ["--data-parallel-start-rank=0"],
+    ["--data-parallel-start-rank=2"],
+)
+# Several API servers, as is vLLM's default here, are processes beside the engine's. A single one is
+# its parent, and in a forked process shares the descriptor by which signals wake Python's loop:
+# SIGTERM for the one looks like SIGTERM for the other.
+APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
+Layout = tuple[list[str], list[str], list[str]]
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as both:
+        yield both
+
+
+def serve_on_both(
+    hosts: tuple[Host, Host],
+    model: Path,
+    folder: Path,
+    layout: Layout,
+    *options: str,
+    **environment: str,
+) -> list[HostServer]:
+    common, *own = layout
+    return [
+        serve_on(host, model, folder, *common, *of_host, *options, **environment)
+        for host, of_host in zip(hosts, own, strict=True)
+    ]
+
+
+def test_tokens_of_ranks_on_two_hosts_are_those_of_transformers(
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    servers = serve_on_both(hosts, zoo(V3), tmp_path, INTERNAL)
+    client = ask(servers[0], prompts[:12], 12)
+    wait_for([client], servers)
+    for prompt, answer in zip(prompts, client.answers(), strict=False):
+        assert not answer["error"] and len(answer["tokens"]) == 12
+        assert reference(V3).first_difference(prompt, answer["tokens"]) is None
+    served = client.served()
+    assert set(served) == {"0", "1"} and all(served.values()), served
+
+
+@THOROUGH
+@pytest.mark.parametrize("scheme", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("model", [V3, TOP3])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(INTERNAL, id="internal"),
+        pytest.param(EXTERNAL, id="external"),
+        pytest.param(HYBRID, id="hybrid"),
+    ],
+)
+def test_bits_are_those_of_the_same_ranks_on_one_host(
+    layout: Layout,
+    model: str,
+    scheme: str,
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    reference: Callable[[str], TransformersReference],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    options = [f"--additional-config={json.dumps({'moe_communication': scheme})}"]
+    servers = serve_on_both(hosts, zoo(model), tmp_path, layout, *options)
+    # Servers with an API beside their own ranks get a half of the prompts each.
+    asked = [prompts[:16]] if layout is INTERNAL else [prompts[:8], prompts[8:16]]
+    clients = [ask(server, part, MAX_TOKENS) for server, part in zip(servers, asked, strict=False)]
+    wait_for(clients, servers)
+    answers = [answer for client in clients for answer in client.answers()]
+    served = [client.served() for client in clients]
+    assert all(count for counts in served for count in counts.values()), served
+    size = layout[0][0]
+    assert sum(len(counts) for counts in served) == int(size.rpartition("=")[2])
+    for host in hosts:
+        host.end()
+    for prompt, answer in zip(prompts, answers, strict=False):
+        assert reference(model).first_difference(prompt, answer["tokens"]) is None
+    assert answers == on_one_host(zoo(model), tmp_path, prompts[:16], size, *EXPERTS, *options)
+
+
+def on_one_host(
+    model: Path, folder: Path, prompts: list[list[int]], *options: str
+) -> list[dict[str, Any]]:
+    """Answers of a server with all of its ranks on a host."""
+    with two_hosts() as (host, _):
+        server = serve_on(host, model, folder, *options)
+        client = ask(server, prompts, MAX_TOKENS)
+        wait_for([client], [server])
+        return client.answers()
+
+
+@THOROUGH
+@pytest.mark.parametrize("end", ["end", "cut_off"])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_host_that_dies_is_named_to_clients_of_the_other(
+    dead: int,
+    end: str,
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    servers = serve_on_both(hosts, zoo(V3), tmp_path, APART)
+    client = ask(servers[0], prompts[:4], 100)
+    begun = becomes_true(client.has_begun, START_LIMIT_S)
+    assert begun, "\n".join(server.tail() for server in servers)
+    left = servers[1 - dead]
+    getattr(hosts[dead], end)()
+    named = re.compile(rf"rank {dead} \(pid \d+ on host host{dead + 1}\)")
+    assert becomes_true(lambda: named.search(left.log_text()), NAMED_S), left.tail()
+    assert becomes_true(lambda: left.process.poll() is not None, ENDED_S), left.tail()
+    assert left.process.returncode != 0
+    if left is servers[0]:
+        assert becomes_true(client.has_ended, ENDED_S)
+        assert all(named.search(answer["error"]) for answer in client.answers())
+
+
+@THOROUGH
+@pytest.mark.parametrize("end", ["end", "cut_off"])
+def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
+    end: str,
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    servers = serve_on_both(hosts, zoo(V3), tmp_path, APART)
+    client = ask(servers[0], prompts[:2], 4)
+    wait_for([client], servers)
+    getattr(hosts[1], end)()
+    ask(servers[0], prompts[:2], 4)
+    named = re.compile(r"rank 1 \(pid \d+ on host host2\)")
+    assert becomes_true(lambda: named.search(servers[0].log_text()), NAMED_S), servers[0].tail()
+    assert becomes_true(lambda: servers[0].process.poll(), ENDED_S), servers[0].tail()

@@ -1,0 +1,106 @@
+"""Workers that Ray starts give the tokens of those that vLLM starts itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.host_engine import generate_on, tokens_in
+from vllm_davinci_testing.processes.hosts import Host, two_hosts
+from vllm_davinci_testing.processes.waiting import becomes_true
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+pytestmark = pytest.mark.thorough
+
+MODEL = "llama_head64_gqa4"
+MAX_TOKENS = 24
+RAY_LIMIT_S, LIMIT_S = 120.0, 400.0
+# It has 30 s for its start otherwise, and leaves a secret in the user's home.
+RAY = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,
+    "kv_cache_memory_bytes": 96 << 20,
+}
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as both:
+        yield both
+
+
+def start_ray(hosts: tuple[Host, Host], npus: tuple[int, ...], folder: Path) -> None:
+    """Starts Ray on as many hosts as there are numbers of NPUs, and waits for it."""
+    for host, count in zip(hosts, npus, strict=False):
+        log = folder / f"ray_{host.name}.txt"
+        # Ray keeps its sockets there, by names that are the same on each host.
+        place = 'mkdir -p /tmp/ray; mount -t tmpfs tmpfs /tmp/ray; exec "$@"'
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start"]
+        where = ["--head", "--port=6379", "--include-dashboard=false"]
+        if host is not hosts[0]:
+            where = [f"--address={hosts[0].address}:6379"]
+        own = [f"--node-ip-address={host.address}", f'--resources={{"NPU": {count}}}']
+        command = [
+            "sh",
+            "-c",
+            place,
+            "sh",
+            *ray,
+            *where,
+            *own,
+            "--num-cpus=2",
+            "--object-store-memory=200000000",
+        ]
+        started = host.start(command, {**RAY, "VLLM_HOST_IP": host.address}, log)
+        assert started.wait(RAY_LIMIT_S) == 0, log.read_text()
+
+
+def ended_well(program: subprocess.Popen[bytes], log: Path) -> None:
+    ended = becomes_true(lambda: program.poll() is not None, LIMIT_S)
+    assert ended and program.returncode == 0, log.read_text(errors="replace")[-8000:]
+
+
+@pytest.mark.parametrize(
+    ("npus", "ranks"),
+    [
+        pytest.param((2,), {"tensor_parallel_size": 2}, id="one_host"),
+        pytest.param((1, 1), {"tensor_parallel_size": 2}, id="two_hosts"),
+        pytest.param((1, 1), {"pipeline_parallel_size": 2}, id="two_hosts_stages"),
+    ],
+)
+def test_tokens_are_those_of_workers_that_vllm_starts(
+    npus: tuple[int, ...],
+    ranks: dict[str, int],
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    start_ray(hosts, npus, tmp_path)
+    log = tmp_path / "engine.txt"
+    options = {**OPTIONS, **ranks, "model": str(zoo(MODEL)), "distributed_executor_backend": "ray"}
+    ended_well(generate_on(hosts[0], options, prompts, MAX_TOKENS, log, **RAY), log)
+    with start_engine(zoo(MODEL), distributed_executor_backend="mp", **ranks) as engine:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+    assert tokens_in(log) == [list(output.outputs[0].token_ids) for output in outputs]
+    assert len(set(re.findall(r"RayWorkerProc pid=(\d+)", log.read_text()))) == 2

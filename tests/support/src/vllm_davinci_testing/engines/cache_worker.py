@@ -1,0 +1,30 @@
+"""A worker extension that reads what the KV cache of a rank holds."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class CacheWorker:
+    """Tests name it as worker extension of an engine."""
+
+    model_runner: Any
+
+    def cached_rows(self, num_blocks: int) -> list[list[np.ndarray]]:
+        """The rows in the blocks of the newest request, which was alone, in the blocks' order.
+
+        Returns for each layer and part of its cache: uint8 [num_blocks * block_size, row's bytes].
+        """
+        runner = self.model_runner
+        # As it was in the newest step: the host's copy forgets a request that has ended.
+        blocks = runner.input_batch.block_table[0].block_table.gpu[0, :num_blocks].tolist()
+        context = runner.compilation_config.static_forward_context
+        caches = [context[name].kv_cache for name in sorted(context)]
+        return [[_rows(part[blocks]) for part in cache.parts] for cache in caches]
+
+
+def _rows(blocks: torch.Tensor) -> np.ndarray:
+    """[blocks, block_size, heads, size] as bytes [blocks * block_size, bytes]."""
+    rows: np.ndarray = blocks.cpu().flatten(0, 1).flatten(1).contiguous().view(torch.uint8).numpy()
+    return rows
