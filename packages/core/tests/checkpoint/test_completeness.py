@@ -188,6 +188,20 @@ def test_a_model_that_lists_the_tensors_before_it_copies_the_first_is_watched_to
         stored.load(others, None, tmp_path / "spoilt")
 
 
+def test_a_model_that_puts_parts_of_a_tensor_together_again_has_read_it(
+    write: Callable[[str, str], Path], one_rank: None, vllm_config: VllmConfig, tmp_path: Path
+):
+    register()
+    stored = Stored(write("qwen2", "FLOAT"))
+    network = stored.model.network
+    load = network.load_weights
+    # As Falcon does with queries, keys and values.
+    network.load_weights = lambda weights: load(
+        (name, torch.cat([tensor[:1], tensor[1:]])) for name, tensor in weights
+    )
+    stored.load(stored.tensors, None, tmp_path / "whole")
+
+
 @pytest.fixture(scope="module")
 def static(write: Callable[[str, str], Path]) -> Path:
     return write("qwen2", "W8A8")

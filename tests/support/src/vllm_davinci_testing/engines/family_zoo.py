@@ -78,12 +78,17 @@ _MLA = {
     "v_head_dim": 32,
     "head_dim": 64,
 }
+# Further keys of released checkpoints, which vLLM reads and transformers' configurations lack.
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {**_MLA, "topk_method": "greedy", "n_group": None, "topk_group": None},
+    "afmoe": {"score_func": "sigmoid"},
+    "deepseek_v2": {**_MLA, "topk_method": "greedy"},
     "deepseek_v3": _MLA,
     "glm4_moe": {"head_dim": 64},
-    "glm4_moe_lite": _MLA,
+    "glm4_moe_lite": {**_MLA, "first_k_dense_replace": 1},
+    "hy_v3": {"first_k_dense_replace": 1},
+    "mimo_v2_flash": {"hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1]},
     "minicpm3": _MLA,
+    "minimax_m2": {"rotary_dim": 64},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
 }
 

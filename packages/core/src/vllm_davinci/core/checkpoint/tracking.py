@@ -91,8 +91,10 @@ class LoadTracker(TorchDispatchMode):
 
     def _note(self, func: Any, args: tuple[Any, ...]) -> None:
         for argument in args:
-            if isinstance(argument, torch.Tensor) and (name := self._name_of(argument)):
-                self.read.add(name)
+            # torch.cat takes a list.
+            for each in argument if isinstance(argument, list | tuple) else (argument,):
+                if isinstance(each, torch.Tensor) and (name := self._name_of(each)):
+                    self.read.add(name)
         if func is not _COPY and func is not _INDEX_PUT and func not in _FILLS:
             return
         target = args[0]
