@@ -93,6 +93,9 @@ def refuse_architectures(model: "ModelConfig") -> None:
         "with --limit-mm-per-prompt 0 of each kind)": (
             model.is_mm_prefix_lm and model.hf_config.model_type not in known
         ),
+        # vLLM serves it, and prompts in chunks, cached beginnings and requests that are computed
+        # again after they made room would give other tokens.
+        "prompts of text that see themselves both ways": model.hf_config.model_type == "hrm_text",
     }
     if named := [need for need, is_needed in needs.items() if is_needed]:
         raise UnsupportedFeatureError(

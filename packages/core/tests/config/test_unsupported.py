@@ -1,0 +1,36 @@
+"""Kinds of models that would give other tokens are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.config import ModelConfig
+
+from vllm_davinci.core.config.unsupported import refuse_architectures
+from vllm_davinci.core.errors import UnsupportedFeatureError
+from vllm_davinci_testing.engines.family_zoo import small_config
+from vllm_davinci_testing.engines.model_zoo import write_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "told"),
+    [
+        ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
+        ("mamba", "MambaForCausalLM", "recurrent states of another kind"),
+        ("qwen3", "Qwen3ForCausalLM", None),
+    ],
+)
+def test_a_model_that_cannot_run_is_refused_by_what_it_needs(
+    family: str, architecture: str, told: str | None, tmp_path: Path
+) -> None:
+    config = small_config(family)
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    model = ModelConfig(model=str(tmp_path))
+    if told is None:
+        refuse_architectures(model)
+        return
+    with pytest.raises(UnsupportedFeatureError, match=f"{told}.*which {architecture} of "):
+        refuse_architectures(model)
