@@ -19,7 +19,8 @@ def select_backend(
     if selected_backend is not None and selected_backend.name != backend.get_name():
         raise ConfigurationError(
             f"--attention-backend {selected_backend.name} is for another device. Leave it "
-            f"out: an NPU has one attention backend."
+            "out: an NPU has one attention backend. Where it was not given, vLLM took it for a "
+            "model that is not served here, such as Gemma4, whose layers' heads differ in size."
         )
     asked = attn_selector_config._asdict()
     asked.pop("block_size")  # set later, by update_block_size_for_backend
