@@ -138,6 +138,15 @@ def on_one_host(
         return client.answers()
 
 
+def names_and_ends(left: HostServer, dead: int) -> re.Pattern[str]:
+    """Holds that the log tells which rank is gone, and that the server ends. The rank's name."""
+    named = re.compile(rf"rank {dead} \(pid \d+ on host host{dead + 1}\)")
+    assert becomes_true(lambda: named.search(left.log_text()), NAMED_S), left.tail()
+    assert becomes_true(lambda: left.process.poll() is not None, ENDED_S), left.tail()
+    assert left.process.returncode != 0
+    return named
+
+
 @THOROUGH
 @pytest.mark.parametrize("end", ["end", "cut_off"])
 @pytest.mark.parametrize("dead", [0, 1])
@@ -155,10 +164,7 @@ def test_a_host_that_dies_is_named_to_clients_of_the_other(
     assert begun, "\n".join(server.tail() for server in servers)
     left = servers[1 - dead]
     getattr(hosts[dead], end)()
-    named = re.compile(rf"rank {dead} \(pid \d+ on host host{dead + 1}\)")
-    assert becomes_true(lambda: named.search(left.log_text()), NAMED_S), left.tail()
-    assert becomes_true(lambda: left.process.poll() is not None, ENDED_S), left.tail()
-    assert left.process.returncode != 0
+    named = names_and_ends(left, dead)
     if left is servers[0]:
         assert becomes_true(client.has_ended, ENDED_S)
         assert all(named.search(answer["error"]) for answer in client.answers())
@@ -178,6 +184,4 @@ def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
     wait_for([client], servers)
     getattr(hosts[1], end)()
     ask(servers[0], prompts[:2], 4)
-    named = re.compile(r"rank 1 \(pid \d+ on host host2\)")
-    assert becomes_true(lambda: named.search(servers[0].log_text()), NAMED_S), servers[0].tail()
-    assert becomes_true(lambda: servers[0].process.poll(), ENDED_S), servers[0].tail()
+    names_and_ends(servers[0], 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ CONFIGS = {
         **COMMON,
     ),
 }
+Weights = Iterable[tuple[str, Tensor]]
 WINDOWS = [torch.arange(60).remainder(61)[None]]
 PACKED = ("awq", "compressed-tensors")
 WRITTEN = "quant_model_weights-00001-of-00001.safetensors"
@@ -173,33 +174,34 @@ def test_a_tensor_that_is_not_as_the_model_has_it_is_named(
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong)
 
 
-def test_a_model_that_lists_the_tensors_before_it_copies_the_first_is_watched_to_the_end(
-    write: Callable[[str, str], Path], one_rank: None, vllm_config: VllmConfig, tmp_path: Path
+def listed(weights: Weights) -> Weights:
+    """All of them, before the first is copied."""
+    return list(weights)
+
+
+def put_together(weights: Weights) -> Weights:
+    """Parts of tensors, as Falcon joins queries, keys and values."""
+    return ((name, torch.cat([tensor[:1], tensor[1:]])) for name, tensor in weights)
+
+
+@pytest.mark.parametrize("taken", [listed, put_together])
+def test_a_model_that_does_not_copy_tensors_one_by_one_as_they_are_is_watched(
+    taken: Callable[[Weights], Weights],
+    write: Callable[[str, str], Path],
+    one_rank: None,
+    vllm_config: VllmConfig,
+    tmp_path: Path,
 ):
     register()
     stored = Stored(write("qwen2", "FLOAT"))
     network = stored.model.network
     load = network.load_weights
-    network.load_weights = lambda weights: load(list(weights))
+    network.load_weights = lambda weights: load(taken(weights))
     stored.load(stored.tensors, None, tmp_path / "whole")
     name = "model.norm.weight"
     others = {other: tensor for other, tensor in stored.tensors.items() if other != name}
     with pytest.raises(CoreError, match=name):
         stored.load(others, None, tmp_path / "spoilt")
-
-
-def test_a_model_that_puts_parts_of_a_tensor_together_again_has_read_it(
-    write: Callable[[str, str], Path], one_rank: None, vllm_config: VllmConfig, tmp_path: Path
-):
-    register()
-    stored = Stored(write("qwen2", "FLOAT"))
-    network = stored.model.network
-    load = network.load_weights
-    # As Falcon does with queries, keys and values.
-    network.load_weights = lambda weights: load(
-        (name, torch.cat([tensor[:1], tensor[1:]])) for name, tensor in weights
-    )
-    stored.load(stored.tensors, None, tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")

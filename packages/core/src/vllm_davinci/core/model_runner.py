@@ -24,7 +24,6 @@ from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.attention.mla.weight_prefetch import plan_prefetches
 from vllm_davinci.core.attention.spans import tell_prompt_lens
 from vllm_davinci.core.checkpoint.load_errors import check_loaded, explained
-from vllm_davinci.core.config.both_ways import has_prompts_both_ways
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.weight_updates import refuse_new_weights
 from vllm_davinci.core.device import torch_cuda_names
@@ -74,8 +73,13 @@ class NPUModelRunner(BalancingRunner):
         self._steady_decode = SteadyDecode(
             self, self._make_buffer(self.max_num_reqs, dtype=torch.int64), self.use_async_scheduling
         )
-        graphs = self.cudagraph_dispatcher, self.uniform_decode_query_len
-        self.splitter = StepSplitter(vllm_config, scheduler, *graphs, self.supports_mm_inputs)
+        self.splitter = StepSplitter(
+            vllm_config,
+            scheduler,
+            self.cudagraph_dispatcher,
+            self.uniform_decode_query_len,
+            self.supports_mm_inputs,
+        )
         self.split_forward = (
             None
             if scheduler is None
@@ -84,8 +88,7 @@ class NPUModelRunner(BalancingRunner):
         self._kv_cache_memory = KVCacheMemory(
             device, self.compilation_config.static_forward_context, self.kv_caches
         )
-        limits = soc_of(current_platform.get_device_name()).graphs
-        self.graphs = GraphCapture(self, vllm_config, *graphs, limits)
+        self.graphs = GraphCapture(self, soc_of(current_platform.get_device_name()).graphs)
         self.sampler = NPUSampler(self.sampler.logprobs_mode, self.sampler.use_fp64_gumbel)
         self._take_drafter()
         self._token_history = TokenHistory()
@@ -163,8 +166,9 @@ class NPUModelRunner(BalancingRunner):
         with self.splitter.builder_per_ubatch():
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
         address_pages(kv_cache_config, self.attn_groups, self.max_num_reqs, self.max_model_len)
-        if has_prompts_both_ways(self.model_config):
-            tell_prompt_lens(self.attn_groups, lambda: self.input_batch.num_prompt_tokens)
+        tell_prompt_lens(
+            self.model_config, self.attn_groups, lambda: self.input_batch.num_prompt_tokens
+        )
 
     def may_reinitialize_input_batch(self, kv_cache_config: KVCacheConfig) -> None:
         super().may_reinitialize_input_batch(kv_cache_config)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from vllm_davinci_testing.engines.model_zoo import EOS_ID, fill_with_normal_weights, write_tokenizer
+from vllm_davinci_testing.engines.model_zoo import EOS_ID
+from vllm_davinci_testing.engines.released_weights import write_network
 from vllm_davinci_testing.engines.vision_zoo import (
     END_ID,
     IMAGE_ID,
@@ -67,20 +65,7 @@ def gemma3_config() -> transformers.Gemma3Config:
 
 def write_gemma3(directory: Path, seed: int = 0) -> Path:
     """Writes configuration, fp32 weights, tokenizer and processor; the directory."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = transformers.AutoModelForImageTextToText.from_config(
-            gemma3_config(), dtype=torch.float32
-        )
-        fill_with_normal_weights(network)
-        projector: Any = network.model.multi_modal_projector
-        torch.nn.init.normal_(
-            projector.mm_input_projection_weight,
-            std=1 / math.sqrt(projector.mm_input_projection_weight.shape[0]),
-        )
-    network.save_pretrained(directory)
-    name_as_released(directory / "model.safetensors")
-    write_tokenizer(directory)
+    write_network(gemma3_config(), directory, seed, _fill_projector)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
         model_specific_special_tokens={
@@ -100,18 +85,9 @@ def write_gemma3(directory: Path, seed: int = 0) -> Path:
     return directory
 
 
-def name_as_released(file: Path) -> None:
-    """transformers 5 writes an encoder without a part of its names, and Qwen2-Audio's text with one
-    too many: it reads, and vLLM needs, the names that released files have."""
-    with safe_open(file, "pt") as stored:
-        metadata = stored.metadata()
-    weights = {_released_name(name): each for name, each in load_file(file).items()}
-    save_file(weights, file, metadata)
-
-
-def _released_name(name: str) -> str:
-    name = re.sub(r"(^|\.)vision_tower\.(?!vision_model)", r"\1vision_tower.vision_model.", name)
-    return re.sub(r"^language_model\.model\.model\.", "language_model.model.", name)
+def _fill_projector(network: Any) -> None:
+    weight = network.model.multi_modal_projector.mm_input_projection_weight
+    torch.nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[0]))
 
 
 def gemma3_prompt(*words: str) -> str:

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from vllm_davinci_testing.engines import vision_zoo
-from vllm_davinci_testing.engines.gemma3_checkpoint import name_as_released
-from vllm_davinci_testing.engines.model_zoo import (
-    EOS_ID,
-    NUM_BYTES,
-    fill_with_normal_weights,
-    write_tokenizer,
-)
+from vllm_davinci_testing.engines.model_zoo import EOS_ID, NUM_BYTES
+from vllm_davinci_testing.engines.released_weights import write_network
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE, SECONDS, sound
 
 PATCH, SIDE = 14, 56
@@ -114,20 +108,7 @@ def written(
     """Writes a family's checkpoint. tokens: names that its processor asks the tokenizer for"""
 
     def write(directory: Path) -> Path:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            network = getattr(transformers, auto_class).from_config(
-                make_config(), dtype=torch.float32
-            )
-            fill_with_normal_weights(network)
-            for name, parameter in network.named_parameters():
-                if name.endswith("image_newline"):
-                    parameter.data.normal_()
-        network.save_pretrained(directory)
-        kinds = network.config.model_type, _encoder_kind(network)
-        if {"qwen2_audio", "clip_vision_model", "siglip_vision_model"}.intersection(kinds):
-            name_as_released(directory / "model.safetensors")
-        write_tokenizer(directory)
+        write_network(make_config(), directory, 0, _fill_newline, auto_class)
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
         tokenizer.save_pretrained(directory)
@@ -142,7 +123,7 @@ def written(
     return write
 
 
-def _encoder_kind(network: Any) -> str | None:
-    """The model type of the encoder of images, of a family that has one."""
-    vision = getattr(network.config, "vision_config", None)
-    return getattr(vision, "model_type", None)
+def _fill_newline(network: Any) -> None:
+    for name, parameter in network.named_parameters():
+        if name.endswith("image_newline"):
+            parameter.data.normal_()

@@ -38,44 +38,22 @@ from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 SECONDS_OF_SOUND = 30  # to which Qwen2-Audio's are filled up: vLLM takes no others
 
 
-def _llava() -> MultimodalFamily:
+def _llava(kind: str, **grid: Any) -> MultimodalFamily:
+    """grid: in which images are cut into tiles; none of the first LLaVA"""
+
     def config() -> transformers.PretrainedConfig:
-        return transformers.LlavaConfig(
+        return getattr(transformers, f"{kind}Config")(
             text_config=text_fields(),
             vision_config=vision_fields("clip_vision_model", projection_dim=64),
             image_token_index=IDS[IMAGE],
+            **grid,
         )
 
     def processor(tokenizer: Any) -> transformers.ProcessorMixin:
-        return transformers.LlavaProcessor(
-            image_processor=transformers.CLIPImageProcessor(
-                size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
-            ),
-            tokenizer=tokenizer,
-            patch_size=PATCH,
-            vision_feature_select_strategy="default",
-            image_token=IMAGE,
-            num_additional_image_tokens=1,
-        )
-
-    return MultimodalFamily(written(config, processor))
-
-
-def _llava_next() -> MultimodalFamily:
-    def config() -> transformers.PretrainedConfig:
-        return transformers.LlavaNextConfig(
-            text_config=text_fields(),
-            vision_config=vision_fields("clip_vision_model", projection_dim=64),
-            image_token_index=IDS[IMAGE],
-            image_grid_pinpoints=PINPOINTS,
-        )
-
-    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
-        return transformers.LlavaNextProcessor(
-            image_processor=transformers.LlavaNextImageProcessor(
-                size={"shortest_edge": SIDE},
-                crop_size={"height": SIDE, "width": SIDE},
-                image_grid_pinpoints=PINPOINTS,
+        images = transformers.LlavaNextImageProcessor if grid else transformers.CLIPImageProcessor
+        return getattr(transformers, f"{kind}Processor")(
+            image_processor=images(
+                size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, **grid
             ),
             tokenizer=tokenizer,
             patch_size=PATCH,
@@ -240,8 +218,8 @@ def _of_vision_zoo(name: str) -> MultimodalFamily:
 FAMILIES: dict[str, MultimodalFamily] = {
     "gemma3": MultimodalFamily(write_gemma3, place=gemma3_prompt("", "")),
     "idefics3": _idefics3(),
-    "llava": _llava(),
-    "llava_next": _llava_next(),
+    "llava": _llava("Llava"),
+    "llava_next": _llava("LlavaNext", image_grid_pinpoints=PINPOINTS),
     "llava_onevision": _llava_onevision(),
     "mistral3": _mistral3(),
     "paligemma": MultimodalFamily(write_paligemma, place=""),

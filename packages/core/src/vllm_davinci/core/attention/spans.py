@@ -12,9 +12,11 @@ from itertools import chain
 from typing import Any
 
 import torch
+from vllm.config import ModelConfig
 from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.attention.masks import ALL_TOKENS, SPARSE_MODE_BAND, SPARSE_MODE_NONE
+from vllm_davinci.core.config.both_ways import has_prompts_both_ways
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import UnsupportedFeatureError
 
@@ -122,13 +124,17 @@ def whole_prompts(
 
 
 def tell_prompt_lens(
-    groups: Iterable[Sequence[AttentionGroup]], prompt_lens: Callable[[], Sequence[int]]
+    model: ModelConfig,
+    groups: Iterable[Sequence[AttentionGroup]],
+    prompt_lens: Callable[[], Sequence[int]],
 ) -> None:
     """Lets builders of metadata know prompts, of a model in which all of one sees itself both ways.
 
     groups:      by cache group
     prompt_lens: gives the lengths of the batch's prompts
     """
+    if not has_prompts_both_ways(model):
+        return
     for group in chain.from_iterable(groups):
         for builder in group.metadata_builders:
             builder.prompt_lens = prompt_lens

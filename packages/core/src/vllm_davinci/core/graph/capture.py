@@ -31,7 +31,15 @@ logger = init_logger(__name__)
 
 
 class CapturableRunner(Protocol):
-    """The methods of vLLM's runner that a capture calls, in this order."""
+    """Stands for what a capture takes of vLLM's runner; its methods are called in this order.
+
+    cudagraph_dispatcher:     asks for sizes and chooses one for each step
+    uniform_decode_query_len: tokens of a request that decodes
+    """
+
+    vllm_config: VllmConfig
+    cudagraph_dispatcher: CudagraphDispatcher
+    uniform_decode_query_len: int
 
     def _init_minimal_kv_cache_for_profiling(self) -> None: ...
     def _freeze_gc(self) -> AbstractContextManager[None]: ...
@@ -43,25 +51,16 @@ class CapturableRunner(Protocol):
 class GraphCapture:
     """The graphs of one runner: which sizes there are, what they take, how often they ran.
 
-    runner:     runs the steps that are captured
-    dispatcher: vLLM's, which asks for sizes and chooses one for each step
-    query_len:  tokens of a request that decodes
-    limits:     of the device
+    runner: runs the steps that are captured
+    limits: of the device
     """
 
-    def __init__(
-        self,
-        runner: CapturableRunner,
-        vllm_config: VllmConfig,
-        dispatcher: CudagraphDispatcher,
-        query_len: int,
-        limits: GraphLimits,
-    ) -> None:
+    def __init__(self, runner: CapturableRunner, limits: GraphLimits) -> None:
         self._runner = runner
-        self._vllm_config = vllm_config
-        self._compilation = vllm_config.compilation_config
-        self._dispatcher = dispatcher
-        self._query_len = query_len
+        self._vllm_config = runner.vllm_config
+        self._compilation = runner.vllm_config.compilation_config
+        self._dispatcher = runner.cudagraph_dispatcher
+        self._query_len = runner.uniform_decode_query_len
         self._limits = limits
         self._wrapper: NPUGraphWrapper | None = None  # without graphs
         self.of_drafter: DrafterGraphs | None = None  # without a drafter that can be captured
