@@ -14,7 +14,7 @@ import pytest
 from vllm_davinci_testing.plugin import group_of
 from vllm_davinci_testing.sample import CASES_PER_SAMPLED_CASE, sampled
 
-GRID = [f"tests/e2e/test_exactness.py::test_every_shape[{n}]" for n in range(48)]
+GRID = [f"tests/e2e/test_exactness.py::test_every_shape[{n}]" for n in range(120)]
 DAYS = [f"2026-{month:02}-{day:02}" for month in range(1, 13) for day in range(1, 29)]
 
 
@@ -87,7 +87,7 @@ def test_the_run_names_the_date_of_its_sample_and_the_sampled_cases(tmp_path: Pa
         import pytest
 
         @pytest.mark.thorough
-        @pytest.mark.parametrize("n", range(48))
+        @pytest.mark.parametrize("n", range(120))
         def test_grid(n):
             pass
 
@@ -98,7 +98,7 @@ def test_the_run_names_the_date_of_its_sample_and_the_sampled_cases(tmp_path: Pa
         "PYTEST_ADDOPTS=--sample-date=2026-01-02",
     )
     assert done.returncode == 0, done.stdout
-    assert "3 passed, 46 deselected" in done.stdout
+    assert "3 passed, 118 deselected" in done.stdout
     _, listed = done.stdout.split("thorough cases of --sample-date=2026-01-02")
     assert listed.count("::test_grid[") == 2
 

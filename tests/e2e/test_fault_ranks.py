@@ -64,7 +64,7 @@ ENTERS, SAMPLES = "_model_forward", "_sample"
     ("model", "options", "method", "rank"),
     [
         pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 1, id="asynchronous"),
-        pytest.param(MODEL, SYNCHRONOUS, ENTERS, 1, id="synchronous"),
+        pytest.param(MODEL, SYNCHRONOUS, ENTERS, 1, id="synchronous", marks=pytest.mark.thorough),
         pytest.param(MODEL, ASYNCHRONOUS, SAMPLES, 1, id="sampling"),
         pytest.param(MODEL, ASYNCHRONOUS, ENTERS, 0, id="replying_rank", marks=THOROUGH),
         pytest.param(MODEL, SYNCHRONOUS, SAMPLES, 0, id="replying_rank_samples", marks=THOROUGH),

@@ -54,8 +54,10 @@ CASES = [
     ),
     pytest.param(DENSE, {**TP2, **SPLIT}, {}, id="dense_tp2_split", marks=THOROUGH),
     pytest.param(MLA, {}, {}, id="mla", marks=THOROUGH),
-    pytest.param(MLA, BF16, {}, id="mla_bf16"),
-    pytest.param(MLA, {"additional_config": SIDE_STREAMS}, {}, id="mla_side_streams"),
+    pytest.param(MLA, BF16, {}, id="mla_bf16", marks=THOROUGH),
+    pytest.param(
+        MLA, {"additional_config": SIDE_STREAMS}, {}, id="mla_side_streams", marks=THOROUGH
+    ),
     pytest.param(MLA, TP2, {}, id="mla_tp2", marks=THOROUGH),
     pytest.param(MLA, {**TP2, **SPLIT}, {}, id="mla_tp2_split"),
     pytest.param(
@@ -91,7 +93,7 @@ CASES = [
         {},
         id="mla_by_key",
     ),
-    pytest.param(MLA, DP2, {}, id="mla_dp2"),
+    pytest.param(MLA, DP2, {}, id="mla_dp2", marks=THOROUGH),
     pytest.param(
         MLA, {**DP2, "additional_config": SIDE_STREAMS}, {}, id="mla_dp2_side", marks=THOROUGH
     ),
@@ -99,7 +101,7 @@ CASES = [
     pytest.param(EXPERTS, {}, {}, id="experts", marks=THOROUGH),
     pytest.param(EXPERTS, EP2, {}, id="experts_ep2", marks=THOROUGH),
     pytest.param(EXPERTS, DP2, {}, id="experts_dp2", marks=THOROUGH),
-    pytest.param(EXPERTS, {**DP2, **ALL_TO_ALL}, {}, id="experts_dp2_all_to_all"),
+    pytest.param(EXPERTS, {**DP2, **ALL_TO_ALL}, {}, id="experts_dp2_all_to_all", marks=THOROUGH),
     pytest.param(
         EXPERTS,
         {

@@ -60,7 +60,9 @@ def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> fl
 @pytest.mark.parametrize(
     ("checkpoint", "options"),
     [
-        pytest.param("tiny_llama", {"async_scheduling": False}, id="dense_sync"),
+        pytest.param(
+            "tiny_llama", {"async_scheduling": False}, id="dense_sync", marks=pytest.mark.thorough
+        ),
         pytest.param("tiny_llama", {"enforce_eager": False, **RACES}, id="dense_graphs_races"),
         pytest.param("tiny_deepseek", RACES, id="mla_races"),
         pytest.param("tiny_llama", {"tensor_parallel_size": 2, **RACES}, id="dense_tp2"),

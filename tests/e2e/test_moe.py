@@ -18,6 +18,7 @@ from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 from vllm_davinci_testing.processes.waiting import becomes_true
 
+THOROUGH = pytest.mark.thorough
 MAX_TOKENS = 32
 NUM_PROMPTS = 32
 
@@ -28,6 +29,7 @@ V3 = "deepseek_v3_moe"
 EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
 MINIMAX = "minimax_m2_sigmoid_top2_of_8"
 HUNYUAN = "hunyuan_moe_top2_of_8"
+OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2)]
 
 
 def assert_tokens(
@@ -44,7 +46,7 @@ def assert_tokens(
     assert_greedy(reference, prompts, outputs, max_tokens)
 
 
-@pytest.mark.parametrize("model", [TOP2, TOP3, V2, V3, EXAONE, MINIMAX, HUNYUAN])
+@pytest.mark.parametrize("model", [*OTHERS, TOP3, V3, EXAONE, MINIMAX, HUNYUAN])
 def test_tokens_are_those_of_transformers(
     model: str,
     zoo: Callable[[str], Path],
@@ -59,7 +61,7 @@ def test_tokens_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("model", "ranks"),
     [
-        pytest.param(TOP2, {"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param(TOP2, {"tensor_parallel_size": 2}, id="tensor2", marks=THOROUGH),
         pytest.param(
             TOP3, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="expert2"
         ),
@@ -72,7 +74,10 @@ def test_tokens_are_those_of_transformers(
             id="tensor4_expert_tensor2",
         ),
         pytest.param(
-            EXAONE, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="exaone_expert2"
+            EXAONE,
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            id="exaone_expert2",
+            marks=THOROUGH,
         ),
     ],
 )
@@ -91,7 +96,7 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("model", "schedule", "options"),
     [
-        pytest.param(TOP2, "fuzz:1", {}, id="fuzz1"),
+        pytest.param(TOP2, "fuzz:1", {}, id="fuzz1", marks=THOROUGH),
         # Prompts in pieces of any length, decodes beside them.
         pytest.param(V3, "fuzz:2", {"max_num_batched_tokens": 48, "max_num_seqs": 16}, id="fuzz2"),
         pytest.param(
@@ -168,6 +173,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
             {"expert_tensor_parallel_size": 2},
             {"all_gather", "multicast"},
             id="data2_expert_tensor2",
+            marks=THOROUGH,
         ),
         # A single request makes steps of one token, fewer than a DP rank has TP ranks.
         pytest.param(
@@ -183,6 +189,7 @@ def test_experts_placed_by_a_file_give_the_same_tokens(
             {"moe_communication": "all_gather"},
             {"all_gather"},
             id="data2_tensor2",
+            marks=THOROUGH,
         ),
     ],
 )

@@ -30,7 +30,7 @@ MODEL = "llama_head64_gqa4"
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        pytest.param(MODEL, overlapped(), id="request"),
+        pytest.param(MODEL, overlapped(), id="request", marks=pytest.mark.thorough),
         pytest.param(
             "qwen3_norm_head128_gqa2",
             {
@@ -47,11 +47,13 @@ MODEL = "llama_head64_gqa4"
             "mistral_window48_head64_gqa4_tied",
             overlapped(split="token", num_ubatches=3, norm_vector_cores=4),
             id="three_parts_window",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             MODEL,
             {**overlapped(split="token"), "pipeline_parallel_size": 2},
             id="token_pipeline2",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             "qwen3_moe_unnormalized_top3_of_16",
@@ -119,7 +121,9 @@ def test_every_schedule_gives_the_same_bits_and_none_races(
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        pytest.param(MODEL, {"async_scheduling": False}, id="synchronous"),
+        pytest.param(
+            MODEL, {"async_scheduling": False}, id="synchronous", marks=pytest.mark.thorough
+        ),
         pytest.param(MODEL, {"async_scheduling": True}, id="asynchronous"),
         pytest.param(
             "deepseek_v3_moe",

@@ -46,7 +46,10 @@ def test_the_description_alone_selects_the_method(
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
-@pytest.mark.parametrize(("dtype", "chip"), [("bfloat16", {}), ("float16", ON_910C)])
+@pytest.mark.parametrize(
+    ("dtype", "chip"),
+    [pytest.param("bfloat16", {}, marks=pytest.mark.thorough), ("float16", ON_910C)],
+)
 def test_static_layers_run_in_both_dtypes(
     dtype: str,
     chip: dict[str, str],
@@ -71,7 +74,7 @@ def test_ranks_add_a_static_bias_once(
     assert abs(value - of_floats(tiny_llama)) < CLOSE
 
 
-@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", "W8A8"])
+@pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", pytest.param("W8A8", marks=pytest.mark.thorough)])
 def test_the_nz_layout_changes_no_bit(
     kind: str,
     quantize: Quantize,
@@ -86,9 +89,11 @@ def test_the_nz_layout_changes_no_bit(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("W8A8_DYNAMIC", {}, id="dynamic"),
+        pytest.param("W8A8_DYNAMIC", {}, id="dynamic", marks=pytest.mark.thorough),
         pytest.param("W8A8", {"environment": ON_910C}, id="static"),
-        pytest.param("W8A8_DYNAMIC", {"tensor_parallel_size": 2}, id="tensor2"),
+        pytest.param(
+            "W8A8_DYNAMIC", {"tensor_parallel_size": 2}, id="tensor2", marks=pytest.mark.thorough
+        ),
         pytest.param(
             "W8A8_DYNAMIC",
             {"tensor_parallel_size": 2, "enable_expert_parallel": True, "environment": ON_910C},
@@ -108,7 +113,7 @@ def test_latent_attention_and_experts_run_quantized(
     assert abs(value - of_floats(tiny_deepseek)) < CLOSE
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_experts_with_input_scales_of_their_own_run(
     ranks: int,
     quantize: Quantize,

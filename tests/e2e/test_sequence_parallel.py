@@ -20,8 +20,20 @@ MAX_TOKENS = 32
     ("model", "min_tokens", "engine"),
     [
         # Every step is sequence parallel, most of them with padding in the last shard.
-        pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 2}, id="tensor2"),
-        pytest.param("deepseek_v3_dense", 1, {"tensor_parallel_size": 4}, id="tensor4"),
+        pytest.param(
+            "deepseek_v3_dense",
+            1,
+            {"tensor_parallel_size": 2},
+            id="tensor2",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            "deepseek_v3_dense",
+            1,
+            {"tensor_parallel_size": 4},
+            id="tensor4",
+            marks=pytest.mark.thorough,
+        ),
         # Whole and sequence parallel steps in turn, prompts in pieces.
         pytest.param(
             "deepseek_v3_dense",

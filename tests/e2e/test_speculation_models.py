@@ -50,7 +50,7 @@ def of_llama(start_engine: Engines, tiny_llama: Path) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("count", "options"),
     [
-        pytest.param(1, {}, id="1"),
+        pytest.param(1, {}, id="1", marks=pytest.mark.thorough),
         pytest.param(2, SYNCHRONOUS, id="2_sync", marks=THOROUGH),
         pytest.param(3, GRAPHS, id="3_graphs"),
         pytest.param(4, {"max_num_batched_tokens": 48}, id="4_chunked", marks=THOROUGH),

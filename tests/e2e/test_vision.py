@@ -43,6 +43,7 @@ SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(vision_zoo.MODELS)
+OTHER_FAMILIES = ("glm4v", "qwen2_vl")  # whose parts the others have too
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def generated(engine: EngineProcess, asked: list[Request]) -> list[tuple[list[in
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=pytest.mark.thorough if family == "glm4v" else ())
+        pytest.param(family, marks=pytest.mark.thorough if family in OTHER_FAMILIES else ())
         for family in FAMILIES
     ],
 )
@@ -202,9 +203,14 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ubatches_m_rope": ("qwen2_5_vl", {**TWO_RANKS, **UBATCHES, **CHUNKS, **RACES}),
     "ubatches_deepstack": ("qwen3_vl", {**TWO_RANKS, **UBATCHES, **RACES}),
 }
+# Those that the ubatches' have too.
+ALONE = ("chunked_prefill", "tensor_parallel", "races")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(name, marks=pytest.mark.thorough if name in ALONE else ()) for name in SETTINGS],
+)
 def test_tokens_are_the_same_under(
     setting: str,
     vision: Callable[[str], Path],

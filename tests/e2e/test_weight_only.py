@@ -29,12 +29,12 @@ CASES = [
     pytest.param(model, settings, options, id=f"{model}-{'-'.join(map(str, settings))}-{ranks}",
                  marks=marks)
     for model, settings, options, ranks, marks in (
-        (DENSE, ("awq", 4, 32, False), {}, 1, ()),
+        (DENSE, ("awq", 4, 32, False), {}, 1, THOROUGH),
         (DENSE, ("gptq", 4, 32, True),
          {"tensor_parallel_size": 2, "environment": ON_910C}, 2, ()),
         (DENSE, ("gptq", 8, 0, True), {}, 1, THOROUGH),
         (DENSE, ("compressed-tensors", 4, 32, False), {}, 1, THOROUGH),
-        (DENSE, ("ascend", 8, 0, True), {"dtype": "float16"}, 1, ()),
+        (DENSE, ("ascend", 8, 0, True), {"dtype": "float16"}, 1, THOROUGH),
         (DENSE, ("ascend", 4, 0, False), {}, 1, THOROUGH),
         (EXPERTS, ("compressed-tensors", 4, 32, True), {}, 1, ()),
         (EXPERTS, ("gptq", 4, 32, True),

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 # A grid smaller than this has a case in the sample on some days only.
-CASES_PER_SAMPLED_CASE = 24
+CASES_PER_SAMPLED_CASE = 60
 
 
 def sampled(node_ids: Iterable[str], date: str) -> set[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -31,6 +32,7 @@ MODULES = {
         "vllm_davinci.core.worker",
         "vllm_davinci.core.attention.paged",
         "vllm_davinci.core.out_of_tree",
+        "vllm_davinci.core.spec_decode.triton_stand_ins",
     ),
 }
 
@@ -46,6 +48,9 @@ for present, names in MODULES.items():
     if is_installed(present):
         for name in names:
             import_module(name)
+if triton_stand_ins := sys.modules.get("vllm_davinci.core.spec_decode.triton_stand_ins"):
+    # vLLM looks for its kernels in every name of every module, half a second for each rank.
+    triton_stand_ins.register()
 
 # vLLM runs a full collection about ten times while an engine starts. Over a million objects of
 # imported modules each takes 0.3 s, nine tenths of a small engine's start.
