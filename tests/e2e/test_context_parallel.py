@@ -11,15 +11,13 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 NUM_TOKENS = 12
 # Prompts are computed in pieces of 200 tokens, which end within blocks.
 SIZES = {"max_model_len": 512, "max_num_batched_tokens": 200, "distributed_executor_backend": "mp"}
-GRAPHS = {
-    "enforce_eager": False,
-    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 4]},
-}
+GRAPHS = decode_graphs(1, 4)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 DENSE, LATENT = "qwen3_norm_head64_gqa8_tied", "deepseek_v3_dense"
 # Fewer tokens than ranks, less than a block, whole blocks, and pieces of a prompt.

@@ -19,6 +19,7 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.failing_start import FAILING_METHOD
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -46,13 +47,7 @@ def as_inputs(prompts: list[list[int]]) -> list[dict[str, Any]]:
 ASYNCHRONOUS = {"async_scheduling": True}
 SYNCHRONOUS = {"async_scheduling": False}
 PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-GRAPHS = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 4],
-    },
-}
+GRAPHS = decode_graphs(2, 4)
 UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "token"}}}
 EXPERTS = {"enable_expert_parallel": True}
 ALL_TO_ALL = {**EXPERTS, "additional_config": {"moe_communication": "all_to_all"}}

@@ -15,6 +15,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer
 
 MODEL = "llama_head64_gqa4"
@@ -22,13 +23,7 @@ TWO_RANKS: dict[str, Any] = {
     "tensor_parallel_size": 2,
     "distributed_executor_backend": "mp",
 }
-GRAPHS = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 4],
-    },
-}
+GRAPHS = decode_graphs(2, 4)
 PIPELINE = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 

@@ -14,6 +14,7 @@ import pytest
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -24,13 +25,7 @@ THOROUGH = pytest.mark.thorough
 
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
 CHUNKS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 8, 16],
-    },
-}
+GRAPHS = decode_graphs(2, 8, 16)
 TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 EP2 = {**TP2, "enable_expert_parallel": True}
 SPLIT = {"additional_config": {"dbo": SPLIT_ALWAYS}}

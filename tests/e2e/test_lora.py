@@ -12,6 +12,7 @@ from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.unfit_adapters import UNFIT
 
@@ -26,13 +27,7 @@ LORA: dict[str, Any] = {
     "max_num_seqs": 16,
     "worker_extension_cls": "vllm_davinci_testing.engines.adapter_worker.AdapterWorker",
 }
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 8, 16],
-    },
-}
+GRAPHS = decode_graphs(2, 8, 16)
 
 
 @pytest.fixture(scope="module")

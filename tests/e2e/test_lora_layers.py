@@ -17,6 +17,7 @@ from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci_testing.engines import adapters
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
@@ -36,13 +37,7 @@ LORA: dict[str, Any] = {
 }
 # Prompts of several steps, so that queries attend to keys that were expanded from the cache.
 CHUNKS = {"max_num_batched_tokens": 64}
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [4, 16],
-    },
-}
+GRAPHS = decode_graphs(4, 16)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:11"}
 TP2, EP = {"tensor_parallel_size": 2}, {"enable_expert_parallel": True}
 UBATCHES = {"additional_config": {"dbo": {**SPLIT_ALWAYS, "split": "request"}}}

@@ -7,47 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.generating import bits
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 DENSE = "tiny_llama"
 MLA = "tiny_deepseek"
-GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
 SLEEP: dict[str, Any] = {
     "enable_sleep_mode": True,
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,
     "worker_extension_cls": "vllm_davinci_testing.engines.sleeping_worker.SleepingWorker",
 }
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [4, 8],
-    },
-}
+GRAPHS = decode_graphs(4, 8)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
 TP2 = {"tensor_parallel_size": 2}
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
-
-
-def generate(
-    engine: EngineProcess, prompts: list[list[int]], adapter: LoRARequest | None = None
-) -> list[Any]:
-    """Tokens and logprobs, bit for bit; those of every other request under the adapter."""
-    asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, **asked)
-    return [
-        (
-            list(output.outputs[0].token_ids),
-            [{t: p.logprob for t, p in each.items()} for each in output.outputs[0].logprobs],
-        )
-        for output in outputs
-    ]
 
 
 @pytest.mark.parametrize(
@@ -77,9 +56,9 @@ def test_tokens_after_sleep_are_those_before(
         network = TransformersReference(checkpoint).network
         adapter = LoRARequest("a", 1, str(write_adapter(network, tmp_path, 8, seed=2)))
     with start_engine(checkpoint, environment=environment, **SLEEP, **options) as engine:
-        expected = generate(engine, given, adapter)
+        expected = bits(engine, given, adapter)
         if adapter is not None:
-            assert generate(engine, given) != expected
+            assert bits(engine, given) != expected
         weights = engine.on_workers("weight_bytes")
         for level in (1, 2, 1):
             before = engine.on_workers("memory")
@@ -104,7 +83,7 @@ def test_tokens_after_sleep_are_those_before(
             woken = engine.on_workers("memory")
             assert [each["weights"] for each in woken] == [each["weights"] for each in before]
             assert [each["kv_cache"] for each in woken] == [each["kv_cache"] for each in before]
-            assert generate(engine, given, adapter) == expected
+            assert bits(engine, given, adapter) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vllm_davinci_testing.engines.gemma3_checkpoint import (
     gemma3_prompt,
     write_gemma3,
 )
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
 from vllm_davinci_testing.engines.rounding import first_wrong_token
@@ -35,13 +36,7 @@ GEMMA3_WORDS = [
 # Of PaliGemma, words after an image; the last of one without, which is read from left to right.
 PALIGEMMA_WORDS = ["", "what is this", "more text than a block has " * 6, "and this", "no image"]
 CHUNKS = {"max_num_batched_tokens": 3 * TOKENS_PER_IMAGE, "max_num_seqs": 4}
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 8],
-    },
-}
+GRAPHS = decode_graphs(2, 8)
 LIMITS: dict[str, dict[str, Any]] = {
     "gemma3": {"max_model_len": 512, "limit_mm_per_prompt": {"image": 4}},
     "paligemma": {"max_model_len": 256, "max_num_batched_tokens": 256},

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.lora.request import LoRARequest
@@ -20,38 +19,20 @@ from vllm_davinci_testing.engines import weight_buckets
 from vllm_davinci_testing.engines.adapters import write_adapter
 from vllm_davinci_testing.engines.changed_checkpoint import changed
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.generating import bits
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
-GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
 WORKER = "vllm_davinci_testing.engines.updating_worker.UpdatingWorker"
 SMALL: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 512,
     "worker_extension_cls": WORKER,
     "enable_prefix_caching": False,  # a cache of the old weights is the caller's to reset
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [4, 8],
-    },
+    **decode_graphs(4, 8),
 }
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
 SENT = {"weight_transfer_config": {"backend": "npu_ipc"}}
-
-
-def generate(
-    engine: EngineProcess, prompts: list[list[int]], adapter: LoRARequest | None = None
-) -> list[Any]:
-    """Tokens and logprobs, bit for bit; those of every other request under the adapter."""
-    asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, **asked)
-    return [
-        (
-            list(output.outputs[0].token_ids),
-            [{t: p.logprob for t, p in each.items()} for each in output.outputs[0].logprobs],
-        )
-        for output in outputs
-    ]
 
 
 class EngineClient:
@@ -138,10 +119,10 @@ def test_updated_weights_are_those_of_a_fresh_engine(
         network = TransformersReference(old).network
         adapter = LoRARequest("a", 1, str(write_adapter(network, tmp_path / "a", 8, seed=2)))
     with start_engine(new, **SMALL, **options) as fresh:
-        expected = generate(fresh, given, adapter)
+        expected = bits(fresh, given, adapter)
         digests = fresh.on_workers("compute_weight_checksums")
     with start_engine(old, **SMALL, **SENT, **options) as engine:
-        first = generate(engine, given, adapter)
+        first = bits(engine, given, adapter)
         places, taken = engine.on_workers("addresses"), engine.on_workers("allocated_bytes")
         assert first != expected
         ways = [("reload", new), ("npu", old), ("cpu", new), ("reload", old)]
@@ -152,7 +133,7 @@ def test_updated_weights_are_those_of_a_fresh_engine(
         for way, checkpoint in ways:
             update(engine, way, checkpoint, addresses)
             tokens = expected if checkpoint == new else first
-            assert generate(engine, given, adapter) == tokens, (way, checkpoint.name)
+            assert bits(engine, given, adapter) == tokens, (way, checkpoint.name)
             assert engine.on_workers("addresses") == places
             assert engine.on_workers("allocated_bytes") == taken, (way, "keeps memory")
             if checkpoint == new:
@@ -169,8 +150,8 @@ def test_quantized_weights_are_not_updated(
     ranges = input_ranges(tiny_llama, [torch.tensor([[*range(40, 90)]])], lambda _: None)
     Exporter(tiny_llama, quantized, "W8A8", torch.bfloat16, ranges).run(lambda _: None)
     with start_engine(quantized, dtype="bfloat16", **SMALL) as engine:
-        expected = generate(engine, [[5, 6, 7]])
+        expected = bits(engine, [[5, 6, 7]])
         for way in ("reload", "cpu"):
             with pytest.raises(EngineError, match="new weights for"):
                 update(engine, way, quantized, [f"ipc://{tmp_path}/0"])
-        assert generate(engine, [[5, 6, 7]]) == expected
+        assert bits(engine, [[5, 6, 7]]) == expected

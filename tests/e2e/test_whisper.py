@@ -15,6 +15,7 @@ import transformers
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.model_zoo import write_tokenizer
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 from vllm_davinci_testing.engines.server_process import ServerProcess
@@ -30,13 +31,7 @@ from vllm_davinci_testing.engines.whisper_checkpoint import (
 MAX_TOKENS = 12
 THOROUGH = pytest.mark.thorough
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 8],
-    },
-}
+GRAPHS = decode_graphs(2, 8)
 TENSOR2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 OPTIONS = {"max_model_len": 448, "limit_mm_per_prompt": {"audio": 1}}
 # Seconds of sound, and tokens before the answer: silence fills up what is short.

@@ -11,6 +11,7 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines import model_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
+from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 EXPERTS, V3 = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
@@ -21,13 +22,7 @@ TP2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend"
 TP4: dict[str, Any] = {"tensor_parallel_size": 4, "distributed_executor_backend": "mp"}
 DP2: dict[str, Any] = {"count": 2}
 DP2TP2 = {**DP2, **TP2}
-GRAPHS: dict[str, Any] = {
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [2, 4, 8],
-    },
-}
+GRAPHS = decode_graphs(2, 4, 8)
 BALANCED = {"dynamic_eplb": True, "step_interval": 6, "window_size": 6}
 DUAL = {"dbo": {**SPLIT_ALWAYS, "split": "token"}}
 ALL_TO_ALL = {"moe_communication": "all_to_all"}

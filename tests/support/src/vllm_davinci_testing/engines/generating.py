@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
@@ -31,3 +33,22 @@ def assert_generates(
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     outputs = engine.generate([{"prompt_token_ids": list(each)} for each in prompts], greedy)
     assert_greedy(reference, prompts, outputs, max_tokens)
+
+
+def bits(
+    engine: EngineProcess, prompts: Sequence[Sequence[int]], adapter: LoRARequest | None = None
+) -> list[Any]:
+    """16 greedy tokens of each prompt and their logprobs, bit for bit; those of every other
+    request under the adapter."""
+    greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+    asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
+    outputs = engine.generate(
+        [{"prompt_token_ids": list(each)} for each in prompts], greedy, **asked
+    )
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [{t: p.logprob for t, p in each.items()} for each in output.outputs[0].logprobs],
+        )
+        for output in outputs
+    ]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+
+def decode_graphs(*sizes: int) -> dict[str, Any]:
+    """Options of an engine that captures decode steps of these numbers of tokens."""
+    return {
+        "enforce_eager": False,
+        "compilation_config": {
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": list(sizes),
+        },
+    }
+
+
 SIZES = [2, 3, 8]
 CAPTURED: dict[str, Any] = {
     "worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker",
-    "enforce_eager": False,
-    "compilation_config": {
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": SIZES,
-    },
+    **decode_graphs(*SIZES),
 }
