@@ -14,7 +14,7 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.ended_process import assert_ended
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
@@ -128,7 +128,7 @@ def test_an_error_in_the_vision_encoder_of_one_rank_is_the_client_s_error(
     engine.on_workers("fail_once_at", "_execute_mm_encoder", 0, 1)
     request = {
         "prompt": vision_zoo.prompt(1, "case"),
-        "multi_modal_data": {"image": [vision_zoo.image(112, 84, seed=1)]},
+        "multi_modal_data": {"image": [pictures.image(112, 84, seed=1)]},
     }
     with pytest.raises(EngineError, match=r"rank 1 \(pid \d+ on host .*planted in _execute_mm"):
         engine.generate([request], GREEDY)

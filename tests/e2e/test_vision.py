@@ -22,7 +22,7 @@ from vllm.lora.request import LoRARequest
 
 from vllm_davinci.core.export.exporter import Exporter
 from vllm_davinci.core.quantization.config import DESCRIPTION
-from vllm_davinci_testing.engines import adapters, vision_zoo
+from vllm_davinci_testing.engines import adapters, pictures, vision_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.integer_reference import IntegerReference
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
@@ -74,12 +74,12 @@ def requests(family: str = "qwen2_5_vl") -> list[Request]:
         data: dict[str, Any] = {}
         if sizes:
             data["image"] = [
-                vision_zoo.image(*size, seed=10 * number + i) for i, size in enumerate(sizes)
+                pictures.image(*size, seed=10 * number + i) for i, size in enumerate(sizes)
             ]
         if clips:
-            clips = [vision_zoo.video(*clip, seed=number + i) for i, clip in enumerate(clips)]
+            clips = [pictures.video(*clip, seed=number + i) for i, clip in enumerate(clips)]
             data["video"] = [
-                (frames, vision_zoo.video_metadata(frames, fps))
+                (frames, pictures.video_metadata(frames, fps))
                 for frames, fps in zip(clips, FPS, strict=False)
             ]
         prompt = vision_zoo.prompt(len(sizes), f"case {number}", videos=len(clips))
@@ -278,13 +278,13 @@ def test_an_int8_text_model_answers_the_same_in_ubatches_and_from_graphs(
 def test_what_cannot_be_answered_ends_its_request_and_the_engine_goes_on(
     vision: Callable[[str], Path], start: Callable[..., EngineProcess]
 ):
-    image = vision_zoo.image(56, 56)
+    image = pictures.image(56, 56)
     with start(vision("qwen2_5_vl")) as engine:
         [expected] = generated(engine, requests()[:1])
         for bad, message in (
             ([image] * 5, "At most 4 image"),
             ([Image.new("RGB", (0, 10))], "0"),
-            ([vision_zoo.image(2000, 5)], "aspect ratio"),
+            ([pictures.image(2000, 5)], "aspect ratio"),
         ):
             with pytest.raises(EngineError, match=message):
                 generated(

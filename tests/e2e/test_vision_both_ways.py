@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.gemma3_checkpoint import (
     TOKENS_PER_IMAGE,
@@ -60,13 +60,13 @@ def requests(family: str) -> list[dict[str, Any]]:
     every: list[dict[str, Any]] = []
     if family == "paligemma":
         for number, words in enumerate(PALIGEMMA_WORDS):
-            image = vision_zoo.image(40 + 20 * number, 90, seed=number)
+            image = pictures.image(40 + 20 * number, 90, seed=number)
             data = {} if words == "no image" else {"multi_modal_data": {"image": [image]}}
             every.append({"prompt": words, **data})
         return every
     for number, between in enumerate(GEMMA3_WORDS):
         images = [
-            vision_zoo.image(40 + 20 * i, 90, seed=10 * number + i) for i in range(len(between) - 1)
+            pictures.image(40 + 20 * i, 90, seed=10 * number + i) for i in range(len(between) - 1)
         ]
         data = {"multi_modal_data": {"image": images}} if images else {}
         every.append({"prompt": gemma3_prompt(*between), **data})
@@ -150,7 +150,7 @@ def test_a_preempted_prompt_is_whole_again(
     start_engine: Callable[..., EngineProcess],
 ) -> None:
     """Tokens that it had generated come after the prompt, and see only those before them."""
-    image = vision_zoo.image(60, 60, seed=3)
+    image = pictures.image(60, 60, seed=3)
     asked = [
         {"prompt": f"{number}" * (70 + number), "multi_modal_data": {"image": [image]}}
         for number in range(4)

@@ -15,7 +15,7 @@ import openai
 import pytest
 from PIL import Image
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.server_process import SMALL, ForkedServer, ServerProcess
 from vllm_davinci_testing.engines.vision_reference import (
     MAX_TOKENS,
@@ -47,7 +47,7 @@ def server(
         f"--allowed-local-media-path={directory}",
         environment={"VLLM_MAX_IMAGE_PIXELS": str(MOST_PIXELS)},
     )
-    vision_zoo.image(112, 84).save(directory / "image.png")
+    pictures.image(112, 84).save(directory / "image.png")
     try:
         yield server.wait_until_ready()
     finally:
@@ -87,24 +87,24 @@ def answer(client: openai.OpenAI, *urls: str) -> tuple[list[int], list[int]]:
 def test_an_image_comes_as_data_or_from_a_file_and_makes_a_difference(
     client: openai.OpenAI, server: ServerProcess, reference: Callable[[str], Reference]
 ):
-    image = vision_zoo.image(112, 84)
+    image = pictures.image(112, 84)
     from_data = answer(client, data_url(encoded(image)))
     request = {"prompt": vision_zoo.prompt(1, "\nwhat"), "multi_modal_data": {"image": [image]}}
     reference("qwen2_5_vl").assert_chosen(request, from_data)
     assert from_data == answer(client, f"file://{server.log.parent}/image.png")
-    assert from_data != answer(client, data_url(encoded(vision_zoo.image(112, 84, seed=7))))
+    assert from_data != answer(client, data_url(encoded(pictures.image(112, 84, seed=7))))
 
 
 def videos(directory: Path) -> dict[str, tuple[np.ndarray, str]]:
     """Frames as they are decoded, and the address of each form in which they can come."""
-    frames = vision_zoo.video(8, 196, 56, seed=3)
+    frames = pictures.video(8, 196, 56, seed=3)
     file = directory / "video.mp4"
-    content = vision_zoo.mp4(file, frames, fps=VIDEO_FPS)
-    pictures = [encoded(Image.fromarray(frame), "jpeg") for frame in frames]
-    joined = ",".join(base64.b64encode(picture).decode() for picture in pictures)
-    decoded = np.stack([np.asarray(Image.open(io.BytesIO(picture))) for picture in pictures])
+    content = pictures.mp4(file, frames, fps=VIDEO_FPS)
+    stills = [encoded(Image.fromarray(frame), "jpeg") for frame in frames]
+    joined = ",".join(base64.b64encode(picture).decode() for picture in stills)
+    decoded = np.stack([np.asarray(Image.open(io.BytesIO(picture))) for picture in stills])
     return {
-        "mp4": (vision_zoo.decoded(file), data_url(content, "video/mp4")),
+        "mp4": (pictures.decoded(file), data_url(content, "video/mp4")),
         "frames": (decoded, f"data:video/jpeg;base64,{joined}"),
     }
 
@@ -117,7 +117,7 @@ def test_a_video_comes_as_a_file_or_as_frames(
     assert len(frames) == 8
     request = {
         "prompt": vision_zoo.prompt(0, "\nwhat", videos=1),
-        "multi_modal_data": {"video": [(frames, vision_zoo.video_metadata(frames, VIDEO_FPS))]},
+        "multi_modal_data": {"video": [(frames, pictures.video_metadata(frames, VIDEO_FPS))]},
     }
     reference("qwen2_5_vl").assert_chosen(request, answer(client, url))
 
@@ -131,9 +131,9 @@ NO_PIXELS = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + struct.pack(">II
 
 def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
     """Addresses of images and videos, and what the answer says; `seed` makes others of them."""
-    image = encoded(vision_zoo.image(56, 56, seed))
-    video = vision_zoo.mp4(directory / "whole.mp4", vision_zoo.video(4, 56, 56, seed), fps=2.0)
-    large = vision_zoo.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
+    image = encoded(pictures.image(56, 56, seed))
+    video = pictures.mp4(directory / "whole.mp4", pictures.video(4, 56, 56, seed), fps=2.0)
+    large = pictures.mp4(directory / "large.mp4", np.zeros((2, 600, 600, 3), np.uint8), fps=2.0)
     return {
         "cut_short": ([data_url(image[: 60 + seed % 7])], "image"),
         "no_image": ([data_url(b"nothing of the kind %d" % seed)], "image"),
@@ -141,7 +141,7 @@ def broken(directory: Path, seed: int = 0) -> dict[str, tuple[list[str], str]]:
         "not_base64": (["data:image/png;base64,?!"], ""),
         "other_mime": ([data_url(b"a text", "text/plain")], ""),
         "too_many": ([data_url(image)] * 3, "At most 2 image"),
-        "too_narrow": ([data_url(encoded(vision_zoo.image(2000 + seed % 7, 5)))], "size="),
+        "too_narrow": ([data_url(encoded(pictures.image(2000 + seed % 7, 5)))], "size="),
         "too_large": ([data_url(encoded(Image.new("L", (600, 600 + seed % 7))))], "pixels"),
         "elsewhere": (["file:///etc/hostname"], "allowed"),
         "not_there": (["file:///no/such/file.png"], ""),
@@ -162,7 +162,7 @@ def test_a_bad_image_or_video_is_the_askers_error_and_the_server_goes_on(
     case: str, client: openai.OpenAI, tmp_path: Path
 ):
     urls, said = broken(tmp_path)[case]
-    good = data_url(encoded(vision_zoo.image(56, 56)))
+    good = data_url(encoded(pictures.image(56, 56)))
     expected = answer(client, good)
     with pytest.raises(openai.APIStatusError) as raised:
         answer(client, *urls)

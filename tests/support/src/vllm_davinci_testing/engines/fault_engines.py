@@ -35,10 +35,10 @@ for output in llm.generate(prompts, greedy, use_tqdm=False):
 """
 TEXTS = 'prompts = [{"prompt_token_ids": [1, 2, 3 + i]} for i in range(3)]'
 IMAGES = """
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures, vision_zoo
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 prompts = [{"prompt": vision_zoo.prompt(1, "case"),
-            "multi_modal_data": {"image": [vision_zoo.image(56, 56, seed=i)]}} for i in range(3)]
+            "multi_modal_data": {"image": [pictures.image(56, 56, seed=i)]}} for i in range(3)]
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import transformers
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures
 from vllm_davinci_testing.engines.model_zoo import EOS_ID, NUM_BYTES
 from vllm_davinci_testing.engines.released_weights import write_network
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE, SECONDS, sound
@@ -58,7 +58,7 @@ class MultimodalFamily:
         for number, sizes in enumerate(SIZES):
             request: Request = {"prompt": self.place * len(sizes) + f"case {number} of it"}
             if sizes and self.modality == "image":
-                images = [vision_zoo.image(*size, seed=number) for size in sizes]
+                images = [pictures.image(*size, seed=number) for size in sizes]
                 request["multi_modal_data"] = {"image": images}
             elif sizes:
                 waves = sound(number, SECONDS - 0.5 * number)

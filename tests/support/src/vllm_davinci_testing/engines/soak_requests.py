@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from vllm_davinci_testing.engines import vision_zoo
+from vllm_davinci_testing.engines import pictures
 
 LIMIT_S = 120.0
 # The server closes connections that nobody used for 5 s: a request that is sent at that moment gets
@@ -119,7 +119,7 @@ class Clients:
 
     def _of_image(self, client: httpx.Client, number: int) -> None:
         file = io.BytesIO()
-        vision_zoo.image(56 + 28 * (number % 3), 56, seed=number).save(file, "png")
+        pictures.image(56 + 28 * (number % 3), 56, seed=number).save(file, "png")
         url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "it"}]
         body = {
