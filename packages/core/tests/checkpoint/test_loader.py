@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vllm.model_executor.model_loader import LoadFormats
 
+from vllm_davinci.core.config.load_formats import is_served
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.out_of_tree import register
+from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci_testing.engines.loaded_model import LoadedModel
 from vllm_davinci_testing.engines.vision_zoo import write_vision_checkpoint
 
@@ -25,6 +29,8 @@ def save_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 FORMATS: dict[str, tuple[str, Callable[[dict[str, Tensor], Path], None]]] = {
+    "auto": ("model.safetensors", save_safetensors),
+    "safetensors": ("model.safetensors", save_safetensors),
     "hf": ("model.safetensors", save_safetensors),
     "pt": ("model.pt", torch.save),
     "npcache": ("pytorch_model.bin", torch.save),
@@ -64,6 +70,41 @@ def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: P
     assert torch.equal(loaded, tensors[DOWN])
     with pytest.raises(CheckpointError, match=f"lacks {DOWN}"):
         model.load(tmp_path / "cut")
+
+
+@pytest.mark.usefixtures("one_rank", "vllm_config")
+@pytest.mark.parametrize("load_format", FORMATS)
+def test_a_quantized_checkpoint_is_converted_or_refused(
+    load_format: str, qwen2: Path, tmp_path: Path
+):
+    """Descriptions are held against headers of safetensors, which other files do not have."""
+    register()
+    tensors = load_file(qwen2 / "model.safetensors")
+    integers = torch.arange(64 * 96).reshape(64, 96) % 16 - 8
+    del tensors[DOWN]
+    prefix = DOWN.removesuffix(".weight")
+    quantized = {
+        DOWN: ((integers[0::2] & 15) | (integers[1::2] << 4)).to(torch.int8),
+        f"{prefix}.weight_scale": torch.ones(64, 1),
+        f"{prefix}.weight_offset": torch.zeros(64, 1),
+        f"{prefix}.scale_bias": torch.ones(64, 1),
+    }
+    types = {**dict.fromkeys(tensors, "FLOAT"), **dict.fromkeys(quantized, "W4A8_DYNAMIC")}
+    (tmp_path / DESCRIPTION).write_text(json.dumps(types))
+    (tmp_path / "config.json").write_bytes((qwen2 / "config.json").read_bytes())
+    name, save = FORMATS[load_format]
+    save({**tensors, **quantized}, tmp_path / name)
+    model = LoadedModel(tmp_path, torch.float16, load_format=load_format, quantization="ascend")
+    if name != "model.safetensors":
+        with pytest.raises(CheckpointError, match=r"holds no \*\.safetensors file"):
+            model.load(tmp_path)
+        return
+    model.load(tmp_path)
+    assert torch.equal(model.parameters()[DOWN], integers.to(torch.int8))
+
+
+def test_no_other_load_format_of_vllm_is_served():
+    assert {name for name in get_args(LoadFormats) if is_served(name)} == {*FORMATS, "dummy"}
 
 
 @pytest.mark.usefixtures("one_rank", "vllm_config")
