@@ -51,6 +51,25 @@ def test_a_layer_of_four_bits_loads_as_one_of_eight():
     assert torch.equal(made["p.weight"], values.to(torch.int8))
 
 
+def test_routed_experts_of_four_bits_stay_as_they_are_stored():
+    prefix = "model.layers.3.mlp.experts.0.up_proj"
+    tensors = {
+        f"{prefix}.weight": pack_rows(torch.randint(-8, 8, (4, 6))),
+        f"{prefix}.weight_scale": torch.rand(4, 1) + 0.1,
+        f"{prefix}.weight_offset": torch.zeros(4, 1),
+        f"{prefix}.scale_bias": torch.ones(4, 1),
+    }
+    description = QuantDescription.parse(dict.fromkeys(tensors, "W4A8_DYNAMIC"))
+    scheme = description.of_experts("model.layers.3.mlp.experts")
+    assert scheme is not None
+    assert scheme.name == "W4A8_DYNAMIC"
+    assert description.loads_as(prefix) == "W4A8_DYNAMIC"
+    assert description.loads_as("model.layers.3.mlp.up_proj") == "FLOAT"
+    made = dict(description.converted(tensors.items(), torch.bfloat16))
+    assert made.keys() == tensors.keys() - {f"{prefix}.scale_bias"}
+    assert made[f"{prefix}.weight"] is tensors[f"{prefix}.weight"]
+
+
 @pytest.mark.parametrize(
     ("options", "stored"),
     [

@@ -33,7 +33,7 @@ Tensor activated(const Tensor& x, int64_t activation) {
 struct GroupedMatmul {
   const TensorList& x;
   const LaidOutList& weight;
-  std::vector<Tensor> bias, scale, weight_scale, weight_offset, row_scale;
+  std::vector<Tensor> bias, scale, offset, weight_scale, weight_offset, row_scale;
   OptionalTensor group_list;
   int64_t group_type, group_list_form, activation;
   const OutList& out;
@@ -46,6 +46,13 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
     return list.empty() ? Tensor() : of_group(list, group, dims);
   };
   const Tensor bias = parameter(call.bias, 1);
+  if (x.scalar_type() == at::kChar && weight.scalar_type() == at::kInt) {
+    require(call.offset.empty(),
+            "offset beside 4-bit weights, of weights that are not symmetric, is not implemented.");
+    const Tensor values = multiply_halves(x, integer_matrix(weight, x.size(-1)),
+                                          parameter(call.scale, 2), bias);
+    return row_scale.defined() ? values * row_scale.to(at::kFloat).reshape({-1, 1}) : values;
+  }
   if (x.scalar_type() == at::kChar) {
     Tensor sum = multiply_integers(x, integer_matrix(weight, x.size(-1)));
     const bool integer_bias = bias.defined() && bias.scalar_type() == at::kInt;
@@ -198,14 +205,15 @@ void grouped_matmul(const GroupedMatmul& call) {
 
 #define VNPU_GROUPED_MATMUL_INPUTS                                                                 \
   const TensorList &x, const LaidOutList &weight, const OptionalTensorList &bias,                  \
-      const OptionalTensorList &scale, const OptionalTensorList &,                                 \
+      const OptionalTensorList &scale, const OptionalTensorList &offset,                           \
       const OptionalTensorList &weight_scale, const OptionalTensorList &weight_offset,             \
       const OptionalTensorList &row_scale, const OptionalTensor &group_list,                       \
       const OptionalTensorList &, const OptionalTensorList &, const OptionalTensorList &, int64_t, \
       int64_t group_type, int64_t group_list_form, int64_t activation
 #define VNPU_GROUPED_MATMUL_CALL                                                                   \
-  grouped_matmul({x, weight, given(bias), given(scale), given(weight_scale), given(weight_offset), \
-                  given(row_scale), group_list, group_type, group_list_form, activation, out})
+  grouped_matmul({x, weight, given(bias), given(scale), given(offset), given(weight_scale),        \
+                  given(weight_offset), given(row_scale), group_list, group_type, group_list_form, \
+                  activation, out})
 
 VNPU_OPERATOR(GroupedMatmulV4,
               (VNPU_GROUPED_MATMUL_INPUTS, const OutList& out, const OptionalOutList&,

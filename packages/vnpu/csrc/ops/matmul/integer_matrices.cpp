@@ -57,6 +57,23 @@ Tensor float_scales(const Tensor& scales) {
   return bits.bitwise_and(INT64_C(0xffffffff)).to(at::kInt).view(at::kFloat);
 }
 
+Tensor multiply_halves(const Tensor& rows, const Tensor& weight, const Tensor& scales,
+                       const Tensor& of_eights) {
+  const Tensor given = float_scales(scales);
+  const Tensor scale = given.dim() < 2 ? given.reshape({1, -1}) : given;
+  const int64_t depth = rows.size(-1) / scale.size(0);
+  const Tensor halves =
+      at::cat({rows.bitwise_right_shift(4), rows.bitwise_and(15).sub(8)}).to(at::kChar);
+  Tensor sum = at::zeros({halves.size(0), weight.size(-1)}, at::kHalf);
+  for (int64_t group = 0; group < scale.size(0); ++group) {
+    const Tensor part = multiply_integers(halves.narrow(-1, group * depth, depth),
+                                          weight.narrow(-2, group * depth, depth));
+    sum.add_((part.to(at::kFloat) * scale[group]).to(at::kHalf));
+  }
+  const auto high_and_low = sum.to(at::kFloat).chunk(2);
+  return high_and_low[0] * 16 + high_and_low[1] + of_eights.to(at::kFloat);
+}
+
 Tensor dense_weight(const LaidOut& weight) {
   const Tensor matrix = weight.matrix();
   if (matrix.dim() != 5) return matrix;

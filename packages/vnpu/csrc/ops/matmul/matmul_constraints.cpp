@@ -27,6 +27,10 @@ constexpr char kQuantNz[] =
 constexpr char kGrouped[] = "op-plugin torch_npu-npu_grouped_matmul.md, constraints";
 constexpr char kGroupedCheck[] = "CheckQuantParamsDtype in aclnn_grouped_matmul.cpp";
 constexpr char kGroupedWeightOnly[] = "CheckGroupedMatmulAntiQuant in aclnn_grouped_matmul.cpp";
+constexpr char kGroupedHalves[] =
+    "ops-transformer gmm/grouped_matmul/docs/aclnnGroupedMatmulV5.md, A8W4";
+// The page knows groups of 256 only; the host code takes any that divide the depth, and one scale.
+constexpr char kGroupedHalvesTiling[] = "A8W4Tiling in grouped_matmul_tiling.cpp";
 constexpr char kGroupedNz[] = "aclnnGroupedMatmulWeightNz in aclnn_grouped_matmul.cpp";
 
 constexpr int32_t kFractal = 29;  // ACL_FORMAT_FRACTAL_NZ
@@ -348,11 +352,51 @@ Condition is_weight_only() {
                (weight == at::kChar || weight == at::kInt || weight == at::ScalarType::QUInt4x2);
       }};
 }
+// 8-bit rows beside 4-bit weights, which lie in int32.
+Condition has_int4() { return {"x is int8 and weight int4", {"x", "weight"}, has_halves}; }
+Condition has_no_int4() {
+  return {"weight is not int4 beside int8",
+          {"x", "weight"},
+          [](const RuleArguments& own) { return !has_halves(own); }};
+}
 Condition without_row_scales() { return both(has_integers(), is_missing("row_scale")); }
 Condition with_row_scales() { return both(has_integers(), is_given("row_scale")); }
 
-std::vector<Row> grouped_rows() {
+std::vector<Row> rows_of_halves() {
   return {
+      {"bias", present().when(has_int4()), kGroupedHalves},
+      {"bias", dtype({at::kFloat}).when(has_int4()), kGroupedHalves},
+      {"bias", dims(2, 2).when(has_int4()), kGroupedHalves},
+      {"bias", same_size(-1, "out", -1).when(has_int4()), kGroupedHalves},
+      {"scale", present().when(has_int4()), kGroupedHalves},
+      {"scale", dtype({at::kLong, at::kUInt64}).when(has_int4()), kGroupedHalves},
+      {"scale", dims(3, 3).when(has_int4()), kGroupedHalves},
+      {"scale", same_size(-1, "out", -1).when(has_int4()), kGroupedHalves},
+      {"scale",
+       fits("have a number of groups that divides the columns of x", {"x"},
+            [](const RuleArguments& own) -> Found {
+              const int64_t groups = size_of(own.tensor(), -2);
+              if (groups > 0 && size_of(own.tensor(1), -1) % groups == 0) return std::nullopt;
+              return text(groups) + " groups beside sizes " + sizes_of(own.tensor(1));
+            })
+           .when(has_int4()),
+       kGroupedHalvesTiling,
+       {.tiling = true}},
+      {"row_scale", present().when(has_int4()), kGroupedHalves},
+      {"row_scale", dims(1, 2).when(has_int4()), kGroupedHalves},
+      {"x", size_between(-1, 64, 18432, 64).when(has_int4()), kGroupedHalvesTiling,
+       {.tiling = true}},
+      {"weight_scale", absent().when(has_int4()), kGroupedHalves},
+      {"weight_offset", absent().when(has_int4()), kGroupedHalves},
+      {"group_type", one_of(std::vector<int64_t>{0}).when(has_int4()), kGroupedHalves},
+      {"group_list_form", one_of(std::vector<int64_t>{1}).when(has_int4()), kGroupedHalves},
+      {"activation", one_of(std::vector<int64_t>{0}).when(has_int4()), kGroupedHalves},
+      {"out", dtype({at::kHalf, at::kBFloat16}).when(has_int4()), kGroupedHalves},
+  };
+}
+
+std::vector<Row> grouped_rows() {
+  std::vector<Row> rows = {
       {"x",
        dtype({at::kFloat, at::kHalf, at::kBFloat16, at::kChar, at::kInt, at::ScalarType::QUInt4x2}),
        kGrouped},
@@ -418,7 +462,7 @@ std::vector<Row> grouped_rows() {
       {"scale", dtype({at::kFloat}).when(both(with_row_scales(), has_dtype("out", {at::kHalf}))),
        kGroupedCheck},
       {"row_scale", dtype({at::kFloat}), kGroupedCheck},
-      {"row_scale", dims(1, 1), kGroupedCheck},
+      {"row_scale", dims(1, 1).when(has_no_int4()), kGroupedCheck},
       {"row_scale", same_size(0, "x", 0), kGroupedCheck},
       {"weight_scale", present().when(is_weight_only()), kGroupedWeightOnly},
       {"weight_offset", present().when(is_weight_only()), kGroupedWeightOnly},
@@ -453,6 +497,8 @@ std::vector<Row> grouped_rows() {
       {"weight_offset", absent().when(has_integers()), kGroupedCheck},
       {"activation", one_of(std::vector<int64_t>{0}).when(has_dtype("out", {at::kInt})), kGrouped},
   };
+  for (Row& row : rows_of_halves()) rows.push_back(std::move(row));
+  return rows;
 }
 
 // Whole tiles of 32 bytes by 16 rows.

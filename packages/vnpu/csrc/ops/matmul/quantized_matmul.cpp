@@ -17,7 +17,7 @@ struct QuantMatmul {
   OptionalTensor offset;     // of an int8 result
   OptionalTensor bias;
   bool transpose1, transpose2;
-  OptionalTensor y_offset;  // beside 4-bit weights: what `product_of_halves` leaves out
+  OptionalTensor y_offset;  // beside 4-bit weights: see `multiply_halves`
 };
 
 Tensor turned(const Tensor& matrix, bool transpose) {
@@ -42,28 +42,6 @@ Tensor product_of_blocks(const QuantMatmul& call) {
   return sum;
 }
 
-// 8-bit rows by 4-bit weights [k, n], which have scales [n], or [k / 256, n] along the depth. The
-// matrix unit multiplies 4-bit integers with each other: an entry of a row goes in as 16 a + b + 8,
-// a and b both signed. Products of a and b are added up over the groups in float16, those with 8
-// are what the caller has in `y_offset`.
-Tensor product_of_halves(const QuantMatmul& call) {
-  const Tensor rows = turned(call.x1, call.transpose1);
-  const Tensor weight = integer_matrix(turned(call.x2, call.transpose2), rows.size(-1));
-  const Tensor given = float_scales(*call.scale);
-  const Tensor scale = given.dim() < 2 ? given.reshape({1, -1}) : given;
-  const int64_t depth = rows.size(-1) / scale.size(0);
-  const Tensor halves =
-      at::cat({rows.bitwise_right_shift(4), rows.bitwise_and(15).sub(8)}).to(at::kChar);
-  Tensor sum = at::zeros({halves.size(0), weight.size(-1)}, at::kHalf);
-  for (int64_t group = 0; group < scale.size(0); ++group) {
-    const Tensor part = multiply_integers(halves.narrow(-1, group * depth, depth),
-                                          weight.narrow(-2, group * depth, depth));
-    sum.add_((part.to(at::kFloat) * scale[group]).to(at::kHalf));
-  }
-  const auto high_and_low = sum.to(at::kFloat).chunk(2);
-  return high_and_low[0] * 16 + high_and_low[1] + call.y_offset->to(at::kFloat);
-}
-
 void quant_matmul(const QuantMatmul& call, const Out& out) {
   if (out.tensor.numel() == 0) return;
   if (call.row_scale && call.row_scale->dim() == 2 && call.row_scale->size(-1) > 1) {
@@ -74,7 +52,10 @@ void quant_matmul(const QuantMatmul& call, const Out& out) {
   if (call.x1.scalar_type() == at::kChar && call.x2.scalar_type() == at::kInt) {
     require(call.row_scale && call.scale && call.y_offset,
             "8-bit rows beside 4-bit weights need x1Scale, x2Scale and yOffset.");
-    store(out, product_of_halves(call) * call.row_scale->to(at::kFloat).reshape({-1, 1}));
+    const Tensor rows = turned(call.x1, call.transpose1);
+    const Tensor weight = integer_matrix(turned(call.x2, call.transpose2), rows.size(-1));
+    store(out, multiply_halves(rows, weight, *call.scale, *call.y_offset) *
+                   call.row_scale->to(at::kFloat).reshape({-1, 1}));
     return;
   }
   const Tensor x1_turned = turned(call.x1, call.transpose1);

@@ -120,6 +120,51 @@ def test_int8_rows_and_weights(out: torch.dtype, per_token: bool) -> None:
     near(y, expected * rows[:, None].double() if per_token else expected)
 
 
+def halves_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An 8-bit integer as 16 a + b + 8: a and b, of 4 bits each."""
+    high = torch.div(rows.int(), 16, rounding_mode="floor")
+    return high, rows.int() - 16 * high - 8
+
+
+@given(
+    out=st.sampled_from([torch.bfloat16, torch.float16]),
+    blocks=st.sampled_from([1, 2]),  # of the depth, each with scales of its own
+    column=st.booleans(),
+)
+def test_int8_rows_and_int4_weights(out: torch.dtype, blocks: int, column: bool) -> None:
+    depth = 128
+    x = values((ROWS, depth), torch.int8, 1, low=-128, high=128)
+    weight = values((3, depth, COLUMNS), torch.int8, 2, low=-8, high=8)
+    scale = values((3, blocks, COLUMNS), torch.float32, 3, low=1e-3, high=1e-2)
+    bits = scale.view(torch.int32).long()
+    wide = scale.repeat_interleave(depth // blocks, 1)
+    of_eights = 8 * (weight * wide).sum(1)
+    rows = values((ROWS,), torch.float32, 4, low=0.5, high=2)
+    (y,) = torch_npu.npu_grouped_matmul(
+        [x.npu()], [pack_int4(weight).npu()], bias=[of_eights.npu()], scale=[bits.npu()],
+        per_token_scale=[(rows[:, None] if column else rows).npu()], group_list=group_list(1),
+        split_item=3, group_type=0, group_list_type=1, output_dtype=out,
+    )  # fmt: skip
+    parts = []
+    for group, part in enumerate(x[:7].split(COUNTS)):
+        sums = []
+        for half in halves_of(part):
+            total = torch.zeros(len(part), COLUMNS).half()
+            for block, some in enumerate(torch.arange(depth).chunk(blocks)):
+                product = half[:, some].long() @ weight[group, some].long()
+                total = total + (product.float() * scale[group, block]).half()
+            sums.append(total.float())
+        parts.append(16 * sums[0] + sums[1] + of_eights[group])
+    exact = one_by_one(
+        [part.double() @ (weight[g] * wide[g]).double() for g, part in enumerate(x[:7].split(COUNTS))]
+    )
+    expected = one_by_one(parts) * rows[:, None]
+    compare(y, expected.to(out))
+    torch.testing.assert_close(
+        expected.double(), exact * rows[:, None], rtol=0, atol=2e-3 * float(exact.abs().max())
+    )
+
+
 @given(
     form=st.sampled_from([(8, None), (4, None), (4, 2)]),  # bits, groups along the depth
     offset=st.booleans(),

@@ -953,6 +953,13 @@ _BLOCKS = {
     "group_size": (1 << 32) + (128 << 16) + 128,
     "out": t(5, 256),
 }
+# 8-bit rows beside 4-bit weights by experts.
+_HALVED = {
+    "weight": [i32(4, 64, 16)],
+    "bias": [f32(4, 128)],
+    "scale": [i64(4, 1, 128)],
+    "out": [t(6, 128)],
+}
 _STATIC = {"row_scale": None}
 # Weights of integers beside rows of floats.
 _WIDENED = {
@@ -966,6 +973,10 @@ _WIDENED = {
 
 def _widened(argument: str, rule: str, **changes: Any) -> Case:
     return _grouped(argument, rule, **{**_WIDENED, **changes})
+
+
+def _halved(argument: str, rule: str, code: int = PARAMETER, **changes: Any) -> Case:
+    return _grouped(argument, rule, code, **{**_HALVED, **changes})
 
 
 def _weight_only(argument: str, rule: str, **changes: Any) -> Case:
@@ -1174,6 +1185,25 @@ PRODUCTS = [
     _widened("out", "dtype of x when", out=[f16(6, 96)]),
     _grouped("weight_scale", "be null when", weight_scale=[t(4, 96)]),
     _grouped("weight_offset", "be null when", weight_offset=[t(4, 96)]),
+    _grouped("row_scale", "have 1 dimension", row_scale=[f32(6, 1)]),
+    _halved("bias", "be given when", bias=None),
+    _halved("bias", "be float32 when", bias=[t(4, 128)]),
+    _halved("bias", "have 2 dimensions when", bias=[f32(4, 1, 128)]),
+    _halved("bias", "size of out's last dimension", bias=[f32(4, 64)]),
+    _halved("scale", "be given when", scale=None),
+    _halved("scale", "int64 or uint64 when", scale=[f32(4, 1, 128)]),
+    _halved("scale", "have 3 dimensions when", scale=[i64(4, 128)]),
+    _halved("scale", "size of out's last dimension", scale=[i64(4, 1, 64)]),
+    _halved("scale", "a number of groups that divides", TILING, scale=[i64(4, 3, 128)]),
+    _halved("row_scale", "be given when", row_scale=None),
+    _halved("row_scale", "1 to 2 dimensions", row_scale=[f32(6, 1, 1)]),
+    _halved("x", "64 to 18432", TILING, x=[i8(6, 96)], weight=[i32(4, 96, 16)]),
+    _halved("weight_scale", "be null when", weight_scale=[t(4, 128)]),
+    _halved("weight_offset", "be null when", weight_offset=[t(4, 128)]),
+    _halved("group_type", "be 0 when", group_type=-1),
+    _halved("group_list_form", "be 1 when", group_list_form=0),
+    _halved("activation", "be 0 when x is int8 and weight int4", activation=2),
+    _halved("out", "be float16 or bfloat16 when", out=[i32(6, 128)]),
     Case(
         "GroupedMatmulWeightNz",
         "weight",
@@ -1943,5 +1973,17 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = {
         "256 heads over 4": _sizes(128, 128, 256, 4),
         **{f"{heads} heads over compressed rows": _compressed(heads) for heads in MLA_HEADS},
         "compressed rows in blocks of 16": {**_DECODE, **_blocks_of(16)},
+    }.items()
+} | {
+    # 4-bit weights with a scale per channel and per group of the depth, which is the deepest.
+    f"GroupedMatmulV5 of {name}": {**LEGAL["GroupedMatmulV5"], **_HALVED, **changes}
+    for name, changes in {
+        "4-bit weights": {},
+        "4-bit weights for float16": {"out": [f16(6, 128)], "row_scale": [f32(6, 1)]},
+        "deep 4-bit weights in groups": {
+            "x": [i8(6, 18432)],
+            "weight": [i32(4, 18432, 16)],
+            "scale": [i64(4, 72, 128)],
+        },
     }.items()
 }

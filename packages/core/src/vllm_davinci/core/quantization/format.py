@@ -160,7 +160,7 @@ class Format(ABC):
         if found is None and (layer := _DECODER_LAYER.match(prefix)):
             same = [name for name in self._expert_types if name.startswith(layer.group())]
             found = self._expert_types[same[0]] if len(same) == 1 else None
-        return self._agreed(prefix, found or {})
+        return self._agreed(prefix, found or {}, is_expert=True)
 
     @cached_property
     def _expert_types(self) -> dict[str, dict[str, str | None]]:
@@ -185,11 +185,15 @@ class Format(ABC):
             }
         return completed
 
-    def _agreed(self, prefix: str, types: Mapping[str, str | None]) -> Scheme | None:
+    def _agreed(
+        self, prefix: str, types: Mapping[str, str | None], is_expert: bool = False
+    ) -> Scheme | None:
         schemes: dict[str | None, Scheme | None] = {}
         named: dict[str | None, list[str]] = {}
         for name, value in types.items():
-            scheme = None if value is None else computing_scheme(value, f"{name}.weight")
+            scheme = None
+            if value is not None:
+                scheme = computing_scheme(value, f"{name}.weight", is_expert)
             key = None if scheme is None else scheme.name
             schemes[key] = scheme
             named.setdefault(key, []).append(name)

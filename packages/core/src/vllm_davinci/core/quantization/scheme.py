@@ -72,6 +72,9 @@ class Scheme:
     computed_as: ClassVar[str] = ""
     """The scheme whose methods compute these layers; empty: this one."""
 
+    keeps_experts: ClassVar[bool] = False
+    """Whether routed experts are computed by this one whatever `computed_as` says."""
+
     parameters: ClassVar[tuple[TensorSpec, ...]]
     """The tensors that a layer keeps on the device. The first is the weight."""
 
@@ -109,6 +112,12 @@ class Scheme:
         part: the last part of the tensor's name
         """
         return tensor
+
+    def converted_of_expert(
+        self, part: str, tensor: torch.Tensor, layout: Layout
+    ) -> torch.Tensor | None:
+        """The same of a projection of a routed expert."""
+        return self.converted(part, tensor, layout)
 
     def require_sizes(self, size: WeightSize) -> None:
         """Raises UnsupportedFeatureError where the device takes no such weight on a rank."""
@@ -169,7 +178,11 @@ def find_scheme(name: str, tensor: str) -> Scheme:
     )
 
 
-def computing_scheme(name: str, tensor: str) -> Scheme:
-    """The scheme whose methods compute layers of that type; see `find_scheme`."""
+def computing_scheme(name: str, tensor: str, is_expert: bool = False) -> Scheme:
+    """The scheme whose methods compute layers of that type; see `find_scheme`.
+
+    is_expert: whether the layers are projections of routed experts
+    """
     stored = find_scheme(name, tensor)
-    return find_scheme(stored.computed_as, tensor) if stored.computed_as else stored
+    is_own = not stored.computed_as or (is_expert and stored.keeps_experts)
+    return stored if is_own else find_scheme(stored.computed_as, tensor)

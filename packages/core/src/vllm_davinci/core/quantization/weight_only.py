@@ -209,8 +209,8 @@ def require_exact_offset(name: str, offset: torch.Tensor) -> None:
 def unpacked_rows(packed: torch.Tensor) -> torch.Tensor:
     """4-bit integers, of which a byte has those of two rows, the first in its low half.
 
-    packed: [out / 2, in] int8
-    Returns [out, in] int8, from -8 to 7.
+    packed: [..., out / 2, in] int8
+    Returns [..., out, in] int8, from -8 to 7.
     """
     low, high = (packed << 4) >> 4, packed >> 4  # int8 keeps its sign
-    return torch.stack((low, high), dim=1).flatten(0, 1)
+    return torch.stack((low, high), dim=-2).flatten(-3, -2)

@@ -141,7 +141,7 @@ class QuantDescription(Format):
     def loads_as(self, prefix: str) -> str:
         stored = self.types.get(f"{prefix}.weight", FLOAT)
         try:
-            computed = computing_scheme(stored, prefix).name
+            computed = computing_scheme(stored, prefix, EXPERT.match(prefix) is not None).name
         except UnsupportedFeatureError:
             return f"{stored} (unknown)"
         return computed if computed == stored else f"{computed} ({stored})"
@@ -162,7 +162,9 @@ class QuantDescription(Format):
             if kind not in SCHEMES:  # a layer that the model does not have, or that it refused
                 yield name, tensor
                 continue
-            result = SCHEMES[kind]().converted(part, tensor, self.layout)
+            scheme = SCHEMES[kind]()
+            convert = scheme.converted_of_expert if EXPERT.match(prefix) else scheme.converted
+            result = convert(part, tensor, self.layout)
             if result is not None:
                 yield name, result
             elif part == "weight_offset" and bool(tensor.any()):
