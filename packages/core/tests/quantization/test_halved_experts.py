@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_davinci.core.quantization.scheme import LayerSettings, find_scheme
 from vllm_davinci.core.quantization.schemes.w4a8_dynamic import (
     HalvedExperts,
     W4A8DynamicFusedMoEMethod,
     product_takes_halves,
 )
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import DynamicExperts
-from vllm_davinci.core.quantization.scheme import LayerSettings, find_scheme
 from vllm_davinci_testing.operators.quantization import pack_int4
 from vllm_davinci_testing.operators.reference import dynamic_quant
 

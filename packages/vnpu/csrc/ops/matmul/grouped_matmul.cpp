@@ -49,8 +49,8 @@ Tensor multiply_group(const GroupedMatmul& call, const Tensor& x, const Tensor& 
   if (x.scalar_type() == at::kChar && weight.scalar_type() == at::kInt) {
     require(call.offset.empty(),
             "offset beside 4-bit weights, of weights that are not symmetric, is not implemented.");
-    const Tensor values = multiply_halves(x, integer_matrix(weight, x.size(-1)),
-                                          parameter(call.scale, 2), bias);
+    const Tensor values =
+        multiply_halves(x, integer_matrix(weight, x.size(-1)), parameter(call.scale, 2), bias);
     return row_scale.defined() ? values * row_scale.to(at::kFloat).reshape({-1, 1}) : values;
   }
   if (x.scalar_type() == at::kChar) {

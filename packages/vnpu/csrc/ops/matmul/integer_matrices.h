@@ -25,9 +25,9 @@ Tensor integer_matrix(const Tensor& matrix, int64_t rows);
 // half.
 Tensor float_scales(const Tensor& scales);
 
-// 8-bit rows by 4-bit weights [k, n] as int8, which have scales [n], or [groups, n] along the depth.
-// The matrix unit multiplies 4-bit integers with each other: an entry of a row goes in as
-// 16 a + b + 8, a and b both signed. Products of a and b are added up over the groups in float16;
+// 8-bit rows by 4-bit weights [k, n] as int8, which have scales [n], or [groups, n] along the
+// depth. The matrix unit multiplies 4-bit integers with each other: an entry of a row goes in as 16
+// a + b + 8, a and b both signed. Products of a and b are added up over the groups in float16;
 // those with 8 are what the caller has in `of_eights`, [n]. Returns float32.
 Tensor multiply_halves(const Tensor& rows, const Tensor& weight, const Tensor& scales,
                        const Tensor& of_eights);

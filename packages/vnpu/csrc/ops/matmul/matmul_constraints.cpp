@@ -355,9 +355,9 @@ Condition is_weight_only() {
 // 8-bit rows beside 4-bit weights, which lie in int32.
 Condition has_int4() { return {"x is int8 and weight int4", {"x", "weight"}, has_halves}; }
 Condition has_no_int4() {
-  return {"weight is not int4 beside int8",
-          {"x", "weight"},
-          [](const RuleArguments& own) { return !has_halves(own); }};
+  return {"weight is not int4 beside int8", {"x", "weight"}, [](const RuleArguments& own) {
+            return !has_halves(own);
+          }};
 }
 Condition without_row_scales() { return both(has_integers(), is_missing("row_scale")); }
 Condition with_row_scales() { return both(has_integers(), is_given("row_scale")); }
@@ -384,7 +384,9 @@ std::vector<Row> rows_of_halves() {
        {.tiling = true}},
       {"row_scale", present().when(has_int4()), kGroupedHalves},
       {"row_scale", dims(1, 2).when(has_int4()), kGroupedHalves},
-      {"x", size_between(-1, 64, 18432, 64).when(has_int4()), kGroupedHalvesTiling,
+      {"x",
+       size_between(-1, 64, 18432, 64).when(has_int4()),
+       kGroupedHalvesTiling,
        {.tiling = true}},
       {"weight_scale", absent().when(has_int4()), kGroupedHalves},
       {"weight_offset", absent().when(has_int4()), kGroupedHalves},

@@ -155,9 +155,8 @@ def test_int8_rows_and_int4_weights(out: torch.dtype, blocks: int, column: bool)
                 total = total + (product.float() * scale[group, block]).half()
             sums.append(total.float())
         parts.append(16 * sums[0] + sums[1] + of_eights[group])
-    exact = one_by_one(
-        [part.double() @ (weight[g] * wide[g]).double() for g, part in enumerate(x[:7].split(COUNTS))]
-    )
+    dense = (weight * wide).double()
+    exact = one_by_one([r.double() @ dense[g] for g, r in enumerate(x[:7].split(COUNTS))])
     expected = one_by_one(parts) * rows[:, None]
     compare(y, expected.to(out))
     torch.testing.assert_close(

@@ -1957,33 +1957,37 @@ CASES = [
 ]
 
 # Of other dtypes than the legal ones: the library casts both operands of a product to float32.
-ALSO_LEGAL: dict[str, dict[str, Any]] = {
-    f"{operator} of mixed floats": {**LEGAL[operator], **changes}
-    for operator, changes in {
-        "Mm": {"self": f32(7, 64), "out": f32(7, 96)},
-        "Matmul": {"mat2": f16(64, 96), "out": f32(7, 96)},
-        "Addmm": {"mat2": f32(64, 96)},
-        "BatchMatMul": {"self": f32(2, 7, 64), "out": f32(2, 7, 96)},
-    }.items()
-} | {
-    # Heads over one: up to 64, and of compressed rows each power of 2 up to 128.
-    f"FusedInferAttentionScoreV3 of {name}": {**LEGAL["FusedInferAttentionScoreV3"], **changes}
-    for name, changes in {
-        "64 heads over 1": _sizes(128, 128, 64, 1),
-        "256 heads over 4": _sizes(128, 128, 256, 4),
-        **{f"{heads} heads over compressed rows": _compressed(heads) for heads in MLA_HEADS},
-        "compressed rows in blocks of 16": {**_DECODE, **_blocks_of(16)},
-    }.items()
-} | {
-    # 4-bit weights with a scale per channel and per group of the depth, which is the deepest.
-    f"GroupedMatmulV5 of {name}": {**LEGAL["GroupedMatmulV5"], **_HALVED, **changes}
-    for name, changes in {
-        "4-bit weights": {},
-        "4-bit weights for float16": {"out": [f16(6, 128)], "row_scale": [f32(6, 1)]},
-        "deep 4-bit weights in groups": {
-            "x": [i8(6, 18432)],
-            "weight": [i32(4, 18432, 16)],
-            "scale": [i64(4, 72, 128)],
-        },
-    }.items()
-}
+ALSO_LEGAL: dict[str, dict[str, Any]] = (
+    {
+        f"{operator} of mixed floats": {**LEGAL[operator], **changes}
+        for operator, changes in {
+            "Mm": {"self": f32(7, 64), "out": f32(7, 96)},
+            "Matmul": {"mat2": f16(64, 96), "out": f32(7, 96)},
+            "Addmm": {"mat2": f32(64, 96)},
+            "BatchMatMul": {"self": f32(2, 7, 64), "out": f32(2, 7, 96)},
+        }.items()
+    }
+    | {
+        # Heads over one: up to 64, and of compressed rows each power of 2 up to 128.
+        f"FusedInferAttentionScoreV3 of {name}": {**LEGAL["FusedInferAttentionScoreV3"], **changes}
+        for name, changes in {
+            "64 heads over 1": _sizes(128, 128, 64, 1),
+            "256 heads over 4": _sizes(128, 128, 256, 4),
+            **{f"{heads} heads over compressed rows": _compressed(heads) for heads in MLA_HEADS},
+            "compressed rows in blocks of 16": {**_DECODE, **_blocks_of(16)},
+        }.items()
+    }
+    | {
+        # 4-bit weights with a scale per channel and per group of the depth, which is the deepest.
+        f"GroupedMatmulV5 of {name}": {**LEGAL["GroupedMatmulV5"], **_HALVED, **changes}
+        for name, changes in {
+            "4-bit weights": {},
+            "4-bit weights for float16": {"out": [f16(6, 128)], "row_scale": [f32(6, 1)]},
+            "deep 4-bit weights in groups": {
+                "x": [i8(6, 18432)],
+                "weight": [i32(4, 18432, 16)],
+                "scale": [i64(4, 72, 128)],
+            },
+        }.items()
+    }
+)

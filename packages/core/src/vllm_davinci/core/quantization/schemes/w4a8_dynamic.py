@@ -1,8 +1,8 @@
 """W4A8_DYNAMIC: integers of 4 bits with a scale per channel; every token is quantized to int8.
 
-Routed experts keep their 4 bits on the device, where the grouped product takes them. Its matrix unit
-multiplies integers of 4 bits with each other: an entry of a token goes in as 16 a + b + 8, and what
-the weights make of the 8 is added behind it:
+Routed experts keep their 4 bits on the device, where the grouped product takes them. Its matrix
+unit multiplies integers of 4 bits with each other: an entry of a token goes in as 16 a + b + 8. The
+products of a and b are rounded to float16; what the weights make of the 8 is added behind them:
 
 y = (16 (a * weight^T * weight_scale) + b * weight^T * weight_scale + of_eights) * s
 of_eights = 8 * sum(weight) * weight_scale
@@ -159,9 +159,7 @@ def product_takes_halves(in_features: int, out_features: int, dtype: torch.dtype
             weight=new(1, in_features, out_features // _EIGHT, dtype=torch.int32),
             scale=new(1, 1, out_features, dtype=torch.int64),
             of_eights=new(1, out_features),
-        )(
-            new(1, in_features, dtype=torch.int8), new(1), new(1, dtype=torch.int64), dtype
-        )
+        )(new(1, in_features, dtype=torch.int8), new(1), new(1, dtype=torch.int64), dtype)
 
     return refusal_of(multiply) is None
 
