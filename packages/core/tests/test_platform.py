@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from operator import attrgetter
-from typing import get_args
 
 import pytest
 import torch
@@ -17,13 +16,11 @@ from vllm.config import (
     ParallelConfig,
     VllmConfig,
 )
-from vllm.model_executor.model_loader import LoadFormats
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from vllm_davinci.core import platform as platform_module
-from vllm_davinci.core.config.load_formats import is_served
 from vllm_davinci.core.errors import ConfigurationError, DeviceError, UnsupportedFeatureError
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci_testing.processes.forked import run_alone
@@ -137,11 +134,6 @@ def test_a_multiple_of_the_block_size_is_kept():
             "enable_return_routed_experts",
             True,
             "--enable-return-routed-experts",
-        ),
-        *(
-            ("load_config", "load_format", name, f"--load-format {name}; auto, hf, .*dummy are")
-            for name in get_args(LoadFormats)
-            if not is_served(name)
         ),
         ("profiler_config", "profiler", "cuda", "the profiler cuda .*--profiler-config"),
         ("profiler_config", "torch_profiler_activities", ["CPU", "CUDA"], "the activity CUDA"),

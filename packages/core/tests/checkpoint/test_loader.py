@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import LoadFormats
 
-from vllm_davinci.core.config.load_formats import is_served
 from vllm_davinci.core.errors import CheckpointError
 from vllm_davinci.core.out_of_tree import register
 from vllm_davinci.core.quantization.config import DESCRIPTION
@@ -103,8 +103,12 @@ def test_a_quantized_checkpoint_is_converted_or_refused(
     assert torch.equal(model.parameters()[DOWN], integers.to(torch.int8))
 
 
-def test_no_other_load_format_of_vllm_is_served():
-    assert {name for name in get_args(LoadFormats) if is_served(name)} == {*FORMATS, "dummy"}
+@pytest.mark.parametrize("load_format", sorted({*get_args(LoadFormats)} - {*FORMATS, "dummy"}))
+def test_other_load_formats_of_vllm_are_refused_by_name(load_format: str, qwen2: Path):
+    arguments = EngineArgs(str(qwen2), skip_tokenizer_init=True, load_format=load_format)
+    told = f"not available in .*--load-format {load_format}; auto, hf, .*dummy are"
+    with pytest.raises(ValueError, match=told):
+        arguments.create_engine_config()
 
 
 @pytest.mark.usefixtures("one_rank", "vllm_config")

@@ -28,7 +28,7 @@ def packed_rows(integers: Tensor) -> Tensor:
 
 
 class Layer(torch.nn.Module):
-    """What a method reads of a layer whose tensors are loaded. inner: intermediate size"""
+    """A layer whose tensors are loaded, as its method reads them. inner: intermediate size"""
 
     def __init__(self, inner: int) -> None:
         super().__init__()
