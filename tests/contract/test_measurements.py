@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/measurements/*.md")), ROOT / "docs" / "guides" / "model_time.md"]
 MOST_RELEASES_BEHIND = 1
 # Pages that are known to be older, and what is said of them; one that is measured again leaves.
-KNOWN = {"modelslim": ["its figures are 3 releases of vLLM old: measure again"]}
+KNOWN: dict[str, list[str]] = {}
 STAMP = re.compile(
     r"^Figures of (?P<date>\d{4}-\d\d-\d\d) at commit (?P<commit>[0-9a-f]{7,40}), "
     r"with vLLM \d+\.(?P<vllm>\d+)\.\d+; of (?P<packages>[^\n]+)\.$",
