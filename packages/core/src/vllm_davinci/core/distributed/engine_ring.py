@@ -43,13 +43,16 @@ def size_of_ring(parallel: ParallelConfig) -> int:
 class EngineRing:
     """One engine's place in it. The ring is joined in a thread, for which no start waits.
 
+    Its engines meet at the port after --data-parallel-rpc-port.
+
     on_end: called in that thread when the next engine's process has ended, or its host is silent
     """
 
     def __init__(self, parallel: ParallelConfig, on_end: Callable[[Fault], None]) -> None:
         self._engine, self._size = parallel.data_parallel_index, size_of_ring(parallel)
         self._address = parallel.data_parallel_master_ip
-        self._port = parallel.data_parallel_master_port
+        # vLLM tells other hosts no port of its choice where engines are not coordinated.
+        self._port = parallel.data_parallel_rpc_port + 1
         self._on_end = on_end
         self._group: torch.distributed.ProcessGroup | None = None
         self._is_closed = False
@@ -83,16 +86,17 @@ class EngineRing:
             ]
         except RuntimeError as error:  # torch's, of a store or a connection
             logger.warning(
-                "The data-parallel engines have not met at %s:%d: nobody will notice when a host "
-                "fails. %s",
+                "The data-parallel engines have not met at %s:%d (--data-parallel-address, and the "
+                "port after --data-parallel-rpc-port): nobody will notice when a host fails. %s",
                 self._address,
                 self._port,
-                error,
+                str(error).splitlines()[0],
             )
             return
         notice_silence(others)
         if len({engine.host for engine in engines}) > 1:  # else vLLM watches all of them
             self._group = group
+            logger.info("%d data-parallel engines watch each other.", self._size)
             self._watch(engines[(self._engine + 1) % self._size])
 
     def _watch(self, following: Fault) -> None:
