@@ -27,12 +27,18 @@ def prompt_of(length: int) -> list[int]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("of_kind", "package"), [(Pair, "nixl"), (MooncakePair, "mooncake.engine")], ids=["nixl", "mooncake"]
+    ("of_kind", "package"),
+    [
+        pytest.param(Pair, "nixl", id="nixl"),
+        pytest.param(MooncakePair, "mooncake.engine", id="mooncake"),
+    ],
 )
 def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
     of_kind: type[Pair],
     package: str,
-    start_engine: Callable[..., EngineProcess], tiny_deepseek: Path, tmp_path: Path
+    start_engine: Callable[..., EngineProcess],
+    tiny_deepseek: Path,
+    tmp_path: Path,
 ):
     pytest.importorskip(package, exc_type=ImportError)
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)

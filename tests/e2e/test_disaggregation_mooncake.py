@@ -212,8 +212,10 @@ def test_engines_of_other_sizes_are_refused_by_name(
     [
         pytest.param("tiny_llama", 2, (), {}, id="two_ranks"),
         pytest.param("tiny_deepseek", 1, (), {}, id="mla"),
-        pytest.param("tiny_llama", 1, ("--no-enforce-eager",), {"enforce_eager": False}, id="graph"),
-        pytest.param("tiny_llama", 1, ("--dtype=bfloat16",), {"dtype": "bfloat16"}, id="bfloat16"),
+        pytest.param(
+            "tiny_llama", 1, ("--no-enforce-eager",), {"enforce_eager": False}, id="graphs"
+        ),
+        pytest.param("tiny_llama", 1, ("--dtype=bfloat16",), {"dtype": "bfloat16"}, id="16_bits"),
     ],
 )
 def test_bits_are_those_of_one_engine(

@@ -92,10 +92,10 @@ OVERRIDES: tuple[Override, ...] = (
         "attention backend for a layer's regions",
     ),
     Override(
-        what="what Mooncake brings for a request fails or is whole, and is never waited for in vain",
+        what="what Mooncake brings for a request is whole or fails, and is not waited for in vain",
         where=("core.kv_transfer.mooncake_worker:NPUMooncakeWorker._handle_failed_recv",),
-        why="vLLM takes what has come for the request's, waits minutes for a worker that has ended, "
-        "for ever for a prompt that was given up, and asks for no worker twice",
+        why="vLLM takes what has come for the request's, waits minutes for a worker that has "
+        "ended, for ever for a prompt that was given up, and asks for no worker twice",
         upstream={
             "distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py": (
                 "def _handle_failed_recv",

@@ -116,9 +116,7 @@ def _refuse(asked: Any, vllm_config: "VllmConfig", carrier: Carrier) -> None:
         )
     protocol = extra.get(PROTOCOL) or "tcp"
     refused = {
-        **{
-            f"{key} of kv_connector_extra_config": bool(extra.get(key)) for key in carrier.unserved
-        },
+        **{f"{key} of kv_connector_extra_config": bool(extra.get(key)) for key in carrier.unserved},
         "backends other than UCX in kv_connector_extra_config": (
             carrier is NIXL and extra.get("backends", ["UCX"]) != ["UCX"]
         ),

@@ -45,8 +45,8 @@ def settle_kv_transfer(vllm_config: "VllmConfig") -> list[Setting]:
         raise ConfigurationError(
             f"not available in {RELEASE}: the KV connector {asked.kv_connector!r} "
             "(--kv-transfer-config); OffloadingConnector is, which keeps blocks on the host, and "
-            "NixlConnector and MooncakeConnector, which take them from another engine. Start without "
-            "it."
+            "NixlConnector and MooncakeConnector, which take them from another engine. Start "
+            "without it."
         )
     if asked.kv_connector_module_path == f"{FOLDER}.connector":
         return []

@@ -15,12 +15,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector im
     PullReqMeta,
     TransferEngine,
 )
-from vllm.logger import init_logger
 
 from vllm_davinci.core.config.disaggregation import MOONCAKE, TRANSFER_TIMEOUT
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.kv_transfer.host_pages import HostPages
 from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeMetadata
+from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,8 +42,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     ) -> None:
         if TransferEngine is None:
             raise ConfigurationError(
-                "MooncakeConnector: the package is there, and does not load. "
-                f"{MOONCAKE.how_to_get}"
+                f"MooncakeConnector: the package is there, and does not load. {MOONCAKE.how_to_get}"
             )
         super().__init__(vllm_config, engine_id, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
@@ -105,7 +104,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
     # --- receiving -------------------------------------------------------------------------------
 
     def get_finished(self) -> tuple[set[str] | None, set[str] | None]:
-        """vLLM's; what has come is on the device then, or its blocks are among those that failed."""
+        """vLLM's; what has come is on the device by then, or its blocks are told as failed."""
         sent, received = super().get_finished()
         come = {name: self._receiving.pop(name) for name in received or ()}
         whole = {name: each for name, each in come.items() if not each[0].failed}
