@@ -34,6 +34,7 @@ LISTED = {
     f"{CORE}device/torch_cuda_names.py": STREAM,
     f"{CORE}distributed/communicator.py": STREAM,
     f"{CORE}distributed/hccl_buffers.py": DEVICE,
+    f"{CORE}distributed/engine_ring.py": f"{IDLE}; the farewell: {OWN_LIMIT}",
     f"{CORE}distributed/fault_channel.py": f"{START}; then {IDLE}",
     f"{CORE}distributed/ubatch_communicator.py": STREAM,
     f"{CORE}fused_moe/dispatcher/": f"config.time_limits, row_counts; then {DEVICE}",

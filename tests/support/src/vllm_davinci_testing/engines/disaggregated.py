@@ -161,7 +161,7 @@ class MooncakePair(Pair):
         return {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
 
     def transfer(self) -> dict[str, Any]:
-        """What a proxy tells the engine of decodes of a new transfer."""
+        """Gives a new transfer a name: what a proxy tells the engine of decodes of it."""
         address = f"http://127.0.0.1:{self._side_channels['kv_producer']}"
         (engine,) = httpx.get(f"{address}/query", timeout=30).json().values()
         return {
