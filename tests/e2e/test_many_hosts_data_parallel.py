@@ -243,7 +243,9 @@ def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
     prompts: list[list[int]],
     tmp_path: Path,
 ) -> None:
-    servers = serve_on_both(hosts, zoo(V3), tmp_path, layout)
+    # A server is its engines' parent here. Spawned ones share no descriptor of signals with it.
+    spawned = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    servers = serve_on_both(hosts, zoo(V3), tmp_path, layout, **spawned)
     left = servers[1 - dead]
     client = ask(left, prompts[:4], 100)
     begun = becomes_true(client.has_begun, START_LIMIT_S)
