@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.disaggregated import Pair, metric
+from vllm_davinci_testing.engines.disaggregated import MooncakePair, Pair, metric
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.engines.speculating import RACES, told
-
-pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm-davinci[pd]'")
 
 NUM_TOKENS = 30
 # Less than a block, a whole one, and pieces of a prompt that end within blocks.
@@ -27,9 +26,21 @@ def prompt_of(length: int) -> list[int]:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("of_kind", "package"),
+    [
+        pytest.param(Pair, "nixl", id="nixl"),
+        pytest.param(MooncakePair, "mooncake.engine", id="mooncake"),
+    ],
+)
 def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
-    start_engine: Callable[..., EngineProcess], tiny_deepseek: Path, tmp_path: Path
+    of_kind: type[Pair],
+    package: str,
+    start_engine: Callable[..., EngineProcess],
+    tiny_deepseek: Path,
+    tmp_path: Path,
 ):
+    pytest.importorskip(package, exc_type=ImportError)
     sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     sizes = {"max_model_len": 768, "max_num_batched_tokens": 200, "disable_log_stats": False}
     expected, alone = [], (0, 0)
@@ -40,13 +51,14 @@ def test_two_engines_give_the_tokens_and_the_acceptance_of_one(
         alone = told(engine)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in list(sizes.items())[:2]]
     options.append(f"--speculative-config={json.dumps(MTP)}")
-    pair = Pair(tiny_deepseek, tmp_path, *SMALL, *options, environment=RACES)
+    pair = of_kind(tiny_deepseek, tmp_path, *SMALL, *options, environment=RACES)
     try:
         pair.wait_until_ready()
         answers = [pair.complete(prompt_of(length), NUM_TOKENS).tokens for length in LENGTHS]
         assert answers == expected
         drafted = metric(pair.decodes, "vllm:spec_decode_num_draft_tokens_total")
         accepted = metric(pair.decodes, "vllm:spec_decode_num_accepted_tokens_total")
+        assert not re.search("failed:|unsealed", pair.decodes.log_text()), pair.decodes.tail()
     finally:
         pair.close()
     print(f"{accepted} of {drafted} drafts accepted, {alone[1]} of {alone[0]} in one engine")

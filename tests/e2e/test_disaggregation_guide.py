@@ -20,12 +20,15 @@ pytestmark = pytest.mark.thorough
 PORTS = (8100, 8200)
 
 
-@pytest.fixture
-def commands(repository: Path) -> list[str]:
+@pytest.fixture(params=["nixl", "mooncake"])
+def commands(request: pytest.FixtureRequest, repository: Path) -> list[str]:
     page = (repository / "docs" / "guides" / "disaggregation.md").read_text(encoding="utf-8")
     found = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    assert len(found) == 3 and "pip install" in found[0]
-    return found[1:]
+    assert len(found) == 5 and "pip install" in found[0]
+    if request.param == "nixl":
+        return found[1:3]
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
+    return found[3:]
 
 
 @pytest.fixture
@@ -81,4 +84,8 @@ def test_the_requests_of_the_guide_are_answered(commands: list[str], links: Path
     )
     assert text == whole.json()["choices"][0]["text"]
     metrics = httpx.get(f"http://localhost:{PORTS[1]}/metrics", timeout=30).text
-    assert re.search(r"vllm:nixl_bytes_transferred_count\{[^}]*\} 1\.0", metrics)
+    assert re.search(r"vllm:external_prefix_cache_hits_total\{[^}]*\} [1-9]", metrics)
+    if "NixlConnector" in commands[0]:
+        assert re.search(r"vllm:nixl_bytes_transferred_count\{[^}]*\} 1\.0", metrics)
+    log = (links / "log.txt").read_text(errors="replace")
+    assert not re.search("failed:|unsealed", log), log[-4000:]

@@ -18,6 +18,7 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 THOROUGH = pytest.mark.thorough
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
+DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
 # From a host's end until the others name it, and from then on until their processes have ended,
 # which takes vLLM long on a busy machine.
@@ -47,6 +48,8 @@ HYBRID = (
 # its parent, and in a forked process shares the descriptor by which signals wake Python's loop:
 # SIGTERM for the one looks like SIGTERM for the other.
 APART = (INTERNAL[0], ["--enable-expert-parallel"], INTERNAL[2])
+# Engines of a dense model share nothing but their front end.
+UNLINKED = (INTERNAL[0], [], ["--headless", "--data-parallel-start-rank=1"])
 Layout = tuple[list[str], list[str], list[str]]
 
 
@@ -138,9 +141,13 @@ def on_one_host(
         return client.answers()
 
 
-def names_and_ends(left: HostServer, dead: int) -> re.Pattern[str]:
-    """Holds that the log tells which rank is gone, and that the server ends. The rank's name."""
-    named = re.compile(rf"rank {dead} \(pid \d+ on host host{dead + 1}\)")
+def names_and_ends(left: HostServer, dead: int, ranks: str = "") -> re.Pattern[str]:
+    """Holds that the log tells which rank is gone, and that the server ends. The rank's name.
+
+    dead:  number of the host, and of its rank where no other is given
+    ranks: of that host, as a pattern
+    """
+    named = re.compile(rf"rank {ranks or dead} \(pid \d+ on host host{dead + 1}\)")
     assert becomes_true(lambda: named.search(left.log_text()), NAMED_S), left.tail()
     assert becomes_true(lambda: left.process.poll() is not None, ENDED_S), left.tail()
     assert left.process.returncode != 0
@@ -185,3 +192,65 @@ def test_a_host_that_dies_while_nothing_is_asked_is_named_once_something_is(
     getattr(hosts[1], end)()
     ask(servers[0], prompts[:2], 4)
     names_and_ends(servers[0], 1)
+
+
+@THOROUGH
+@pytest.mark.parametrize("end", ["end", "cut_off"])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_host_of_a_dense_model_is_named_though_its_engine_shares_nothing(
+    dead: int,
+    end: str,
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    servers = serve_on_both(hosts, zoo(DENSE), tmp_path, UNLINKED)
+    client = ask(servers[0], prompts[:4], 4)
+    wait_for([client], servers)
+    served = client.served()
+    assert set(served) == {"0", "1"} and all(served.values()), served
+    client = ask(servers[0], prompts[:4], 200)
+    begun = becomes_true(client.has_begun, START_LIMIT_S)
+    assert begun, "\n".join(server.tail() for server in servers)
+    left = servers[1 - dead]
+    getattr(hosts[dead], end)()
+    named = names_and_ends(left, dead)
+    # A host that has ended takes the link between both with it, and the address of the other, by
+    # which the client and its server were connected.
+    if left is servers[0] and end == "cut_off":
+        assert becomes_true(client.has_ended, ENDED_S)
+        assert any(named.search(answer["error"]) for answer in client.answers())
+
+
+@THOROUGH
+@pytest.mark.parametrize("end", ["end", "cut_off"])
+@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        pytest.param(EXTERNAL, ("0", "1"), id="external"),
+        pytest.param(HYBRID, ("[01]", "[23]"), id="hybrid"),
+    ],
+)
+def test_a_host_with_a_server_that_dies_is_named_to_clients_of_the_other(
+    layout: Layout,
+    ranks: tuple[str, str],
+    dead: int,
+    end: str,
+    hosts: tuple[Host, Host],
+    zoo: Callable[[str], Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    # A server is its engines' parent here. Spawned ones share no descriptor of signals with it.
+    spawned = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    servers = serve_on_both(hosts, zoo(V3), tmp_path, layout, **spawned)
+    left = servers[1 - dead]
+    client = ask(left, prompts[:4], 100)
+    begun = becomes_true(client.has_begun, START_LIMIT_S)
+    assert begun, "\n".join(server.tail() for server in servers)
+    getattr(hosts[dead], end)()
+    named = names_and_ends(left, dead, ranks[dead])
+    assert becomes_true(client.has_ended, ENDED_S)
+    assert all(named.search(answer["error"]) for answer in client.answers())

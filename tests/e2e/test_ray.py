@@ -104,3 +104,21 @@ def test_tokens_are_those_of_workers_that_vllm_starts(
         )
     assert tokens_in(log) == [list(output.outputs[0].token_ids) for output in outputs]
     assert len(set(re.findall(r"RayWorkerProc pid=(\d+)", log.read_text()))) == 2
+
+
+def test_too_few_npus_end_the_start_with_how_many_there_are(
+    hosts: tuple[Host, Host], zoo: Callable[[str], Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    start_ray(hosts, (1,), tmp_path)
+    log = tmp_path / "engine.txt"
+    options = {
+        **OPTIONS,
+        "tensor_parallel_size": 2,
+        "model": str(zoo(MODEL)),
+        "distributed_executor_backend": "ray",
+    }
+    program = generate_on(hosts[0], options, prompts, MAX_TOKENS, log, **RAY)
+    assert becomes_true(lambda: program.poll() is not None, LIMIT_S), log.read_text()[-4000:]
+    assert program.returncode != 0
+    told = r"2 NPUs are needed .* Ray's cluster has 1, of which 1 are free after 60 s"
+    assert re.search(told, log.read_text(errors="replace")), log.read_text()[-4000:]

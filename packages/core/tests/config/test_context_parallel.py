@@ -49,7 +49,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"overlap": True}, "overlap of ubatches"),
         ({"dcp_q_replicate": True}, "--dcp-q-replicate"),
         ({"speculative_config": object()}, "--speculative-config"),
-        ({"lora_config": object()}, "--enable-lora"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"kv_offloading_size": 1}, "--kv-offloading-size"),
         ({"is_encoder_decoder": True}, "an encoder-decoder model"),

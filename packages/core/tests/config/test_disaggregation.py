@@ -9,7 +9,7 @@ import pytest
 from vllm.config import KVTransferConfig
 
 from vllm_davinci.core.config import disaggregation
-from vllm_davinci.core.config.disaggregation import NIXL, settle_disaggregation
+from vllm_davinci.core.config.disaggregation import MOONCAKE, NIXL, settle_disaggregation
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
 from vllm_davinci.core.errors import ConfigurationError
 
@@ -44,9 +44,26 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
     asked = asked_for(connector)
     told = [setting.told() for setting in settle_kv_transfer(config(asked))]
-    assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL, "cpu")
+    assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL.connector, "cpu")
     assert f"in place of '{connector}'" in told[0]
     assert settle_kv_transfer(config(asked)) == []
+
+
+def test_mooncakes_pages_go_by_tcp_which_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(disaggregation, "version", lambda _: "0.3.13.post1")
+    asked = asked_for("MooncakeConnector")
+    told = [setting.told() for setting in settle_kv_transfer(config(asked))]
+    assert asked.kv_connector == MOONCAKE.connector
+    assert asked.kv_connector_extra_config == {"mooncake_protocol": "tcp"}
+    assert "in place of 'MooncakeConnector'" in told[0] and "mooncake_protocol" in told[1]
+    assert settle_kv_transfer(config(asked)) == []
+
+
+@pytest.mark.parametrize("protocol", ["rdma", "ascend"])
+def test_other_protocols_of_mooncake_are_refused_by_name(protocol: str):
+    asked = asked_for("MooncakeConnector", mooncake_protocol=protocol)
+    with pytest.raises(ConfigurationError, match=f"mooncake_protocol '{protocol}'.*'tcp' is"):
+        settle_kv_transfer(config(asked))
 
 
 @pytest.mark.usefixtures("nixl")
@@ -72,15 +89,27 @@ def test_what_is_not_served_is_refused_by_name(
         settle_disaggregation(config(asked_for(**extra), **changes), asked_for(**extra))
 
 
-@pytest.mark.parametrize("connector", ["NixlPushConnector", "MooncakeConnector"])
+@pytest.mark.parametrize("connector", ["NixlPushConnector", "MooncakeStoreConnector"])
 def test_other_connectors_are_refused_by_name(connector: str):
-    with pytest.raises(ConfigurationError, match=f"'{connector}'.*NixlConnector"):
+    with pytest.raises(ConfigurationError, match=f"'{connector}'.*NixlConnector and Mooncake"):
         settle_kv_transfer(config(asked_for(connector)))
 
 
-@pytest.mark.parametrize(("found", "said"), [(None, "needs the nixl package"), ("0.9", "tested")])
-def test_without_a_nixl_that_was_tested_the_start_ends_with_what_to_install(
-    found: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("connector", "extra", "package"),
+    [
+        ("NixlConnector", "pd", "nixl"),
+        ("MooncakeConnector", "mooncake", "mooncake-transfer-engine-non-cuda"),
+    ],
+)
+@pytest.mark.parametrize(("found", "said"), [(None, "needs the {}"), ("0.2", "tested with {}")])
+def test_without_a_package_that_was_tested_the_start_ends_with_what_to_install(
+    connector: str,
+    extra: str,
+    package: str,
+    found: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     def version(_: str) -> str:
         if found is None:
@@ -88,5 +117,5 @@ def test_without_a_nixl_that_was_tested_the_start_ends_with_what_to_install(
         return found
 
     monkeypatch.setattr(disaggregation, "version", version)
-    with pytest.raises(ConfigurationError, match=rf"{said}.*vllm-davinci\[pd\]"):
-        settle_kv_transfer(config(asked_for()))
+    with pytest.raises(ConfigurationError, match=rf"{said.format(package)}.*davinci\[{extra}\]"):
+        settle_kv_transfer(config(asked_for(connector)))

@@ -26,6 +26,7 @@ from vllm_davinci.core.config.speculation import check_speculation
 from vllm_davinci.core.config.time_limits import limit_device_waits
 from vllm_davinci.core.config.vllm_settings import WHY_V1, choose_model_runner, set_for_npu
 from vllm_davinci.core.device.local_devices import VISIBLE_DEVICES, check_device_count
+from vllm_davinci.core.device.ray_devices import check_ray_devices
 from vllm_davinci.core.device.soc import Soc, soc_of
 from vllm_davinci.core.errors import (
     RELEASE,
@@ -277,6 +278,8 @@ class NPUPlatform(Platform):
             warnings += graph_mode_notes(vllm_config)
         if not is_described():
             check_device_count(vllm_config.parallel_config, cls.device_count())
+            if is_new:
+                check_ray_devices(vllm_config.parallel_config)
             if vllm_config.parallel_config.world_size_across_dp > 1:
                 warnings += limit_device_waits(os.environ)
         changes += set_for_npu(vllm_config)

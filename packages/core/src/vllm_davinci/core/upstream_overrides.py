@@ -92,6 +92,27 @@ OVERRIDES: tuple[Override, ...] = (
         "attention backend for a layer's regions",
     ),
     Override(
+        what="what Mooncake brings for a request is whole or fails, and is not waited for in vain",
+        where=("core.kv_transfer.mooncake_worker:NPUMooncakeWorker._handle_failed_recv",),
+        why="vLLM takes what has come for the request's, waits minutes for a worker that has "
+        "ended, for ever for a prompt that was given up, and asks for no worker twice",
+        upstream={
+            "distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py": (
+                "def _handle_failed_recv",
+                "_invalid_block_ids",
+                "_reqs_need_recv[request.request_id] = (request, local_block_ids)",
+                "self._reqs_need_send[request.request_id] = (",
+                "local_group = local_group[-n_remote:]",
+                "_remote_agents",
+                "pull_tasks_count",
+                "assert not send_meta.ready.is_set()",
+                "use_packed_row = (",
+            ),
+        },
+        goes_when="vLLM checks what it has received, asks the attention backend for a layer's "
+        "regions, and answers for every request that a worker was asked for",
+    ),
+    Override(
         what="our input batch's block tables are of our class",
         where=("core.attention.block_table:NPUMultiGroupBlockTable",),
         why="vLLM maps tokens to slots with a Triton kernel",

@@ -39,8 +39,9 @@ from vllm_davinci.core.device.memory import (
     use_expandable_segments,
 )
 from vllm_davinci.core.device.profiling import profiler_activities
-from vllm_davinci.core.device.sleeping_memory import KV_CACHE, WEIGHTS, Range, sleeping_memory
+from vllm_davinci.core.device.sleeping_memory import KV_CACHE, WEIGHTS, range_of, sleeping_memory
 from vllm_davinci.core.device.timeline import name_streams
+from vllm_davinci.core.distributed.engine_ring import EngineRing
 from vllm_davinci.core.distributed.hccl_buffers import make_communicators
 from vllm_davinci.core.distributed.host_address import name_host_address
 from vllm_davinci.core.distributed.host_waits import limit_host_waits
@@ -51,6 +52,7 @@ from vllm_davinci.core.model_runner import NPUModelRunner
 from vllm_davinci.core.platform import NPUPlatform
 from vllm_davinci.core.process.abandoned_engine import end_with_program
 from vllm_davinci.core.process.engine_exit import finish_teardown
+from vllm_davinci.core.process.lost_engine import end_with_other_engines
 from vllm_davinci.core.process.step_guard import StepGuard
 from vllm_davinci.core.sleep_mode.backend import NPUSleepModeBackend
 
@@ -66,6 +68,7 @@ class NPUWorker(Worker):
     # What vLLM leaves out: graphs with their workspaces, and pieces between tensors.
     graph_bytes = piece_bytes = 0
     _guard: StepGuard | None = None
+    _ring: EngineRing | None = None
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         asked = vllm_config.profiler_config
@@ -96,6 +99,7 @@ class NPUWorker(Worker):
         )
         init_expert_groups(self.vllm_config, NPUPlatform.dist_backend)
         self._guard = self._step_guard()
+        self._ring = end_with_other_engines(self.parallel_config, self.rank)
         self._guarded(self._init_device_in_groups)
 
     def _init_device_in_groups(self) -> None:
@@ -160,7 +164,7 @@ class NPUWorker(Worker):
     def sleep(self, level: int = 1) -> None:
         backend = self.sleep_mode_backend
         assert isinstance(backend, NPUSleepModeBackend)
-        backend.parameters = [_range_of(each) for each in self.model_runner.model.parameters()]
+        backend.parameters = [range_of(each) for each in self.model_runner.model.parameters()]
         super().sleep(level)
 
     @torch.inference_mode()
@@ -256,6 +260,8 @@ class NPUWorker(Worker):
     def shutdown(self) -> None:
         if self._guard is not None:
             self._guard.close()
+        if self._ring is not None:
+            self._ring.close()
         finish_teardown()
         super().shutdown()
 
@@ -292,9 +298,3 @@ class NPUWorker(Worker):
                 activities=profiler_activities(self.profiler_config.torch_profiler_activities),
             )
         super().profile(is_start=is_start, profile_prefix=profile_prefix, **options)
-
-
-def _range_of(tensor: torch.Tensor) -> Range:
-    """The addresses of all memory that the tensor is a view of."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ class Pair:
     extra:       kv_connector_extra_config of both
     policy:      kv_load_failure_policy
     """
+
+    CONNECTOR = "NixlConnector"
 
     def __init__(
         self,
@@ -69,17 +72,13 @@ class Pair:
 
     def _start(self, role: str) -> ForkedServer:
         config = {
-            "kv_connector": "NixlConnector",
+            "kv_connector": self.CONNECTOR,
             "kv_role": role,
             "kv_load_failure_policy": self._policy,
             "kv_connector_extra_config": self._extra,
         }
         of_role = self._of_prefills if role == "kv_producer" else ()
-        environment = {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": self._side_channels[role],
-            **self._environment,
-        }
+        environment = {**self._channel(self._side_channels[role]), **self._environment}
         log = self._directory / f"{role}_{len(self._started)}.txt"
         transfer = f"--kv-transfer-config={json.dumps(config)}"
         server = ForkedServer(
@@ -87,6 +86,14 @@ class Pair:
         )
         self._started.append(server)
         return server
+
+    @staticmethod
+    def _channel(port: str) -> dict[str, str]:
+        """Variables of a server: where the other one asks it for its blocks."""
+        return {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": port,
+        }
 
     # --- what a proxy does -----------------------------------------------------------------------
 
@@ -142,6 +149,37 @@ class Pair:
     def close(self) -> None:
         for server in self._started:
             server.kill()
+
+
+class MooncakePair(Pair):
+    """Servers between which Mooncake carries the blocks."""
+
+    CONNECTOR = "MooncakeConnector"
+
+    @staticmethod
+    def _channel(port: str) -> dict[str, str]:
+        return {"VLLM_HOST_IP": "127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT": port}
+
+    def transfer(self) -> dict[str, Any]:
+        """Gives a new transfer a name: what a proxy tells the engine of decodes of it."""
+        address = f"http://127.0.0.1:{self._side_channels['kv_producer']}"
+        (engine,) = httpx.get(f"{address}/query", timeout=30).json().values()
+        return {
+            "do_remote_prefill": True,
+            "remote_engine_id": engine["engine_id"],
+            "remote_bootstrap_addr": address,
+            "transfer_id": str(uuid.uuid4()),
+        }
+
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        told = self.transfer()
+        self.begin_prefill(prompt, told)
+        return told
+
+    def begin_prefill(self, prompt: list[int], told: dict[str, Any]) -> None:
+        """Computes a prompt for a transfer. Its blocks wait for the engine of decodes."""
+        asked = {"do_remote_decode": True, "do_remote_prefill": False}
+        self._ask(self.prefills, prompt, 1, {**asked, "transfer_id": told["transfer_id"]})
 
 
 def _answers(server: ForkedServer) -> bool:

@@ -29,7 +29,6 @@ def refused_with_context_parallel(vllm_config: "VllmConfig") -> dict[str, bool]:
             get_config(vllm_config).dbo.enabled
         ),
         "speculation (--speculative-config)": vllm_config.speculative_config is not None,
-        "adapters (--enable-lora)": vllm_config.lora_config is not None,
         "transfer of the KV cache (--kv-transfer-config)": (
             vllm_config.kv_transfer_config is not None
         ),

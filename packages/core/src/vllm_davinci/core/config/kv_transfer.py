@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_davinci.core.config.disaggregation import NIXL, settle_disaggregation
+from vllm_davinci.core.config.disaggregation import CARRIERS, settle_disaggregation
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.errors import RELEASE, ConfigurationError
 
@@ -13,8 +13,6 @@ FOLDER = "vllm_davinci.core.kv_offload"
 OFFLOADING = "NPUOffloadingConnector"
 # connector as users of vLLM name it -> ours
 CONNECTORS = {"OffloadingConnector": OFFLOADING, OFFLOADING: OFFLOADING}
-# NixlConnector is vLLM's other name of NixlPullConnector.
-DISAGGREGATING = ("NixlConnector", "NixlPullConnector", NIXL)
 OFFLOADING_SPECS = ("CPUOffloadingSpec", "NPUOffloadingSpec")
 UNSERVED_KEYS = ("canonical_layout",)
 
@@ -41,13 +39,14 @@ def settle_kv_transfer(vllm_config: "VllmConfig") -> list[Setting]:
         cache.kv_offloading_size = None  # else vLLM makes its own connector of it
     if asked is None or not asked.kv_connector:
         return []
-    if asked.kv_connector in DISAGGREGATING:
+    if asked.kv_connector in CARRIERS:
         return settle_disaggregation(vllm_config, asked)
     if asked.kv_connector not in CONNECTORS:
         raise ConfigurationError(
             f"not available in {RELEASE}: the KV connector {asked.kv_connector!r} "
             "(--kv-transfer-config); OffloadingConnector is, which keeps blocks on the host, and "
-            "NixlConnector, which takes them from another engine. Start without it."
+            "NixlConnector and MooncakeConnector, which take them from another engine. Start "
+            "without it."
         )
     if asked.kv_connector_module_path == f"{FOLDER}.connector":
         return []

@@ -31,7 +31,7 @@ def refuse_beside_sparse_attention(vllm_config: "VllmConfig") -> None:
         "dual-batch overlap (dbo.enabled)": config.dbo.enabled,
         f"side streams of MLA ({ATTENTION})": config.torchair_graph_config.enable_multistream_mla,
         f"weights that are fetched ahead ({PREFETCH})": config.weight_prefetch_config.enabled,
-        "a KV cache that other engines take (--kv-transfer-config with NixlConnector)": (
+        "a KV cache that other engines take (--kv-transfer-config)": (
             transfer is not None and transfer.kv_connector not in CONNECTORS
         ),
         f"{stages} pipeline stages, of which the first layers may share the choice of the stage "

@@ -165,3 +165,9 @@ def sleeping_memory() -> SleepingMemory:
     if _memory is None:
         _memory = SleepingMemory()
     return _memory
+
+
+def range_of(tensor: torch.Tensor) -> Range:
+    """The addresses of all memory that the tensor is a view of."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

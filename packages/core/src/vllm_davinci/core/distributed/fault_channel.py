@@ -38,7 +38,7 @@ PLACE_LINES = 24
 # Nobody waits for the thread below: it listens until the process or the group ends. gloo wants a
 # number.
 LISTENS_FOR = timedelta(days=365)
-_SILENT = (
+SILENT = (
     f"is on a host from which nothing has come for {SILENT_S} s: the host, or the network to it, "
     "has failed"
 )
@@ -208,7 +208,7 @@ class FaultChannel:
         if self.is_closed:
             return
         is_silent = isinstance(end, Exception) and is_silence(end)
-        self._on_end(replace(self._ranks[rank], cause=_SILENT if is_silent else ""))
+        self._on_end(replace(self._ranks[rank], cause=SILENT if is_silent else ""))
 
     def _receive(
         self, message: torch.Tensor, rank: int | None = None, tag: int = 0

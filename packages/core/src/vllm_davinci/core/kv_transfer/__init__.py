@@ -1,1 +1,1 @@
-"""KV cache blocks that go from an engine of prefills to one of decodes, over NIXL."""
+"""KV cache blocks that go from an engine of prefills to one of decodes, over NIXL or Mooncake."""

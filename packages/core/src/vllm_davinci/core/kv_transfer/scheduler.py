@@ -8,11 +8,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
     NixlPullConnectorScheduler,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
-from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.kv_transfer.seals import prefix_digests
+from vllm_davinci.core.kv_transfer.served_blocks import require_served_blocks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,17 +42,7 @@ class NPUNixlScheduler(NixlPullConnectorScheduler):
     def __init__(
         self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig"
     ) -> None:
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-            raise UnsupportedFeatureError(
-                f"not available in {RELEASE}: disaggregated prefill of a model whose layers keep "
-                "different parts of the context. Start without --kv-transfer-config."
-            )
-        if groups[0].kv_cache_spec.block_size != BLOCK_SIZE_TOKENS:
-            raise UnsupportedFeatureError(
-                f"not available in {RELEASE}: disaggregated prefill with --block-size "
-                f"{groups[0].kv_cache_spec.block_size}; {BLOCK_SIZE_TOKENS} is."
-            )
+        require_served_blocks(kv_cache_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         # Blocks so far of each prompt that is being computed here.
         self._blocks_to_save: dict[str, list[int]] = {}

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.nixl_utils import NixlWrapper
 
-from vllm_davinci.core.config.disaggregation import HOW_TO_GET, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
+from vllm_davinci.core.config.disaggregation import NIXL, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
 from vllm_davinci.core.kv_transfer.host_pages import HostPages
 from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
@@ -36,7 +36,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
     ) -> None:
         if NixlWrapper is None:
             raise ConfigurationError(
-                f"NixlConnector: the nixl package is there, and does not load. {HOW_TO_GET}"
+                f"NixlConnector: the nixl package is there, and does not load. {NIXL.how_to_get}"
             )
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._layers = vllm_config.compilation_config.static_forward_context

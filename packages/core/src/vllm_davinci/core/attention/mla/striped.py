@@ -6,6 +6,7 @@ import torch
 import torch_npu
 
 from vllm_davinci.core.attention import masks
+from vllm_davinci.core.attention.mla.adapters import in_step
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.context import ContextChunk
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
@@ -58,13 +59,16 @@ class NPUStripedMLAImpl(NPUMLAImpl):
         }
         attend(host_lengths, tensors, [part, lse], lengths, **arguments)
         merged, _ = self._exchange.combine(part, lse)
+        merged = merged.to(ql_nope.dtype)
         values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
-            merged.to(ql_nope.dtype),
+            merged,
             self.W_UV,
             perm_x1=(1, 0, 2),
             perm_x2=(0, 1, 2),
             perm_y=(1, 0, 2),
         )
+        if (adapters := in_step(self.adapters)) is not None:
+            adapters.add_to_values(values, merged.transpose(0, 1))
         return values.flatten(1)
 
     def _rows_of(self, chunk: ContextChunk, cache: MLACache) -> tuple[torch.Tensor, torch.Tensor]:

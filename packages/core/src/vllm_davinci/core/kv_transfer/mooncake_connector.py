@@ -1,0 +1,41 @@
+"""vLLM's Mooncake connector for caches whose keys and values lie apart."""
+
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import (
+    MooncakeConnector,
+)
+
+from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeScheduler
+from vllm_davinci.core.kv_transfer.mooncake_worker import NPUMooncakeWorker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class NPUMooncakeConnector(MooncakeConnector):
+    """An engine of prefills writes the blocks of a prompt to the engine of decodes that asks."""
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        KVConnectorBase_V1.__init__(self, vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None and transfer.engine_id is not None
+        self.engine_id = transfer.engine_id
+        self.connector_scheduler = self.connector_worker = None
+        made = (vllm_config, self.engine_id, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = NPUMooncakeScheduler(*made)
+        else:
+            self.connector_worker = NPUMooncakeWorker(*made)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        """Any: pages are put together on the host."""
+        return None

@@ -1,0 +1,79 @@
+"""The scheduler's side of transfers over Mooncake: which tokens the blocks of a request hold."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import (
+    MooncakeConnectorMetadata,
+    MooncakeConnectorScheduler,
+)
+
+from vllm_davinci.core.device.soc import BLOCK_SIZE_TOKENS
+from vllm_davinci.core.kv_transfer.seals import prefix_digests
+from vllm_davinci.core.kv_transfer.served_blocks import require_served_blocks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class NPUMooncakeMetadata(MooncakeConnectorMetadata):
+    """vLLM's, and for each request that is sent or received the digests of its blocks."""
+
+    digests: dict[str, list[int]]
+
+    @classmethod
+    def of(
+        cls, told: MooncakeConnectorMetadata, digests: dict[str, list[int]]
+    ) -> "NPUMooncakeMetadata":
+        made = cls()
+        made.__dict__ |= {**vars(told), "digests": digests}
+        return made
+
+
+class NPUMooncakeScheduler(MooncakeConnectorScheduler):
+    """Sends and asks for blocks that hold tokens of the prompt, and for no others.
+
+    A request may have more, for tokens that are drafted or generated. vLLM pairs the last blocks of
+    both engines, so one more on either side would bring all of them to a wrong place.
+    """
+
+    def __init__(
+        self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        require_served_blocks(kv_cache_config)
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._digests: dict[str, list[int]] = {}
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        name = request.request_id
+        _, asked = self._reqs_need_recv.get(name, (request, []))
+        if not any(asked):
+            return
+        digests = prefix_digests(request, BLOCK_SIZE_TOKENS)
+        start = len(blocks.get_block_ids()[0]) - len(asked[0])
+        self._digests[name] = digests[start:]
+        self._reqs_need_recv[name] = (request, [asked[0][: len(digests) - start]])
+
+    def request_finished(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        told = super().request_finished(request, block_ids)
+        name = request.request_id
+        _, sent = self._reqs_need_send.get(name, (request, []))
+        if any(sent):
+            self._digests[name] = prefix_digests(request, BLOCK_SIZE_TOKENS)
+            self._reqs_need_send[name] = (request, [sent[0][: len(self._digests[name])]])
+        return told
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        told = super().build_connector_meta(scheduler_output)
+        assert isinstance(told, MooncakeConnectorMetadata)
+        digests_of_step, self._digests = self._digests, {}
+        return NPUMooncakeMetadata.of(told, digests_of_step)

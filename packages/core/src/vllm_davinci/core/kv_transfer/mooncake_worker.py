@@ -1,0 +1,197 @@
+"""A worker's side of transfers over Mooncake: pages on the host, sealed and checked."""
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import torch
+import torch_npu
+from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector import (
+    MooncakeConnectorMetadata,
+    MooncakeConnectorWorker,
+    PullReqMeta,
+    TransferEngine,
+)
+
+from vllm_davinci.core.config.disaggregation import MOONCAKE, TRANSFER_TIMEOUT
+from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.kv_transfer.host_pages import HostPages
+from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeMetadata
+from vllm_davinci.core.log import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
+
+
+class NPUMooncakeWorker(MooncakeConnectorWorker):
+    """Writes from host pages into those of the engine that asks.
+
+    The writer does not know whether the request still waits: it may be late, and its page another
+    request's by then. So a page's seal is checked once the page is on the device. Until then the
+    blocks there are this request's alone, and nothing reads them.
+    """
+
+    def __init__(
+        self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        if TransferEngine is None:
+            raise ConfigurationError(
+                f"MooncakeConnector: the package is there, and does not load. {MOONCAKE.how_to_get}"
+            )
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None
+        self._layers = vllm_config.compilation_config.static_forward_context
+        self._pages: list[HostPages] = []
+        self._receiving: dict[str, tuple[PullReqMeta, list[int]]] = {}
+        self._limit_s = float(
+            transfer.get_from_extra_config(
+                TRANSFER_TIMEOUT, envs.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
+            )
+        )
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """`kv_caches` names the layers; those that share another's cache have none of their own."""
+        pages = {
+            name: HostPages(self._layers[name].kv_cache.parts)
+            for name in kv_caches
+            if name in self._layer_specs
+        }
+        self._pages = list(pages.values())
+        super().register_kv_caches({name: each.rows for name, each in pages.items()})
+
+    def start_load_kv(self, metadata: MooncakeConnectorMetadata) -> None:
+        assert isinstance(metadata, NPUMooncakeMetadata)
+        self._save(metadata)
+        for asked in metadata.reqs_to_recv.values():
+            for name, meta in asked.items():
+                if any(meta.local_block_ids):  # else it only releases blocks of the other engine
+                    self._receiving[name] = meta, metadata.digests[name]
+        super().start_load_kv(metadata)
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def _save(self, metadata: NPUMooncakeMetadata) -> None:
+        """Copies finished prompts to the host and seals them, which waits for them."""
+        saved = {
+            name: blocks[0] for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)
+        }
+        if not saved:
+            return
+        for blocks in saved.values():
+            for pages in self._pages:
+                pages.store(blocks)
+        torch_npu.npu.current_stream().synchronize()
+        for name, blocks in saved.items():
+            digests = torch.tensor(metadata.digests[name])
+            for pages in self._pages:
+                pages.seal(torch.tensor(blocks), digests)
+
+    async def record_send_reqs(self, metadata: MooncakeConnectorMetadata) -> None:
+        """vLLM's; who waits for a prompt that is given up is told so, instead of waiting on."""
+        metadata.reqs_not_processed &= self.reqs_need_send.keys()  # else it never began
+        given_up = [self.reqs_need_send[name] for name in metadata.reqs_not_processed]
+        await super().record_send_reqs(metadata)
+        for meta in given_up:
+            meta.ready.set()
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    def get_finished(self) -> tuple[set[str] | None, set[str] | None]:
+        """vLLM's; what has come is on the device by then, or its blocks are told as failed."""
+        sent, received = super().get_finished()
+        come = {name: self._receiving.pop(name) for name in received or ()}
+        whole = {name: each for name, each in come.items() if not each[0].failed}
+        for meta, _ in whole.values():
+            for pages in self._pages:
+                pages.load(meta.local_block_ids[0])
+        if whole:
+            torch_npu.npu.current_stream().synchronize()
+        for name, (meta, digests) in whole.items():
+            if not self._is_sealed(meta.local_block_ids[0], digests):
+                logger.warning(
+                    "unsealed: what came for %s is of other tokens, or was overwritten", name
+                )
+                self.xfer_stats.record_failed_recv()
+                self._invalid_block_ids.put(set(meta.local_block_ids[0]))
+        return sent, received
+
+    def _is_sealed(self, blocks: list[int], digests: list[int]) -> bool:
+        if len(blocks) != len(digests):
+            return False
+        of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
+        return all(bool(each.sealed(of_blocks, expected).all()) for each in self._pages)
+
+    def receive_kv(self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]) -> None:
+        ranks = self._tp_size[remote_engine_id]
+        if ranks != self.tp_size:
+            self._handle_failed_recv(
+                pull_metas,
+                list(pull_metas),
+                f"the engine of prefills has --tensor-parallel-size {ranks}, and this one "
+                f"{self.tp_size}: start both with the same",
+            )
+            return
+        super().receive_kv(remote_engine_id, pull_metas)
+
+    async def handle_new_engine_id(
+        self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]
+    ) -> None:
+        """vLLM's, within the limit. What comes of it later is of use to the next request."""
+        asks = asyncio.create_task(super().handle_new_engine_id(remote_engine_id, pull_metas))
+        if not (await asyncio.wait({asks}, timeout=self._limit_s))[0]:
+            self._handle_failed_recv(pull_metas, list(pull_metas), self._late)
+
+    async def receive_kv_from_single_worker(
+        self, worker_addr: str, pull_metas: dict[str, PullReqMeta]
+    ) -> None:
+        """vLLM's, which waits for a worker that is gone as for one that is slow."""
+        receives = asyncio.create_task(
+            super().receive_kv_from_single_worker(worker_addr, pull_metas)
+        )
+        ends = asyncio.create_task(_end_of(worker_addr))
+        try:
+            done, _ = await asyncio.wait(
+                {receives, ends}, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            receives.cancel()
+            ends.cancel()
+        why = self._late if not done else "the engine of prefills has ended"
+        if receives in done:
+            why = "the engine of prefills has given these prompts up"
+        # Ranks of both engines are as many: each is received from one worker.
+        unanswered = [name for name, meta in pull_metas.items() if meta.pull_tasks_count > 0]
+        self._handle_failed_recv(pull_metas, unanswered, why)
+
+    @property
+    def _late(self) -> str:
+        return f"not there within {self._limit_s:g} s"
+
+    def _handle_failed_recv(
+        self, pull_metas: dict[str, PullReqMeta], req_ids: Collection[str], reason: str
+    ) -> None:
+        """vLLM's; workers of that engine are looked up again, as another may be there since."""
+        super()._handle_failed_recv(pull_metas, req_ids, reason)
+        for name in req_ids:
+            if name in pull_metas:
+                self._remote_agents.pop(pull_metas[name].remote_engine_id, None)
+
+
+async def _end_of(worker_addr: str) -> None:
+    """Returns when nothing listens there any more. ZeroMQ would connect again and wait."""
+    place = urlsplit(worker_addr)
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        except OSError:
+            return
+        with suppress(OSError):
+            await reader.read()  # ZeroMQ closes connections that say nothing after a while
+        writer.close()

@@ -1,0 +1,31 @@
+"""The end of another engine's worker is noticed by what listens there, and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from vllm_davinci.core.kv_transfer.mooncake_worker import _end_of
+
+SOON_S, LIMIT_S = 0.3, 10
+
+
+def test_a_worker_that_closes_a_connection_has_not_ended_and_one_that_is_gone_has() -> None:
+    asyncio.run(_worker_that_closes_connections_and_then_ends())
+
+
+async def _worker_that_closes_connections_and_then_ends() -> None:
+    connected = asyncio.Event()
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ends = asyncio.create_task(_end_of(f"tcp://127.0.0.1:{port}"))
+    await asyncio.wait_for(connected.wait(), LIMIT_S)
+    await asyncio.sleep(SOON_S)
+    assert not ends.done()
+    server.close()
+    await asyncio.wait_for(ends, LIMIT_S)
