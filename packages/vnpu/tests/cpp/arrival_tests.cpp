@@ -99,15 +99,17 @@ TEST(Arrivals, TwoGroupsThatMeetLeadToThoseOfBoth) {
   ends.simulation.place(0, &row, {0, 1, 2, 3});
   ends.simulation.place(0, &column, {3, 7});
   ends.simulation.place(0, &all, {0, 1, 2, 3, 4, 5, 6, 7});
-  ends.simulation.launch(0, 1, collective(&row), 0, 0);
-  for (uint32_t i = 1; i < 5; ++i) ends.simulation.launch(0, 1, task(10), 0, i);
-  ends.simulation.launch(0, 1, collective(&column), 0, 5);
-  ends.simulation.launch(0, 1, collective(&all), 0, 6);  // rows stand apart since four tasks
-  ends.simulation.launch(0, 1, collective(&row), 0, 7);
+  for (uint32_t i = 0; i < 5; ++i) ends.simulation.launch(0, 1, task(10), 0, i);
+  ends.simulation.launch(0, 1, collective(&row), 0, 5);
+  for (uint32_t i = 6; i < 10; ++i) ends.simulation.launch(0, 1, task(10), 0, i);
+  ends.simulation.launch(0, 1, collective(&column), 0, 10);
+  ends.simulation.launch(0, 1, collective(&all), 0, 11);
+  ends.simulation.launch(0, 1, collective(&row), 0, 12);
   ends.simulation.finish_device(0);
-  EXPECT_EQ(ends.times[5].second, 50 + 200 + 10);
-  EXPECT_EQ(ends.times[6].second, 260 + 200 + 10);
-  EXPECT_EQ(ends.times[7].second, 480);
+  EXPECT_EQ(ends.times[5].second, 50 + 223 + 10);
+  EXPECT_EQ(ends.times[10].second, 283 + 40 + 300 + 10);
+  EXPECT_EQ(ends.times[11].second, 633 + 200 + 10);  // rows stand apart since four tasks, not nine
+  EXPECT_EQ(ends.times[12].second, 853);
 }
 
 TEST(Arrivals, GroupsThatDoNotReachAllLeaveTheOthersBehind) {
