@@ -1,5 +1,6 @@
 """Whether a step is split, and why."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from vllm_davinci.multistream import CostsError, Reason, SplitPolicy, StepCosts,
 
 PREFILL = StepFacts([128, 128, 128, 128])
 # A split pays above 512 tokens.
-COSTS = StepCosts([256, 1024], whole=[10.0, 20.0], split=[14.0, 12.0])
+COSTS = StepCosts([256, 1024], whole={"only": [10.0, 20.0]}, split={"only": [14.0, 12.0]})
 
 CASES = [
     (SplitPolicy(), PREFILL, Reason.SPLIT),
@@ -63,6 +64,27 @@ def test_a_split_is_withdrawn_for_a_reason_that_the_caller_found() -> None:
 def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) -> None:
     # Whole minus split: -4 at 256 and 8 at 1024, so 0 at 512.
     assert COSTS.gains(tokens) is gains
+
+
+def test_ways_are_interpolated_before_the_fastest_is_found() -> None:
+    # The faster of both split ways is 6 at 512 and 7 at 1024; between, both are slower than that.
+    costs = StepCosts(
+        [512, 1024], whole={"one": [5.0, 7.4]}, split={"one": [6.0, 9.0], "other": [7.0, 7.0]}
+    )
+    assert costs.durations(896)[1] == {"one": 8.25, "other": 7.0}
+    assert not costs.gains(896)
+    assert costs.gains(1000)
+
+
+def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    by_method = {"whole": {"one": 4, "other": 9}, "split": {"one": 5, "other": 3}}
+    file.write_text(
+        json.dumps({"steps": [{"tokens": 8, "whole": 4, "split": 3, "by_method": by_method}]})
+    )
+    assert StepCosts.read(file).gains(8)
+    assert not StepCosts.read(file, ["one"]).gains(8)
+    assert StepCosts.read(file, ["third"]).gains(8)  # nothing is known of it
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ class Exploration:
         self._executor = executor_of(engine)
         worker: Any = self._executor.driver_worker.worker
         self._runner: Any = worker.model_runner
+        self._model: Any = worker.model_runner.get_model()
         self._tried = worker.tried_method
         config = engine.vllm_config
         self._limits = config.scheduler_config
@@ -89,6 +90,15 @@ class Exploration:
     def can_split(self) -> bool:
         """Whether steps may run as ubatches."""
         return self._own_policy is not None and self._own_policy.has_communication
+
+    @property
+    def can_shard(self) -> bool:
+        """Whether steps may run sequence parallel."""
+        return bool(getattr(self._model, "is_sequence_parallel", False))
+
+    def shard_from(self, num_tokens: int | None) -> None:
+        """Steps of so many tokens and more run sequence parallel from now on; None: no step."""
+        self._model.min_sequence_parallel_tokens = _NEVER if num_tokens is None else num_tokens
 
     def methods(self, steps: Steps) -> list[CommunicationMethod | None]:
         """The ways to the experts that such steps can take; [None] where there is nothing to do."""
