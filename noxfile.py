@@ -333,7 +333,9 @@ def deployments(session: nox.Session) -> None:
 def step_costs(session: nox.Session) -> None:
     """Model the steps of published deployments, for the files that meta ships: `-- NAME...`."""
     commands = prepare(session)
-    session.run(str(commands / "python"), "ci/step_costs.py", *session.posargs, external=True)
+    shipped = "packages/meta/src/vllm_davinci/meta/step_costs/shipped"
+    command = (str(commands / "vllm-davinci"), "deployments", f"--step-costs={shipped}", "--resume")
+    session.run(*command, *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

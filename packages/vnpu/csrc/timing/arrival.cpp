@@ -57,9 +57,8 @@ Arrivals::Groups Arrivals::led_to(OfDevice& device, Groups met) {
       together = {ranks.begin(), ranks.end()};
       continue;
     }
-    const auto common = std::find_if(ranks.begin(), ranks.end(), [&together](int64_t rank) {
-      return together.contains(rank);
-    });
+    const auto common = std::find_if(ranks.begin(), ranks.end(),
+                                     [&together](int64_t rank) { return together.contains(rank); });
     if (common == ranks.end()) continue;  // not both of this rank
     std::set<int64_t> further;
     for (const int64_t one : together) {

@@ -13,6 +13,7 @@ from vllm_davinci.core.errors import ConfigurationError
 Steps = Literal["decodes", "whole", "split"]
 """Steps without a prefill, and those with one: whole, or as ubatches."""
 
+
 @dataclass(frozen=True)
 class Fastest:
     """A method by its name, what a step takes with it, and what it takes with each candidate."""

@@ -70,7 +70,7 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
 def _sharded(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     """The options of sequence parallelism with which steps are the fastest; steps follow them.
 
-    From the smallest of the sizes on of which it makes all larger ones faster, whole or as ubatches.
+    From the smallest size on of which it makes all larger ones faster, whole or as ubatches.
     """
 
     def measured(num_tokens: int | None) -> list[int]:
@@ -121,7 +121,9 @@ def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[
 
 def _is_close(before: dict[str, Any], after: dict[str, Any]) -> bool:
     """Whether another schedule than the fastest of one of both may be the fastest between them."""
-    ordered = [sorted((ps, name) for name, ps in _schedules(step).items()) for step in (before, after)]
+    ordered = [
+        sorted((ps, name) for name, ps in _schedules(step).items()) for step in (before, after)
+    ]
     if ordered[0][0][1] != ordered[1][0][1]:
         return True
     return any(each[1][0] < (1 + _CLOSE) * each[0][0] for each in ordered if len(each) > 1)
