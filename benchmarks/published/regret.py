@@ -33,7 +33,7 @@ Work = tuple[Sequence[int], Sequence[int]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deployment", default=DEPLOYMENT, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=8, help="of the model (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="of the model (default: %(default)s)")
     parser.add_argument(
         "--workloads", type=int, default=200, help="by each of two seeds (default: %(default)s)"
     )
