@@ -76,6 +76,26 @@ def test_ways_are_interpolated_before_the_fastest_is_found() -> None:
     assert costs.gains(1000)
 
 
+def test_each_step_has_the_first_share_of_its_size() -> None:
+    costs = StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, [None, 0.75])
+
+    def cuts(policy: SplitPolicy, *query_lens: int) -> tuple[int, ...]:
+        split = policy.decide(StepFacts(query_lens)).split
+        assert split is not None
+        return split.cuts
+
+    policy = SplitPolicy(mode="token", costs=costs)
+    assert cuts(policy, 1000) == (500,)
+    assert cuts(policy, 1200, 800) == (1500,)
+    assert cuts(SplitPolicy(mode="token", costs=costs, first_share=0.25), 2000) == (500,)
+
+
+@pytest.mark.parametrize("shares", [[0.5], [0.5, 1.0]])
+def test_first_shares_that_are_none_are_refused(shares: list[float]) -> None:
+    with pytest.raises(CostsError, match="between 0 and 1, one for each size"):
+        StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, shares)
+
+
 def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     by_method = {"whole": {"one": 4, "other": 9}, "split": {"one": 5, "other": 3}}

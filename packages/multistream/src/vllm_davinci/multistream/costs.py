@@ -21,6 +21,8 @@ class StepCosts:
     """Durations of steps with prefills, in one unit, at some numbers of tokens in rising order.
 
     whole, split: by the ways in which such steps can communicate, of which each takes the fastest
+    first_shares: at each size, of a split step's tokens, those of its first part; None: all parts
+                  are equal. Empty: nothing is known of it
 
     Each way is interpolated between the sizes, and the fastest is found then: two ways that cross
     between two sizes are both slower there than a line between the faster ones. Beyond the last
@@ -30,6 +32,7 @@ class StepCosts:
     tokens: Sequence[int]
     whole: Mapping[str, Sequence[float]]
     split: Mapping[str, Sequence[float]]
+    first_shares: Sequence[float | None] = ()
 
     def __post_init__(self) -> None:
         ways = [*self.whole.values(), *self.split.values()]
@@ -40,6 +43,10 @@ class StepCosts:
             raise CostsError(f"sizes of steps are {list(self.tokens)}: expected them rising.")
         if min(min(durations) for durations in ways) <= 0:
             raise CostsError("a step's duration is above 0.")
+        if len(self.first_shares) not in (0, len(self.tokens)) or any(
+            share is not None and not 0 < share < 1 for share in self.first_shares
+        ):
+            raise CostsError("a first share is between 0 and 1, one for each size.")
 
     def gains(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens is faster split."""
@@ -47,6 +54,12 @@ class StepCosts:
             return False
         whole, split = self.durations(num_tokens)
         return min(split.values()) < min(whole.values())
+
+    def first_share(self, num_tokens: int) -> float | None:
+        """Of so many tokens, those of the first part, as at the nearest size that is no larger."""
+        if not self.first_shares:
+            return None
+        return self.first_shares[max(0, bisect_right(self.tokens, num_tokens) - 1)]
 
     def durations(self, num_tokens: int) -> tuple[dict[str, float], dict[str, float]]:
         """Durations of a step of so many tokens by its ways, whole and split."""
@@ -79,13 +92,14 @@ class StepCosts:
         try:
             steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
             tokens = [step["tokens"] for step in steps]
-            columns = [_ways(steps, name, ways) for name in ("whole", "split")]
+            whole, split = (_ways(steps, name, ways) for name in ("whole", "split"))
+            shares = [step.get("first_share") for step in steps]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CostsError(
                 f"{file} has no costs of steps ({type(error).__name__}: {error}). Name a file that "
                 "`vllm-davinci dry-run --step-costs` wrote."
             ) from error
-        return StepCosts(tokens, *columns)
+        return StepCosts(tokens, whole, split, shares)
 
 
 def _ways(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,8 +161,7 @@ class Exploration:
         if self._own_policy is not None:
             scheduler: Any = stream_scheduler()
             read = scheduler.split_policy(mode="token", costs=costs).costs
-            share = options.get("dbo.first_share")
-            self._own_policy = replace(self._own_policy, costs=read, first_share=share)
+            self._own_policy = replace(self._own_policy, costs=read)
         self._own_norm_cores = options.get("dbo.norm_vector_cores")
 
     def follow(self, schedule: Schedule) -> None:
@@ -202,7 +201,7 @@ class Exploration:
         return self._cache_tokens // num_requests - 2 * 128
 
 
-def least(durations: dict[str, int]) -> int:
+def least(durations: Mapping[Any, int]) -> int:
     """The shortest of durations by method."""
     return min(durations.values())
 

@@ -136,38 +136,42 @@ def _schedules(step: dict[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def _options_of_splits(explored: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The options with which large split steps are the fastest; `steps` get their durations."""
+    """The options with which large split steps are the fastest; `steps` get their durations, and
+    the share of their first ubatch, which each has for itself."""
     from vllm_davinci.meta.dry_run.exploration import Schedule, least, named
 
     methods = named(explored.methods("split"))
-
     large = [step for step in steps if step["tokens"] >= _LARGE] or steps[-1:]
 
-    def duration(step: dict[str, Any], share: float | None, cores: int | None) -> int:
+    def shares(step: dict[str, Any], cores: int | None) -> dict[float | None, int]:
         known = step["by_method"]["split"]
         method = methods[min(known, key=known.__getitem__)]
-        taken: int = explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
-        return taken
+        return {
+            share: least(known)
+            if (share, cores) == (None, None)
+            else explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
+            for share in _FIRST_SHARES
+        }
 
-    best: tuple[float | None, int | None] = (None, None)
-    fastest = [least(step["by_method"]["split"]) for step in large]
-    for share, cores in itertools.product(_FIRST_SHARES, _NORM_VECTOR_CORES):
-        if (share, cores) == (None, None):
-            continue
-        found = [duration(step, share, cores) for step in large]
-        if sum(a / b for a, b in zip(found, fastest, strict=True)) < len(large):
-            best, fastest = (share, cores), found
-    if best != (None, None):
-        for step in steps:
+    by_cores = {cores: [shares(step, cores) for step in large] for cores in _NORM_VECTOR_CORES}
+    plain = [least(step["by_method"]["split"]) for step in large]
+
+    def relative(cores: int | None) -> float:
+        return sum(least(a) / b for a, b in zip(by_cores[cores], plain, strict=True))
+
+    cores = min(by_cores, key=relative)
+    chosen = {
+        step["tokens"]: min(found, key=found.__getitem__)
+        for step, found in zip(large, by_cores[cores], strict=True)
+    }
+    for step in steps:
+        step["first_share"] = share = chosen.get(step["tokens"])
+        if (share, cores) != (None, None):
             step["by_method"]["split"] = {
-                name: explored.prefill_ps(step["tokens"], Schedule(method, True, *best))
+                name: explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
                 for name, method in methods.items()
             }
-    return {
-        "dbo.split": "token",
-        "dbo.first_share": best[0],
-        "dbo.norm_vector_cores": best[1],
-    }
+    return {"dbo.split": "token", "dbo.norm_vector_cores": cores}
 
 
 def _decodes(explored: Any) -> list[dict[str, Any]]:
