@@ -13,6 +13,22 @@ LIMIT_S = 300
 MODEL = Path(__file__).parents[2] / "checkpoints" / "tiny_llama"
 COMMAND = "vllm_davinci.meta"
 RANKS = "--tensor-parallel-size=2"
+EXPERTS = Path(__file__).parents[2] / "checkpoints" / "tiny_deepseek"
+
+
+@pytest.mark.thorough
+def test_a_file_of_data_parallel_ranks_is_for_such_engines(tmp_path: Path):
+    ranks = ("--data-parallel-size=2", "--enable-expert-parallel")
+    costs = tmp_path / "costs.json"
+    done = run_command(
+        COMMAND, "dry-run", f"--model={EXPERTS}", "--chip=ascend910b3", *ranks,
+        f"--step-costs={costs}", "--prompt-tokens=64", limit_s=LIMIT_S,
+    )  # fmt: skip
+    assert done.status == 0, done.stderr
+    assert json.loads(costs.read_text())["engine"]["data_parallel_size"] == 2
+    options = ("--", *ranks, f'--additional-config={{"overlap": "auto", "step_costs": "{costs}"}}')
+    told = run_command(COMMAND, "explain", str(EXPERTS), "--tokens", "64", "--json", *options)
+    assert told.status == 0, told.stderr
 
 
 @pytest.mark.thorough

@@ -78,7 +78,7 @@ class Exploration:
             "topology": machine.topology,
             "model": model,
             "world_size": self._arguments.world_size,
-            "engine": engine_of_costs(self._engine.vllm_config),
+            "engine": self._arguments.layout.of_whole(engine_of_costs(self._engine.vllm_config)),
         }
 
     @property
