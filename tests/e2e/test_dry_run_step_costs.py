@@ -21,7 +21,7 @@ def test_a_file_of_data_parallel_ranks_is_for_such_engines(tmp_path: Path):
     ranks = ("--data-parallel-size=2", "--enable-expert-parallel")
     costs = tmp_path / "costs.json"
     done = run_command(
-        COMMAND, "dry-run", f"--model={EXPERTS}", "--chip=ascend910b3", *ranks,
+        COMMAND, "dry-run", f"--model={EXPERTS}", "--chip=ascend910b3", *ranks, "--max-num-seqs=8",
         f"--step-costs={costs}", "--prompt-tokens=64", limit_s=LIMIT_S,
     )  # fmt: skip
     assert done.status == 0, done.stderr

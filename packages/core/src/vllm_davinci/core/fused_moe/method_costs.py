@@ -62,7 +62,7 @@ class MethodCosts:
         return Fastest(min(known, key=durations.__getitem__), durations)
 
     def durations(self, steps: Steps, num_tokens: int) -> dict[str, float]:
-        """Of a step of so many tokens, by all methods that are known."""
+        """Durations of a step of so many tokens, by all methods that are known."""
         curves = self.curves[steps]
         return {name: curves.at(num_tokens, name) for name in curves.by_method}
 

@@ -64,7 +64,7 @@ class Layout:
         parallel.world_size *= self.pipeline_parallel_size
 
     def of_whole(self, engine: dict[str, Any]) -> dict[str, Any]:
-        """What a file says of the engine whose one rank is described."""
+        """The engine as files state it, of whose ranks one is described."""
         sizes = ("data_parallel_size", "pipeline_parallel_size")
         return {**engine, **{name: getattr(self, name) for name in sizes}}
 
