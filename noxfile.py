@@ -330,6 +330,15 @@ def deployments(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def step_costs(session: nox.Session) -> None:
+    """Model the steps of published deployments, for the files that meta ships: `-- NAME...`."""
+    commands = prepare(session)
+    shipped = "packages/meta/src/vllm_davinci/meta/step_costs/shipped"
+    command = (str(commands / "vllm-davinci"), "deployments", f"--step-costs={shipped}", "--resume")
+    session.run(*command, *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def verify(session: nox.Session) -> None:
     """Hold the virtual NPU against what we believe, with modelled times; results/verify."""
     commands = prepare(session)

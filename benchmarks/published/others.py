@@ -28,6 +28,7 @@ CHUNK = 8192
 ISSUES = "github.com/vllm-project/vllm-ascend/issues/"
 # Releases before asynchronous scheduling.
 SYNCHRONOUS = ("--no-async-scheduling",)
+GRAPHS = ("-cc.cudagraph_mode=FULL_DECODE_ONLY",)
 EAGER = ("--no-async-scheduling", "--enforce-eager")
 W8A8 = {"*.gate": "FLOAT", "model.layers.*": "W8A8_DYNAMIC"}
 
@@ -36,7 +37,7 @@ W8A8 = {"*.gate": "FLOAT", "model.layers.*": "W8A8_DYNAMIC"}
 class Figure:
     """
     published: ms of one decode step of `requests` requests behind prompts of `prompt_tokens`
-    source:    where, by the number of the issue
+    source:    where, by the number of the issue or pull request
     taken:     what the source does not state
     is_held:   looked at only after the model was settled
     """
@@ -77,6 +78,21 @@ FIGURES = (
            taken="910B2, eager, one request", is_held=True),
     Figure("Qwen2.5-7B on 1, one request a second", 32.1, 776, "qwen2.5-7b", 1, 4, 256, EAGER,
            taken="910B2, eager, four requests under way; published of its vision sibling"),
+    Figure("Qwen2.5-7B on 1, one request a second, tuned", 16.8, 878, "qwen2.5-7b", 1, 2, 264,
+           SYNCHRONOUS, taken="910B2, graphs, two requests under way, as rate and step say",
+           is_held=True),
+    Figure("Qwen3-30B-A3B on 4, one request a second", 23.9, 1605, "qwen3-30b-a3b", 4, 3, 192,
+           SYNCHRONOUS, taken="910B2, graphs, three requests under way, as rate and step say",
+           is_held=True),
+    Figure("Qwen3-8B on 1, one request a second", 28.8, 11751, "qwen3-8b", 1, 4, 264, GRAPHS,
+           chip="ascend910b3", taken="910B3, graphs, four requests under way; published of its "
+           "vision sibling", is_held=True),
+    Figure("Qwen2.5-7B on 1, 20 prompts of 3.5k", 32.3, 11750, "qwen2.5-7b", 1, 20, 3500, GRAPHS,
+           chip="ascend910b3", taken="910B3, graphs; published of its sibling for all senses, by "
+           "its peak rate", is_held=True),
+    Figure("Qwen3-30B-A3B on 2, 20 prompts of 3.5k", 22.2, 11750, "qwen3-30b-a3b", 2, 20, 3500,
+           GRAPHS, chip="ascend910b3", taken="910B3, two chips, graphs; published of its sibling "
+           "for all senses", is_held=True),
 )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from result import Kind, Result, Row
 from vllm_davinci.meta.dry_run import step_costs
 from vllm_davinci.meta.dry_run.of_deployment import take_deployment
 
-SEED = 30
+# The first was looked at while the decisions were mended, the second never.
+SEEDS = (30, 47)
 GOAL_REGRET = 0.01
 DEPLOYMENT = "qwen3-235b-bf16-a2-dp2-tp8"
 PS_PER_MS = 10**9
@@ -32,8 +33,10 @@ Work = tuple[Sequence[int], Sequence[int]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deployment", default=DEPLOYMENT, help="default: %(default)s")
-    parser.add_argument("--layers", type=int, default=8, help="of the model (default: %(default)s)")
-    parser.add_argument("--workloads", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--layers", type=int, default=4, help="of the model (default: %(default)s)")
+    parser.add_argument(
+        "--workloads", type=int, default=200, help="by each of two seeds (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -55,7 +58,7 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
 
     described = explored.described(model)
     content = {**described, **step_costs.explore(explored, step_costs.SIZES)}
-    workloads = _workloads(explored, args.workloads)
+    workloads = [each for seed in SEEDS for each in _workloads(explored, args.workloads, seed)]
     methods = named(explored.methods("whole"))
     fixed: dict[str, list[int]] = {}
     for name, method in methods.items():
@@ -73,8 +76,17 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
     best = [min(each) for each in zip(*fixed.values(), strict=True)]
     regrets = [found / least - 1 for found, least in zip(decided, best, strict=True)]
     total = sum(decided)
+    of_seed = {"": regrets[: args.workloads], " of the held-out seed": regrets[args.workloads :]}
     rows = [
-        Row("regret, the largest", "share", max(regrets), Kind.MODELLED, at_most=GOAL_REGRET),
+        *(
+            Row(
+                f"regret, the largest{name}", "share", max(found), Kind.MODELLED,
+                at_most=GOAL_REGRET,
+                note=f"above the goal in {sum(each > GOAL_REGRET for each in found)} of "
+                f"{len(found)} workloads",
+            )
+            for name, found in of_seed.items()
+        ),
         Row("regret, the mean", "share", statistics.fmean(regrets), Kind.MODELLED),
         *(
             Row(
@@ -88,21 +100,22 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
         benchmark="published/regret",
         ours="steps decided by costs, on the modelled clock",
         baseline="one schedule for all steps",
-        seed=SEED,
+        seed=SEEDS[0],
         device="modelled, no NPU",
         settings={
             "deployment": args.deployment,
             "machine": described["machine"],
             "layers": args.layers,
             "workloads": len(workloads),
+            "seeds": json.dumps(SEEDS),
             "options": json.dumps(content["options"]),
         },
         rows=rows,
     )
 
 
-def _workloads(explored: Any, count: int) -> list[Work]:
-    rng = random.Random(SEED)
+def _workloads(explored: Any, count: int, seed: int) -> list[Work]:
+    rng = random.Random(seed)
     longest = explored.longest_prompt
     found = []
     for _ in range(count):

@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+from vllm_davinci.meta import explain
 from vllm_davinci.meta.__main__ import main
 from vllm_davinci.meta.errors import ServerError
 from vllm_davinci.meta.server_metrics import acceptance, decision_counts, metrics_text
@@ -149,3 +150,9 @@ def test_a_wrong_option_of_the_engine_is_named():
     assert done.status == 1
     assert "--enable-dbo asks for dbo.enabled = True" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_other_schedules_would_have_cost_is_told():
+    told = explain._told_durations({"split, fused": 8.0, "whole, all_gather": 10.0})
+    assert told == "split, fused: 8.0 ms; whole, all_gather: 10.0 ms (+25%)"
+    assert not explain._told_durations({})

@@ -1,5 +1,6 @@
 """Whether a step is split, and why."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from vllm_davinci.multistream import CostsError, Reason, SplitPolicy, StepCosts,
 
 PREFILL = StepFacts([128, 128, 128, 128])
 # A split pays above 512 tokens.
-COSTS = StepCosts([256, 1024], whole=[10.0, 20.0], split=[14.0, 12.0])
+COSTS = StepCosts([256, 1024], whole={"only": [10.0, 20.0]}, split={"only": [14.0, 12.0]})
 
 CASES = [
     (SplitPolicy(), PREFILL, Reason.SPLIT),
@@ -63,6 +64,47 @@ def test_a_split_is_withdrawn_for_a_reason_that_the_caller_found() -> None:
 def test_costs_are_interpolated_between_their_sizes(tokens: int, gains: bool) -> None:
     # Whole minus split: -4 at 256 and 8 at 1024, so 0 at 512.
     assert COSTS.gains(tokens) is gains
+
+
+def test_ways_are_interpolated_before_the_fastest_is_found() -> None:
+    # The faster of both split ways is 6 at 512 and 7 at 1024; between, both are slower than that.
+    costs = StepCosts(
+        [512, 1024], whole={"one": [5.0, 7.4]}, split={"one": [6.0, 9.0], "other": [7.0, 7.0]}
+    )
+    assert costs.durations(896)[1] == {"one": 8.25, "other": 7.0}
+    assert not costs.gains(896)
+    assert costs.gains(1000)
+
+
+def test_each_step_has_the_first_share_of_its_size() -> None:
+    costs = StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, [None, 0.75])
+
+    def cuts(policy: SplitPolicy, *query_lens: int) -> tuple[int, ...]:
+        split = policy.decide(StepFacts(query_lens)).split
+        assert split is not None
+        return split.cuts
+
+    policy = SplitPolicy(mode="token", costs=costs)
+    assert cuts(policy, 1000) == (500,)
+    assert cuts(policy, 1200, 800) == (1500,)
+    assert cuts(SplitPolicy(mode="token", costs=costs, first_share=0.25), 2000) == (500,)
+
+
+@pytest.mark.parametrize("shares", [[0.5], [0.5, 1.0]])
+def test_first_shares_that_are_none_are_refused(shares: list[float]) -> None:
+    with pytest.raises(CostsError, match="between 0 and 1, one for each size"):
+        StepCosts([256, 1024], {"only": [9.0, 9.0]}, {"only": [8.0, 8.0]}, shares)
+
+
+def test_costs_are_of_the_ways_that_the_engine_can_go(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    by_method = {"whole": {"one": 4, "other": 9}, "split": {"one": 5, "other": 3}}
+    file.write_text(
+        json.dumps({"steps": [{"tokens": 8, "whole": 4, "split": 3, "by_method": by_method}]})
+    )
+    assert StepCosts.read(file).gains(8)
+    assert not StepCosts.read(file, ["one"]).gains(8)
+    assert StepCosts.read(file, ["third"]).gains(8)  # nothing is known of it
 
 
 @pytest.mark.parametrize(

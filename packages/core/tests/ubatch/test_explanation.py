@@ -1,6 +1,8 @@
 """Decisions on steps that are only described, with their reasons."""
 
+import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,3 +69,28 @@ def test_every_reason_has_an_explanation_that_names_existing_options():
     for explanation in EXPLANATIONS.values():
         assert set(re.findall(r"dbo\.(\w+)", explanation.change)) <= fields
     assert {name for names in OPTIONS.values() for name in names} <= fields
+
+
+def test_a_step_comes_with_what_it_takes_by_each_schedule(tmp_path: Path):
+    def by_method(**durations: int) -> dict[str, int]:
+        return {name: ms * 10**9 for name, ms in durations.items()}
+
+    split = {"all_gather": 30 * 10**9, "fused": 8 * 10**9}
+    steps = [
+        {"tokens": size, "by_method": {"whole": by_method(all_gather=10), "split": split}}
+        for size in (256, 1024)
+    ]
+    decodes = [{"tokens": size, "by_method": by_method(all_gather=3, fused=2)} for size in (1, 9)]
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"steps": steps, "decodes": decodes}))
+    decided = engine(split="token")
+    decided.additional_config["step_costs"] = str(file)
+    found = explain_step(decided, [512, 100])
+    assert found.reason == "split"
+    assert found.durations == {"split, fused": 8.0, "whole, all_gather": 10.0,
+                               "split, all_gather": 30.0}  # fmt: skip
+    assert explain_step(decided, [1] * 4).durations == {"whole, fused": 2.0,
+                                                        "whole, all_gather": 3.0}  # fmt: skip
+    decided.additional_config["moe_communication"] = "all_gather"
+    assert explain_step(decided, [512, 100]).reason == "no_gain"
+    assert explain_step(engine(), [512] * 4).durations == {}

@@ -73,3 +73,10 @@ def test_an_engine_starts_one_rank_and_its_worker_knows_the_others(is_moe: bool)
     assert (engine.pipeline_parallel_size, engine.world_size) == (2, whole.world_size)
     # Dense data-parallel ranks compute apart.
     assert engine.data_parallel_size == (4 if is_moe else 1)
+
+
+def test_files_state_the_whole_engine():
+    stated = Layout(data_parallel_size=2, pipeline_parallel_size=3).of_whole(
+        {"chip": "one", "data_parallel_size": 1, "pipeline_parallel_size": 1}
+    )
+    assert stated == {"chip": "one", "data_parallel_size": 2, "pipeline_parallel_size": 3}

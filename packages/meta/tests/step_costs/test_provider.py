@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_davinci.meta.deployments.table import all_deployments
+from vllm_davinci.meta.step_costs import provider
 from vllm_davinci.meta.step_costs.provider import StepCostsFiles, cache_folder, file_name
 from vllm_davinci.vnpu.timing import load_machine
 
@@ -41,6 +43,31 @@ def test_a_file_of_the_installed_model_is_found(kept: Path):
 def test_a_file_of_another_state_of_the_model_is_not(kept: Path, figures: str):
     write(kept, figures)
     assert StepCostsFiles().find(ENGINE) is None
+
+
+def test_a_file_that_came_with_the_package_is_found_where_none_was_made(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(provider, "SHIPPED", tmp_path / "shipped")
+    shipped = tmp_path / "shipped" / file_name(ENGINE)
+    shipped.parent.mkdir()
+    write(shipped, "0123456789abcdef")
+    assert StepCostsFiles().find(ENGINE) is None  # another state of the model has made it
+    current = load_machine("ascend910c", "supernode").hash
+    write(shipped, current)
+    assert StepCostsFiles().find(ENGINE) == shipped
+    write(kept, current)
+    assert StepCostsFiles().find(ENGINE) == kept
+
+
+def test_files_of_the_package_have_the_names_of_their_engines():
+    files = sorted(provider.SHIPPED.glob("*.json"))
+    assert files
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        assert file.name == file_name(content["engine"])
+        assert content["deployment"] in all_deployments()
+        assert content["steps"] and content["decodes"]
 
 
 def test_what_no_machine_holds_is_told(kept: Path):

@@ -1,6 +1,8 @@
 #include "timing/arrival.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace vnpu::timing {
 namespace {
@@ -25,7 +27,7 @@ Time square_root(Wide value) {
 }  // namespace
 
 size_t Arrivals::group_of(int device, const void* turn) {
-  std::vector<Group>& groups = groups_[device];
+  std::vector<Group>& groups = devices_[device].groups;
   const auto found = std::find_if(groups.begin(), groups.end(),
                                   [turn](const Group& each) { return each.turn == turn; });
   const auto number = static_cast<size_t>(found - groups.begin());
@@ -36,17 +38,61 @@ size_t Arrivals::group_of(int device, const void* turn) {
 }
 
 void Arrivals::place(int device, const void* turn, const std::vector<int64_t>& ranks) {
-  groups_[device][group_of(device, turn)].ranks = ranks;
+  const size_t number = group_of(device, turn);
+  OfDevice& of_device = devices_[device];
+  Group& group = of_device.groups[number];
+  if (group.ranks == ranks) return;
+  group.ranks = ranks;
+  of_device.led_to.clear();
 }
 
-void Arrivals::meet(int device, size_t group, Way& way) const {
+Arrivals::Groups Arrivals::led_to(OfDevice& device, Groups met) {
+  const auto [known, is_new] = device.led_to.try_emplace(met, met);
+  if (!is_new) return known->second;
+  std::set<int64_t> together;
+  for (size_t number = 0; number < device.groups.size(); ++number) {
+    const std::vector<int64_t>& ranks = device.groups[number].ranks;
+    if ((met >> number & 1) == 0 || ranks.empty()) continue;
+    if (together.empty()) {
+      together = {ranks.begin(), ranks.end()};
+      continue;
+    }
+    const auto common = std::find_if(ranks.begin(), ranks.end(),
+                                     [&together](int64_t rank) { return together.contains(rank); });
+    if (common == ranks.end()) continue;  // not both of this rank
+    std::set<int64_t> further;
+    for (const int64_t one : together) {
+      for (const int64_t other : ranks) further.insert(one + other - *common);
+    }
+    together.swap(further);
+  }
+  for (size_t number = 0; number < device.groups.size(); ++number) {
+    const std::vector<int64_t>& ranks = device.groups[number].ranks;
+    if (!ranks.empty() &&
+        std::includes(together.begin(), together.end(), ranks.begin(), ranks.end())) {
+      known->second |= Groups{1} << number;
+    }
+  }
+  return known->second;
+}
+
+void Arrivals::meet(int device, size_t group, Way& way) {
   way.tasks[group] = 0;
-  const std::vector<Group>& groups = groups_.at(device);
-  const std::vector<int64_t>& met = groups[group].ranks;
-  for (size_t other = 0; other < groups.size(); ++other) {
-    const std::vector<int64_t>& ranks = groups[other].ranks;
-    if (!ranks.empty() && std::includes(met.begin(), met.end(), ranks.begin(), ranks.end())) {
-      way.tasks[other] = 0;
+  OfDevice& of_device = devices_.at(device);
+  const size_t count = of_device.groups.size();
+  // From the groups that met last to those that met first.
+  std::array<size_t, kGroups> order = {};
+  for (size_t number = 0; number < count; ++number) order[number] = number;
+  std::sort(order.begin(), order.begin() + count, [&way](size_t one, size_t other) {
+    return std::pair(way.tasks[one], one) < std::pair(way.tasks[other], other);
+  });
+  Groups met = 0;
+  for (size_t place = 0; place < count; ++place) {
+    const uint32_t tasks = way.tasks[order[place]];
+    met |= Groups{1} << order[place];
+    const Groups reached = led_to(of_device, met);
+    for (size_t other = 0; other < count; ++other) {
+      if ((reached >> other & 1) != 0) way.tasks[other] = std::min(way.tasks[other], tasks);
     }
   }
 }

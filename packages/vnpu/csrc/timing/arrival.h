@@ -31,9 +31,11 @@ struct Way {
 // When the ranks of a group arrive at a collective. A task does not take equally long on all ranks:
 // each time is off by a random amount, so that after n tasks ranks stand sqrt(n) times as far apart
 // as after one. Who waits for the last of r ranks waits for the expected maximum of r such amounts.
-// Ranks that have met stand together again, those of a group within theirs as well. A rank that had
-// to wait for something else before the collective could begin has used that time for the others'
-// arrival.
+// Ranks that have met stand together again, those of a group within theirs as well. Two groups lead
+// further: where each rank of a node has met its counterpart in another node, and the ranks of each
+// node one another, all ranks of both have met, at the older of the two times. For that, groups of
+// other ranks are taken to be this rank's, shifted. A rank that had to wait for something else
+// before the collective could begin has used that time for the others' arrival.
 class Arrivals {
  public:
   // The number of the group whose collectives take this turn.
@@ -41,7 +43,7 @@ class Arrivals {
   // Its ranks, ascending, if they are known.
   void place(int device, const void* turn, const std::vector<int64_t>& ranks);
   // All ranks of the group stand at this point of their ways.
-  void meet(int device, size_t group, Way& way) const;
+  void meet(int device, size_t group, Way& way);
 
   // The wait for the last rank, at `now`. lateness: of the last rank after one task.
   static Time wait_for_last(Time lateness, uint32_t tasks, Time ready, Time now);
@@ -52,11 +54,19 @@ class Arrivals {
   static int64_t expected_maximum(int64_t ranks);
 
  private:
+  // A bit for each group.
+  using Groups = uint32_t;
   struct Group {
     const void* turn;
     std::vector<int64_t> ranks;
   };
-  std::map<int, std::vector<Group>> groups_;
+  struct OfDevice {
+    std::vector<Group> groups;
+    std::map<Groups, Groups> led_to;  // found so far
+  };
+  // The groups all of whose ranks have met where these groups have.
+  static Groups led_to(OfDevice& device, Groups met);
+  std::map<int, OfDevice> devices_;
 };
 
 }  // namespace vnpu::timing

@@ -81,13 +81,48 @@ TEST(Arrivals, AGroupMeetsWhereALargerOneDoes) {
   ends.simulation.launch(0, 1, task(7), 0, 0);
   ends.simulation.launch(0, 1, collective(&pair), 0, 1);    // late by 100
   ends.simulation.launch(0, 1, collective(&others), 0, 2);  // likewise
-  ends.simulation.launch(0, 1, collective(&all), 0, 3);     // likewise
+  ends.simulation.launch(0, 1, collective(&all), 0, 3);     // all have met through these two
   ends.simulation.launch(0, 1, collective(&pair), 0, 4);
   ends.simulation.finish_device(0);
   EXPECT_EQ(ends.times[1].second, 117);
   EXPECT_EQ(ends.times[2].second, 227);
-  EXPECT_EQ(ends.times[3].second, 337);
-  EXPECT_EQ(ends.times[4].second, 347);
+  EXPECT_EQ(ends.times[3].second, 237);
+  EXPECT_EQ(ends.times[4].second, 247);
+}
+
+TEST(Arrivals, TwoGroupsThatMeetLeadToThoseOfBoth) {
+  const int all = 0;
+  const int row = 0;
+  const int column = 0;
+  Ends ends;
+  // This rank is number 3 of two rows of four.
+  ends.simulation.place(0, &row, {0, 1, 2, 3});
+  ends.simulation.place(0, &column, {3, 7});
+  ends.simulation.place(0, &all, {0, 1, 2, 3, 4, 5, 6, 7});
+  for (uint32_t i = 0; i < 5; ++i) ends.simulation.launch(0, 1, task(10), 0, i);
+  ends.simulation.launch(0, 1, collective(&row), 0, 5);
+  for (uint32_t i = 6; i < 10; ++i) ends.simulation.launch(0, 1, task(10), 0, i);
+  ends.simulation.launch(0, 1, collective(&column), 0, 10);
+  ends.simulation.launch(0, 1, collective(&all), 0, 11);
+  ends.simulation.launch(0, 1, collective(&row), 0, 12);
+  ends.simulation.finish_device(0);
+  EXPECT_EQ(ends.times[5].second, 50 + 223 + 10);
+  EXPECT_EQ(ends.times[10].second, 283 + 40 + 300 + 10);
+  EXPECT_EQ(ends.times[11].second, 633 + 200 + 10);  // rows stand apart since four tasks, not nine
+  EXPECT_EQ(ends.times[12].second, 853);
+}
+
+TEST(Arrivals, GroupsThatDoNotReachAllLeaveTheOthersBehind) {
+  const int all = 0;
+  const int pair = 0;
+  Ends ends;
+  ends.simulation.place(0, &pair, {0, 1});
+  ends.simulation.place(0, &all, {0, 1, 2, 3});
+  ends.simulation.launch(0, 1, task(10), 0, 0);
+  ends.simulation.launch(0, 1, collective(&pair), 0, 1);
+  ends.simulation.launch(0, 1, collective(&all), 0, 2);
+  ends.simulation.finish_device(0);
+  EXPECT_EQ(ends.times[2].second, 120 + 100 + 10);
 }
 
 TEST(Arrivals, TheLastOfManyIsLater) {

@@ -180,6 +180,15 @@ def _explain_step(options: argparse.Namespace, engine_arguments: list[str]) -> N
         print_step(found, options.decodes, tokens, Console())
 
 
+def _told_durations(durations: dict[str, float]) -> str:
+    """Each schedule's time, and what it would have cost beside the fastest."""
+    least = min(durations.values(), default=0.0)
+    return "; ".join(
+        f"{name}: {ms:.1f} ms" + (f" (+{ms / least - 1:.0%})" if ms > least else "")
+        for name, ms in durations.items()
+    )
+
+
 def print_step(found: StepExplanation, decodes: int, tokens: list[int], console: Console) -> None:
     """The decision in a line, and why, in a table."""
     step = f"{len(tokens) + decodes} requests, {sum(tokens) + decodes} tokens ({decodes} decodes)"
@@ -195,6 +204,7 @@ def print_step(found: StepExplanation, decodes: int, tokens: list[int], console:
         "what was seen": found.explanation.meaning,
         "what would change it": found.explanation.change,
         "options now": ", ".join(f"{name} = {value!r}" for name, value in found.options.items()),
+        "modelled": _told_durations(found.durations),
         "not looked at": "graphs, cached prefixes within the step, other DP ranks",
     }
     for name, text in rows.items():

@@ -77,7 +77,8 @@ class SplitPolicy:
     min_decode_tokens: for those, the smallest step
     alignment: cuts inside requests are at multiples of so many tokens
     first_share: of a step's tokens, those of its first part; None: all parts are equal
-    costs:    decide instead of the thresholds of steps with a prefill, where they are known
+    costs:    decide instead of the thresholds of steps with a prefill, where they are known, and
+              about the first share of such a step, where none is set
     """
 
     enabled: bool = True
@@ -95,6 +96,7 @@ class SplitPolicy:
 
     def decide(self, step: StepFacts) -> Decision:
         """The decision for one step."""
+        first_share = self.first_share
         if not self.enabled:
             return Decision(Reason.DISABLED)
         if not step.is_real:
@@ -113,6 +115,8 @@ class SplitPolicy:
         elif self.costs is not None:
             if step.num_tokens < self.num_ubatches or not self.costs.gains(step.num_tokens):
                 return Decision(Reason.NO_GAIN)
+            if first_share is None:
+                first_share = self.costs.first_share(step.num_tokens)
         else:
             if step.num_tokens < max(self.min_total_tokens, self.num_ubatches):
                 return Decision(Reason.FEW_TOKENS)
@@ -124,7 +128,7 @@ class SplitPolicy:
             mode=self.mode,
             imbalance_ratio=self.imbalance_ratio,
             alignment=self.alignment,
-            first_share=self.first_share,
+            first_share=first_share,
             decode_query_len=step.decode_query_len,
         )
         if not cuts:

@@ -1,6 +1,6 @@
 """The stream scheduler that vllm-davinci-core finds through an entry point."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,21 @@ class StreamScheduler:
         self._fork_events: EventPool | None = None
         self._name: Callable[[int, str], None] | None = None
 
-    def split_policy(self, *, mode: Any, costs: Path | None = None, **rules: Any) -> SplitPolicy:
+    def split_policy(
+        self,
+        *,
+        mode: Any,
+        costs: Path | None = None,
+        ways: Collection[str] | None = None,
+        **rules: Any,
+    ) -> SplitPolicy:
         """The decisions of one engine.
 
-        costs: a file of StepCosts, or None; mode, rules: the other fields of SplitPolicy
+        costs: a file of StepCosts, or None; ways: of its steps, as StepCosts.read takes them
+        mode, rules: the other fields of SplitPolicy
         Raises CostsError.
         """
-        read = None if costs is None else StepCosts.read(costs)
+        read = None if costs is None else StepCosts.read(costs, ways)
         return SplitPolicy(mode=mode, costs=read, **rules)
 
     def interleave(self) -> Interleave:

@@ -45,6 +45,11 @@ def costs_file(config: DavinciConfig) -> Path | None:
     return None if config.step_costs in (None, AUTO) else Path(str(config.step_costs))
 
 
+def ways_to_experts(config: DavinciConfig) -> list[str] | None:
+    """The ways to the experts that were asked for; None where durations may decide."""
+    return None if config.moe_communication == AUTO else [config.moe_communication]
+
+
 def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: bool) -> CostsChoice:
     """The file by which this engine decides.
 
@@ -67,7 +72,7 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     engine = engine_of_costs(vllm_config)
     found = provider.find(engine)
     if found is not None:
-        return CostsChoice(found, "it was made for this model, chip and layout")
+        return CostsChoice(found, "it is for this model, chip and layout")
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
     logger.info(
@@ -124,6 +129,8 @@ def engine_of_costs(vllm_config: "VllmConfig") -> dict[str, str | int | bool]:
         "chip": platforms.current_platform.get_device_name(),
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "data_parallel_size": parallel.data_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size,
         "enable_expert_parallel": parallel.enable_expert_parallel,
     }
 

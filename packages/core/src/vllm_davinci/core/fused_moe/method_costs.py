@@ -13,8 +13,6 @@ from vllm_davinci.core.errors import ConfigurationError
 Steps = Literal["decodes", "whole", "split"]
 """Steps without a prefill, and those with one: whole, or as ubatches."""
 
-_MS = 10**9  # picoseconds
-
 
 @dataclass(frozen=True)
 class Fastest:
@@ -25,10 +23,10 @@ class Fastest:
 
     @property
     def told(self) -> str:
-        """A clause that can follow "because"."""
-        known = sorted(self.durations.items(), key=lambda each: each[1])
-        listed = ", ".join(f"{duration / _MS:.1f} with {name}" for name, duration in known)
-        return f"by its costs the step takes {listed} (modelled ms)"
+        """A clause that can follow "because". Without durations: each step has other ones, and
+        what is logged once is remembered."""
+        others = ", ".join(sorted(name for name in self.durations if name != self.method))
+        return f"by its costs the step takes longer with {others} (modelled)"
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,11 @@ class MethodCosts:
             return None
         durations = {name: curves.at(num_tokens, name) for name in known}
         return Fastest(min(known, key=durations.__getitem__), durations)
+
+    def durations(self, steps: Steps, num_tokens: int) -> dict[str, float]:
+        """Durations of a step of so many tokens, by all methods that are known."""
+        curves = self.curves[steps]
+        return {name: curves.at(num_tokens, name) for name in curves.by_method}
 
     @staticmethod
     def read(file: Path) -> "MethodCosts":

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -32,6 +32,7 @@ class Decisions:
     """Decides for every step of one engine, and answers why a step was not split.
 
     costs:      file of this engine's durations, or None
+    ways:       of its steps to the experts by their names; None: all that the file has
     interval_s: how often the log says what was decided; None never
     publish:    called with the number of decisions by reason after each of them, or None
     """
@@ -42,6 +43,7 @@ class Decisions:
         options: DualBatchConfig,
         has_communication: bool,
         costs: Path | None = None,
+        ways: Collection[str] | None = None,
         interval_s: float | None = None,
         publish: Callable[[Counts], None] | None = None,
     ) -> None:
@@ -49,6 +51,7 @@ class Decisions:
         self._policy: Any = scheduler.split_policy(
             mode=options.split,
             costs=costs,
+            ways=ways,
             enabled=options.enabled,
             has_communication=has_communication,
             num_ubatches=options.num_ubatches,

@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.core import components
 from vllm_davinci.core.config.parsing import get_config
-from vllm_davinci.core.config.step_costs import costs_file
+from vllm_davinci.core.config.step_costs import costs_file, ways_to_experts
 from vllm_davinci.core.errors import ComponentError, ConfigurationError
+from vllm_davinci.core.fused_moe.method_costs import MethodCosts
 from vllm_davinci.core.ubatch.decisions import Decisions, has_communication
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+_PS_PER_MS = 10**9
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,15 @@ class StepExplanation:
     reason:       of `EXPLANATIONS`
     part_tokens:  tokens of each ubatch; one number when the step stays whole
     options:      dotted option -> its value on this engine, of those that decided
+    durations:    modelled milliseconds of the step by each schedule that costs are known of, the
+                  shortest first
     """
 
     reason: str
     explanation: Explanation
     part_tokens: tuple[int, ...]
     options: dict[str, object]
+    durations: dict[str, float]
 
 
 def explain_step(
@@ -143,8 +151,9 @@ def explain_step(
             f"Steps are split by {package}, which is not installed. `pip install {package}` adds "
             "it."
         )
+    costs, ways = costs_file(config), ways_to_experts(config)
     decisions = Decisions(
-        scheduler, options, has_communication(vllm_config.parallel_config), costs_file(config)
+        scheduler, options, has_communication(vllm_config.parallel_config), costs, ways
     )
     decision = decisions.decide(decisions.facts(query_lens, is_supported=is_supported))
     reason = decision.reason.name.lower()
@@ -155,4 +164,25 @@ def explain_step(
         part_tokens=tuple(part.tokens.stop - part.tokens.start for part in parts)
         or (sum(query_lens),),
         options={f"dbo.{name}": getattr(options, name) for name in OPTIONS.get(reason, ())},
+        durations={} if costs is None else _durations(costs, decisions.policy.costs, query_lens),
     )
+
+
+def _durations(file: Path, costs: Any, query_lens: Sequence[int]) -> dict[str, float]:
+    """Milliseconds of a step by schedule. costs: of the scheduler, for steps with a prefill"""
+    num_tokens = sum(query_lens)
+    if max(query_lens) == 1:
+        found = {
+            _schedule("whole", name): duration
+            for name, duration in MethodCosts.read(file).durations("decodes", num_tokens).items()
+        }
+    else:
+        whole, split = costs.durations(num_tokens)
+        found = {_schedule("whole", name): duration for name, duration in whole.items()}
+        found |= {_schedule("split", name): duration for name, duration in split.items()}
+    ordered = sorted(found.items(), key=lambda each: each[1])
+    return {name: round(duration / _PS_PER_MS, 3) for name, duration in ordered}
+
+
+def _schedule(steps: str, way: str) -> str:
+    return steps if way == "only" else f"{steps}, {way}"

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheConfig
 from vllm_davinci.core.components.protocols import Decision, Split, StreamScheduler
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import attention_scheduler
-from vllm_davinci.core.config.step_costs import costs_file
+from vllm_davinci.core.config.step_costs import costs_file, ways_to_experts
 from vllm_davinci.core.log import init_logger
 from vllm_davinci.core.ubatch.coordination import RankStep, coordinate_across_dp
 from vllm_davinci.core.ubatch.decisions import Counts, Decisions, has_communication
@@ -66,6 +66,7 @@ class StepSplitter:
                 self._options,
                 has_communication(self._parallel),
                 costs_file(config),
+                ways_to_experts(config),
                 interval_s=envs.VLLM_LOG_STATS_INTERVAL if tells else None,
                 publish=CountWriter(vllm_config) if tells else None,
             )

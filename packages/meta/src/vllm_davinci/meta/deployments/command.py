@@ -2,6 +2,8 @@
 
 vllm-davinci deployments --run DIRECTORY --page FILE [--resume] [NAME...]
     runs these rows, or all, one after the other; reports and logs go into the directory
+vllm-davinci deployments --step-costs DIRECTORY [--resume] [NAME...]
+    models what their steps take by each schedule; the files are for the option step_costs
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from vllm_davinci.meta.deployments.costs import write_costs
 from vllm_davinci.meta.deployments.page import page_of
 from vllm_davinci.meta.deployments.run import Outcome, run_all
 from vllm_davinci.meta.deployments.table import Deployment, all_deployments, deployment
@@ -29,7 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="with --run: take the outcomes that the directory has already",
+        help="with --run and --step-costs: take what the directory has already",
+    )
+    parser.add_argument(
+        "--step-costs", type=Path, metavar="DIRECTORY", help="model steps by each schedule"
     )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="with --run: write what came of them as Markdown"
@@ -53,6 +59,10 @@ def run(options: argparse.Namespace) -> int:
         return 1
     if options.run is not None:
         return _run(rows, options)
+    if options.step_costs is not None:
+        for name, file, reason in write_costs(rows, options.step_costs, options.resume):
+            print(f"{name}: {reason if file is None else file.name}", flush=True)
+        return 0
     if options.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     else:

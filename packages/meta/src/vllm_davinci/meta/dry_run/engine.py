@@ -66,7 +66,7 @@ def run_workload(
         model=model,
         world_size=arguments.world_size,
         layout=arguments.layout,
-        engine=engine_of_costs(engine.vllm_config),
+        engine=arguments.layout.of_whole(engine_of_costs(engine.vllm_config)),
         memory=_memory_plan(executor, engine.vllm_config, machine),
         steps=steps,
         served=served.to_json(),

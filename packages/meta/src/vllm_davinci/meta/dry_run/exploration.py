@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ class Exploration:
         self._executor = executor_of(engine)
         worker: Any = self._executor.driver_worker.worker
         self._runner: Any = worker.model_runner
+        self._model: Any = worker.model_runner.get_model()
         self._tried = worker.tried_method
         config = engine.vllm_config
         self._limits = config.scheduler_config
@@ -77,7 +78,7 @@ class Exploration:
             "topology": machine.topology,
             "model": model,
             "world_size": self._arguments.world_size,
-            "engine": engine_of_costs(self._engine.vllm_config),
+            "engine": self._arguments.layout.of_whole(engine_of_costs(self._engine.vllm_config)),
         }
 
     @property
@@ -89,6 +90,15 @@ class Exploration:
     def can_split(self) -> bool:
         """Whether steps may run as ubatches."""
         return self._own_policy is not None and self._own_policy.has_communication
+
+    @property
+    def can_shard(self) -> bool:
+        """Whether steps may run sequence parallel."""
+        return bool(getattr(self._model, "is_sequence_parallel", False))
+
+    def shard_from(self, num_tokens: int | None) -> None:
+        """Steps of so many tokens and more run sequence parallel from now on; None: no step."""
+        self._model.min_sequence_parallel_tokens = _NEVER if num_tokens is None else num_tokens
 
     def methods(self, steps: Steps) -> list[CommunicationMethod | None]:
         """The ways to the experts that such steps can take; [None] where there is nothing to do."""
@@ -151,8 +161,7 @@ class Exploration:
         if self._own_policy is not None:
             scheduler: Any = stream_scheduler()
             read = scheduler.split_policy(mode="token", costs=costs).costs
-            share = options.get("dbo.first_share")
-            self._own_policy = replace(self._own_policy, costs=read, first_share=share)
+            self._own_policy = replace(self._own_policy, costs=read)
         self._own_norm_cores = options.get("dbo.norm_vector_cores")
 
     def follow(self, schedule: Schedule) -> None:
@@ -192,7 +201,7 @@ class Exploration:
         return self._cache_tokens // num_requests - 2 * 128
 
 
-def least(durations: dict[str, int]) -> int:
+def least(durations: Mapping[Any, int]) -> int:
     """The shortest of durations by method."""
     return min(durations.values())
 

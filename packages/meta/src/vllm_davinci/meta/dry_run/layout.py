@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_davinci.meta.environment_variables import DAVINCI_DRY_RUN
 from vllm_davinci.meta.errors import DryRunError
@@ -62,6 +62,11 @@ class Layout:
             parallel.data_parallel_size_local = self.data_parallel_size
         parallel.pipeline_parallel_size = self.pipeline_parallel_size
         parallel.world_size *= self.pipeline_parallel_size
+
+    def of_whole(self, engine: dict[str, Any]) -> dict[str, Any]:
+        """The engine as files state it, of whose ranks one is described."""
+        sizes = ("data_parallel_size", "pipeline_parallel_size")
+        return {**engine, **{name: getattr(self, name) for name in sizes}}
 
     def routed_share(self, expert_ranks: int) -> tuple[int, int]:
         """This rank's share of the rows of all experts, as numerator and denominator."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_davinci.meta.dry_run.this_process import become_rank
@@ -13,7 +14,11 @@ from vllm_davinci.meta.dry_run.this_process import become_rank
 # Tokens of the steps with prefills that are compared where the command names none, and requests of
 # those in which all decode.
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-DECODES = (1, 4, 16, 32, 64, 128, 256)
+DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Where two schedules come within this share of each other, sizes between are modelled too, until
+# they are so near to each other.
+_CLOSE = 0.1
+_NEIGHBOURS = 1.5
 # Steps from this size on decide about the options that all split steps share.
 _LARGE = 2048
 _FIRST_SHARES = (None, 0.53, 0.57)
@@ -47,22 +52,11 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
 
 def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     """Durations of steps by schedule, and the options with which split steps are the fastest."""
-    from vllm_davinci.meta.dry_run.exploration import Schedule, least, named
+    from vllm_davinci.meta.dry_run.exploration import least
 
     asked = explored.prefill_sizes(sizes)
-    steps = []
-    for size in asked:
-        whole = {
-            name: explored.prefill_ps(size, Schedule(method))
-            for name, method in named(explored.methods("whole")).items()
-        }
-        split = whole
-        if explored.can_split:
-            split = {
-                name: explored.prefill_ps(size, Schedule(method, is_split=True))
-                for name, method in named(explored.methods("split")).items()
-            }
-        steps.append({"tokens": size, "by_method": {"whole": whole, "split": split}})
+    sharded = _sharded(explored, asked) if explored.can_shard else {}
+    steps = list(_with_sizes_between(explored, [_step(explored, size) for size in asked]))
     options = _options_of_splits(explored, steps) if explored.can_split else {}
     for step in steps:
         step["whole"] = least(step["by_method"]["whole"])
@@ -70,42 +64,114 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     gains = any(step["split"] < step["whole"] for step in steps)
     if explored.can_split:
         options = {"dbo.enabled": gains, **(options if gains else {})}
-    return {"steps": steps, "decodes": _decodes(explored), "options": options}
+    return {"steps": steps, "decodes": _decodes(explored), "options": {**sharded, **options}}
+
+
+def _sharded(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
+    """The options of sequence parallelism with which steps are the fastest; steps follow them.
+
+    From the smallest size on of which it makes all larger ones faster, whole or as ubatches.
+    """
+
+    def measured(num_tokens: int | None) -> list[int]:
+        explored.shard_from(num_tokens)
+        return [min(_schedules(_step(explored, size)).values()) for size in sizes]
+
+    plain, sharded = measured(None), measured(1)
+    first = None
+    for size, a, b in reversed(list(zip(sizes, plain, sharded, strict=True))):
+        if b >= a:
+            break
+        first = size
+    explored.shard_from(first)
+    chosen: dict[str, Any] = {"sequence_parallel.enabled": first is not None}
+    return chosen if first is None else {**chosen, "sequence_parallel.min_tokens": first}
+
+
+def _step(explored: Any, size: int) -> dict[str, Any]:
+    """Durations of a step of so many tokens, by each way to the experts."""
+    from vllm_davinci.meta.dry_run.exploration import Schedule, named
+
+    def measured(steps: str, is_split: bool) -> dict[str, int]:
+        return {
+            name: explored.prefill_ps(size, Schedule(method, is_split))
+            for name, method in named(explored.methods(steps)).items()
+        }
+
+    whole = measured("whole", is_split=False)
+    split = measured("split", is_split=True) if explored.can_split else whole
+    return {"tokens": size, "by_method": {"whole": whole, "split": split}}
+
+
+def _with_sizes_between(explored: Any, steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps, and others between them as far as decisions between these are close.
+
+    Durations are no straight lines: what the host or memory bounds stays, and then rises. An error
+    of interpolation matters where it turns a decision.
+    """
+    yield from steps[:1]
+    for before, after in itertools.pairwise(steps):
+        size = round(math.sqrt(before["tokens"] * after["tokens"]))
+        if after["tokens"] > _NEIGHBOURS * before["tokens"] and _is_close(before, after):
+            between = _step(explored, size)
+            yield from list(_with_sizes_between(explored, [before, between, after]))[1:]
+        else:
+            yield after
+
+
+def _is_close(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether another schedule than the fastest of one of both may be the fastest between them."""
+    ordered = [
+        sorted((ps, name) for name, ps in _schedules(step).items()) for step in (before, after)
+    ]
+    if ordered[0][0][1] != ordered[1][0][1]:
+        return True
+    return any(each[1][0] < (1 + _CLOSE) * each[0][0] for each in ordered if len(each) > 1)
+
+
+def _schedules(step: dict[str, Any]) -> dict[tuple[str, str], int]:
+    by_method = step["by_method"]
+    kinds = ("whole",) if by_method["split"] is by_method["whole"] else ("whole", "split")
+    return {(kind, name): ps for kind in kinds for name, ps in by_method[kind].items()}
 
 
 def _options_of_splits(explored: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The options with which large split steps are the fastest; `steps` get their durations."""
+    """The options with which large split steps are the fastest; `steps` get their durations, and
+    the share of their first ubatch, which each has for itself."""
     from vllm_davinci.meta.dry_run.exploration import Schedule, least, named
 
     methods = named(explored.methods("split"))
-
     large = [step for step in steps if step["tokens"] >= _LARGE] or steps[-1:]
 
-    def duration(step: dict[str, Any], share: float | None, cores: int | None) -> int:
+    def shares(step: dict[str, Any], cores: int | None) -> dict[float | None, int]:
         known = step["by_method"]["split"]
         method = methods[min(known, key=known.__getitem__)]
-        taken: int = explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
-        return taken
+        return {
+            share: least(known)
+            if (share, cores) == (None, None)
+            else explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
+            for share in _FIRST_SHARES
+        }
 
-    best: tuple[float | None, int | None] = (None, None)
-    fastest = [least(step["by_method"]["split"]) for step in large]
-    for share, cores in itertools.product(_FIRST_SHARES, _NORM_VECTOR_CORES):
-        if (share, cores) == (None, None):
-            continue
-        found = [duration(step, share, cores) for step in large]
-        if sum(a / b for a, b in zip(found, fastest, strict=True)) < len(large):
-            best, fastest = (share, cores), found
-    if best != (None, None):
-        for step in steps:
+    by_cores = {cores: [shares(step, cores) for step in large] for cores in _NORM_VECTOR_CORES}
+    plain = [least(step["by_method"]["split"]) for step in large]
+
+    def relative(cores: int | None) -> float:
+        return sum(least(a) / b for a, b in zip(by_cores[cores], plain, strict=True))
+
+    cores = min(by_cores, key=relative)
+    chosen = {
+        step["tokens"]: min(found, key=found.__getitem__)
+        for step, found in zip(large, by_cores[cores], strict=True)
+    }
+    for step in steps:
+        step["first_share"] = share = chosen.get(step["tokens"])
+        if (share, cores) != (None, None):
             step["by_method"]["split"] = {
-                name: explored.prefill_ps(step["tokens"], Schedule(method, True, *best))
+                name: explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
                 for name, method in methods.items()
             }
-    return {
-        "dbo.split": "token",
-        "dbo.first_share": best[0],
-        "dbo.norm_vector_cores": best[1],
-    }
+    return {"dbo.split": "token", "dbo.norm_vector_cores": cores}
 
 
 def _decodes(explored: Any) -> list[dict[str, Any]]:

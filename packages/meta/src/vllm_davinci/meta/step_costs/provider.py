@@ -19,6 +19,8 @@ from typing import Any
 
 from vllm_davinci.meta.supported_versions import installed_version
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""Files of engines in the table of deployments; `nox -s step_costs` writes them."""
 _LIMIT_S = 900.0
 # By the chip's generation, the links that so many devices most likely have.
 _TOPOLOGIES = {
@@ -33,9 +35,15 @@ class StepCostsFiles:
     api_version = 1
 
     def find(self, engine: Mapping[str, Any]) -> Path | None:
-        """The file for such an engine, of the model that is installed; None without one."""
-        file = cache_folder() / file_name(engine)
-        return file if file.is_file() and is_current(file) else None
+        """The file for such an engine, of the model that is installed; None without one.
+
+        One that was made here goes before one that came with this package.
+        """
+        for folder in (cache_folder(), SHIPPED):
+            file = folder / file_name(engine)
+            if file.is_file() and is_current(file):
+                return file
+        return None
 
     def make(
         self, engine: Mapping[str, Any], model: str, options: Sequence[str]

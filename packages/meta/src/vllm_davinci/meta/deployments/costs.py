@@ -1,0 +1,75 @@
+"""Files of `step_costs` for deployments: what their steps take by each schedule."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_davinci.meta.deployments.run import reason_of
+from vllm_davinci.meta.deployments.table import Deployment
+from vllm_davinci.meta.step_costs.provider import file_name, is_current
+
+LIMIT_S = 1800.0
+
+
+def write_costs(
+    rows: Iterable[Deployment], directory: Path, resume: bool = False
+) -> Iterator[tuple[str, Path | None, str]]:
+    """Models one row after the other: its name, the file, and where there is none, the reason.
+
+    Rows of one engine have one file, of the first of them. Rows that do not start are left out.
+    resume: rows whose file the installed timing model has made are not modelled again
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    made: set[Path] = set()
+    for row in rows:
+        if row.refused:
+            continue
+        known = _file_of(row.name, directory) if resume else None
+        if known is not None:
+            yield row.name, known, ""
+            continue
+        content, reason = _modelled(row.name)
+        if content is None or content["world_size"] == 1:
+            yield row.name, None, reason or "one rank has nothing to decide"
+            continue
+        file = directory / file_name(content["engine"])
+        if file not in made:
+            content["model"] = content["deployment"] = row.name
+            text = json.dumps(content, separators=(",", ":"))
+            file.write_text(f"{text}\n", encoding="utf-8")
+            made.add(file)
+        yield row.name, file, ""
+
+
+def _file_of(name: str, directory: Path) -> Path | None:
+    for file in sorted(directory.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.get("deployment") == name and is_current(file):
+            return file
+    return None
+
+
+def _modelled(name: str) -> tuple[dict[str, Any] | None, str]:
+    """The content of the row's file, or None and why."""
+    with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
+        file = Path(directory) / "costs.json"
+        command = [
+            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--deployment={name}"),
+            f"--step-costs={file}",
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"modelling took more than {LIMIT_S:.0f} s"
+        if done.returncode != 0:
+            return None, reason_of(done.stderr) or f"exit status {done.returncode}"
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return content, ""

@@ -1,0 +1,32 @@
+"""Files of durations for deployments: which rows have one, and which are modelled again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from vllm_davinci.meta.deployments.costs import write_costs
+from vllm_davinci.meta.deployments.table import all_deployments
+from vllm_davinci.vnpu.timing import load_machine
+
+ROW = next(row for row in all_deployments().values() if not row.refused)
+
+
+def test_rows_whose_file_is_current_are_not_modelled_again(tmp_path: Path):
+    file = tmp_path / "costs.json"
+    figures = load_machine(ROW.chip, ROW.topology).hash
+    content = {
+        "deployment": ROW.name, "chip": ROW.chip, "topology": ROW.topology, "figures": figures
+    }  # fmt: skip
+    file.write_text(json.dumps(content))
+    assert [*write_costs([ROW], tmp_path, resume=True)] == [(ROW.name, file, "")]
+
+
+def test_a_row_that_cannot_be_modelled_says_why(tmp_path: Path):
+    (name, file, reason), *others = write_costs([replace(ROW, name="no-such-row")], tmp_path)
+    assert (name, file, others) == ("no-such-row", None, [])
+    assert "there is no deployment 'no-such-row'" in reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
+    assert not [*write_costs([replace(ROW, refused="too large")], tmp_path)]
