@@ -51,19 +51,23 @@ VLLM_VERSION = _oldest("vllm")
 OLDEST_PYTHON, NEWEST_PYTHON = _python_range()
 
 
+def commit() -> str:
+    """The short name of the commit that is checked out."""
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    ).stdout.strip()  # fmt: skip
+
+
 def stamp(*packages: str) -> str:
     """The line of a page of figures that says of when and of what they are.
 
     packages: the folders under packages/ whose code is measured
     tests/contract/test_measurements.py reads it.
     """
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
-    ).stdout.strip()  # fmt: skip
     measured = ", ".join(
         f"{name} {read_toml(ROOT / 'packages' / name / 'pyproject.toml')['project']['version']}"
         for name in packages
     )
     today = time.strftime("%Y-%m-%d")
-    return f"Figures of {today} at commit {commit}, with vLLM {VLLM_VERSION}; of {measured}."
+    return f"Figures of {today} at commit {commit()}, with vLLM {VLLM_VERSION}; of {measured}."

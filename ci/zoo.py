@@ -2,7 +2,8 @@
 
 Run by `nox -s zoo`; `-- FAMILY...` names families, all that vLLM and transformers have without.
 Writes results/zoo/page.md, which is docs/measurements/models.md, from all results that are in
-results/zoo/families: a run of some families leaves the others' there.
+results/zoo/families: a run of some families leaves the others' there, with the commit that they
+are of, which the page names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from versions import ROOT, stamp
+from versions import ROOT, commit, stamp
 
 RESULTS = ROOT / "results" / "zoo"
 NUM_PROMPTS, MAX_TOKENS = 8, 16
@@ -31,6 +32,7 @@ A small random model of every family that vLLM {{vllm}} and transformers {{trans
 in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
 "Not made": transformers makes no small model by the sizes that families have in common.
 Reasons are the last lines of errors; of refusals, some say that those sizes do not fit vLLM's definition.
+{{earlier}}
 
 ## Text
 
@@ -190,6 +192,7 @@ def page(
         text="\n".join(
             f"| {name} | {each['result']} | {each['reason']} |" for name, each in of_text.items()
         ),
+        earlier=earlier(results),
         media_summary=summary(of_media.values()),
         media="\n".join(
             f"| {name} | {each['result']} | {shown(each.get('waits'))} | {each['reason']} |"
@@ -199,6 +202,15 @@ def page(
     )
     missing = ", ".join(sorted({*text, *media} - {*results}))
     return written + (f"\nNot run for this page: {missing}.\n" if missing else "")
+
+
+def earlier(results: dict[str, dict[str, Any]]) -> str:
+    """Which rows are of other commits than the page, in sentences."""
+    by_commit: dict[str, list[str]] = {}
+    for name, each in sorted(results.items()):
+        if each["commit"] != commit():
+            by_commit.setdefault(each["commit"], []).append(name)
+    return "".join(f"\nRows of commit {each}: {', '.join(of)}.\n" for each, of in by_commit.items())
 
 
 def shown(waits: int | None) -> str:
@@ -221,7 +233,7 @@ def main(asked: list[str]) -> int:
     kept.mkdir(parents=True, exist_ok=True)
     for family in asked or every:
         with tempfile.TemporaryDirectory(prefix="zoo-") as work:
-            result = served(family, Path(work))
+            result = {**served(family, Path(work)), "commit": commit()}
         (kept / f"{family}.json").write_text(json.dumps(result))
         print(f"{family}: {result['result']}. {result['reason']}", flush=True)
     results = {

@@ -26,8 +26,8 @@ LARGE = "qwen3_next_large_state"
 DENSE = "qwen3_5_dense"
 # Mamba2 of two groups beside attention.
 NEMOTRON = "nemotron_h"
-OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", NEMOTRON)
-WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe")
+OTHERS = ("qwen3_5_moe", "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear", NEMOTRON)
+WITH_EXPERTS = (NEXT, "nemotron_h_moe", "granite_hybrid_moe", "kimi_linear")
 
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)

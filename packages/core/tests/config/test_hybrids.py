@@ -33,6 +33,7 @@ def configuration(is_hybrid: bool = True) -> Any:
         model_config=SimpleNamespace(
             is_hybrid=is_hybrid,
             has_inner_state=is_hybrid,
+            is_multimodal_model=False,
             architectures=["Qwen3NextForCausalLM"],
             enable_sleep_mode=False,
             quantization=None,
@@ -68,6 +69,20 @@ def test_drafts_are_taken_that_come_after_the_host_knows_what_was_kept():
     config.speculative_config.method = "eagle"
     with pytest.raises(ConfigurationError, match=r"--speculative-config.* other than ngram and"):
         settle_states(config)
+
+
+def test_drafts_of_a_model_turn_asynchronous_scheduling_off():
+    config = configuration()
+    config.speculative_config = SimpleNamespace(method="mtp")
+    config.scheduler_config = SimpleNamespace(async_scheduling=True)
+    _, setting = settle_states(config)
+    assert not config.scheduler_config.async_scheduling
+    config.model_config.is_multimodal_model = True
+    with pytest.raises(ConfigurationError, match="drafts of a model beside images"):
+        settle_states(config)
+    config.model_config.is_multimodal_model = False
+    assert setting.told().startswith("async_scheduling = false (instead of true: states follow")
+    assert not settle_states(config)
 
 
 def test_states_of_prefixes_are_turned_off_with_the_reason_and_once():

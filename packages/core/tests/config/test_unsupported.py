@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from vllm.config import ModelConfig
 
+from vllm_davinci.core import out_of_tree
 from vllm_davinci.core.config.unsupported import refuse_architectures
 from vllm_davinci.core.errors import UnsupportedFeatureError
 from vllm_davinci_testing.engines.family_zoo import small_config
@@ -17,7 +18,10 @@ from vllm_davinci_testing.engines.model_zoo import write_tokenizer
     ("family", "architecture", "told"),
     [
         ("hrm_text", "HrmTextForCausalLM", "prompts of text that see themselves both ways"),
-        ("mamba", "MambaForCausalLM", "recurrent states of another kind"),
+        ("olmo_hybrid", "OlmoHybridForCausalLM", "recurrent states of a kind"),
+        ("hy_v4", "HYV4ForCausalLM", r"a definition for NPUs \(vLLM's is of kernels of CUDA"),
+        ("inkling_text", "InklingForCausalLM", "a definition for NPUs"),
+        ("longcat_flash", "LongcatFlashForCausalLM", "zero experts"),
         ("qwen3", "Qwen3ForCausalLM", None),
     ],
 )
@@ -28,6 +32,7 @@ def test_a_model_that_cannot_run_is_refused_by_what_it_needs(
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
+    out_of_tree.register()  # as vLLM has done before it looks at a model
     model = ModelConfig(model=str(tmp_path))
     if told is None:
         refuse_architectures(model)

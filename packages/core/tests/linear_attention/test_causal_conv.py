@@ -42,6 +42,20 @@ def test_every_request_sees_its_own_tokens_and_those_that_were_kept(device: torc
         assert torch.equal(kept_after[row], newest)
 
 
+def test_silu_follows_only_where_it_is_asked_for(device: torch.device):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(1, CHANNELS, generator=generator)
+    kept = torch.randn(1, WIDTH - 1, CHANNELS, generator=generator)
+    weight = torch.randn(WIDTH, CHANNELS, generator=generator)
+    conv = Conv(weight.to(device), None, ends_in_silu=False)
+    plan = plan_chunks([1], [False], WIDTH, device)
+    decoded, _ = conv_of_decodes(x.to(device), kept.to(device), conv)
+    prefilled, _ = conv_of_prefills(x.to(device), kept.to(device), conv, plan)
+    expected = (torch.cat([kept[0], x]) * weight).sum(dim=0, keepdim=True)
+    torch.testing.assert_close(decoded.cpu(), expected)
+    torch.testing.assert_close(prefilled.index_select(0, plan.places).cpu(), expected)
+
+
 def test_a_decode_is_a_prefill_of_one_token(device: torch.device):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(3, CHANNELS, generator=generator)

@@ -165,7 +165,7 @@ class NPUModelRunner(BalancingRunner):
         self.splitter.look_at_cache(kv_cache_config)
         with self.splitter.builder_per_ubatch():
             super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
-        address_pages(kv_cache_config, self.attn_groups, self.max_num_reqs, self.max_model_len)
+        address_pages(kv_cache_config, self._groups(), self.max_num_reqs, self.max_model_len)
         tell_prompt_lens(
             self.model_config, self.attn_groups, lambda: self.input_batch.num_prompt_tokens
         )

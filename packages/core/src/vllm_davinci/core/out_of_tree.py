@@ -17,7 +17,9 @@ from vllm.model_executor.layers.linear import (
 )
 from vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn import KimiGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.mamba_mixer import MambaMixer
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+from vllm.model_executor.layers.mamba.short_conv import ShortConv
 from vllm.model_executor.layers.mla import MultiHeadLatentAttentionWrapper
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -31,6 +33,7 @@ from vllm_davinci.core.attention.encoder import NPUMMEncoderAttention
 from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWrapper
 from vllm_davinci.core.attention.whisper_encoder import NPUWhisperEncoderAttention
 from vllm_davinci.core.checkpoint.loader import register as register_loader
+from vllm_davinci.core.config.foreign_definitions import PLACEHOLDER, WITHOUT_IMPORT
 from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
@@ -48,7 +51,9 @@ from vllm_davinci.core.layers.norm import NPURMSNorm
 from vllm_davinci.core.layers.rotary import VARIANTS, NPURotaryEmbedding
 from vllm_davinci.core.linear_attention.gated_delta_net import NPUQwenGatedDeltaNetAttention
 from vllm_davinci.core.linear_attention.kimi_delta_attention import NPUKimiGatedDeltaNetAttention
+from vllm_davinci.core.linear_attention.mamba import NPUMambaMixer
 from vllm_davinci.core.linear_attention.mamba2 import NPUMambaMixer2
+from vllm_davinci.core.linear_attention.short_conv import NPUShortConv
 from vllm_davinci.core.log import leave_out_what_means_nothing
 from vllm_davinci.core.process.engine_exit import keep_no_semaphore, settle_heap_at_exit
 from vllm_davinci.core.process.server_exit import fail_when_engine_dies
@@ -73,7 +78,9 @@ LAYERS: dict[str, type] = {
     MultiHeadLatentAttentionWrapper.__name__: NPUMultiHeadLatentAttentionWrapper,
     QwenGatedDeltaNetAttention.__name__: NPUQwenGatedDeltaNetAttention,
     KimiGatedDeltaNetAttention.__name__: NPUKimiGatedDeltaNetAttention,
+    MambaMixer.__name__: NPUMambaMixer,
     MambaMixer2.__name__: NPUMambaMixer2,
+    ShortConv.__name__: NPUShortConv,
     RoutedExperts.__name__: NPURoutedExperts,
     GptOssRoutedExperts.__name__: NPUGptOssRoutedExperts,
     TransformersRoutedExperts.__name__: NPUTransformersRoutedExperts,
@@ -93,6 +100,8 @@ def register() -> None:
     register_loader()
     register_sleep_backend()
     register_weight_transfer()
+    for architecture in WITHOUT_IMPORT:
+        ModelRegistry.register_model(architecture, PLACEHOLDER)
     for provider in components.find(components.MODELS).values():
         for architecture, path in provider.models().items():
             ModelRegistry.register_model(architecture, path)

@@ -121,6 +121,15 @@ OVERRIDES: tuple[Override, ...] = (
         "Platform.register_triton_kernel_overrides gets device tensors alone)",
     ),
     Override(
+        what="models whose definitions vLLM keeps by vendor are refused by name",
+        where=("core.config.foreign_definitions:is_foreign",),
+        why="vLLM gives other platforms CUDA's definitions, which fail in some layer, or on import",
+        upstream={
+            "model_executor/models/registry.py": ("vllm.models.deepseek_v32", "module_name"),
+        },
+        goes_when="vLLM's registry knows for which platforms a definition is",
+    ),
+    Override(
         what="block tables count pages of twice as many of the operator's blocks, in models whose "
         "layers keep states",
         where=("core.kv_cache.shared_pages:address_pages",),

@@ -37,6 +37,12 @@ MODELS = {
     "Qwen2_5_VLForConditionalGeneration": (
         "vllm_davinci.models.qwen_vl:NPUQwen2_5_VLForConditionalGeneration"
     ),
+    "Qwen3_5ForConditionalGeneration": (
+        "vllm_davinci.models.qwen3_5:NPUQwen3_5ForConditionalGeneration"
+    ),
+    "Qwen3_5MoeForConditionalGeneration": (
+        "vllm_davinci.models.qwen3_5:NPUQwen3_5MoeForConditionalGeneration"
+    ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"
     ),

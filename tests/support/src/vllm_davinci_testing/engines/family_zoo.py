@@ -1,11 +1,12 @@
 """A small random checkpoint of every text family that both vLLM and transformers have.
 
 Sizes are put in by the names that configurations have for them; what one family alone needs stands
-in OF_FAMILY.
+in family_options.py.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
+from vllm_davinci_testing.engines.family_options import NOT_RELEASED, OF_FAMILY
 from vllm_davinci_testing.engines.model_zoo import (
     BOS_ID,
     EOS_ID,
@@ -67,68 +69,6 @@ SIZES: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "pad_token_id": EOS_ID,
 }
-# Sizes that multi-head latent attention's operators take.
-_MLA = {
-    "hidden_size": 128,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 96,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-    "head_dim": 64,
-}
-_SIGMOID = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-# Further keys of released checkpoints, which vLLM reads and transformers' configurations lack.
-OF_FAMILY: dict[str, dict[str, Any]] = {
-    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
-    "deepseek_v2": {**_MLA, "topk_method": "greedy"},
-    "deepseek_v3": {**_MLA, **_SIGMOID},
-    "deepseek_v32": {**_MLA, **_SIGMOID, "index_head_dim": 128, "index_topk": 512},
-    "axk1": {**_MLA, **_SIGMOID},
-    "glm4_moe": {"head_dim": 64},
-    "glm4_moe_lite": {**_MLA, "first_k_dense_replace": 1},
-    "glm_moe_dsa": {
-        **_MLA,
-        "first_k_dense_replace": 1,
-        **_SIGMOID,
-        "index_head_dim": 128,
-        "index_topk": 512,
-    },
-    "hy_v3": {
-        "first_k_dense_replace": 1,
-        "expert_hidden_dim": 64,
-        "route_norm": True,
-        "qk_norm": True,
-    },
-    # Values of released ones are narrower than keys, for which vLLM takes a backend of CUDA's.
-    "mimo_v2_flash": {
-        "hybrid_layer_pattern": [0, 1],
-        "moe_layer_freq": [0, 1],
-        "layernorm_epsilon": 1e-5,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "add_swa_attention_sink_bias": True,
-        "swa_head_dim": 64,
-        "swa_v_head_dim": 64,
-        "v_head_dim": 64,
-        "rope_theta": 5000000.0,
-        "swa_rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
-            for kind, theta in (("full_attention", 5000000.0), ("sliding_attention", 10000.0))
-        },
-        "sliding_window_size": 32,
-    },
-    "longcat_flash": {**_MLA, "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
-    "minicpm3": _MLA,
-    "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
-    "mamba2": {"hidden_size": 256, "expand": 2, "num_heads": 8, "head_dim": 64, "n_groups": 2},
-    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
-}
-
-
 # Fields of transformers' configuration alone, where vLLM reads the same one otherwise, and why.
 # vllm/model_executor/models/commandr.py, cohere2_moe.py
 _ONE_TOKEN_MORE = (
@@ -184,5 +124,9 @@ def write_family(model_type: str, directory: Path, seed: int = 0) -> Path:
         )
         fill_with_normal_weights(network)
     network.save_pretrained(directory)
+    if lacked := NOT_RELEASED.get(model_type):
+        path = directory / "config.json"
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({name: fields[name] for name in fields if name not in lacked}))
     write_tokenizer(directory)
     return directory

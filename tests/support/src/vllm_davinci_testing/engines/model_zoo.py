@@ -134,8 +134,12 @@ def fill_with_normal_weights(network: nn.Module) -> None:
             for weight in module.parameters():  # [experts, out, in], or [experts, in]
                 weight.normal_(std=1.2 / math.sqrt(weight.shape[-1]))
             for bias in module.buffers():  # of the choice, small beside scores of 0 to 1
-                bias.normal_(std=0.05)
-        elif module.__class__.__name__.endswith("Norm") and [*module.parameters()]:
+                if bias.is_floating_point():  # not a table of tokens' experts
+                    bias.normal_(std=0.05)
+        elif (
+            module.__class__.__name__.endswith("Norm")
+            and getattr(module, "weight", None) is not None
+        ):
             module.weight.normal_(mean=1.0, std=0.1)
             if getattr(module, "bias", None) is not None:
                 module.bias.normal_(std=0.1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ class MTPFamily:
     model_type:  of the model, as transformers makes it
     copied:      number of the model's layer that the further one is a copy of
     layer:       prefix of the further layer's tensors
-    norms:       names with a weight of ones, as wide as hidden states
+    norms:       names of weights as wide as hidden states, which are 1 after `norm_bias`
+    norm_bias:   what the model adds to a weight of a norm
     projection:  name of the weight that takes embedding and hidden state to one
     hidden_first: whether the hidden state is its first input
     has_own_head: whether the layer has the model's embedding and head once more
@@ -38,6 +39,7 @@ class MTPFamily:
     projection: str
     hidden_first: bool = False
     has_own_head: bool = False
+    norm_bias: float = 0.0
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,6 +99,21 @@ FAMILIES = {
         config={"architectures": ["MiMoForCausalLM"]},
     ),
 }
+_OF_QWEN = MTPFamily(
+    "qwen3_next",
+    NUM_LAYERS - 1,  # of attention, as the further one
+    "mtp.layers.0.",
+    ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"),
+    "mtp.fc.weight",
+    norm_bias=1.0,
+)
+FAMILIES |= {
+    "Qwen3NextMTP": _OF_QWEN,
+    "Qwen3_5MTP": replace(_OF_QWEN, model_type="qwen3_5_text", config={"mtp_num_hidden_layers": 1}),
+    "Qwen3_5MoeMTP": replace(
+        _OF_QWEN, model_type="qwen3_5_moe_text", config={"mtp_num_hidden_layers": 1}
+    ),
+}
 
 
 def write_mtp_family(name: str, directory: Path) -> Path:
@@ -117,7 +134,7 @@ def write_mtp_family(name: str, directory: Path) -> Path:
     noise = torch.randn(width, 2 * width, generator=torch.Generator().manual_seed(0)) * 0.01
     parts = [torch.zeros(width, width), torch.eye(width)]
     tensors[family.projection] = torch.cat(parts[:: -1 if family.hidden_first else 1], 1) + noise
-    tensors |= {norm: torch.ones(width) for norm in family.norms}
+    tensors |= {norm: torch.full((width,), 1.0 - family.norm_bias) for norm in family.norms}
     if family.has_own_head:
         tensors |= {
             f"{family.layer}shared_head.head.weight": target["lm_head.weight"],

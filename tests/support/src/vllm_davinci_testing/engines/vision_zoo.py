@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vllm_davinci_testing.engines.glm4v_model import (
     glm4v_config,
     glm4v_processor,
 )
+from vllm_davinci_testing.engines.internvl_model import internvl_config, internvl_processor
 from vllm_davinci_testing.engines.model_zoo import (
     BOS,
     EOS,
@@ -26,6 +28,7 @@ from vllm_davinci_testing.engines.model_zoo import (
     fill_with_normal_weights,
     write_tokenizer,
 )
+from vllm_davinci_testing.engines.qwen3_5_model import qwen3_5_config
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (
     "<|vision_start|>",
@@ -154,28 +157,6 @@ def _qwen2_vl() -> transformers.PretrainedConfig:
     )
 
 
-def _internvl() -> transformers.PretrainedConfig:
-    """An encoder of squares of one size, without windows and rotary positions, before Qwen2."""
-    return transformers.InternVLConfig(
-        vision_config={
-            "hidden_size": 144,  # heads of 72
-            "intermediate_size": 192,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "image_size": [4 * PATCH] * 2,
-            "patch_size": [PATCH] * 2,
-            "attention_bias": True,
-        },
-        text_config={
-            "model_type": "qwen2",
-            **_text(rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
-        },
-        image_token_id=IMAGE_ID,
-        image_seq_length=4,
-        tie_word_embeddings=False,
-    )
-
-
 def _qwen_processor(kind: type, video_kind: Any) -> Callable[[Any], transformers.ProcessorMixin]:
     def make(tokenizer: Any) -> transformers.ProcessorMixin:
         return kind(
@@ -200,20 +181,6 @@ def _qwen_processor(kind: type, video_kind: Any) -> Callable[[Any], transformers
     return make
 
 
-def _internvl_processor(tokenizer: Any) -> transformers.ProcessorMixin:
-    side = {"height": 4 * PATCH, "width": 4 * PATCH}
-    return transformers.InternVLProcessor(
-        # Larger images are cut into squares, with a small one of the whole.
-        image_processor=transformers.GotOcr2ImageProcessor(
-            size=side, crop_to_patches=True, min_patches=1, max_patches=4
-        ),
-        video_processor=transformers.InternVLVideoProcessor(size=side),
-        tokenizer=tokenizer,
-        image_seq_length=4,
-        chat_template=tokenizer.chat_template,
-    )
-
-
 MODELS = {
     model.name: model
     for model in (
@@ -234,7 +201,21 @@ MODELS = {
             _qwen2_vl,
             _qwen_processor(transformers.Qwen2VLProcessor, transformers.Qwen2VLVideoProcessor),
         ),
-        VisionModel("internvl", _internvl, _internvl_processor, takes_videos=False),
+        *(
+            VisionModel(
+                name,
+                partial(qwen3_5_config, _text, PATCH, name.endswith("moe"), **_TOKENS),
+                _qwen_processor(transformers.Qwen3VLProcessor, transformers.Qwen3VLVideoProcessor),
+                needs_metadata=True,
+            )
+            for name in ("qwen3_5", "qwen3_5_moe")
+        ),
+        VisionModel(
+            "internvl",
+            lambda: internvl_config(_text, IMAGE_ID),
+            internvl_processor,
+            takes_videos=False,
+        ),
         VisionModel(
             "glm4v",
             lambda: glm4v_config(_text, **_TOKENS_OF_GLM),
@@ -265,6 +246,7 @@ def write_vision_checkpoint(
     write_tokenizer(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
+        unk_token=EOS,  # else Qwen3.5's has one of its own, before the special ones
         model_specific_special_tokens={  # as InternVL's processor asks for them
             "start_image_token": VISION_START,
             "end_image_token": VISION_END,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec
 
+from vllm_davinci.core.attention.composed_plan import ComposedPlan
 from vllm_davinci.core.attention.spans import BidirectionalSpans, whole_prompts
 from vllm_davinci.core.attention.stripes import stripes_of
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
@@ -51,6 +53,11 @@ class NPUAttentionMetadata(AttentionMetadata):
     spans: BidirectionalSpans | None = None
     is_cross: bool = False
     has_earlier: bool | None = None
+
+    @cached_property
+    def composed_plan(self) -> ComposedPlan:
+        """Its lengths, as attention in torch's operators takes them."""
+        return ComposedPlan(*self.step_lengths(), self.block_table.device)
 
     def step_lengths(self) -> tuple[list[int], list[int]]:
         """Cumulative query lengths, and all tokens, of each request."""
@@ -130,6 +137,16 @@ class NPUAttentionMetadataBuilder(AttentionMetadataBuilder[NPUAttentionMetadata]
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._stripes = stripes_of(vllm_config)
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: AttentionSpec
+    ) -> AttentionCGSupport:
+        """Attention in torch's operators has shapes that lengths decide: no graph holds it."""
+        layers = vllm_config.compilation_config.static_forward_context.values()
+        if any(getattr(getattr(layer, "impl", None), "composed", None) for layer in layers):
+            return AttentionCGSupport.NEVER
+        return cls._cudagraph_support
 
     def build(
         self,

@@ -1,13 +1,13 @@
 """Grouped-query attention over a paged cache: two launches per layer."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch_npu
 from torch.nn.functional import pad
 from vllm.config import get_current_vllm_config_or_none
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
 
+from vllm_davinci.core.attention.composed import ComposedAttention, ScoreRule
 from vllm_davinci.core.attention.head_sizes import (
     dense_head_size,
     paged_head_size,
@@ -15,41 +15,13 @@ from vllm_davinci.core.attention.head_sizes import (
 )
 from vllm_davinci.core.attention.masks import ALL_TOKENS, mask_for, masking
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
+from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.attention.spans import span_masking
 from vllm_davinci.core.components.compiled_operators import PagedAttention
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.graph.host_lengths import attend
-
-
-class PagedCache(NamedTuple):
-    """Keys and values of one layer.
-
-    key, value:           [num_blocks, block_size, num_kv_heads, head_size], contiguous
-    key_flat, value_flat: the same memory as [num_blocks, block_size, num_kv_heads * head_size]
-    """
-
-    key: torch.Tensor
-    value: torch.Tensor
-    key_flat: torch.Tensor
-    value_flat: torch.Tensor
-
-    @classmethod
-    def of(cls, key: torch.Tensor, value: torch.Tensor) -> "PagedCache":
-        return cls(key, value, key.flatten(2), value.flatten(2))
-
-    def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keys and values [tokens, num_kv_heads, head_size], each into its slot; none into -1."""
-        # The operator takes no strided rows, as a projection divided into parts has.
-        torch_npu.npu_scatter_pa_kv_cache(
-            key.contiguous(), value.contiguous(), self.key, self.value, slots, cache_mode="Norm"
-        )
-
-    @property
-    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The regions that blocks have, one after the other."""
-        return self.key, self.value
 
 
 class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
@@ -74,9 +46,14 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         sinks: torch.Tensor | None = None,
         **extra: Any,
     ) -> None:
+        rule = ScoreRule(float(scale), sliding_window, logits_soft_cap or None, alibi_slopes)
+        beyond = rule.beyond_operator(head_size)
+        is_composed = bool(beyond)
         refused = {
-            "ALiBi position biases": alibi_slopes is not None,
-            f"soft-capped attention logits (cap {logits_soft_cap})": bool(logits_soft_cap),
+            f"{beyond} beside sinks": is_composed and sinks is not None,
+            f"{beyond} in attention of type {attn_type!r}": (
+                is_composed and attn_type != AttentionType.DECODER
+            ),
             f"attention of type {attn_type!r}": attn_type == AttentionType.ENCODER,
         }
         refused |= {
@@ -104,7 +81,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         self._bidirectional_options = masking(False, sliding_window)
         self._span_options = span_masking(sliding_window)
         self._unused_lse: torch.Tensor | None = None
-        self.operator_head_size = self._taken_head_size()
+        self.composed = ComposedAttention(rule, self.num_kv_heads) if is_composed else None
+        self.operator_head_size = head_size if is_composed else self._taken_head_size()
 
     def _taken_head_size(self) -> int:
         """See operator_head_size. Raises UnsupportedFeatureError where there is none."""
@@ -155,6 +133,8 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
         Runs on the current stream.
         """
         if attn_metadata is None:
+            if self.composed is not None:
+                self.composed.take_most_memory(query)
             return output.zero_()
         num_tokens = attn_metadata.num_actual_tokens
         if num_tokens != query.shape[0]:
@@ -186,6 +166,11 @@ class NPUAttentionImpl(AttentionImpl[NPUAttentionMetadata]):
     ) -> None:
         """`forward` with heads of operator_head_size and without padding tokens."""
         stage = fused_op("paged_attention")
+        if self.composed is not None:
+            if self.writes_cache and key is not None and value is not None:
+                kv_cache.write(key, value, attn_metadata.slot_mapping)
+            self.composed.attend(query, kv_cache, attn_metadata, out)
+            return
         if self._is_encoder:
             assert key is not None and value is not None
             self._attend_to_batch(query, key, value, attn_metadata, out)

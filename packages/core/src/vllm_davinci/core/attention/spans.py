@@ -8,6 +8,7 @@ request it does not.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from vllm.config import ModelConfig
 from vllm.v1.worker.utils import AttentionGroup
 
+from vllm_davinci.core.attention.composed_plan import ComposedPlan
 from vllm_davinci.core.attention.masks import ALL_TOKENS, SPARSE_MODE_BAND, SPARSE_MODE_NONE
 from vllm_davinci.core.config.both_ways import has_prompts_both_ways
 from vllm_davinci.core.device import fused_attention
@@ -81,6 +83,11 @@ class BidirectionalSpans:
         of_rows, of_requests = on_device.split((len(rows), len(requests)))
         table = block_table.index_select(0, of_requests)
         return cls(of_rows, query_ends, key_lens, of_requests, table)
+
+    @cached_property
+    def composed_plan(self) -> ComposedPlan:
+        """Their lengths, as attention in torch's operators takes them."""
+        return ComposedPlan(self.actual_seq_lengths_q, self.seq_lens, self.block_table.device)
 
     def over(self, block_table: torch.Tensor) -> "BidirectionalSpans":
         """The same in a cache with another table: [num_reqs, max_blocks], int32, on the device."""

@@ -7,7 +7,8 @@ import torch
 from vllm_davinci.core.attention.head_sizes import dense_head_size
 from vllm_davinci.core.attention.masks import mask_for, masking
 from vllm_davinci.core.attention.metadata import NPUAttentionMetadata
-from vllm_davinci.core.attention.paged import NPUAttentionImpl, PagedCache
+from vllm_davinci.core.attention.paged import NPUAttentionImpl
+from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.attention.stripe_exchange import StripeExchange, joined
 from vllm_davinci.core.device import fused_attention
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
@@ -31,6 +32,7 @@ class NPUStripedAttentionImpl(NPUAttentionImpl):
         refused = {
             "a window (sliding attention)": self.sliding_window is not None,
             "sinks": self._sinks is not None,
+            "scores that the operator does not take": self.composed is not None,
             "tokens that see all others": self._is_encoder,
             "another layer's cache": not self.writes_cache,
         }

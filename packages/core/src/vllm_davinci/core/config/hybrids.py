@@ -14,12 +14,25 @@ SERVED = (
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "GraniteMoeHybridForCausalLM",
+    "FalconH1ForCausalLM",
+    "FalconMambaForCausalLM",
+    "JambaForCausalLM",
+    "KimiLinearForCausalLM",
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Zamba2ForCausalLM",
+    "MambaForCausalLM",
+    "Mamba2ForCausalLM",
     "NemotronHForCausalLM",
 )
-# Methods whose drafts come when the host knows what was kept. With the others, under asynchronous
-# scheduling, tokens have been seen to differ.
-DRAFTERS = ("ngram", "custom_class")
+# Methods whose drafts come when the host knows what was kept.
+DRAFTERS = ("ngram", "custom_class", "mtp")
+# Of those, what runs a model on the device. Under asynchronous scheduling, where the host does not
+# know yet what was kept, tokens have been seen to differ.
+_SYNCHRONOUS = ("mtp",)
 
 
 def keeps_states(model: "ModelConfig | None") -> bool:
@@ -28,9 +41,10 @@ def keeps_states(model: "ModelConfig | None") -> bool:
 
 
 def settle_states(vllm_config: "VllmConfig") -> list[Setting]:
-    """Refuses what is not served beside states, and turns prefix caching off. Idempotent.
+    """Refuses what is not served beside states, and turns off what is not right. Idempotent.
 
-    vLLM turns it on by itself, so that nobody need have asked. Returns the setting.
+    That is prefix caching, and asynchronous scheduling beside some drafters: vLLM turns both on by
+    itself, so that nobody need have asked. Returns the settings.
     Raises ConfigurationError for what somebody has asked for.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -40,6 +54,11 @@ def settle_states(vllm_config: "VllmConfig") -> list[Setting]:
     refused = {
         "speculative decoding (--speculative-config) of methods other than "
         f"{' and '.join(DRAFTERS)}": speculation is not None and speculation.method not in DRAFTERS,
+        "drafts of a model beside images (--speculative-config)": (
+            speculation is not None
+            and speculation.method in _SYNCHRONOUS
+            and model.is_multimodal_model
+        ),
         "LoRA adapters (--enable-lora)": vllm_config.lora_config is not None,
         "dual-batch overlap (dbo.enabled)": get_config(vllm_config).dbo.enabled,
         "a KV cache that goes on elsewhere (--kv-transfer-config, --kv-offloading-size)": (
@@ -63,8 +82,14 @@ def settle_states(vllm_config: "VllmConfig") -> list[Setting]:
     # Without states of prefixes vLLM keeps one of each request, and calls that a block of as many
     # tokens as a request may have.
     cache.mamba_cache_mode, cache.mamba_block_size = "none", model.max_model_len
-    if not cache.enable_prefix_caching:
-        return []
-    cache.enable_prefix_caching = False
-    reason = f"instead of true: not available in {RELEASE}: states of prefixes"
-    return [Setting("enable_prefix_caching", False, Source.RELEASE, reason)]
+    changes = []
+    if cache.enable_prefix_caching:
+        cache.enable_prefix_caching = False
+        reason = f"instead of true: not available in {RELEASE}: states of prefixes"
+        changes.append(Setting("enable_prefix_caching", False, Source.RELEASE, reason))
+    is_synchronous = speculation is not None and speculation.method in _SYNCHRONOUS
+    if is_synchronous and vllm_config.scheduler_config.async_scheduling:
+        vllm_config.scheduler_config.async_scheduling = False
+        reason = "instead of true: states follow the drafts that the host knows to be kept"
+        changes.append(Setting("async_scheduling", False, Source.RELEASE, reason))
+    return changes

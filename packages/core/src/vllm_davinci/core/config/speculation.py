@@ -28,10 +28,12 @@ MTP_SERVED = {
     "Glm4MoeMTPModel": "GLM-4.5, 4.6, 4.7",
     "HYV3MTPModel": "Hy3",
     "MiMoMTPModel": "MiMo",
+    "Qwen3NextMTP": "Qwen3-Next",
+    "Qwen3_5MTP": "Qwen3.5",
+    "Qwen3_5MoeMTP": "Qwen3.5 with experts",
 }
 _OWN_DRAFTER = "its drafter in vLLM is a class of its own, which counts nothing on the host"
 _STATES = "layers of the model keep states of a kind that is not served"
-_KEEPS_STATES = "layers of the model keep states, beside which drafts of a model are not right yet"
 _IMAGES = "the model takes images, beside which MTP has not been tried"
 _UNTRIED = "no small model of it has been tried"
 _OTHERS_CHIPS = "vLLM has the model for other vendors' chips alone"
@@ -56,9 +58,6 @@ MTP_REFUSED = {
     "MiniMaxM3MTP": _OTHERS_CHIPS,
     "NemotronHMTPModel": _UNTRIED,
     "OpenPanguMTPModel": _UNTRIED,
-    "Qwen3NextMTP": _KEEPS_STATES,
-    "Qwen3_5MTP": _KEEPS_STATES,
-    "Qwen3_5MoeMTP": _KEEPS_STATES,
     "Qwen4ExpMTP": _OTHERS_CHIPS,
     "Step3p5MTP": _OWN_DRAFTER,
 }

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from vllm_davinci.core.config.both_ways import IMAGES_BOTH_WAYS, PROMPTS_BOTH_WAYS
 from vllm_davinci.core.config.context_parallel import refused_with_context_parallel
 from vllm_davinci.core.config.expert_balance import refused_with_balance
+from vllm_davinci.core.config.foreign_definitions import is_foreign
 from vllm_davinci.core.config.hybrids import SERVED as SERVED_HYBRIDS
 from vllm_davinci.core.config.hybrids import keeps_states
 from vllm_davinci.core.config.load_formats import REPLACED, WITHOUT_FILES, is_served
@@ -83,8 +84,14 @@ def refuse_architectures(model: "ModelConfig") -> None:
     """Raises UnsupportedFeatureError for a kind of model that this release cannot run."""
     known = (*IMAGES_BOTH_WAYS, *PROMPTS_BOTH_WAYS)
     needs = {
-        "recurrent states of another kind (Mamba's first version, short convolutions, others)": (
-            keeps_states(model) and not set(model.architectures) <= set(SERVED_HYBRIDS)
+        "a definition for NPUs (vLLM's is of kernels of CUDA and ROCm alone)": is_foreign(model),
+        "experts that give a token back as it is (zero experts)": bool(
+            getattr(model.hf_text_config, "zero_expert_num", 0)
+        ),
+        "recurrent states of a kind that is not computed, or that nobody has tried here": (
+            keeps_states(model)
+            and not is_foreign(model)
+            and not set(model.architectures) <= set(SERVED_HYBRIDS)
         ),
         "cross-attention (encoder-decoder other than Whisper)": (
             model.is_encoder_decoder and model.hf_config.model_type != "whisper"

@@ -60,6 +60,7 @@ def set_for_npu(vllm_config: "VllmConfig") -> list[Setting]:
     for name in ("fuse_norm_quant", "fuse_act_quant", "fuse_attn_quant", "fuse_allreduce_rms"):
         setattr(passes, name, False)
 
+    _keep_attention_backend(vllm_config, change)
     keep_together(vllm_config, change)
     model = vllm_config.model_config
     if model is not None and model.is_encoder_decoder:
@@ -84,6 +85,18 @@ def _change(changes: list[Setting], holder: Any, name: str, value: Any, reason: 
         setattr(holder, name, value)
         replaced = f"instead of {shown(old)}: {reason}"
         changes.append(Setting(name, value, Source.RELEASE, replaced))
+
+
+def _keep_attention_backend(
+    vllm_config: "VllmConfig", change: Callable[[Any, str, Any, str], None]
+) -> None:
+    """Leaves the choice to the platform where vLLM has taken Triton's for heads of two sizes."""
+    model, attention = vllm_config.model_config, vllm_config.attention_config
+    if model is None or not model.hf_text_config.model_type.startswith("gemma4"):
+        return
+    if attention.backend is not None and attention.backend.name == "TRITON_ATTN":
+        why = "vLLM takes it for layers whose heads differ in size; an NPU's backend serves them"
+        change(attention, "backend", None, why)
 
 
 def _set_parallel(parallel: "ParallelConfig", change: Callable[[Any, str, Any, str], None]) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from vllm_davinci.core.attention.mla.cache import MLACache
-from vllm_davinci.core.attention.paged import PagedCache
+from vllm_davinci.core.attention.paged_cache import PagedCache
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
 from vllm_davinci.core.kv_cache.shared_pages import (

@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.utils import AttentionGroup
 
-from vllm_davinci.core.attention.paged import PagedCache
+from vllm_davinci.core.attention.paged_cache import PagedCache
 
 # Slots of a page for each slot of its keys: those of its values are as many.
 SLOTS_PER_KEY = 2

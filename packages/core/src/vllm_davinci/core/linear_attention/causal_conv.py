@@ -1,4 +1,4 @@
-"""A short causal convolution over the tokens of each request, per channel, then SiLU."""
+"""A short causal convolution over the tokens of each request, per channel."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,22 @@ from vllm_davinci.core.linear_attention.chunk_plan import ChunkPlan
 
 
 class Conv(NamedTuple):
-    """weight: [width, channels], fp32, of the oldest token first; bias: [channels], fp32"""
+    """A layer's convolution.
+
+    weight: [width, channels], fp32, of the oldest token first
+    bias:   [channels], fp32
+    ends_in_silu: whether SiLU follows
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    ends_in_silu: bool = True
+
+    def finished(self, sums: torch.Tensor) -> torch.Tensor:
+        """Results from the sums over the taps, in their memory where it can be."""
+        if self.bias is not None:
+            sums += self.bias
+        return silu(sums) if self.ends_in_silu else sums
 
 
 def conv_of_decodes(
@@ -25,8 +37,7 @@ def conv_of_decodes(
     Returns [n, channels] in fp32, and what is kept for the next token, like `kept`.
     """
     seen = torch.cat([kept, x.unsqueeze(1)], dim=1)
-    sum_ = (seen.float() * conv.weight).sum(dim=1)
-    return silu(sum_ if conv.bias is None else sum_ + conv.bias), seen[:, 1:]
+    return conv.finished((seen.float() * conv.weight).sum(dim=1)), seen[:, 1:]
 
 
 def conv_of_prefills(
@@ -43,6 +54,4 @@ def conv_of_prefills(
     sum_ = rows.index_select(0, plan.taps[0]).float() * conv.weight[0]
     for tap, of_tap in zip(plan.taps[1:], conv.weight[1:], strict=True):
         sum_.addcmul_(rows.index_select(0, tap).float(), of_tap)
-    if conv.bias is not None:
-        sum_ += conv.bias
-    return silu(sum_), rows.index_select(0, plan.kept).view_as(kept)
+    return conv.finished(sum_), rows.index_select(0, plan.kept).view_as(kept)

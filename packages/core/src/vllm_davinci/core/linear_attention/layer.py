@@ -28,14 +28,14 @@ class StatefulLayer:
     """
 
     prefix: str
-    activation: str
+    activation: str | None
     conv_kernel_size: int
     conv1d: Any
     pages: StatePages | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.activation not in ("silu", "swish"):
+        if self.activation not in ("silu", "swish", None):
             raise UnsupportedFeatureError(
                 f"The convolution of {self.prefix} ends in {self.activation!r}, and {RELEASE} "
                 "computes SiLU. Choose another model."
@@ -43,7 +43,7 @@ class StatefulLayer:
 
     @abstractmethod
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the convolution's kept inputs, [width - 1, channels], and of the state."""
+        """Shapes of what the convolution keeps, [width - 1, channels], and of a state, if any."""
 
     @abstractmethod
     def _decoded(self, x: torch.Tensor, gates: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class StatefulLayer:
     ) -> torch.Tensor:
         assert self.pages is not None
         pages = self.pages.gather(blocks)
-        kept, state = self.pages.states(pages)
+        kept, state = self._states(pages)
         # Padding of a graph writes to the null block what it holds: zeros.
         is_request = blocks.ne(0).unsqueeze(1)
         x, newly_kept = conv_of_decodes(mixed * is_request, kept, self._conv())
@@ -125,7 +125,7 @@ class StatefulLayer:
         is_request = source.ne(0).view(-1, 1, 1)
         mixed, gates = (rows.unflatten(0, (-1, plan.width)) * is_request for rows in (mixed, gates))
         pages = self.pages.gather(source)
-        kept, state = self.pages.states(pages)
+        kept, state = self._states(pages)
         own, outputs = state.float(), []
         targets = blocks.gather(1, plan.columns)
         for token in range(plan.width):
@@ -144,13 +144,19 @@ class StatefulLayer:
         """blocks: in the plan's order"""
         assert self.pages is not None
         pages = self.pages.gather(blocks).masked_fill_(plan.is_fresh.bool().unsqueeze(1), 0)
-        kept, state = self.pages.states(pages)
+        kept, state = self._states(pages)
         own = state.float()
         outputs, newly_kept = self._compute_prefill(mixed, gates, kept, own, plan)
         self._keep(pages, kept, newly_kept, state, own)
         # Steps that serve no requests have the null block, which keeps its zeros.
         self.pages.scatter(blocks, pages.masked_fill_(blocks.eq(0).unsqueeze(1), 0))
         return outputs
+
+    def _states(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of what the convolution sees again, and of the state, which may be empty."""
+        assert self.pages is not None
+        kept, *state = self.pages.states(pages)
+        return kept, state[0] if state else pages.new_empty(len(pages), 0)
 
     @staticmethod
     def _keep(
@@ -182,11 +188,12 @@ class StatefulLayer:
     def _profile(self, mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """A prefill of one request of all tokens."""
         plan = plan_chunks([mixed.shape[0]], [True], self.conv_kernel_size, mixed.device)
-        kept, state = self.get_state_shape()
-        zeros = mixed.new_zeros(1, *kept), gates.new_zeros(1, *state)
+        kept, *state = self.get_state_shape()
+        zeros = mixed.new_zeros(1, *kept), gates.new_zeros(1, *(state[0] if state else (0,)))
         return self._compute_prefill(mixed, gates, *zeros, plan)[0]
 
     def _conv(self) -> Conv:
         weight, bias = self.conv1d.weight, self.conv1d.bias
         plain = weight.detach().as_subclass(torch.Tensor).squeeze(1).t().float()
-        return Conv(plain, None if bias is None else bias.detach().float())
+        own_bias = None if bias is None else bias.detach().float()
+        return Conv(plain, own_bias, self.activation is not None)

@@ -63,6 +63,15 @@ class _HostLengths(SpecDecodeBaseProposer):
         self._verified = valid_sampled_tokens_count, spec_decode_metadata.num_draft_tokens
         return common, *places
 
+    @property
+    def _slots_per_token(self) -> int:
+        """How many slots a block has for each of its tokens: more than 1 where it is a page."""
+        (group, *_) = self.draft_attn_groups
+        if not group.kernel_block_stride or group.kernel_block_size is None:
+            return 1
+        slots: int = group.kernel_block_stride * group.kernel_block_size
+        return slots // group.kv_cache_spec.block_size
+
     def _update_positions_dependent_metadata(
         self,
         positions: torch.Tensor,
@@ -79,9 +88,13 @@ class _HostLengths(SpecDecodeBaseProposer):
             common_attn_metadata.seq_lens_cpu_upper_bound -= torch.tensor(
                 rejected, dtype=torch.int32
             )
+        table = common_attn_metadata.block_table_tensor
+        if self._slots_per_token > 1:  # a block's slots begin at a multiple of all that it has
+            common_attn_metadata.block_table_tensor = table * self._slots_per_token
         moved: torch.Tensor = super()._update_positions_dependent_metadata(
             positions, common_attn_metadata, batch_size, input_batch_size, block_size
         )
+        common_attn_metadata.block_table_tensor = table
         return moved
 
 

@@ -9,6 +9,7 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_davinci.core.config.sparse_attention import is_sparse
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
@@ -60,6 +61,13 @@ class SpeculatingRunner(GPUModelRunner):
         if is_sparse(asked.draft_model_config):
             lengths = DeviceLengths(self.max_num_reqs, self.device)
         return DrafterToCapture(drafter, query_len, self._draft_block_table, lengths)
+
+    def _groups(self) -> list[list[AttentionGroup]]:
+        """Layers by cache group, and the drafter's own descriptions of its layers."""
+        drafter = getattr(self, "drafter", None)
+        if not isinstance(drafter, NPUEagleProposer | NPUDraftModelProposer):
+            return self.attn_groups
+        return [*self.attn_groups, drafter.draft_attn_groups]
 
     def _draft_block_table(self, num_requests: int) -> torch.Tensor:
         """The drafter's blocks of the first requests: [num_requests, blocks] on the device."""

@@ -20,7 +20,7 @@ def select_backend(
         raise ConfigurationError(
             f"--attention-backend {selected_backend.name} is for another device. Leave it "
             "out: an NPU has one attention backend. Where it was not given, vLLM took it for a "
-            "model that is not served here, such as Gemma4, whose layers' heads differ in size."
+            "model that is not served here."
         )
     asked = attn_selector_config._asdict()
     asked.pop("block_size")  # set later, by update_block_size_for_backend

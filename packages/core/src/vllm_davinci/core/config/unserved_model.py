@@ -1,0 +1,26 @@
+"""Stands in vLLM's registry for models whose definitions cannot be imported here."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+
+
+class UnservedModel(nn.Module):
+    """A model for text by its methods, so that a start gets as far as its refusal by name."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        names = ", ".join(vllm_config.model_config.architectures)
+        raise UnsupportedFeatureError(f"not available in {RELEASE}: {names}. Choose another model.")
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError

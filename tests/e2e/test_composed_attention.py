@@ -1,0 +1,53 @@
+"""Attention that the fused operator does not compute: transformers' tokens.
+
+`nox -s zoo` serves models with ALiBi and wide heads: vLLM's definitions of them call operators that
+have no rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
+
+MAX_TOKENS = 16
+THOROUGH = pytest.mark.thorough
+RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:5"}
+CHUNKS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
+TP2 = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+GRAPHS: dict[str, Any] = {
+    "enforce_eager": False,
+    "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "environment"),
+    [
+        # Graphs are asked for, and vLLM turns them off, because no graph holds the attention.
+        pytest.param("gemma2", {**GRAPHS, **CHUNKS}, RACES, id="capped_graphs_chunks_races"),
+        pytest.param("gemma2", TP2, {}, id="capped_tensor2", marks=THOROUGH),
+    ],
+)
+def test_every_path_gives_the_tokens_of_transformers(
+    family: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    checkpoint, prompts = write_family(family, tmp_path / "model"), prompts[:12]
+    with start_engine(checkpoint, environment=environment, **options) as engine:
+        outputs = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts],
+            SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True),
+        )
+    assert_greedy(TransformersReference(checkpoint), prompts, outputs, MAX_TOKENS)

@@ -1,0 +1,46 @@
+"""Families whose layers keep states of other kinds: tokens are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.family_zoo import write_family
+from vllm_davinci_testing.engines.generating import IN_PARTS, RACES, TWO_RANKS, assert_generates
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+
+MAX_TOKENS = 16
+THOROUGH = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        # Short convolutions.
+        pytest.param("lfm2", IN_PARTS, id="lfm2_in_parts"),
+        pytest.param("lfm2_moe", {**TWO_RANKS, **IN_PARTS}, id="lfm2_moe_tensor2", marks=THOROUGH),
+        # The first Mamba, alone and beside attention and experts.
+        pytest.param("falcon_mamba", IN_PARTS, id="falcon_mamba_in_parts", marks=THOROUGH),
+        pytest.param("jamba", {**TWO_RANKS, **IN_PARTS}, id="jamba_tensor2", marks=THOROUGH),
+        # Mamba2 alone, beside attention in every layer, and under attention that layers share.
+        pytest.param("mamba2", IN_PARTS, id="mamba2_in_parts", marks=THOROUGH),
+        pytest.param("falcon_h1", IN_PARTS, id="falcon_h1_in_parts", marks=THOROUGH),
+        pytest.param("zamba2", IN_PARTS, id="zamba2_in_parts", marks=THOROUGH),
+    ],
+)
+def test_tokens_are_those_of_transformers_in_any_order_that_events_allow(
+    family: str,
+    options: dict[str, Any],
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    checkpoint = write_family(family, tmp_path / "model")
+    environment = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
+    with start_engine(checkpoint, environment=environment, **options) as engine:
+        reference = TransformersReference(checkpoint)
+        assert_generates(engine, reference, prompts[:12], MAX_TOKENS)
