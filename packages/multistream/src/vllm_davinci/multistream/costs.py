@@ -56,7 +56,7 @@ class StepCosts:
         return min(split.values()) < min(whole.values())
 
     def first_share(self, num_tokens: int) -> float | None:
-        """The first part's share of num_tokens: that of the nearest size not above it."""
+        """The share of the first part in so many tokens: that of the nearest size below."""
         if not self.first_shares:
             return None
         return self.first_shares[max(0, bisect_right(self.tokens, num_tokens) - 1)]
