@@ -31,8 +31,7 @@ PAGE = f"""# Models of every family
 A small random model of every family that vLLM {{vllm}} and transformers {{transformers}} both have, served
 in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
 "Not made": transformers makes no small model by the sizes that families have in common.
-Reasons are the last lines of errors; of refusals, some say that those sizes do not fit vLLM's definition.
-{{earlier}}
+Reasons are the last lines of errors; of refusals, some say that those sizes do not fit vLLM's definition.{{earlier}}
 
 ## Text
 
@@ -210,7 +209,7 @@ def earlier(results: dict[str, dict[str, Any]]) -> str:
     for name, each in sorted(results.items()):
         if each["commit"] != commit():
             by_commit.setdefault(each["commit"], []).append(name)
-    return "".join(f"\nRows of commit {each}: {', '.join(of)}.\n" for each, of in by_commit.items())
+    return "".join(f"\n\nRows of commit {each}: {', '.join(of)}." for each, of in by_commit.items())
 
 
 def shown(waits: int | None) -> str:
