@@ -55,6 +55,8 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
                 },
             }.items()
             for model in (NEXT, LARGE, DENSE, *OTHERS)
+            # vLLM's loader of Granite looks for the layers of all stages.
+            if (model, name) != ("granite_hybrid_moe", "pipeline2")
         ),
         *(
             pytest.param(
