@@ -202,21 +202,26 @@ def test_an_unknown_architecture_is_refused(
 
 
 def test_a_model_with_recurrent_state_is_refused(refusal: Refusal, tmp_path: Path):
-    transformers.MambaConfig(
+    transformers.OlmoHybridConfig(
         vocab_size=model_zoo.VOCAB_SIZE,
         hidden_size=64,
-        num_hidden_layers=2,
-        architectures=["MambaForCausalLM"],
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        architectures=["OlmoHybridForCausalLM"],
     ).save_pretrained(tmp_path)
     model_zoo.write_tokenizer(tmp_path)
     text = refusal(tmp_path)
-    assert_says(text, "recurrent state", "MambaForCausalLM", "Choose a")
+    assert_says(text, "recurrent state", "OlmoHybridForCausalLM", "Choose a")
 
 
-def test_a_model_whose_attention_cannot_be_computed_is_refused(refusal: Refusal, tmp_path: Path):
-    soft_capped = model_zoo.ZooModel("gemma2", "gemma2", 4, 2, 64)
-    text = refusal(model_zoo.write_checkpoint(soft_capped, tmp_path / "m"))
-    assert_says(text, "soft-capped attention logits (cap 50.0)", "Choose another model")
+def test_a_model_whose_experts_cannot_be_computed_is_refused(refusal: Refusal, tmp_path: Path):
+    transformers.LongcatFlashConfig(
+        vocab_size=model_zoo.VOCAB_SIZE, architectures=["LongcatFlashForCausalLM"]
+    ).save_pretrained(tmp_path)
+    model_zoo.write_tokenizer(tmp_path)
+    text = refusal(tmp_path)
+    assert_says(text, "zero experts", "LongcatFlashForCausalLM", "Choose a")
 
 
 def test_a_dtype_that_the_chip_lacks_is_refused(tiny_llama: Path, refusal: Refusal):

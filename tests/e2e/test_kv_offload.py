@@ -57,6 +57,18 @@ def loaded_tokens(before: Mapping[str, float], after: Mapping[str, float]) -> fl
     return after[name] - before[name]
 
 
+def assert_near(answers: list[Any], expected: list[Any]) -> None:
+    """The tokens, and their logprobs but for rounding.
+
+    Latent attention sums a prompt's cached part apart from its new one. Where that is cut depends
+    on what is evicted, and with it the last bits on some processors.
+    """
+    assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
+    for (tokens, found), (_, wanted) in zip(answers, expected, strict=True):
+        for token, got, want in zip(tokens, found, wanted, strict=True):
+            assert abs(got[token] - want[token]) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "options"),
     [
@@ -84,8 +96,11 @@ def test_evicted_blocks_come_back_bit_by_bit(
         before = engine.metrics()
         second = answers(engine, asked)
         loaded = loaded_tokens(before, engine.metrics())
-    assert first == alone
-    assert second == again
+    for got, expected in ((first, alone), (second, again)):
+        if checkpoint == "tiny_llama":
+            assert got == expected
+        else:
+            assert_near(got, expected)
     # Of the first prompts at least, nothing was left on the device.
     assert loaded >= 2 * 4 * BLOCK_TOKENS
 
@@ -96,8 +111,8 @@ def test_evicted_blocks_come_back_bit_by_bit(
         ({"kv_offloading_size": 1e-6}, "holds no block of the KV cache.*Give at least"),
         ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "lmcache; native is"),
         (
-            {"kv_transfer_config": {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}},
-            "the KV connector 'MooncakeConnector'.*OffloadingConnector is",
+            {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}},
+            "the KV connector 'LMCacheConnectorV1'.*OffloadingConnector is",
         ),
         (
             {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}},

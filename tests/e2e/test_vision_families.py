@@ -16,7 +16,7 @@ from vllm_davinci_testing.plugin import EXACT_SOC
 
 # LLaVA takes the output of a layer before its encoder's last. Pixtral's definition copies tables
 # that it makes on the host.
-NAMES = ("llava", "pixtral")
+NAMES = ("llava", "pixtral", "qwen3_5")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 
 
