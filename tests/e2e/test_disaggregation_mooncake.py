@@ -6,16 +6,28 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.disaggregated import Answer, MooncakePair, metric
+from vllm_davinci_testing.engines.disaggregated_checks import (
+    LENGTHS,
+    NUM_TOKENS,
+    RACES,
+    WHOLE_BLOCKS_AND_ONE,
+    answers_of_one,
+    assert_bits_of_one_engine,
+    assert_computed_again,
+    assert_ends_with_an_error,
+    assert_sizes_are_refused,
+    pairs_of,
+    prompt_of,
+    prompts_that_share_blocks,
+)
 from vllm_davinci_testing.engines.engine_process import EngineProcess, chip_for
-from vllm_davinci_testing.engines.server_process import SMALL
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 pytest.importorskip(
@@ -25,53 +37,19 @@ pytest.importorskip(
 )
 
 THOROUGH = pytest.mark.thorough
-NUM_TOKENS = 6
-BLOCK_TOKENS = 128
 TRANSFER_LIMIT_S = 2
-OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
-RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-SIZES = {"max_model_len": 768, "max_num_batched_tokens": 200}
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 FAILED = re.compile("pulling kv_caches for .* failed|unsealed")
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return [3 + (i * 7 + length + 31 * seed) % 97 for i in range(length)]
 
 
 @pytest.fixture(scope="module")
 def start_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., MooncakePair]]:
-    """Starts pairs of engines; they end with the module."""
-    started: list[MooncakePair] = []
-
-    def start(model: Path, *options: str, **settings: Any) -> MooncakePair:
-        settings = {"environment": RACES, **settings}
-        folder = tmp_path_factory.mktemp("pair")
-        started.append(MooncakePair(model, folder, *OPTIONS, *options, **settings))
-        started[-1].wait_until_ready()
-        return started[-1]
-
-    yield start
-    for pair in started:
-        pair.close()
+    with pairs_of(MooncakePair, tmp_path_factory.mktemp) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
 def alone(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    """Answers of one engine that does both."""
-    engines: dict[str, EngineProcess] = {}
-
-    def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
-        key = f"{model} {options}"
-        if key not in engines:
-            engines[key] = start_engine(model, **{**SIZES, **options})
-        (output,) = engines[key].generate([{"prompt_token_ids": prompt}], GREEDY)
-        completion = output.outputs[0]
-        tokens = list(completion.token_ids)
-        places = zip(tokens, completion.logprobs, strict=True)
-        return Answer(tokens, [entries[token].logprob for token, entries in places])
-
-    return answer
+    return answers_of_one(start_engine)
 
 
 @pytest.fixture(scope="module")
@@ -79,25 +57,15 @@ def pair(tiny_llama: Path, start_pair: Callable[..., MooncakePair]) -> MooncakeP
     return start_pair(tiny_llama, extra={"transfer_timeout": TRANSFER_LIMIT_S})
 
 
-def assert_bits_of_one_engine(pair: MooncakePair, alone: Callable[[list[int]], Answer]) -> None:
-    """Tokens and logprobs of prompts of whole blocks and a token. One engine, when it is asked for
-    them again, has the blocks and computes that token alone, as an engine of decodes does."""
-    for blocks in (1, 2):
-        prompt = prompt_of(blocks * BLOCK_TOKENS + 1, seed=50 + blocks)
-        alone(prompt)
-        assert pair.complete(prompt, NUM_TOKENS) == alone(prompt)
-
-
 def test_two_engines_give_the_tokens_of_one(
     pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
-    # Less than a block, a whole one, and pieces of a prompt that end within blocks.
-    prompts = [prompt_of(length) for length in (5, 128, 389)]
+    prompts = [prompt_of(length) for length in LENGTHS]
     before = came(pair)
     for prompt in prompts:
         assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
-    assert_bits_of_one_engine(pair, lambda prompt: alone(tiny_llama, prompt))
-    assert came(pair) - before == sum(map(len, prompts)) + 129 + 257
+    assert_bits_of_one_engine(pair, partial(alone, tiny_llama))
+    assert came(pair) - before == sum(LENGTHS) + sum(WHOLE_BLOCKS_AND_ONE)
     assert not FAILED.search(pair.decodes.log_text())
 
 
@@ -110,9 +78,7 @@ def came(pair: MooncakePair) -> float:
 def test_both_engines_are_asked_at_once_for_several_requests(
     pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
-    # The second half begins with blocks that the first has left in both engines' prefix caches.
-    prompts = [prompt_of(140 + n, seed=n % 2) for n in range(4)]
-    prompts += [[*prompt[:BLOCK_TOKENS], *prompt_of(90, seed=9)] for prompt in prompts]
+    prompts = prompts_that_share_blocks()
 
     def complete(prompt: list[int]) -> Answer:
         told = pair.transfer()
@@ -138,28 +104,9 @@ def test_blocks_of_another_prompt_are_not_taken_for_the_requests(
 def test_what_does_not_come_is_computed_again(
     pair: MooncakePair, tiny_llama: Path, alone: Callable[..., Answer]
 ):
-    """An engine of prefills stands still, goes on, is killed, and comes back."""
-    prompts = [prompt_of(length, seed=40) for length in (300, 301, 302, 303)]
-    expected = [alone(tiny_llama, prompt).tokens for prompt in prompts]
-    told = pair.prefill(prompts[0])
-    pair.stop_prefills()
-    try:
-        begin = time.monotonic()
-        assert pair.decode(prompts[0], told, NUM_TOKENS).tokens == expected[0]
-        assert time.monotonic() - begin < TRANSFER_LIMIT_S + 20
-        assert f"not there within {TRANSFER_LIMIT_S} s" in pair.decodes.log_text()
-    finally:
-        pair.continue_prefills()
-    # It writes now what nobody waits for any more.
-    assert pair.complete(prompts[1], NUM_TOKENS).tokens == expected[1]
-
-    told = pair.prefill(prompts[2])
-    pair.prefills.kill()
-    assert pair.decode(prompts[2], told, NUM_TOKENS).tokens == expected[2]
-    pair.restart_prefills()
-    before = came(pair)
-    assert pair.complete(prompts[3], NUM_TOKENS).tokens == expected[3]
-    assert came(pair) == before + len(prompts[3]), pair.decodes.tail()
+    of_one = partial(alone, tiny_llama)
+    assert_computed_again(pair, of_one, lambda: came(pair), len, TRANSFER_LIMIT_S)
+    assert f"not there within {TRANSFER_LIMIT_S} s" in pair.decodes.log_text()
 
 
 @THOROUGH
@@ -184,15 +131,7 @@ def test_a_request_whose_blocks_do_not_come_ends_with_an_error_where_that_is_ask
     tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
 ):
     pair = start_pair(tiny_llama, policy="fail")
-    prompt = prompt_of(300)
-    told = pair.prefill(prompt)
-    pair.prefills.kill()
-    with pytest.raises(httpx.HTTPStatusError) as failure:
-        pair.decode(prompt, told, NUM_TOKENS)
-    assert failure.value.response.status_code == 500
-    pair.restart_prefills()
-    assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
-    pair.close()
+    assert_ends_with_an_error(pair, partial(alone, tiny_llama))
 
 
 @THOROUGH
@@ -200,10 +139,7 @@ def test_engines_of_other_sizes_are_refused_by_name(
     tiny_llama: Path, start_pair: Callable[..., MooncakePair], alone: Callable[..., Answer]
 ):
     pair = start_pair(tiny_llama, of_prefills=("-tp=2",))
-    prompt = prompt_of(200)
-    assert pair.complete(prompt, NUM_TOKENS).tokens == alone(tiny_llama, prompt).tokens
-    assert "has --tensor-parallel-size 2, and this one 1" in pair.decodes.log_text()
-    pair.close()
+    assert_sizes_are_refused(pair, partial(alone, tiny_llama))
 
 
 @THOROUGH
@@ -231,8 +167,8 @@ def test_bits_are_those_of_one_engine(
     environment = {**RACES, **chip_for(of_one.get("dtype", "float32"))}
     pair = start_pair(model, f"-tp={ranks}", *options, environment=environment)
     of_one = {"tensor_parallel_size": ranks, **of_one}
-    assert_bits_of_one_engine(pair, lambda prompt: alone(model, prompt, **of_one))
-    assert came(pair) == 129 + 257
+    assert_bits_of_one_engine(pair, partial(alone, model, **of_one))
+    assert came(pair) == sum(WHOLE_BLOCKS_AND_ONE)
     pair.close()
 
 

@@ -85,10 +85,11 @@ def test_schedules_that_take_the_same_have_sizes_between_everywhere():
 @pytest.mark.parametrize(("lost", "first"), [(0, 128), (100, 512), (256, None), (9999, None)])
 def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: int | None):
     explored = Sharded(lost)
-    options = step_costs._sharded(explored, [128, 256, 512, 1024])
+    options, steps = step_costs._sharded(explored, [128, 256, 512, 1024])
     assert options["sequence_parallel.enabled"] is (first is not None)
     assert options.get("sequence_parallel.min_tokens") == first
     assert explored.first_sharded == first  # what is modelled next follows it
+    assert steps == [step_costs._step(explored, size) for size in (128, 256, 512, 1024)]
 
 
 def test_steps_that_cannot_be_split_are_one_schedule_of_each_way():

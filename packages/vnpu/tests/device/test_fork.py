@@ -58,6 +58,9 @@ acl = ctypes.CDLL("libascendcl.so")
 acl.aclGetRecentErrMsg.restype = ctypes.c_char_p
 event, tensor = torch.npu.Event(), torch.ones(4, device="npu")
 event.record()
+# torch_npu answers "not yet" for as long as the record is in its own queue, whose thread a child
+# has not.
+event.synchronize()
 stop = threading.Event()
 
 def launch():

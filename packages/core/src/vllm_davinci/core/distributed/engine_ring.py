@@ -31,12 +31,17 @@ _GOODBYE_LIMIT = timedelta(seconds=1)
 
 
 def size_of_ring(parallel: ParallelConfig) -> int:
-    """How many engines one front end has on several hosts or one, where they share nothing; else 1.
+    """How many engines one front end has on several hosts, where they share nothing; else 1.
 
     By then vLLM has made such an engine's data-parallel size 1. That which it was started with is
-    left in the bound of elastic expert parallelism, which a dense model does not have.
+    left in the bound of elastic expert parallelism, which a dense model does not have. Engines of
+    one host have vLLM's default address, and their front end watches their processes.
     """
-    is_of_ring = parallel.data_parallel_size == 1 and not parallel.local_engines_only
+    is_of_ring = (
+        parallel.data_parallel_size == 1
+        and not parallel.local_engines_only
+        and parallel.data_parallel_master_ip != ParallelConfig.data_parallel_master_ip
+    )
     return int(parallel.elastic_ep_max_dp_size or 1) if is_of_ring else 1
 
 

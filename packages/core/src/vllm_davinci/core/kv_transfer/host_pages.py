@@ -1,8 +1,9 @@
 """Pinned host memory from which pages of the KV cache are sent, and into which they come."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch_npu
 
 from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.kv_transfer.seals import SEAL_BYTES, page_seals
@@ -62,6 +63,35 @@ class HostPages:
     def _seals(self, blocks: torch.Tensor, digests: torch.Tensor) -> torch.Tensor:
         sums = [self._words[block : block + 1, : self._num_words] for block in blocks.tolist()]
         return torch.cat([page_seals(page, digests[i : i + 1]) for i, page in enumerate(sums)])
+
+
+def store_sealed(
+    pages: Sequence[HostPages],
+    blocks: Mapping[str, Sequence[int]],
+    digests: Mapping[str, Sequence[int]],
+) -> None:
+    """Copies requests' blocks of all layers to the host and seals them. The host waits for them.
+
+    blocks, digests: by request; digests of the prefixes that end with each block
+    """
+    if not blocks:
+        return
+    for of_request in blocks.values():
+        for each in pages:
+            each.store(of_request)
+    torch_npu.npu.current_stream().synchronize()
+    for name, of_request in blocks.items():
+        expected = torch.tensor(digests[name])
+        for each in pages:
+            each.seal(torch.tensor(of_request), expected)
+
+
+def are_sealed(pages: Sequence[HostPages], blocks: Sequence[int], digests: Sequence[int]) -> bool:
+    """Whether a request's blocks of all layers are whole and hold its tokens."""
+    if len(blocks) != len(digests):
+        return False
+    of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
+    return all(bool(each.sealed(of_blocks, expected).all()) for each in pages)
 
 
 def _pinned(num_rows: int, row_bytes: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector im
 
 from vllm_davinci.core.config.disaggregation import MOONCAKE, TRANSFER_TIMEOUT
 from vllm_davinci.core.errors import ConfigurationError
-from vllm_davinci.core.kv_transfer.host_pages import HostPages
+from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.mooncake_scheduler import NPUMooncakeMetadata
 from vllm_davinci.core.log import init_logger
 
@@ -82,16 +82,7 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         saved = {
             name: blocks[0] for name, (_, blocks) in metadata.reqs_to_send.items() if any(blocks)
         }
-        if not saved:
-            return
-        for blocks in saved.values():
-            for pages in self._pages:
-                pages.store(blocks)
-        torch_npu.npu.current_stream().synchronize()
-        for name, blocks in saved.items():
-            digests = torch.tensor(metadata.digests[name])
-            for pages in self._pages:
-                pages.seal(torch.tensor(blocks), digests)
+        store_sealed(self._pages, saved, metadata.digests)
 
     async def record_send_reqs(self, metadata: MooncakeConnectorMetadata) -> None:
         """vLLM's; who waits for a prompt that is given up is told so, instead of waiting on."""
@@ -114,19 +105,13 @@ class NPUMooncakeWorker(MooncakeConnectorWorker):
         if whole:
             torch_npu.npu.current_stream().synchronize()
         for name, (meta, digests) in whole.items():
-            if not self._is_sealed(meta.local_block_ids[0], digests):
+            if not are_sealed(self._pages, meta.local_block_ids[0], digests):
                 logger.warning(
                     "unsealed: what came for %s is of other tokens, or was overwritten", name
                 )
                 self.xfer_stats.record_failed_recv()
                 self._invalid_block_ids.put(set(meta.local_block_ids[0]))
         return sent, received
-
-    def _is_sealed(self, blocks: list[int], digests: list[int]) -> bool:
-        if len(blocks) != len(digests):
-            return False
-        of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
-        return all(bool(each.sealed(of_blocks, expected).all()) for each in self._pages)
 
     def receive_kv(self, remote_engine_id: str, pull_metas: dict[str, PullReqMeta]) -> None:
         ranks = self._tp_size[remote_engine_id]

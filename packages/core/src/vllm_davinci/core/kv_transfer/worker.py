@@ -15,7 +15,7 @@ from vllm.distributed.nixl_utils import NixlWrapper
 
 from vllm_davinci.core.config.disaggregation import NIXL, TRANSFER_TIMEOUT, TRANSFER_TIMEOUT_S
 from vllm_davinci.core.errors import ConfigurationError, UnsupportedFeatureError
-from vllm_davinci.core.kv_transfer.host_pages import HostPages
+from vllm_davinci.core.kv_transfer.host_pages import HostPages, are_sealed, store_sealed
 from vllm_davinci.core.kv_transfer.late_transfers import LateTransfers
 from vllm_davinci.core.kv_transfer.scheduler import NPUNixlMetadata
 
@@ -64,16 +64,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
         """Copies this step's finished prompts to the host and seals them, which waits for them."""
         assert isinstance(metadata, NPUNixlMetadata)
         saved = {name: meta.local_block_ids[0] for name, meta in metadata.reqs_to_save.items()}
-        if not saved:
-            return
-        for blocks in saved.values():
-            for pages in self._pages:
-                pages.store(blocks)
-        torch_npu.npu.current_stream().synchronize()
-        for name, blocks in saved.items():
-            digests = torch.tensor(metadata.digests[name])
-            for pages in self._pages:
-                pages.seal(torch.tensor(blocks), digests)
+        store_sealed(self._pages, saved, metadata.digests)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -128,10 +119,7 @@ class NPUNixlWorker(NixlPullConnectorWorker):
 
     def _is_sealed(self, meta: ReqMeta, digests: list[int]) -> bool:
         blocks = meta.local_block_ids[0] if meta.local_block_ids else []
-        if not blocks or len(blocks) != len(digests):
-            return not blocks
-        of_blocks, expected = torch.tensor(blocks), torch.tensor(digests)
-        return all(bool(each.sealed(of_blocks, expected).all()) for each in self._pages)
+        return not blocks or are_sealed(self._pages, blocks, digests)
 
     def _give_up_late(self, transfers: dict[str, list[int]]) -> set[str]:
         """Takes away what has not come within the limit. Returns the names of its requests."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from vllm_davinci.meta.deployments.run import reason_of
 from vllm_davinci.meta.deployments.table import Deployment
-from vllm_davinci.meta.step_costs.provider import file_name, is_current
+from vllm_davinci.meta.step_costs.provider import file_name, is_current, model_steps
 
 LIMIT_S = 1800.0
 
@@ -59,17 +57,8 @@ def _modelled(name: str) -> tuple[dict[str, Any] | None, str]:
     """The content of the row's file, or None and why."""
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
         file = Path(directory) / "costs.json"
-        command = [
-            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--deployment={name}"),
-            f"--step-costs={file}",
-        ]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"modelling took more than {LIMIT_S:.0f} s"
-        if done.returncode != 0:
-            return None, reason_of(done.stderr) or f"exit status {done.returncode}"
+        said = model_steps([f"--deployment={name}"], file, LIMIT_S)
+        if said is not None:
+            return None, reason_of(said) or "no message"
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return content, ""

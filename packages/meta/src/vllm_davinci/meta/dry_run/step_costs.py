@@ -55,8 +55,11 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     from vllm_davinci.meta.dry_run.exploration import least
 
     asked = explored.prefill_sizes(sizes)
-    sharded = _sharded(explored, asked) if explored.can_shard else {}
-    steps = list(_with_sizes_between(explored, [_step(explored, size) for size in asked]))
+    if explored.can_shard:
+        sharded, steps = _sharded(explored, asked)
+    else:
+        sharded, steps = {}, [_step(explored, size) for size in asked]
+    steps = list(_with_sizes_between(explored, steps))
     options = _options_of_splits(explored, steps) if explored.can_split else {}
     for step in steps:
         step["whole"] = least(step["by_method"]["whole"])
@@ -67,25 +70,29 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     return {"steps": steps, "decodes": _decodes(explored), "options": {**sharded, **options}}
 
 
-def _sharded(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
-    """The options of sequence parallelism with which steps are the fastest; steps follow them.
+def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The options of sequence parallelism with which steps are the fastest, and the steps by them.
 
     From the smallest size on of which it makes all larger ones faster, whole or as ubatches.
     """
 
-    def measured(num_tokens: int | None) -> list[int]:
+    def measured(num_tokens: int | None) -> list[dict[str, Any]]:
         explored.shard_from(num_tokens)
-        return [min(_schedules(_step(explored, size)).values()) for size in sizes]
+        return [_step(explored, size) for size in sizes]
+
+    def least(step: dict[str, Any]) -> int:
+        return min(_schedules(step).values())
 
     plain, sharded = measured(None), measured(1)
-    first = None
-    for size, a, b in reversed(list(zip(sizes, plain, sharded, strict=True))):
-        if b >= a:
-            break
-        first = size
+    num_plain = len(sizes)
+    while num_plain and least(sharded[num_plain - 1]) < least(plain[num_plain - 1]):
+        num_plain -= 1
+    first = sizes[num_plain] if num_plain < len(sizes) else None
     explored.shard_from(first)
     chosen: dict[str, Any] = {"sequence_parallel.enabled": first is not None}
-    return chosen if first is None else {**chosen, "sequence_parallel.min_tokens": first}
+    if first is not None:
+        chosen["sequence_parallel.min_tokens"] = first
+    return chosen, plain[:num_plain] + sharded[num_plain:]
 
 
 def _step(explored: Any, size: int) -> dict[str, Any]:

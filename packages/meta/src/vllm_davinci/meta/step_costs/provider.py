@@ -58,21 +58,28 @@ class StepCostsFiles:
         file = cache_folder() / file_name(engine)
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")
-        command = [
-            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={model}"),
-            *(f"--chip={chip}", f"--topology={topology}", f"--step-costs={unfinished}", *options),
-        ]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return None, f"modelling the steps took more than {_LIMIT_S:.0f} s"
-        if done.returncode != 0:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        asked = [f"--model={model}", f"--chip={chip}", f"--topology={topology}", *options]
+        said = model_steps(asked, unfinished, _LIMIT_S)
+        if said is not None:
+            last = said.strip().splitlines()[-1:] or ["no message"]
             return None, f"modelling the steps failed: {last[0]}"
         unfinished.replace(file)
         return file, f"modelled just now, as {chip} in {topology}"
+
+
+def model_steps(options: Sequence[str], file: Path, limit_s: float) -> str | None:
+    """Writes the file in a process of its own. Returns what that said where it failed, else None.
+
+    options: of `vllm-davinci dry-run`
+    """
+    command = [*(sys.executable, "-m", "vllm_davinci.meta", "dry-run"), f"--step-costs={file}"]
+    try:
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took more than {limit_s:.0f} s"
+    return None if done.returncode == 0 else done.stderr
 
 
 def file_name(engine: Mapping[str, Any]) -> str:

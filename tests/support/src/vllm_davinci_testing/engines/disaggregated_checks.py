@@ -1,0 +1,141 @@
+"""What a pair of engines gives, whatever carries blocks between them: the tokens of one engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from vllm import SamplingParams
+
+from vllm_davinci_testing.engines.disaggregated import Answer, Pair
+from vllm_davinci_testing.engines.engine_process import EngineProcess
+from vllm_davinci_testing.engines.server_process import SMALL
+
+P = TypeVar("P", bound=Pair)
+
+NUM_TOKENS = 6
+BLOCK_TOKENS = 128
+# Prompts are computed in pieces of 200 tokens, which end within blocks.
+OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
+OF_ONE = {"max_model_len": 768, "max_num_batched_tokens": 200}
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
+RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
+# Less than a block, a whole one, and pieces of a prompt that end within blocks.
+LENGTHS = (5, 128, 389)
+# Prompts that `assert_bits_of_one_engine` asks for.
+WHOLE_BLOCKS_AND_ONE = (BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1)
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return [3 + (i * 7 + length + 31 * seed) % 97 for i in range(length)]
+
+
+def prompts_that_share_blocks() -> list[list[int]]:
+    """The second half begins with blocks that the first leaves in both engines' prefix caches."""
+    prompts = [prompt_of(140 + n, seed=n % 2) for n in range(4)]
+    return prompts + [[*prompt[:BLOCK_TOKENS], *prompt_of(90, seed=9)] for prompt in prompts]
+
+
+@contextmanager
+def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Callable[..., P]]:
+    """A function that starts pairs, which end with the context."""
+    started: list[P] = []
+
+    def start(model: Path, *options: str, **settings: Any) -> P:
+        settings = {"environment": RACES, **settings}
+        started.append(kind(model, new_folder("pair"), *OPTIONS, *options, **settings))
+        started[-1].wait_until_ready()
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for pair in started:
+            pair.close()
+
+
+def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
+    """Answers of one engine that does both; one for each model and options, kept."""
+    engines: dict[str, EngineProcess] = {}
+
+    def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
+        key = f"{model} {options}"
+        if key not in engines:
+            engines[key] = start_engine(model, **{**OF_ONE, **options})
+        (output,) = engines[key].generate([{"prompt_token_ids": prompt}], GREEDY)
+        completion = output.outputs[0]
+        tokens = list(completion.token_ids)
+        places = zip(tokens, completion.logprobs, strict=True)
+        return Answer(tokens, [entries[token].logprob for token, entries in places])
+
+    return answer
+
+
+def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
+    """Tokens and logprobs of prompts of whole blocks and a token. One engine, when it is asked for
+    them again, has the blocks and computes that token alone, as an engine of decodes does."""
+    for number, length in enumerate(WHOLE_BLOCKS_AND_ONE, start=51):
+        prompt = prompt_of(length, seed=number)
+        alone(prompt)
+        assert pair.complete(prompt, NUM_TOKENS) == alone(prompt)
+
+
+def assert_computed_again(
+    pair: Pair,
+    alone: Callable[[list[int]], Answer],
+    come: Callable[[], float],
+    counts: Callable[[list[int]], int],
+    limit_s: float,
+) -> None:
+    """An engine of prefills stands still, goes on, is killed, and comes back.
+
+    come:    what has come from the other engine
+    counts:  how much a prompt is of that
+    limit_s: after which a transfer is given up
+    """
+    prompts = [prompt_of(length, seed=40) for length in (300, 301, 302, 303)]
+    expected = [alone(prompt).tokens for prompt in prompts]
+    told = pair.prefill(prompts[0])
+    pair.stop_prefills()
+    try:
+        begin = time.monotonic()
+        assert pair.decode(prompts[0], told, NUM_TOKENS).tokens == expected[0]
+        assert time.monotonic() - begin < limit_s + 20
+    finally:
+        pair.continue_prefills()
+    # The other engine may write now what nobody waits for any more.
+    assert pair.complete(prompts[1], NUM_TOKENS).tokens == expected[1]
+
+    told = pair.prefill(prompts[2])
+    pair.prefills.kill()
+    assert pair.decode(prompts[2], told, NUM_TOKENS).tokens == expected[2]
+    pair.restart_prefills()
+    before = come()
+    assert pair.complete(prompts[3], NUM_TOKENS).tokens == expected[3]
+    assert come() == before + counts(prompts[3]), pair.decodes.tail()
+
+
+def assert_ends_with_an_error(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
+    """A request whose blocks do not come, of a pair with the policy to fail; closes the pair."""
+    prompt = prompt_of(300)
+    told = pair.prefill(prompt)
+    pair.prefills.kill()
+    with pytest.raises(httpx.HTTPStatusError) as failure:
+        pair.decode(prompt, told, NUM_TOKENS)
+    assert failure.value.response.status_code == 500
+    pair.restart_prefills()
+    assert pair.complete(prompt, NUM_TOKENS).tokens == alone(prompt).tokens
+    pair.close()
+
+
+def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
+    """An engine of prefills of two ranks beside one of decodes of one; closes the pair."""
+    prompt = prompt_of(200)
+    assert pair.complete(prompt, NUM_TOKENS).tokens == alone(prompt).tokens
+    assert "has --tensor-parallel-size 2, and this one 1" in pair.decodes.log_text()
+    pair.close()
