@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
@@ -18,7 +19,7 @@ MODEL = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
 def made(additional_config: dict[str, Any] | None = None, **options: Any) -> VllmConfig:
     with described_only():
         return EngineArgs(
-            model=str(MODEL), additional_config=additional_config or {}, **options
+            **{"model": str(MODEL), "additional_config": additional_config or {}, **options}
         ).create_engine_config()
 
 
@@ -128,3 +129,21 @@ def test_a_server_s_engine_derives_the_same_configuration_again(enabled: bool):
     with described_only():
         again.__post_init__()
     assert (option_settings(again), vllm_settings(again, {}, {})) == expected
+
+
+def test_heads_of_two_sizes_keep_the_platforms_attention(tmp_path: Path):
+    """Where vLLM takes Triton's for them (Gemma 4)."""
+    transformers.Gemma4TextConfig(
+        architectures=["Gemma4ForCausalLM"],
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=256,
+        per_layer_config={"1": {"head_dim": 512}},
+        layer_types=["sliding_attention", "full_attention"],
+    ).save_pretrained(tmp_path)
+    config = made(model=str(tmp_path), skip_tokenizer_init=True)
+    assert config.attention_config.backend is None
