@@ -42,6 +42,7 @@ LISTED = {
     f"{CORE}graph/": DEVICE,
     f"{CORE}inputs/copied_event.py": DEVICE,
     f"{CORE}kv_offload/transfers.py": DEVICE,
+    f"{CORE}kv_transfer/host_pages.py": DEVICE,
     f"{CORE}kv_transfer/mooncake_worker.py": f"{DEVICE}; of another engine: {OWN_LIMIT}",
     f"{CORE}kv_transfer/worker.py": DEVICE,
     f"{CORE}model_runner.py": DEVICE,

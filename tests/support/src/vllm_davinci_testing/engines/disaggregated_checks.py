@@ -1,4 +1,4 @@
-"""What a pair of engines gives, whatever carries blocks between them: the tokens of one engine."""
+"""Checks that a pair of engines gives the tokens of one, whatever carries blocks between them."""
 
 from __future__ import annotations
 
