@@ -71,6 +71,8 @@ class NoKernels:
 def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Role = ROLE) -> None:
     entries = EntryPoints(EntryPoint(name, f"{__name__}:{name}", role.group) for name in names)
     monkeypatch.setattr(providers, "entry_points", lambda group: entries.select(group=group))
+    # What is installed stays as it is in a process, and is looked for once.
+    monkeypatch.setattr(providers, "_devices", lambda: components.find(components.DEVICES))
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +137,17 @@ def test_the_active_device_is_named(
 ):
     installed(monkeypatch, *names, role=components.DEVICES)
     assert components.active_device() == active
+
+
+def test_devices_are_looked_for_once(monkeypatch: pytest.MonkeyPatch):
+    looked: list[str] = []
+    monkeypatch.setattr(providers, "entry_points", lambda group: looked.append(group) or ())
+    providers._devices.cache_clear()
+    try:
+        assert components.device_computes() and components.device_computes()
+        assert looked == [components.DEVICES.group]
+    finally:
+        providers._devices.cache_clear()
 
 
 def test_only_an_active_device_that_writes_a_trace_is_told_of_streams(

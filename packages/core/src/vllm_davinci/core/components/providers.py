@@ -104,9 +104,16 @@ def step_costs_provider() -> StepCostsProvider | None:
     return next(iter(find(COSTS).values()), None)
 
 
+@cache
+def _devices() -> dict[str, Any]:
+    """The providers of devices. Each layer of a model asks for them, and a scan of all installed
+    packages takes some 30 ms."""
+    return find(DEVICES)
+
+
 def active_device() -> str | None:
     """Name of the provider whose device this process runs on, or None for a chip."""
-    for name, provider in find(DEVICES).items():
+    for name, provider in _devices().items():
         if provider.is_active():
             return name
     return None
@@ -114,24 +121,24 @@ def active_device() -> str | None:
 
 def can_fork() -> bool:
     """Whether a process forked from this one has the device. A chip's context does not survive."""
-    return any(provider.is_active() and provider.can_fork() for provider in find(DEVICES).values())
+    return any(provider.is_active() and provider.can_fork() for provider in _devices().values())
 
 
 def device_computes() -> bool:
     """False on a device that only models time, from which the host reads zeros."""
-    return all(provider.computes() for provider in find(DEVICES).values() if provider.is_active())
+    return all(provider.computes() for provider in _devices().values() if provider.is_active())
 
 
 def limit_host_waits(seconds: float) -> None:
     """The longest wait of the host for such a device, where nobody has set one."""
-    for provider in find(DEVICES).values():
+    for provider in _devices().values():
         if provider.is_active():
             provider.limit_host_waits(seconds)
 
 
 def traced_device() -> DeviceProvider | None:
     """The provider whose device this process runs on and which writes a trace; usually None."""
-    for provider in find(DEVICES).values():
+    for provider in _devices().values():
         if provider.is_active() and provider.is_traced():
             device: DeviceProvider = provider
             return device

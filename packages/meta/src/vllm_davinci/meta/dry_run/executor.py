@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,7 +19,22 @@ from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.meta.dry_run import phantom_group
 from vllm_davinci.meta.dry_run.layout import Layout
 from vllm_davinci.meta.dry_run.priced_dispatch import price_dispatch
+from vllm_davinci.meta.dry_run.stack import stack_of
 from vllm_davinci.vnpu.timing import set_routed_share
+
+
+# Layers with which an engine warms up and captures its graphs; None stands for all.
+_WARMED_LAYERS: ContextVar[int | None] = ContextVar("warmed_layers", default=None)
+
+
+@contextmanager
+def few_layers_warm_up() -> Iterator[None]:
+    """An engine that starts meanwhile captures graphs of one layer, which nothing should replay."""
+    token = _WARMED_LAYERS.set(1)
+    try:
+        yield
+    finally:
+        _WARMED_LAYERS.reset(token)
 
 
 class PhantomExecutor(UniProcExecutor):
@@ -89,6 +107,11 @@ class PhantomWorker(NPUWorker):
         if self.model_config.is_moe and parallel.enable_expert_parallel:
             ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
             set_routed_share(*self._layout.routed_share(ranks))
+
+    def compile_or_warm_up_model(self) -> Any:
+        count, stack = _WARMED_LAYERS.get(), stack_of(self.model_runner.get_model())
+        with nullcontext() if count is None or stack is None else stack.only(count):
+            return super().compile_or_warm_up_model()
 
     def _step_guard(self) -> None:
         """Phantom ranks do not fail."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 from vllm_davinci.meta.dry_run.engine import executor_of
-from vllm_davinci.meta.dry_run.workload import Workload, serve
+from vllm_davinci.meta.dry_run.stack import stack_of
+from vllm_davinci.meta.dry_run.workload import Steps, Workload, serve
 from vllm_davinci.meta.errors import DryRunError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _LONGEST_PROMPT = 4096
 _DECODE_CONTEXT = 128
 # Steps of so many decodes; the figure is their median.
 _DECODES = 3
+# Steps at most until all requests decode together, beside those that their prompts take.
+_SPARE_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,12 @@ class Exploration:
         cache = config.cache_config
         self._cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         self._own_policy: Any = self._runner.splitter.policy
+        self._stack = stack_of(self._model)
+        cache_bytes = machine.figures["l2_bytes"]
+        self._samples = {
+            is_replayed: self._stack and self._stack.repetition(cache_bytes, is_replayed)
+            for is_replayed in (False, True)
+        }
         self._own_norm_cores: int | None = None
 
     def described(self, model: str) -> dict[str, Any]:
@@ -92,6 +101,11 @@ class Exploration:
         return self._own_policy is not None and self._own_policy.has_communication
 
     @property
+    def _has_graphs(self) -> bool:
+        mode: CUDAGraphMode = self._engine.vllm_config.compilation_config.cudagraph_mode
+        return mode != CUDAGraphMode.NONE
+
+    @property
     def can_shard(self) -> bool:
         """Whether steps may run sequence parallel."""
         return bool(getattr(self._model, "is_sequence_parallel", False))
@@ -113,7 +127,10 @@ class Exploration:
     def decode_sizes(self, asked: Sequence[int]) -> list[int]:
         """The same of steps in which all requests decode."""
         most = min(self._limits.max_num_seqs, self._cache_tokens // (2 * 128))
-        return sorted({min(size, most) for size in asked})
+        found = sorted({min(size, most) for size in asked})
+        while len(found) > 1 and self._decode_context(found) < 1:
+            found.pop()
+        return found
 
     def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
         """Modelled time of a step of prompts with so many tokens."""
@@ -123,34 +140,83 @@ class Exploration:
         lengths = tuple(
             num_tokens // requests + (number < num_tokens % requests) for number in range(requests)
         )
-        steps = self.serve(Workload(requests, requests, lengths, (1,)))
-        found = [step for step in steps if sum(step.tokens) == num_tokens]
-        if not found:
-            raise DryRunError(
-                f"{num_tokens} tokens of prompts did not come in one step but in "
-                f"{[sum(step.tokens) for step in steps]}: allow more with --max-num-batched-tokens."
-            )
-        return found[0].modelled.host_ps
 
-    def decode_ps(self, num_requests: int) -> int:
-        """Modelled time of a step in which so many requests decode."""
-        context = max(1, min(_DECODE_CONTEXT, self._longest // 2, self._room(num_requests)))
-        prefills = -(-num_requests * context // self._limits.max_num_batched_tokens)
-        outputs = prefills + _DECODES + 1
-        steps = self.serve(Workload(num_requests, num_requests, (context,), (outputs,)))
-        found = [s.modelled.host_ps for s in steps if s.tokens == (1,) * num_requests]
-        if not found:
-            raise DryRunError(
-                f"{num_requests} requests never decoded together: lower --max-num-seqs."
-            )
-        return round(statistics.median(found))
+        def measured() -> dict[int, int]:
+            steps = self.serve(Workload(requests, requests, lengths, (1,)))
+            found = [step for step in steps if sum(step.tokens) == num_tokens]
+            if not found:
+                raise DryRunError(
+                    f"{num_tokens} tokens of prompts did not come in one step but in "
+                    f"{[sum(step.tokens) for step in steps]}: allow more with "
+                    "--max-num-batched-tokens."
+                )
+            return {num_tokens: found[0].modelled.host_ps}
+
+        return self._of_all_layers(measured, is_replayed=False)[num_tokens]
+
+    def decodes_ps(
+        self, method: CommunicationMethod | None, sizes: Sequence[int]
+    ) -> dict[int, int]:
+        """Modelled times of steps in which so many requests decode, by their tokens."""
+
+        def measured() -> dict[int, int]:
+            self.decodes_by(method, sizes)
+            return self._decodes(sizes)
+
+        return self._of_all_layers(measured, self._has_graphs)
+
+    def _of_all_layers(
+        self, measured: Callable[[], dict[int, int]], is_replayed: bool
+    ) -> dict[int, int]:
+        """The times of steps of all layers, by a few of them where they repeat."""
+        stack = self._stack
+        return measured() if stack is None else stack.of_all(self._samples[is_replayed], measured)
+
+    def _decodes(self, sizes: Sequence[int]) -> dict[int, int]:
+        """The same of the layers that run now. Requests leave one after the other: fewer decode."""
+        steps = Steps(self._engine, self._executor, self._arguments.hides_host)
+        context, ordered = self._decode_context(sizes), sorted(sizes, reverse=True)
+        waiting = [str(number) for number in range(ordered[0])]
+        for name in waiting:
+            steps.add(name, context, self._longest - context)
+        for _ in range(self._prefills(ordered[0], context) + _SPARE_STEPS):
+            step, _ = steps.run()
+            if self._all_decode(step, ordered[0]):
+                break
+        else:
+            raise DryRunError(f"{ordered[0]} requests never decoded together.")
+        found = {}
+        for size in ordered:
+            self._engine.abort_request(waiting[size:])
+            del waiting[size:]
+            newest = [steps.run()[0] for _ in range(_DECODES)]
+            if not all(self._all_decode(step, size) for step in newest):
+                raise DryRunError(f"{size} requests never decoded together.")
+            durations = [step.modelled.host_ps for step in newest]
+            found[sum(newest[0].tokens)] = round(statistics.median(durations))
+        self._engine.abort_request(waiting)
+        return dict(sorted(found.items()))
+
+    def _all_decode(self, step: Step, requests: int) -> bool:
+        most = self._runner.uniform_decode_query_len
+        return len(step.tokens) == requests and max(step.tokens) <= most
+
+    def _prefills(self, requests: int, context: int) -> int:
+        return -(-requests * context // self._limits.max_num_batched_tokens)
+
+    def _decode_context(self, sizes: Sequence[int]) -> int:
+        """Tokens of each request's prompt, so that it ends after all steps; below 1: no room."""
+        most = max(sizes)
+        tokens = self._runner.uniform_decode_query_len
+        steps = self._prefills(most, _DECODE_CONTEXT) + _SPARE_STEPS + _DECODES * len(sizes)
+        room = self._cache_tokens // most - 2 * 128
+        return min(_DECODE_CONTEXT, self._longest - 1 - tokens * steps, max(room, 1))
 
     def decodes_by(self, method: CommunicationMethod | None, sizes: Sequence[int]) -> None:
         """Steps of decodes go to their experts this way from now on, from new graphs of `sizes`."""
         self.follow(Schedule(method, is_split=None))
         graphs = self._runner.graphs
-        compilation = self._engine.vllm_config.compilation_config
-        if compilation.cudagraph_mode != CUDAGraphMode.NONE:
+        if self._has_graphs:
             graphs.destroy()
             graphs.use_sizes(list(sizes))
             self._runner.capture_model()
@@ -195,10 +261,6 @@ class Exploration:
         longest = min(_LONGEST_PROMPT, self._longest - 1)
         requests = -(-num_tokens // longest)
         return requests if requests <= self._limits.max_num_seqs else None
-
-    def _room(self, num_requests: int) -> int:
-        """Tokens of each of so many requests that the cache has room for, outputs left aside."""
-        return self._cache_tokens // num_requests - 2 * 128
 
 
 def least(durations: Mapping[Any, int]) -> int:

@@ -39,14 +39,17 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     """An Exploration of an engine with room for steps of so many tokens. Raises DryRunError."""
     machine = become_rank(options)
     from vllm_davinci.meta.dry_run.engine import start_engine
+    from vllm_davinci.meta.dry_run.executor import few_layers_warm_up
     from vllm_davinci.meta.dry_run.exploration import Exploration
     from vllm_davinci.meta.dry_run.workload import Workload
 
     of_request = max(1, most_tokens // max(DECODES))
     room = Workload(max(DECODES), max(DECODES), (of_request,), (8,))
-    engine, arguments = start_engine(
-        options.model, room, options.routing, with_schedules(engine_arguments), machine
-    )
+    # Graphs are captured when they are compared.
+    with few_layers_warm_up():
+        engine, arguments = start_engine(
+            options.model, room, options.routing, with_schedules(engine_arguments), machine
+        )
     return Exploration(engine, arguments, machine)
 
 
@@ -185,13 +188,14 @@ def _decodes(explored: Any) -> list[dict[str, Any]]:
     from vllm_davinci.meta.dry_run.exploration import named
 
     sizes = explored.decode_sizes(DECODES)
-    columns = {}
-    for name, method in named(explored.methods("decodes")).items():
-        explored.decodes_by(method, sizes)
-        columns[name] = [explored.decode_ps(size) for size in sizes]
+    columns = {
+        name: explored.decodes_ps(method, sizes)
+        for name, method in named(explored.methods("decodes")).items()
+    }
+    tokens = next(iter(columns.values()))
     return [
-        {"tokens": size, "by_method": {name: each[row] for name, each in columns.items()}}
-        for row, size in enumerate(sizes)
+        {"tokens": each, "by_method": {name: column[each] for name, column in columns.items()}}
+        for each in tokens
     ]
 
 

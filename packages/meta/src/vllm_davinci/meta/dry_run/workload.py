@@ -95,6 +95,41 @@ class Served:
         return figures
 
 
+class Steps:
+    """Runs an engine's steps one by one, on a timeline that begins here.
+
+    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it
+    """
+
+    def __init__(self, engine: LLMEngine, executor: PhantomExecutor, hides_host: bool) -> None:
+        self._engine, self._executor, self._hides_host = engine, executor, hides_host
+        restart_timeline()
+        self.begin = self.newest = read_report()
+        self._on_others = read_variants()
+
+    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request that ends when it has as many tokens as it may, whatever they are."""
+        params = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False
+        )
+        prompt: Any = {"prompt_token_ids": [_PROMPT_TOKEN] * prompt_tokens}
+        self._engine.add_request(name, prompt, params)
+
+    def run(self) -> tuple[Step, list[Any]]:
+        """One step of the engine, and what vLLM says of its requests."""
+        host = time.monotonic()
+        self._executor.scheduled = {}
+        outputs = list(self._engine.step())
+        wall_seconds = time.monotonic() - host
+        pass_host_step(len(self._executor.scheduled), self._hides_host)
+        after, others_after = read_report(), read_variants()
+        on_others = {name: report - self._on_others[name] for name, report in others_after.items()}
+        tokens = tuple(self._executor.scheduled.values())
+        step = Step(tokens, after - self.newest, wall_seconds, on_others)
+        self.newest, self._on_others = after, others_after
+        return step, outputs
+
+
 def serve(
     engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool = True
 ) -> tuple[list[Step], Served]:
@@ -105,38 +140,25 @@ def serve(
     waiting = [(str(n), *length) for n, length in enumerate(workload.lengths())]
     waiting.reverse()
     times: dict[str, RequestTimes] = {}
+    running = Steps(engine, executor, hides_host)
 
     def add(now: int) -> None:
         name, prompt_tokens, output_tokens = waiting.pop()
-        params = SamplingParams(
-            max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False
-        )
-        prompt: Any = {"prompt_token_ids": [_PROMPT_TOKEN] * prompt_tokens}
         times[name] = RequestTimes(output_tokens, begin=now)
-        engine.add_request(name, prompt, params)
+        running.add(name, prompt_tokens, output_tokens)
 
     steps = []
-    restart_timeline()
-    before = start = read_report()
-    others = read_variants()
     for _ in range(workload.concurrency):
-        add(start.host_ps)
+        add(running.begin.host_ps)
     while engine.has_unfinished_requests():
-        host = time.monotonic()
-        executor.scheduled = {}
-        outputs = engine.step()
-        wall_seconds = time.monotonic() - host
-        pass_host_step(len(executor.scheduled), hides_host)
-        after, others_after = read_report(), read_variants()
-        on_others = {name: report - others[name] for name, report in others_after.items()}
-        tokens = tuple(executor.scheduled.values())
-        steps.append(Step(tokens, after - before, wall_seconds, on_others))
-        before, others = after, others_after
+        step, outputs = running.run()
+        steps.append(step)
+        now = running.newest.host_ps
         for output in outputs:
             of_request = times[output.request_id]
-            of_request.first_token = of_request.first_token or after.host_ps
+            of_request.first_token = of_request.first_token or now
             if output.finished:
-                of_request.end = after.host_ps
+                of_request.end = now
                 if waiting:
-                    add(after.host_ps)
-    return steps, Served(list(times.values()), before.host_ps - start.host_ps)
+                    add(now)
+    return steps, Served(list(times.values()), running.newest.host_ps - running.begin.host_ps)

@@ -1,0 +1,85 @@
+"""A few first layers in the place of all: which, and what follows from their times."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_davinci.meta.dry_run.stack import LayerStack, Repetition, repetition, stack_of
+
+CACHE = 100
+
+
+def test_what_further_layers_add_all_of_them_add():
+    sample = Repetition(fewer=4, more=7, total=94)
+    head, of_layer = 1000, 37
+    assert sample.of_all(head + 4 * of_layer, head + 7 * of_layer) == head + 94 * of_layer
+
+
+def test_first_layers_fill_the_cache():
+    sample = repetition(["layer"] * 94, [30] * 94, CACHE, is_replayed=True)
+    assert sample == Repetition(4, 7, 94)
+
+
+def test_layers_that_never_fill_the_cache_run_all():
+    assert repetition(["layer"] * 94, [1] * 94, CACHE, is_replayed=True) is None
+
+
+def test_first_layers_of_another_kind_are_among_the_fewer_ones():
+    kinds = ["dense"] * 3 + ["experts"] * 58
+    sample = repetition(kinds, [CACHE] * 61, CACHE, is_replayed=True)
+    assert sample is not None and sample.fewer >= 3
+    assert not repetition(kinds[::-1], [CACHE] * 61, CACHE, is_replayed=True)
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_what_is_added_is_a_whole_pattern(is_replayed: bool):
+    kinds = ["state", "state", "state", "attention"] * 24 + ["state"]
+    sample = repetition(kinds, [CACHE] * len(kinds), CACHE, is_replayed)
+    assert sample is not None
+    assert (sample.more - sample.fewer) % 4 == 0 and (sample.total - sample.more) % 4 == 0
+
+
+def test_steps_of_the_host_take_more_layers_than_replayed_ones():
+    eager, replayed = (repetition(["layer"] * 94, [30] * 94, CACHE, each) for each in (False, True))
+    assert eager is not None and replayed is not None
+    assert eager.fewer > replayed.fewer and eager.more - eager.fewer > 3
+
+
+def test_few_layers_run_all_of_them():
+    assert repetition(["layer"] * 11, [CACHE] * 11, CACHE, is_replayed=False) is None
+
+
+class Layered(torch.nn.Module):
+    """A model whose layers are experts of so many bytes, and a part that all steps read."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(5, 5, bias=False) for _ in range(layers))
+        for layer in self.layers:
+            layer.experts = torch.nn.Parameter(torch.zeros(4, 5, 5))
+        self.start_layer, self.end_layer = 0, layers
+
+    def duration(self) -> int:
+        return 1000 + 37 * (self.end_layer - self.start_layer)
+
+
+def test_a_stack_measures_few_layers_and_then_runs_all_again():
+    model = Layered(94)
+    stack = stack_of(torch.nn.Sequential(model))
+    assert isinstance(stack, LayerStack)
+    # A step may go to one of the four experts.
+    assert stack.repetition(4 * 200, is_replayed=True) == Repetition(4, 7, 94)
+    ran: list[int] = []
+
+    def measured() -> dict[int, int]:
+        ran.append(model.end_layer)
+        return {8: model.duration()}
+
+    assert stack.of_all(Repetition(4, 7, 94), measured) == {8: model.duration()}
+    assert ran == [4, 7] and model.end_layer == 94
+    assert stack.of_all(None, measured) == {8: model.duration()} and ran[-1] == 94
+
+
+def test_a_model_that_does_not_say_which_layers_it_runs_has_no_stack():
+    assert stack_of(torch.nn.Sequential(torch.nn.Linear(5, 5))) is None
