@@ -69,7 +69,7 @@ def _compare(args: argparse.Namespace, explored: Any, model: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="regret.") as directory:
         costs = Path(directory) / "costs.json"
         costs.write_text(json.dumps(content), encoding="utf-8")
-        explored.decide_by(costs, content["options"])
+        explored.decide_by(costs)
     explored.decodes_by(None, explored.decode_sizes(step_costs.DECODES))
     explored.follow(Schedule(None, is_split=None))
     decided = _durations(explored, workloads)

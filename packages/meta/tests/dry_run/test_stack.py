@@ -81,5 +81,24 @@ def test_a_stack_measures_few_layers_and_then_runs_all_again():
     assert stack.of_all(None, measured) == {8: model.duration()} and ran[-1] == 94
 
 
+class Ends:
+    """Stands for the prefetches of a model, which end with the last layer that runs."""
+
+    def __init__(self) -> None:
+        self.with_layers: list[int | None] = []
+
+    def end_with(self, num_layers: int | None) -> None:
+        self.with_layers.append(num_layers)
+
+
+def test_prefetches_end_with_the_last_layer_that_runs():
+    ends = Ends()
+    stack = stack_of(Layered(94), ends)
+    assert stack is not None
+    with stack.only(7):
+        assert ends.with_layers == [7]
+    assert ends.with_layers == [7, None]
+
+
 def test_a_model_that_does_not_say_which_layers_it_runs_has_no_stack():
     assert stack_of(torch.nn.Sequential(torch.nn.Linear(5, 5))) is None

@@ -68,8 +68,8 @@ class NPUModelRunner(BalancingRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         torch_cuda_names.install()
         super().__init__(with_own_drafter(vllm_config), device)
-        dbo = get_config(vllm_config).dbo
-        scheduler = components.stream_scheduler() if dbo.enabled else None
+        splits = get_config(vllm_config).dbo.enabled
+        scheduler = components.stream_scheduler() if splits else None
         self._steady_decode = SteadyDecode(
             self, self._make_buffer(self.max_num_reqs, dtype=torch.int64), self.use_async_scheduling
         )
@@ -80,11 +80,7 @@ class NPUModelRunner(BalancingRunner):
             self.uniform_decode_query_len,
             self.supports_mm_inputs,
         )
-        self.split_forward = (
-            None
-            if scheduler is None
-            else SplitForward(scheduler, vllm_config, dbo.norm_vector_cores)
-        )
+        self.split_forward = None if scheduler is None else SplitForward(scheduler, vllm_config)
         self._kv_cache_memory = KVCacheMemory(
             device, self.compilation_config.static_forward_context, self.kv_caches
         )
@@ -122,7 +118,7 @@ class NPUModelRunner(BalancingRunner):
             super().load_model(load_dummy_weights, **options)
         model = self.get_model()
         check_loaded(model, quantization, self.load_config.load_format)
-        plan_prefetches(self.vllm_config)
+        self.prefetches = plan_prefetches(self.vllm_config)
         self._mla_layers = [each for each in model.modules() if isinstance(each, NPUMLAAttention)]
         self._encoder_places = EncoderPlaces(model, self.device)
         self._host_values = host_values(model, self.device)

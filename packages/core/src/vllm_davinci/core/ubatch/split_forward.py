@@ -10,6 +10,9 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.workspace import use_workspace_lane
 
 from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.sized_choices import NORM_VECTOR_CORES, SizedChoices
+from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.device.core_limits import check_vector_cores, limit_memory_bound
 from vllm_davinci.core.device.timeline import launch_label
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
@@ -22,19 +25,19 @@ Forward = Callable[..., Any]
 class SplitForward:
     """Runs the forward of split steps, one at a time.
 
-    norm_vector_cores: that norms may take in them; None stands for all
-    Raises ConfigurationError where the device has fewer.
+    Norms may take so many vector cores as `dbo.norm_vector_cores` says, or else as the durations of
+    this engine's steps do for each size. Raises ConfigurationError where the device has fewer.
     """
 
-    def __init__(
-        self,
-        scheduler: StreamScheduler,
-        vllm_config: VllmConfig,
-        norm_vector_cores: int | None = None,
-    ) -> None:
+    def __init__(self, scheduler: StreamScheduler, vllm_config: VllmConfig) -> None:
         self._scheduler = scheduler
         self._vllm_config = vllm_config
-        self.limit_norms(norm_vector_cores)
+        config = get_config(vllm_config)
+        cores = config.dbo.norm_vector_cores
+        self.limit_norms(cores)
+        if cores is None:
+            file = costs_file(config)
+            self.limit_norms_by(SizedChoices.read(file, "steps", NORM_VECTOR_CORES))
         self._slots: list[SlotPerUBatch] = []
         self._label = launch_label()
         self._interleave = scheduler.interleave()
@@ -46,7 +49,19 @@ class SplitForward:
     def limit_norms(self, vector_cores: int | None) -> None:
         """Gives norms so many vector cores from now on; None stands for all."""
         check_vector_cores("dbo.norm_vector_cores", vector_cores)
-        self._norm_vector_cores = vector_cores
+        self._norm_vector_cores, self._norm_cores_by_size = vector_cores, None
+
+    def limit_norms_by(self, by_size: SizedChoices | None) -> None:
+        """Gives norms of each step the cores of these choices from now on; None: as before."""
+        for cores in () if by_size is None else by_size.choices:
+            check_vector_cores(f"step_costs: {NORM_VECTOR_CORES}", cores)
+        self._norm_cores_by_size = by_size
+
+    def norm_vector_cores(self, num_tokens: int) -> int | None:
+        """Vector cores that norms take in a split step of so many tokens; None stands for all."""
+        if self._norm_cores_by_size is None:
+            return self._norm_vector_cores
+        return self._norm_cores_by_size.at(num_tokens)
 
     @property
     def num_switches(self) -> int:
@@ -102,7 +117,7 @@ class SplitForward:
         try:
             with (
                 override_forward_context(running),
-                limit_memory_bound(self._norm_vector_cores),
+                limit_memory_bound(self.norm_vector_cores(split.ubatches[-1].tokens.stop)),
             ):
                 outputs = self._interleave.run(forwards, show)
         finally:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from vllm_davinci.meta.deployments.run import reason_of
+from vllm_davinci.meta.deployments.run import prepared_processes, run_apart
 from vllm_davinci.meta.deployments.table import Deployment
-from vllm_davinci.meta.step_costs.provider import file_name, is_current, model_steps
+from vllm_davinci.meta.step_costs.provider import file_name, is_current
 
 LIMIT_S = 1800.0
 
@@ -25,6 +26,7 @@ def write_costs(
     """
     directory.mkdir(parents=True, exist_ok=True)
     made: set[Path] = set()
+    context = prepared_processes()
     for row in rows:
         if row.refused:
             continue
@@ -32,7 +34,7 @@ def write_costs(
         if known is not None:
             yield row.name, known, ""
             continue
-        content, reason = _modelled(row.name)
+        content, reason = _modelled(row.name, context)
         if content is None or content["world_size"] == 1:
             yield row.name, None, reason or "one rank has nothing to decide"
             continue
@@ -53,12 +55,13 @@ def _file_of(name: str, directory: Path) -> Path | None:
     return None
 
 
-def _modelled(name: str) -> tuple[dict[str, Any] | None, str]:
+def _modelled(name: str, context: ForkServerContext) -> tuple[dict[str, Any] | None, str]:
     """The content of the row's file, or None and why."""
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-step-costs.") as directory:
-        file = Path(directory) / "costs.json"
-        said = model_steps([f"--deployment={name}"], file, LIMIT_S)
-        if said is not None:
-            return None, reason_of(said) or "no message"
+        file, log = (Path(directory) / each for each in ("costs.json", "log"))
+        options = (f"--deployment={name}", f"--step-costs={file}")
+        reason = run_apart(context, options, log, LIMIT_S)
+        if reason is not None:
+            return None, reason
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return content, ""

@@ -8,7 +8,7 @@ import os
 import runpy
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -62,8 +62,7 @@ def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -
     resume: rows whose outcome is there already are not run again
     """
     directory.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm_davinci.meta.dry_run.preload"])
+    context = prepared_processes()
     for row in rows:
         path = directory / f"{row.name}.outcome.json"
         if resume and path.is_file():
@@ -74,28 +73,50 @@ def run_all(rows: Iterable[Deployment], directory: Path, resume: bool = False) -
         yield outcome
 
 
+def prepared_processes() -> ForkServerContext:
+    """Processes that have imported what a dry-run needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vllm_davinci.meta.dry_run.preload"])
+    return context
+
+
 def _run(row: Deployment, directory: Path, context: ForkServerContext) -> Outcome:
     report, log = (directory / f"{row.name}.{kind}" for kind in ("report.json", "log"))
     report.unlink(missing_ok=True)
-    process = context.Process(target=_dry_run, args=(row.name, report, log))
-    process.start()
-    process.join(LIMIT_S)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        return Outcome(row.name, f"the dry-run took more than {LIMIT_S:.0f} s")
-    if process.exitcode != 0 or not report.is_file():
-        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        return Outcome(row.name, reason_of(said) or f"exit status {process.exitcode}")
+    options = (f"--deployment={row.name}", f"--json={report}")
+    reason = run_apart(context, options, log, LIMIT_S)
+    if reason is not None or not report.is_file():
+        return Outcome(row.name, reason or "there is no report")
     return outcome_of(row.name, json.loads(report.read_text(encoding="utf-8")))
 
 
-def _dry_run(name: str, report: Path, log: Path) -> None:
+def run_apart(
+    context: ForkServerContext, options: Sequence[str], log: Path, limit_s: float
+) -> str | None:
+    """Runs a dry-run in a process of its own. Why it failed, or None.
+
+    options: of `vllm-davinci dry-run`
+    log:     file that its output goes to
+    """
+    process = context.Process(target=_dry_run, args=(tuple(options), log))
+    process.start()
+    process.join(limit_s)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        return f"the dry-run took more than {limit_s:.0f} s"
+    if process.exitcode == 0:
+        return None
+    said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return reason_of(said) or f"exit status {process.exitcode}"
+
+
+def _dry_run(options: tuple[str, ...], log: Path) -> None:
     """The command, in a process of its own whose output goes to the log."""
     with log.open("w", encoding="utf-8") as output:
         for standard in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), standard.fileno())
-    sys.argv = ["vllm-davinci", "dry-run", f"--deployment={name}", f"--json={report}"]
+    sys.argv = ["vllm-davinci", "dry-run", *options]
     runpy.run_module("vllm_davinci.meta", run_name="__main__")
 
 

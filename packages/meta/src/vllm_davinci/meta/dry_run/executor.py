@@ -109,7 +109,8 @@ class PhantomWorker(NPUWorker):
             set_routed_share(*self._layout.routed_share(ranks))
 
     def compile_or_warm_up_model(self) -> Any:
-        count, stack = _WARMED_LAYERS.get(), stack_of(self.model_runner.get_model())
+        runner: Any = self.model_runner
+        count, stack = _WARMED_LAYERS.get(), stack_of(runner.get_model(), runner.prefetches)
         with nullcontext() if count is None or stack is None else stack.only(count):
             return super().compile_or_warm_up_model()
 

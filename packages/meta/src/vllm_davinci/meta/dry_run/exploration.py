@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import CUDAGraphMode
 
 from vllm_davinci.core.components import stream_scheduler
+from vllm_davinci.core.config.sized_choices import (
+    NORM_VECTOR_CORES,
+    PREFETCH_BYTES,
+    SizedChoices,
+)
 from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
@@ -22,6 +27,7 @@ from vllm_davinci.meta.errors import DryRunError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from vllm_davinci.core.attention.mla.weight_prefetch import Prefetches
     from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs
     from vllm_davinci.meta.dry_run.step import Step
     from vllm_davinci.vnpu.timing import Machine
@@ -68,13 +74,14 @@ class Exploration:
         cache = config.cache_config
         self._cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         self._own_policy: Any = self._runner.splitter.policy
-        self._stack = stack_of(self._model)
+        self._prefetches: Prefetches | None = self._runner.prefetches
+        self._stack = stack_of(self._model, self._prefetches)
         cache_bytes = machine.figures["l2_bytes"]
         self._samples = {
             is_replayed: self._stack and self._stack.repetition(cache_bytes, is_replayed)
             for is_replayed in (False, True)
         }
-        self._own_norm_cores: int | None = None
+        self._own_norm_cores: SizedChoices | None = None
 
     def described(self, model: str) -> dict[str, Any]:
         """Says where this engine's durations come from, for their file."""
@@ -109,6 +116,16 @@ class Exploration:
     def can_shard(self) -> bool:
         """Whether steps may run sequence parallel."""
         return bool(getattr(self._model, "is_sequence_parallel", False))
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether decodes may fetch the next layer's weights."""
+        return self._prefetches is not None
+
+    def prefetch(self, max_bytes: int) -> None:
+        """Decodes fetch up to so much of each weight from now on, in new graphs; 0: nothing."""
+        if self._prefetches is not None:
+            self._prefetches.limit.fix(max_bytes)
 
     def shard_from(self, num_tokens: int | None) -> None:
         """Steps of so many tokens and more run sequence parallel from now on; None: no step."""
@@ -221,14 +238,16 @@ class Exploration:
             graphs.use_sizes(list(sizes))
             self._runner.capture_model()
 
-    def decide_by(self, costs: Path, options: dict[str, Any]) -> None:
-        """Steps run as `auto` decides with this file of durations and its options from now on."""
+    def decide_by(self, costs: Path) -> None:
+        """Steps run as `auto` decides with this file of durations from now on."""
         self._tried.costs = MethodCosts.read(costs)
         if self._own_policy is not None:
             scheduler: Any = stream_scheduler()
             read = scheduler.split_policy(mode="token", costs=costs).costs
             self._own_policy = replace(self._own_policy, costs=read)
-        self._own_norm_cores = options.get("dbo.norm_vector_cores")
+            self._own_norm_cores = SizedChoices.read(costs, "steps", NORM_VECTOR_CORES)
+        if self._prefetches is not None:
+            self._prefetches.limit.choose(SizedChoices.read(costs, "decodes", PREFETCH_BYTES))
 
     def follow(self, schedule: Schedule) -> None:
         """Runs steps with prefills by this schedule from now on."""
@@ -244,8 +263,9 @@ class Exploration:
             least = 0 if schedule.is_split else _NEVER
             rules |= {"costs": None, "min_total_tokens": least, "min_prefill_tokens": 0}
         self._runner.splitter.revise(**rules)
-        cores = self._own_norm_cores if schedule.is_split is None else schedule.norm_vector_cores
-        self._runner.split_forward.limit_norms(cores)
+        self._runner.split_forward.limit_norms(schedule.norm_vector_cores)
+        if schedule.is_split is None:
+            self._runner.split_forward.limit_norms_by(self._own_norm_cores)
 
     def serve(self, workload: Workload) -> list[Step]:
         """The steps of a workload."""

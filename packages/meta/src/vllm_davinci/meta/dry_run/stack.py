@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from vllm_davinci.core.attention.mla.weight_prefetch import Prefetches
 
 # A pattern of kinds of layers has so many at most.
 _LONGEST_PERIOD = 8
@@ -72,11 +75,13 @@ def repetition(
 class LayerStack:
     """The layers of a loaded model, of which the first ones can run alone.
 
-    owner: the module whose forward runs its `layers` from start_layer to end_layer, as vLLM's do
+    owner:      the module whose forward runs its `layers` from start_layer to end_layer, as vLLM's do
+    prefetches: of weights, by each layer for the next one; None without
     """
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, prefetches: Prefetches | None) -> None:
         self._owner, self._first, self._end = owner, owner.start_layer, owner.end_layer
+        self._prefetches = prefetches
         self._layers = list(owner.layers)[self._first : self._end]
 
     def repetition(self, cache_bytes: int, is_replayed: bool) -> Repetition | None:
@@ -98,20 +103,28 @@ class LayerStack:
     @contextmanager
     def only(self, count: int) -> Iterator[None]:
         """Runs the first `count` layers meanwhile."""
-        self._owner.end_layer = self._first + count
+        self._run_to(self._first + count)
         try:
             yield
         finally:
-            self._owner.end_layer = self._end
+            self._run_to(self._end)
+
+    def _run_to(self, end: int) -> None:
+        self._owner.end_layer = end
+        if self._prefetches is not None:
+            self._prefetches.end_with(None if end == self._end else end)
 
 
-def stack_of(model: torch.nn.Module) -> LayerStack | None:
-    """The model's layers; None where its forward does not say which of them it runs."""
+def stack_of(model: torch.nn.Module, prefetches: Prefetches | None = None) -> LayerStack | None:
+    """The model's layers; None where its forward does not say which of them it runs.
+
+    prefetches: of its weights; None without
+    """
     for module in model.modules():
         bounds = [getattr(module, name, None) for name in ("start_layer", "end_layer")]
         is_list = isinstance(getattr(module, "layers", None), torch.nn.ModuleList)
         if is_list and all(isinstance(bound, int) for bound in bounds):
-            return LayerStack(module)
+            return LayerStack(module, prefetches)
     return None
 
 

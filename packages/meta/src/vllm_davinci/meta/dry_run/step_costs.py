@@ -6,7 +6,9 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm_davinci.meta.dry_run.this_process import become_rank
@@ -21,8 +23,14 @@ _CLOSE = 0.1
 _NEIGHBOURS = 1.5
 # Steps from this size on decide about the options that all split steps share.
 _LARGE = 2048
-_FIRST_SHARES = (None, 0.53, 0.57)
+_FIRST_SHARES = (None, 0.53, 0.57, 0.6)
 _NORM_VECTOR_CORES = (None, 8)
+# Of one weight, that a decode fetches while ranks sum; 18 MiB is the option's default.
+_PREFETCH_BYTES = (18 << 20, 36 << 20, 54 << 20, 90 << 20)
+# What is chosen for each size gains so much at least, or stays as the option has it.
+_WORTH = 0.002
+# Types of models with latent attention whose decodes can fetch weights ahead.
+_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def measure(
@@ -48,7 +56,7 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     # Graphs are captured when they are compared.
     with few_layers_warm_up():
         engine, arguments = start_engine(
-            options.model, room, options.routing, with_schedules(engine_arguments), machine
+            options.model, room, options.routing, with_schedules(options.model, engine_arguments), machine
         )
     return Exploration(engine, arguments, machine)
 
@@ -63,14 +71,20 @@ def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
     else:
         sharded, steps = {}, [_step(explored, size) for size in asked]
     steps = list(_with_sizes_between(explored, steps))
-    options = _options_of_splits(explored, steps) if explored.can_split else {}
+    options: dict[str, Any] = {}
+    if explored.can_split:
+        _choose_splits(explored, steps)
     for step in steps:
         step["whole"] = least(step["by_method"]["whole"])
         step["split"] = least(step["by_method"]["split"])
     gains = any(step["split"] < step["whole"] for step in steps)
     if explored.can_split:
-        options = {"dbo.enabled": gains, **(options if gains else {})}
-    return {"steps": steps, "decodes": _decodes(explored), "options": {**sharded, **options}}
+        options = {"dbo.enabled": gains, **({"dbo.split": "token"} if gains else {})}
+    decodes = _decodes(explored)
+    if explored.can_prefetch:
+        is_worth = any(row["prefetch_bytes"] for row in decodes)
+        options["weight_prefetch_config.enabled"] = is_worth
+    return {"steps": steps, "decodes": decodes, "options": {**sharded, **options}}
 
 
 def _sharded(explored: Any, sizes: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -145,65 +159,91 @@ def _schedules(step: dict[str, Any]) -> dict[tuple[str, str], int]:
     return {(kind, name): ps for kind in kinds for name, ps in by_method[kind].items()}
 
 
-def _options_of_splits(explored: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The options with which large split steps are the fastest; `steps` get their durations, and
-    the share of their first ubatch, which each has for itself."""
-    from vllm_davinci.meta.dry_run.exploration import Schedule, least, named
+def _choose_splits(explored: Any, steps: list[dict[str, Any]]) -> None:
+    """Gives each large step the share of its first ubatch and the cores of its norms with which it
+    is the fastest split, and its durations by them."""
+    from vllm_davinci.meta.dry_run.exploration import Schedule, named
 
     methods = named(explored.methods("split"))
     large = [step for step in steps if step["tokens"] >= _LARGE] or steps[-1:]
-
-    def shares(step: dict[str, Any], cores: int | None) -> dict[float | None, int]:
-        known = step["by_method"]["split"]
-        method = methods[min(known, key=known.__getitem__)]
-        return {
-            share: least(known)
-            if (share, cores) == (None, None)
-            else explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
-            for share in _FIRST_SHARES
-        }
-
-    by_cores = {cores: [shares(step, cores) for step in large] for cores in _NORM_VECTOR_CORES}
-    plain = [least(step["by_method"]["split"]) for step in large]
-
-    def relative(cores: int | None) -> float:
-        return sum(least(a) / b for a, b in zip(by_cores[cores], plain, strict=True))
-
-    cores = min(by_cores, key=relative)
-    chosen = {
-        step["tokens"]: min(found, key=found.__getitem__)
-        for step, found in zip(large, by_cores[cores], strict=True)
-    }
     for step in steps:
-        step["first_share"] = share = chosen.get(step["tokens"])
-        if (share, cores) != (None, None):
-            step["by_method"]["split"] = {
-                name: explored.prefill_ps(step["tokens"], Schedule(method, True, share, cores))
-                for name, method in methods.items()
-            }
-    return {"dbo.split": "token", "dbo.norm_vector_cores": cores}
+        step["first_share"] = step["norm_vector_cores"] = None
+    for step in large:
+        known = step["by_method"]["split"]
+        fastest = min(known, key=known.__getitem__)
+        tried = {
+            each: explored.prefill_ps(step["tokens"], Schedule(methods[fastest], True, *each))
+            for each in itertools.product(_FIRST_SHARES, _NORM_VECTOR_CORES)
+            if each != (None, None)
+        }
+        share, cores = chosen = min(tried, key=tried.__getitem__)
+        if tried[chosen] > (1 - _WORTH) * known[fastest]:
+            continue
+        step["first_share"], step["norm_vector_cores"] = share, cores
+        step["by_method"]["split"] = {
+            name: tried[chosen]
+            if name == fastest
+            else explored.prefill_ps(step["tokens"], Schedule(method, True, *chosen))
+            for name, method in methods.items()
+        }
 
 
 def _decodes(explored: Any) -> list[dict[str, Any]]:
     from vllm_davinci.meta.dry_run.exploration import named
 
-    sizes = explored.decode_sizes(DECODES)
-    columns = {
-        name: explored.decodes_ps(method, sizes)
-        for name, method in named(explored.methods("decodes")).items()
-    }
-    tokens = next(iter(columns.values()))
-    return [
+    sizes, methods = explored.decode_sizes(DECODES), named(explored.methods("decodes"))
+    explored.prefetch(0)
+    columns = {name: explored.decodes_ps(method, sizes) for name, method in methods.items()}
+    rows: list[dict[str, Any]] = [
         {"tokens": each, "by_method": {name: column[each] for name, column in columns.items()}}
-        for each in tokens
+        for each in next(iter(columns.values()))
     ]
+    if explored.can_prefetch:
+        _choose_prefetch(explored, rows, sizes)
+    return rows
 
 
-def with_schedules(engine_arguments: list[str]) -> list[str]:
+def _choose_prefetch(explored: Any, rows: list[dict[str, Any]], sizes: Sequence[int]) -> None:
+    """Gives each step of decodes the bytes of a weight that it fetches, and its duration with them.
+
+    All with the way to the experts that most sizes prefer.
+    """
+    from vllm_davinci.meta.dry_run.exploration import named
+
+    preferred = [min(row["by_method"], key=row["by_method"].__getitem__) for row in rows]
+    name = statistics.mode(preferred)
+    method = named(explored.methods("decodes"))[name]
+    plain = {row["tokens"]: row["by_method"][name] for row in rows}
+    found = {0: plain}
+    for most in _PREFETCH_BYTES:
+        explored.prefetch(most)
+        found[most] = explored.decodes_ps(method, sizes)
+    for row in rows:
+        tokens = row["tokens"]
+        most = min(found, key=lambda each: found[each][tokens])
+        if found[most][tokens] > (1 - _WORTH) * plain[tokens]:
+            most = 0
+        row["prefetch_bytes"] = most
+        row["by_method"][name] = found[most][tokens]
+
+
+def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
     """The options of an engine that may split steps anywhere, and decides nothing by costs."""
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--additional-config", type=json.loads, default={})
     known, others = parser.parse_known_args(engine_arguments)
     config = {**known.additional_config, "step_costs": None}
-    dbo = {"enabled": True, **config.get("dbo", {}), "split": "token"}
-    return [*others, f"--additional-config={json.dumps({**config, 'dbo': dbo})}"]
+    config["dbo"] = {"enabled": True, **config.get("dbo", {}), "split": "token"}
+    if _has_latent_attention(model):
+        config["weight_prefetch_config"] = {
+            "enabled": True, **config.get("weight_prefetch_config", {})
+        }  # fmt: skip
+    return [*others, f"--additional-config={json.dumps(config)}"]
+
+
+def _has_latent_attention(model: str) -> bool:
+    """Whether it is a model whose decodes can fetch weights ahead."""
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    is_sparse = text.get("index_topk") is not None
+    return text.get("model_type") in _LATENT and bool(text.get("kv_lora_rank")) and not is_sparse

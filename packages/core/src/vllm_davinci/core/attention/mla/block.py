@@ -152,7 +152,7 @@ class NPUMultiHeadLatentAttentionWrapper(MultiHeadLatentAttentionWrapper):
     ) -> torch.Tensor:
         """Output projection of `num_rows` rows: of attention's result `out`, then padding."""
         ahead = self.mla_attn.weight_prefetch
-        if ahead is not None:
+        if ahead is not None and ahead.is_on(metadata.num_actual_tokens):
             ahead.begin()
         elif self.mla_attn.preprocess.scheduler_of(metadata) is not None:
             prefetch(self.o_proj.weight)

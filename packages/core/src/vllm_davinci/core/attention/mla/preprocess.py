@@ -27,7 +27,7 @@ from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
 from vllm_davinci.core.attention.mla.step_rope import StepRope
 from vllm_davinci.core.components.protocols import Fork, StreamScheduler
 from vllm_davinci.core.layers.linear import plain_weight
-from vllm_davinci.core.layers.prefetch import prefetch
+from vllm_davinci.core.layers.prefetch import WeightPrefetch, prefetch
 
 SIDE = "vector"
 
@@ -70,7 +70,7 @@ class MLAPreprocess:
         self.modules: Any = modules
         self.q_lora_rank = q_lora_rank
         self.head_dims = [impl.qk_nope_head_dim, qk_rope_head_dim]
-        self.is_prefetched = False  # whether the layer before has fetched the weights
+        self.fetched_by: WeightPrefetch | None = None  # of the layer before, this one's weights
         self._scheduler = scheduler
         self._fusible: Projections | None = None
         self._down: tuple[torch.Tensor, ...] = ()  # W_DQ and W_DKV, where they are two products
@@ -105,7 +105,9 @@ class MLAPreprocess:
             if fused is not None:
                 return fused
             return self.after_projections(positions, *self.project(hidden_states), cache, metadata)
-        if self.q_lora_rank is not None and not self.is_prefetched:
+        ahead = self.fetched_by
+        is_there = ahead is not None and ahead.fetches(metadata.num_actual_tokens)
+        if self.q_lora_rank is not None and not is_there:
             prefetch(self.modules.fused_qkv_a_proj.weight)
         with scheduler.fork(SIDE) as fork:
             fused = self._fused(positions, hidden_states, cache, metadata, fork.stream)

@@ -1,18 +1,21 @@
 """Which weights a decode fetches before which sum over ranks: those of the layer after it."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.models.utils import extract_layer_index
 
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
 from vllm_davinci.core.config.options import WeightPrefetchConfig
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.side_streams import PREFETCH, prefetch_scheduler
+from vllm_davinci.core.config.sized_choices import PREFETCH_BYTES, SizedChoices
+from vllm_davinci.core.config.step_costs import costs_file
 from vllm_davinci.core.fused_moe.method import NPUFusedMoEMethodBase
-from vllm_davinci.core.layers.prefetch import Ahead, WeightPrefetch
+from vllm_davinci.core.layers.prefetch import Ahead, PrefetchLimit, WeightPrefetch
 from vllm_davinci.core.log import init_logger
 
 if TYPE_CHECKING:
@@ -21,14 +24,32 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-def plan_prefetches(vllm_config: "VllmConfig") -> int:
+@dataclass(frozen=True)
+class Prefetches:
+    """All that a model's layers fetch for each other.
+
+    steps: in the model's order, each with the number of its layer
+    limit: of the bytes of one weight
+    """
+
+    steps: Sequence[tuple[int, WeightPrefetch]]
+    limit: PrefetchLimit
+
+    def end_with(self, num_layers: int | None) -> None:
+        """Layers after the first `num_layers` do not run from now on; None: all of them do."""
+        running = [step for layer, step in self.steps if num_layers is None or layer < num_layers]
+        for _, step in self.steps:
+            step.is_last = step is running[-1]
+
+
+def plan_prefetches(vllm_config: "VllmConfig") -> Prefetches | None:
     """Tells each layer what to fetch for the next one. Call it when all weights are in place.
 
-    Returns the number of layers that do; 0 where the option is off.
+    None where the option is off, and where no layer does.
     """
     scheduler = prefetch_scheduler(vllm_config)
     if scheduler is None:
-        return 0
+        return None
     options = get_config(vllm_config).weight_prefetch_config
     # In the order of the model; dense layers have an entry for attention alone.
     layers = [
@@ -45,19 +66,30 @@ def plan_prefetches(vllm_config: "VllmConfig") -> int:
             PREFETCH,
             options.min_bytes,
         )
-        return 0
+        return None
+    limit, steps = _limit(vllm_config), []
     for number, layer in enumerate(layers):
         is_last = number == len(ahead)
         weights = [] if is_last else ahead[number]
-        step = WeightPrefetch(scheduler, weights, attention, is_last)
+        step = WeightPrefetch(scheduler, weights, attention, limit, is_last)
+        steps.append((extract_layer_index(layer.layer_name), step))
         if isinstance(layer, NPUMLAAttention):
             layer.weight_prefetch = step
-            layer.preprocess.is_prefetched = number > 0 and bool(ahead[number - 1])
+            layer.preprocess.fetched_by = steps[number - 1][1] if number > 0 else None
         else:
             method = layer.routed_experts.quant_method
             assert isinstance(method, NPUFusedMoEMethodBase) and method.moe_forward is not None
             method.moe_forward = replace(method.moe_forward, weight_prefetch=step)
-    return sum(map(bool, ahead))
+    return Prefetches(steps, limit)
+
+
+def _limit(vllm_config: "VllmConfig") -> PrefetchLimit:
+    """By the durations of this engine's steps, where `max_bytes` is not given."""
+    config = get_config(vllm_config)
+    options = config.weight_prefetch_config
+    is_given = "max_bytes" in options.model_fields_set
+    file = None if is_given else costs_file(config)
+    return PrefetchLimit(options.max_bytes, SizedChoices.read(file, "decodes", PREFETCH_BYTES))
 
 
 def _weights_of(layer: NPUMLAAttention | MoERunner, options: WeightPrefetchConfig) -> list[Ahead]:
@@ -71,20 +103,20 @@ def _of_attention(layer: NPUMLAAttention, options: WeightPrefetchConfig) -> Iter
     down = (modules.fused_qkv_a_proj, modules.kv_a_proj_with_mqa)
     up = modules.q_proj if layer.preprocess.q_lora_rank is None else modules.q_b_proj
     for module in (*down, up):
-        yield from _ahead(_weight(module), ratio.qkv, options)
-    yield from _ahead(layer.impl.W_UK, ratio.qkv, options)
-    yield from _ahead(layer.impl.W_UV, ratio.o, options)
-    yield from _ahead(_weight(modules.o_proj), ratio.o, options)
+        yield from _ahead(_weight(module), ratio.qkv)
+    yield from _ahead(layer.impl.W_UK, ratio.qkv)
+    yield from _ahead(layer.impl.W_UV, ratio.o)
+    yield from _ahead(_weight(modules.o_proj), ratio.o)
 
 
 def _of_experts(runner: MoERunner, options: WeightPrefetchConfig) -> Iterator[Ahead]:
     ratio = options.prefetch_ratio.moe.gate_up
-    yield from _ahead(_weight(runner.gate), ratio, options)
+    yield from _ahead(_weight(runner.gate), ratio)
     if runner.shared_experts is not None:
         shared: Any = runner.shared_experts._layer
         for module in shared.modules():
-            yield from _ahead(_weight(module), ratio, options)
-    yield from _ahead(_weight(runner.routed_experts, "w13_weight"), ratio, options)
+            yield from _ahead(_weight(module), ratio)
+    yield from _ahead(_weight(runner.routed_experts, "w13_weight"), ratio)
 
 
 def _weight(module: Any, name: str = "weight") -> torch.Tensor | None:
@@ -93,11 +125,9 @@ def _weight(module: Any, name: str = "weight") -> torch.Tensor | None:
     return weight if isinstance(weight, torch.Tensor) else None
 
 
-def _ahead(
-    weight: torch.Tensor | None, ratio: float, options: WeightPrefetchConfig
-) -> Iterator[Ahead]:
+def _ahead(weight: torch.Tensor | None, ratio: float) -> Iterator[Ahead]:
     if weight is None:
         return
-    num_bytes = min(int(weight.untyped_storage().nbytes() * ratio), options.max_bytes)
+    num_bytes = int(weight.untyped_storage().nbytes() * ratio)
     if num_bytes > 0:
         yield Ahead(weight.detach(), num_bytes)
