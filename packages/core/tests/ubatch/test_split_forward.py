@@ -1,6 +1,8 @@
 """A step as ubatches: contexts, inputs and outputs, without an engine."""
 
+import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_davinci.core import components
 from vllm_davinci.core.components.protocols import Split, StreamScheduler
+from vllm_davinci.core.errors import ConfigurationError
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext, part_contexts
 from vllm_davinci.core.ubatch.planned_step import SplitStep
 from vllm_davinci.core.ubatch.split_forward import SplitForward
@@ -156,3 +159,28 @@ def test_an_error_in_any_part_is_the_step_s_error_and_the_next_step_runs(
     model.fails_at = None
     total, _ = run(model, split, vllm_config)
     assert total.shape == (14,)
+
+
+def test_norms_take_the_cores_that_are_chosen_for_the_step_s_size(
+    scheduler: StreamScheduler, vllm_config: VllmConfig, tmp_path: Path
+):
+    file = tmp_path / "costs.json"
+    rows = [{"tokens": 128, "norm_vector_cores": 8}, {"tokens": 4096, "norm_vector_cores": None}]
+    file.write_text(json.dumps({"steps": rows}))
+    vllm_config.additional_config = {"step_costs": str(file)}
+    forward = SplitForward(scheduler, vllm_config)
+    assert [forward.norm_vector_cores(tokens) for tokens in (64, 200, 4096)] == [8, 8, None]
+    forward.limit_norms(4)
+    assert forward.norm_vector_cores(200) == 4
+    vllm_config.additional_config = {"step_costs": str(file), "dbo": {"norm_vector_cores": 2}}
+    assert SplitForward(scheduler, vllm_config).norm_vector_cores(200) == 2
+
+
+def test_more_cores_than_there_are_are_refused(
+    scheduler: StreamScheduler, vllm_config: VllmConfig, tmp_path: Path
+):
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"steps": [{"tokens": 128, "norm_vector_cores": 9999}]}))
+    vllm_config.additional_config = {"step_costs": str(file)}
+    with pytest.raises(ConfigurationError, match="step_costs: norm_vector_cores = 9999"):
+        SplitForward(scheduler, vllm_config)

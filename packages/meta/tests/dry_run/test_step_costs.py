@@ -1,8 +1,10 @@
 """Sizes of the steps whose durations decide: more of them where two schedules come close."""
 
 import itertools
+import json
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ class Explored:
     """An engine whose steps take what a function of way, ubatches and tokens says."""
 
     can_split = True
+    can_shard = can_prefetch = False
 
     def __init__(self, duration: Callable[[str, bool, int], int]) -> None:
         self.duration = duration
@@ -95,3 +98,72 @@ def test_sequence_parallel_begins_where_all_larger_steps_gain(lost: int, first: 
 def test_steps_that_cannot_be_split_are_one_schedule_of_each_way():
     step = step_costs._step(Sharded(0), 256)
     assert len(step_costs._schedules(step)) == len(Method)
+
+
+class Tuned(Explored):
+    """Split steps gain from a larger first part and from few cores; decodes from what is fetched,
+    up to 36 MiB, and those of many requests not at all."""
+
+    can_prefetch = True
+
+    def __init__(self) -> None:
+        super().__init__(lambda way, is_split, tokens: tokens * (90 if is_split else 100))
+        self.fetched = 0
+
+    def prefill_sizes(self, asked: Any) -> list[int]:
+        return [256, 4096]
+
+    def prefill_ps(self, num_tokens: int, schedule: Any) -> int:
+        gain = (schedule.first_share == 0.57) + 2 * (schedule.norm_vector_cores == 8)
+        return super().prefill_ps(num_tokens, schedule) - gain * num_tokens
+
+    def decode_sizes(self, asked: Any) -> list[int]:
+        return [1, 64]
+
+    def prefetch(self, max_bytes: int) -> None:
+        self.fetched = max_bytes
+
+    def decodes_ps(self, method: Method, sizes: list[int]) -> dict[int, int]:
+        slower = 1 if method is Method.ONE else 2
+        gain = min(self.fetched, 36 << 20) >> 20
+        return {size: slower * 1000 - (gain if size == 1 else -gain) for size in sizes}
+
+
+def test_each_size_has_its_own_share_cores_and_fetched_bytes():
+    found = step_costs.explore(Tuned(), step_costs.SIZES)
+    small, *_, large = found["steps"]
+    assert (small["first_share"], small["norm_vector_cores"]) == (None, None)
+    assert (large["first_share"], large["norm_vector_cores"]) == (0.57, 8)
+    assert large["split"] == 4096 * (90 - 3) == large["by_method"]["split"]["other"]
+    one, many = found["decodes"]
+    assert one == {"tokens": 1, "by_method": {"one": 964, "other": 2000}, "prefetch_bytes": 36 << 20}
+    assert many == {"tokens": 64, "by_method": {"one": 1000, "other": 2000}, "prefetch_bytes": 0}
+    assert found["options"] == {
+        "dbo.enabled": True, "dbo.split": "token", "weight_prefetch_config.enabled": True
+    }  # fmt: skip
+
+
+def test_what_gains_next_to_nothing_is_not_chosen():
+    explored = Tuned()
+    explored.prefill_ps = lambda tokens, schedule: 10**6 - (schedule.first_share is not None)
+    found = step_costs.explore(explored, step_costs.SIZES)
+    assert all(step["first_share"] is None for step in found["steps"])
+    assert found["options"]["dbo.enabled"] is False
+
+
+@pytest.mark.parametrize(
+    ("described", "fetches"),
+    [
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, True),
+        ({"text_config": {"model_type": "kimi_k2", "kv_lora_rank": 512}}, True),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512, "index_topk": 2048}, False),
+        ({"model_type": "qwen3_moe"}, False),
+    ],
+)
+def test_models_with_latent_attention_may_fetch(
+    described: dict[str, Any], fetches: bool, tmp_path: Path
+):
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    *_, option = step_costs.with_schedules(str(tmp_path), ["--max-num-seqs=8"])
+    config = json.loads(option.removeprefix("--additional-config="))
+    assert ("weight_prefetch_config" in config) is fetches
