@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from vllm_davinci.core.config.sized_choices import (
 from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
+from vllm_davinci.meta.dry_run.decode_chain import DecodeChain
 from vllm_davinci.meta.dry_run.engine import executor_of
 from vllm_davinci.meta.dry_run.stack import stack_of
 from vllm_davinci.meta.dry_run.workload import Steps, Workload, serve
@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 _NEVER = 1 << 30
 # Tokens of a request at most: longer prompts come as several, as they mostly do where many wait.
-_LONGEST_PROMPT = 4096
-_DECODE_CONTEXT = 128
-# Steps of so many decodes; the figure is their median.
-_DECODES = 3
-# Steps at most until all requests decode together, beside those that their prompts take.
-_SPARE_STEPS = 4
+LONGEST_PROMPT = 4096
 
 
 @dataclass(frozen=True)
@@ -73,6 +68,12 @@ class Exploration:
         self._longest = config.model_config.max_model_len
         cache = config.cache_config
         self._cache_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        self._chain = DecodeChain(
+            self._longest,
+            self._cache_tokens,
+            self._limits.max_num_batched_tokens,
+            self._runner.uniform_decode_query_len,
+        )
         self._own_policy: Any = self._runner.splitter.policy
         self._prefetches: Prefetches | None = self._runner.prefetches
         self._stack = stack_of(self._model, self._prefetches)
@@ -100,7 +101,7 @@ class Exploration:
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt that comes as one."""
-        return min(_LONGEST_PROMPT, self._longest - 8)
+        return min(LONGEST_PROMPT, self._longest - 8)
 
     @property
     def can_split(self) -> bool:
@@ -145,9 +146,7 @@ class Exploration:
         """The same of steps in which all requests decode."""
         most = min(self._limits.max_num_seqs, self._cache_tokens // (2 * 128))
         found = sorted({min(size, most) for size in asked})
-        while len(found) > 1 and self._decode_context(found) < 1:
-            found.pop()
-        return found
+        return self._chain.sizes_with_room(found)
 
     def prefill_ps(self, num_tokens: int, schedule: Schedule) -> int:
         """Modelled time of a step of prompts with so many tokens."""
@@ -178,7 +177,8 @@ class Exploration:
 
         def measured() -> dict[int, int]:
             self.decodes_by(method, sizes)
-            return self._decodes(sizes)
+            steps = Steps(self._engine, self._executor, self._arguments.hides_host)
+            return self._chain.durations(self._engine, steps, sizes)
 
         return self._of_all_layers(measured, self._has_graphs)
 
@@ -188,46 +188,6 @@ class Exploration:
         """The times of steps of all layers, by a few of them where they repeat."""
         stack = self._stack
         return measured() if stack is None else stack.of_all(self._samples[is_replayed], measured)
-
-    def _decodes(self, sizes: Sequence[int]) -> dict[int, int]:
-        """The same of the layers that run now. Requests leave one after the other: fewer decode."""
-        steps = Steps(self._engine, self._executor, self._arguments.hides_host)
-        context, ordered = self._decode_context(sizes), sorted(sizes, reverse=True)
-        waiting = [str(number) for number in range(ordered[0])]
-        for name in waiting:
-            steps.add(name, context, self._longest - context)
-        for _ in range(self._prefills(ordered[0], context) + _SPARE_STEPS):
-            step, _ = steps.run()
-            if self._all_decode(step, ordered[0]):
-                break
-        else:
-            raise DryRunError(f"{ordered[0]} requests never decoded together.")
-        found = {}
-        for size in ordered:
-            self._engine.abort_request(waiting[size:])
-            del waiting[size:]
-            newest = [steps.run()[0] for _ in range(_DECODES)]
-            if not all(self._all_decode(step, size) for step in newest):
-                raise DryRunError(f"{size} requests never decoded together.")
-            durations = [step.modelled.host_ps for step in newest]
-            found[sum(newest[0].tokens)] = round(statistics.median(durations))
-        self._engine.abort_request(waiting)
-        return dict(sorted(found.items()))
-
-    def _all_decode(self, step: Step, requests: int) -> bool:
-        most = self._runner.uniform_decode_query_len
-        return len(step.tokens) == requests and max(step.tokens) <= most
-
-    def _prefills(self, requests: int, context: int) -> int:
-        return -(-requests * context // self._limits.max_num_batched_tokens)
-
-    def _decode_context(self, sizes: Sequence[int]) -> int:
-        """Tokens of each request's prompt, so that it ends after all steps; below 1: no room."""
-        most = max(sizes)
-        tokens = self._runner.uniform_decode_query_len
-        steps = self._prefills(most, _DECODE_CONTEXT) + _SPARE_STEPS + _DECODES * len(sizes)
-        room = self._cache_tokens // most - 2 * 128
-        return min(_DECODE_CONTEXT, self._longest - 1 - tokens * steps, max(room, 1))
 
     def decodes_by(self, method: CommunicationMethod | None, sizes: Sequence[int]) -> None:
         """Steps of decodes go to their experts this way from now on, from new graphs of `sizes`."""
@@ -278,7 +238,7 @@ class Exploration:
 
     def _requests(self, num_tokens: int) -> int | None:
         """As how many prompts so many tokens come; None where no step can hold them."""
-        longest = min(_LONGEST_PROMPT, self._longest - 1)
+        longest = min(LONGEST_PROMPT, self._longest - 1)
         requests = -(-num_tokens // longest)
         return requests if requests <= self._limits.max_num_seqs else None
 

@@ -17,6 +17,8 @@ from vllm_davinci.meta.dry_run.this_process import become_rank
 # those in which all decode.
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Tokens of requests that decode in all of these steps, one after the other.
+_DECODES_LENGTH = 256
 # Where two schedules come within this share of each other, sizes between are modelled too, until
 # they are so near to each other.
 _CLOSE = 0.1
@@ -51,14 +53,14 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     from vllm_davinci.meta.dry_run.exploration import Exploration
     from vllm_davinci.meta.dry_run.workload import Workload
 
-    of_request = max(1, most_tokens // max(DECODES))
-    room = Workload(max(DECODES), max(DECODES), (of_request,), (8,))
+    room = Workload(max(DECODES), max(DECODES), (1,), (1,))
+    arguments = with_schedules(options.model, with_room(options.model, engine_arguments, most_tokens))
     # Graphs are captured when they are compared.
     with few_layers_warm_up():
-        engine, arguments = start_engine(
-            options.model, room, options.routing, with_schedules(options.model, engine_arguments), machine
+        engine, engine_args = start_engine(
+            options.model, room, options.routing, arguments, machine
         )
-    return Exploration(engine, arguments, machine)
+    return Exploration(engine, engine_args, machine)
 
 
 def explore(explored: Any, sizes: Sequence[int]) -> dict[str, Any]:
@@ -227,6 +229,23 @@ def _choose_prefetch(explored: Any, rows: list[dict[str, Any]], sizes: Sequence[
         row["by_method"][name] = found[most][tokens]
 
 
+def with_room(model: str, engine_arguments: list[str], most_tokens: int) -> list[str]:
+    """The options, with room for steps of so many tokens where they say nothing of it."""
+    from vllm_davinci.meta.dry_run.exploration import LONGEST_PROMPT
+
+    longest = _text_config(model).get("max_position_embeddings") or LONGEST_PROMPT
+    length = max(min(most_tokens, LONGEST_PROMPT) + 8, _DECODES_LENGTH)
+    room = {
+        "--max-model-len": min(longest, length),
+        "--max-num-batched-tokens": max(most_tokens, 2 * max(DECODES)),
+    }
+    given = {option.partition("=")[0].replace("_", "-") for option in engine_arguments}
+    return [
+        *(f"{name}={value}" for name, value in room.items() if name not in given),
+        *engine_arguments,
+    ]
+
+
 def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
     """The options of an engine that may split steps anywhere, and decides nothing by costs."""
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
@@ -243,7 +262,12 @@ def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
 
 def _has_latent_attention(model: str) -> bool:
     """Whether it is a model whose decodes can fetch weights ahead."""
-    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config", config)
+    text = _text_config(model)
     is_sparse = text.get("index_topk") is not None
     return text.get("model_type") in _LATENT and bool(text.get("kv_lora_rank")) and not is_sparse
+
+
+def _text_config(model: str) -> dict[str, Any]:
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = config.get("text_config", config)
+    return found
