@@ -46,17 +46,26 @@ def step_costs(
 def _command(
     model: Path, chip: str, topology: str, config: Mapping[str, Any] | None, *options: str
 ) -> None:
-    write_checkpoint(CHECKPOINT, model)
     subprocess.run(
         [
-            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={model}"),
-            *(f"--chip={chip}", f"--topology={topology}", "--tensor-parallel-size=16"),
-            *("--quantization=ascend", "--gpu-memory-utilization=0.95"),
-            f"--additional-config={json.dumps(dict(config or {}))}",
+            *(sys.executable, "-m", "vllm_davinci.meta", "dry-run"),
+            *dry_run_options(model, chip, topology, config),
             *options,
         ],
         stdout=subprocess.PIPE,
         text=True,
         timeout=LIMIT_S,
         check=True,
+    )
+
+
+def dry_run_options(
+    model: Path, chip: str, topology: str, config: Mapping[str, Any] | None
+) -> tuple[str, ...]:
+    """Options of `vllm-davinci dry-run` for rank 0 of 16. model: a directory for its checkpoint"""
+    write_checkpoint(CHECKPOINT, model)
+    return (
+        *(f"--model={model}", f"--chip={chip}", f"--topology={topology}"),
+        *("--tensor-parallel-size=16", "--quantization=ascend", "--gpu-memory-utilization=0.95"),
+        f"--additional-config={json.dumps(dict(config or {}))}",
     )

@@ -134,28 +134,37 @@ def run(args: argparse.Namespace) -> Result:
 
 def last_step(figure: Figure) -> dict[str, Any]:
     """The last step of a dry-run in which all requests decode."""
-    # As many as the first request has had when the last one's prompt is done, and a few more.
-    output_tokens = 4 + figure.requests * figure.prompt_tokens // CHUNK + figure.requests
-    checkpoint = Checkpoint(figure.model, figure.model, ISSUES, figure.quantization)
     with tempfile.TemporaryDirectory(prefix="published.") as name:
         directory, report = Path(name), Path(name) / "report.json"
-        write_checkpoint(checkpoint, directory)
-        quantized = ("--quantization=ascend",) if figure.quantization else ()
+        options = (*dry_run_options(figure, directory), "--sensitivity", f"--json={report}")
         subprocess.run(
-            [
-                *(sys.executable, "-m", "vllm_davinci.meta", "dry-run", f"--model={directory}"),
-                *(f"--chip={figure.chip}", "--topology=node-of-8", "--sensitivity"),
-                *(f"--requests={figure.requests}", f"--prompt-tokens={figure.prompt_tokens}"),
-                *(f"--output-tokens={output_tokens}", f"--tensor-parallel-size={figure.ranks}"),
-                *(f"--json={report}", f"--max-num-batched-tokens={CHUNK}"),
-                *(*quantized, *figure.options),
-            ],
+            [sys.executable, "-m", "vllm_davinci.meta", "dry-run", *options],
             stdout=subprocess.PIPE,
             text=True,
             timeout=LIMIT_S,
             check=True,
         )
-        steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
+        return decode_of(figure, report)
+
+
+def dry_run_options(figure: Figure, model: Path) -> tuple[str, ...]:
+    """Options of `vllm-davinci dry-run`, without its report. model: a directory for its checkpoint"""
+    # As many as the first request has had when the last one's prompt is done, and a few more.
+    output_tokens = 4 + figure.requests * figure.prompt_tokens // CHUNK + figure.requests
+    write_checkpoint(Checkpoint(figure.model, figure.model, ISSUES, figure.quantization), model)
+    return (
+        *(f"--model={model}", f"--chip={figure.chip}", "--topology=node-of-8"),
+        *(f"--requests={figure.requests}", f"--prompt-tokens={figure.prompt_tokens}"),
+        *(f"--output-tokens={output_tokens}", f"--tensor-parallel-size={figure.ranks}"),
+        f"--max-num-batched-tokens={CHUNK}",
+        *(("--quantization=ascend",) if figure.quantization else ()),
+        *figure.options,
+    )
+
+
+def decode_of(figure: Figure, report: Path) -> dict[str, Any]:
+    """The last step of a report in which all requests decode."""
+    steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
     decodes = [step for step in steps if step["tokens"] == [1] * figure.requests]
     last: dict[str, Any] = decodes[-1]
     return last

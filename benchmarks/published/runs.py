@@ -16,9 +16,16 @@ PS_PER_MS = 10**9
 REQUESTS = 4
 PROMPT_TOKENS = 4096
 EXPERT_PARALLEL, NO_ASYNC = "--enable-expert-parallel", "--no-async-scheduling"
+PREFILL = (
+    *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
+    *(f"--prompt-tokens={PROMPT_TOKENS}", "--enforce-eager", EXPERT_PARALLEL),
+)
 # Of the published command: prompts of 4096 tokens and 1536 new ones; here their mean, from where a
 # few steps are taken.
-DECODE = ("--requests=24", "--prompt-tokens=4864", "--output-tokens=6")
+DECODE = (
+    *("--requests=24", "--prompt-tokens=4864", "--output-tokens=6"),
+    "--max-num-batched-tokens=8192",
+)
 DECODE_STEP = [1] * 24
 # Requests per second, published, with all-to-alls and without overlap.
 SERIAL_ALL_TO_ALL = 0.90
@@ -58,21 +65,12 @@ class Runs:
         self, config: dict[str, Any], *options: str, slow: bool = False, is_plain: bool = False
     ) -> dict[str, Any]:
         """A step of 4 x 4096 tokens; the second one, which finds what the first one has made."""
-        work = (
-            *(f"--requests={2 * REQUESTS}", f"--concurrency={REQUESTS}", "--output-tokens=1"),
-            *(f"--prompt-tokens={PROMPT_TOKENS}", "--enforce-eager", EXPERT_PARALLEL),
-        )
-        step: dict[str, Any] = self.report(config, *work, *options, slow=slow, is_plain=is_plain)[
-            "steps"
-        ][1]
-        return step
+        report = self.report(config, *PREFILL, *options, slow=slow, is_plain=is_plain)
+        return prefill_of(report)
 
     def decode(self, config: dict[str, Any], *options: str) -> dict[str, Any]:
         """The step between two tokens of 24 requests, in graphs."""
-        work = (*DECODE, "--max-num-batched-tokens=8192")
-        steps = self.report(config, *work, *options)["steps"]
-        last: dict[str, Any] = [step for step in steps if step["tokens"] == DECODE_STEP][-1]
-        return last
+        return decode_of(self.report(config, *DECODE, *options))
 
     def _slow_topology(self) -> Path:
         """One on which the serial step with all-to-alls has the published rate."""
@@ -95,3 +93,15 @@ class Runs:
             slow = re.sub(stated, share, text)
             file.write_text(slow, encoding="utf-8")
         return file
+
+
+def prefill_of(report: dict[str, Any]) -> dict[str, Any]:
+    """The second step of a report, which finds what the first one has made."""
+    step: dict[str, Any] = report["steps"][1]
+    return step
+
+
+def decode_of(report: dict[str, Any]) -> dict[str, Any]:
+    """The last step of a report in which all requests decode."""
+    last: dict[str, Any] = [step for step in report["steps"] if step["tokens"] == DECODE_STEP][-1]
+    return last

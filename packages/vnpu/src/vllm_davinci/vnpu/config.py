@@ -7,7 +7,7 @@ import re
 from vllm_davinci.vnpu import environment_variables as env
 from vllm_davinci.vnpu.errors import VirtualDeviceError
 from vllm_davinci.vnpu.timing.machine import Machine, load_machine
-from vllm_davinci.vnpu.timing.variants import encode, variants_of
+from vllm_davinci.vnpu.timing.variants import encode, variants_of, without_mechanisms
 
 _SCHEDULE = re.compile(r"eager|threads|fuzz:\d+")
 _RACES = ("off", "report", "raise")
@@ -37,6 +37,7 @@ class VirtualDeviceConfig:
     topology:   links between the chips, a name or a TOML file; default "node-of-8"
     timeline:   directory in which each process writes its modelled timeline
     variants:   model the program also on machines whose assumed figures are others
+    mechanisms: model it also without each mechanism of the model that figures can turn off
     paced:      this host's seconds for each modelled one: waits for the device take their time
     phantom_ranks: collectives wait for no other rank; needs compute=False
     faults:     plan of what fails, as VNPU_FAULTS has it
@@ -57,6 +58,7 @@ class VirtualDeviceConfig:
     topology: str | None = None
     timeline: str | None = None
     variants: bool = False
+    mechanisms: bool = False
     paced: float | None = None
     phantom_ranks: bool = False
     faults: str | None = None
@@ -85,10 +87,10 @@ class VirtualDeviceConfig:
                 "a topology, a modelled timeline or a pace needs a chip: say which, as in "
                 "`--chip ascend910b2`."
             )
-        if self.variants and (self.chip is None or self.paced is not None):
+        if (self.variants or self.mechanisms) and (self.chip is None or self.paced is not None):
             raise VirtualDeviceError(
-                "variants=True needs a chip whose figures vary, and no pace: waits take the time "
-                "of one machine."
+                "variants=True and mechanisms=True need a chip whose figures vary, and no pace: "
+                "waits take the time of one machine."
             )
         if self.paced is not None and not 0 < self.paced <= 1e6:
             raise VirtualDeviceError(
@@ -98,6 +100,12 @@ class VirtualDeviceConfig:
     def machine(self) -> Machine | None:
         """The machine whose time is modelled; None where none is. Raises MachineError."""
         return None if self.chip is None else load_machine(self.chip, self.topology or "node-of-8")
+
+    def _others(self, machine: Machine | None) -> str | None:
+        if machine is None or not (self.variants or self.mechanisms):
+            return None
+        others = variants_of(machine) if self.variants else {}
+        return encode({**others, **(without_mechanisms(machine) if self.mechanisms else {})})
 
     def environment(self) -> dict[str, str]:
         """The variables that state these settings; unset fields are left out."""
@@ -117,9 +125,7 @@ class VirtualDeviceConfig:
             if self.refusals is None
             else pathlib.Path(self.refusals).resolve(),
             env.VNPU_TIMING: machine and machine.encoded(),
-            env.VNPU_TIMING_VARIANTS: encode(variants_of(machine))
-            if machine is not None and self.variants
-            else None,
+            env.VNPU_TIMING_VARIANTS: self._others(machine),
             env.VNPU_MACHINE: machine and machine.title,
             env.VNPU_TIMELINE: self.timeline,
             env.VNPU_PACED: self.paced,

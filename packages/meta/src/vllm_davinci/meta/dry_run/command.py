@@ -66,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "times, and which figure moves them most",
     )
     parser.add_argument(
+        "--mechanisms",
+        action="store_true",
+        help="also without each of the timing model's mechanisms that figures can turn off",
+    )
+    parser.add_argument(
         "--acceptance",
         type=_rates,
         metavar="RATE[,RATE...]",
@@ -185,8 +190,11 @@ def _problem(options: argparse.Namespace) -> str | None:
         )
     if options.serve and (options.trace is not None or options.json is not None):
         return "--serve has no report: leave out --trace and --json, or leave out --serve"
-    if options.sensitivity and (options.serve or options.step_costs is not None):
-        return "--sensitivity is for the report of steps: leave it out, or --serve and --step-costs"
+    many = [f"--{name}" for name in ("sensitivity", "mechanisms") if getattr(options, name)]
+    if many and (options.serve or options.step_costs is not None):
+        return f"{many[0]} is for the report of steps: leave it out, or --serve and --step-costs"
+    if len(many) > 1:
+        return f"{' and '.join(many)} are two questions: ask one after the other"
     if not (Path(options.model) / "config.json").is_file():
         return f"{options.model} has no config.json. Name the directory of a model's configuration."
     if installed_version("vllm-davinci-vnpu") is None:
@@ -257,7 +265,10 @@ def _run(options: argparse.Namespace, engine_arguments: list[str]) -> int:
 
     with tempfile.TemporaryDirectory(prefix="vllm-davinci-dry-run.") as timelines:
         machine = become_rank(
-            options, timelines if options.trace is not None else None, options.sensitivity
+            options,
+            timelines if options.trace is not None else None,
+            options.sensitivity,
+            options.mechanisms,
         )
         from vllm_davinci.meta.dry_run.engine import run_workload
         from vllm_davinci.meta.dry_run.workload import Workload

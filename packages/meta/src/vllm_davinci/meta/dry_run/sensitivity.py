@@ -11,7 +11,7 @@ from rich.table import Table
 
 from vllm_davinci.meta.dry_run.step import Step, median_step
 from vllm_davinci.vnpu.timing import Machine
-from vllm_davinci.vnpu.timing.variants import DRAWN, HIGH, LOW
+from vllm_davinci.vnpu.timing.variants import DRAWN, HIGH, LOW, WITHOUT
 
 _MS = 10**9  # picoseconds
 _SHOWN = 8  # that are shown of each kind of step
@@ -59,6 +59,9 @@ def print_sensitivity(
     chosen = {kind: median_step(steps) for kind, steps in kinds.items()}
     if not any(step.variants for step in chosen.values()):
         return
+    if any(name.startswith(f"{WITHOUT} ") for step in chosen.values() for name in step.variants):
+        _print_mechanisms(chosen, console)
+        return
     table = Table(title="steps over the ranges of assumed figures, modelled ms")
     for column in (
         "step",
@@ -95,3 +98,19 @@ def print_sensitivity(
         "drawn.",
         markup=False,
     )
+
+
+def _print_mechanisms(chosen: Mapping[str, Step], console: Console) -> None:
+    """What steps take without each mechanism of the model."""
+    table = Table(title="steps without a mechanism of the model, modelled ms")
+    for column in ("step", "total", "without", "", "change"):
+        table.add_column(column, justify="left" if column in ("step", "without") else "right")
+    for kind, step in chosen.items():
+        whole = step.modelled.host_ps
+        head = [kind, f"{whole / _MS:.3f}"]
+        for name, report in step.variants.items():
+            change = f"{report.host_ps / max(whole, 1) - 1:+.1%}"
+            mechanism = name.removeprefix(f"{WITHOUT} ")
+            table.add_row(*head, mechanism, f"{report.host_ps / _MS:.3f}", change)
+            head = ["", ""]
+    console.print(table)

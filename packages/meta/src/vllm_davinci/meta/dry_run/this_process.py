@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 def become_rank(
-    options: argparse.Namespace, timeline: str | None = None, variants: bool = False
+    options: argparse.Namespace,
+    timeline: str | None = None,
+    variants: bool = False,
+    mechanisms: bool = False,
 ) -> Machine:
     """Activates virtual devices of the machine that the options name. Raises VirtualDeviceError.
 
     timeline: directory that processes write theirs to, or None
     variants: whether steps are modelled on machines with other assumed figures, too
+    mechanisms: whether they are without each of the model's mechanisms, too
     """
     from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
@@ -30,6 +34,7 @@ def become_rank(
         topology=options.topology,
         timeline=timeline,
         variants=variants,
+        mechanisms=mechanisms,
         phantom_ranks=True,
     )
     machine = virtual.machine()

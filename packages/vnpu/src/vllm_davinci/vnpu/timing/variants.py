@@ -1,4 +1,5 @@
-"""Other machines beside the one that is modelled: each assumed figure lower, higher, and drawn.
+"""Other machines beside the one that is modelled: each assumed figure lower, higher, and drawn; or
+without one mechanism of the model each.
 
 A program runs once, and its times are modelled on all of them (`VNPU_TIMING_VARIANTS`).
 """
@@ -16,6 +17,36 @@ DRAWS = 24
 """Machines of which every figure that has a range is drawn from it, at once."""
 
 LOW, HIGH, DRAWN = "low", "high", "drawn"
+WITHOUT = "without"
+# So many of anything that a device never runs out of them.
+_PLENTY = 1 << 30
+MECHANISMS: Mapping[str, Mapping[str, int]] = {
+    "the wait for the last rank": {"task_jitter": 0},
+    "steps of collectives": {"latency": 0},
+    "hardware queues": {"hardware_queues": _PLENTY, "queue_change": 0},
+    "queues of bounded length": {"queue_depth": _PLENTY},
+    "vLLM's own Python": {"host_step": 0, "host_step_request": 0},
+    "calls of the host": {
+        "host_operator_launch": 0,
+        "host_collective_launch": 0,
+        "host_copy_launch": 0,
+        "host_graph_launch": 0,
+        "host_event_call": 0,
+        "host_synchronize": 0,
+    },
+    "fixed times of tasks": {
+        "vector_static": 0,
+        "matmul_static": 0,
+        "attention_static": 0,
+        "collective_static": 0,
+        "copy_static": 0,
+        "graph_node": 0,
+    },
+}
+"""The model's mechanisms that figures can turn off, and the figures that do; "latency" is each tier's.
+What tasks share of memory and cores, and what the cache holds for later ones, are no figures: they
+cannot be turned off."""
+
 _MOST = 2**48 - 1
 
 
@@ -37,6 +68,26 @@ def variants_of(machine: Machine) -> dict[str, dict[str, int]]:
             for figure, (low, high) in machine.ranges.items()
         }
     return variants
+
+
+def without_mechanisms(machine: Machine) -> dict[str, dict[str, int]]:
+    """"without MECHANISM" -> the figures that turn it off on this machine."""
+
+    def of(name: str) -> list[str]:
+        return [figure for figure in machine.figures if figure == name or _tier(figure) == name]
+
+    return {
+        f"{WITHOUT} {mechanism}": {
+            figure: value for name, value in figures.items() for figure in of(name)
+        }
+        for mechanism, figures in MECHANISMS.items()
+    }
+
+
+def _tier(figure: str) -> str | None:
+    """The name of a figure of a tier, or None."""
+    tier, _, name = figure.partition("_")
+    return name if tier.startswith("tier") else None
 
 
 def encode(variants: Mapping[str, Mapping[str, int]]) -> str:
