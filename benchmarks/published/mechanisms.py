@@ -1,9 +1,9 @@
 """Errors of published figures without each mechanism of the timing model, in one run of each step.
 
 Every step is modelled on machines beside its own, of which each lacks one mechanism (`vllm-davinci
-dry-run --mechanisms`). A ratio is right in its sign where ours and the published one lie on the same
-side of 1. Nothing is fitted. `--page FILE` writes the table as Markdown, `--keep DIRECTORY` keeps
-each step, and a later run takes it from there.
+dry-run --mechanisms`). A ratio is right in its sign where ours and the published one lie on the
+same side of 1. Nothing is fitted. `--page FILE` writes the table as Markdown, `--keep DIRECTORY`
+keeps each step, and a later run takes it from there.
 """
 
 from __future__ import annotations
@@ -174,9 +174,7 @@ def _of_r1(figure: Figure, steps: Steps) -> Compared | None:
         if report is None:
             return None
         found.append(_views(taken(report)))
-    values = {
-        machine: figure.ours(*(views[machine] for views in found)) for machine in found[0]
-    }
+    values = {machine: figure.ours(*(views[machine] for views in found)) for machine in found[0]}
     return Compared.of(figure.name, figure.unit, figure.published, values, figure.is_ratio)
 
 

@@ -83,5 +83,6 @@ def page_of(compared: Sequence[Compared], machine: str) -> str:
     inside = sum(each.is_within for each in compared)
     signs = [each for each in compared if each.sign]
     right = sum(each.sign == "right" for each in signs)
-    lines += ["", f"{inside} of {len(compared)} are within limits; of {len(signs)} ratios {right} have the right sign."]
+    told = f"{inside} of {len(compared)} are within limits; of {len(signs)} ratios {right} have"
+    lines += ["", f"{told} the right sign."]
     return "\n".join(lines) + "\n"

@@ -161,3 +161,19 @@ def test_a_comparison_of_80_columns_cuts_no_figure(tmp_path: Path, monkeypatch: 
     done = run("compare.py", *sides)
     for figure in ("1,231,233.3", "2,345,678.9", "+90.5%", "1,231.2", "2,345.7"):
         assert figure in done.stdout.split(), done.stdout
+
+
+def test_published_figures_are_told_with_their_sign_and_their_limits():
+    table = import_module("published.mechanisms_table")
+    without = "without the wait for the last rank"
+    compared = [
+        table.Compared.of("faster", "x", 1.2, {"": 1.44, without: 1.28}, is_ratio=True),
+        table.Compared.of("slower", "x", 1.1, {"": 0.98, without: 0.97}, is_ratio=True),
+        table.Compared.of("step", "ms", 50.0, {"": 59.0, without: 61.0}, is_ratio=False),
+    ]
+    assert [each.is_within for each in compared] == [False, False, True]
+    assert [each.sign for each in compared] == ["right", "**wrong**", ""]
+    assert compared[0].helpful == ["the wait for the last rank"] and not compared[2].helpful
+    page = table.page_of(compared, "a machine")
+    assert "| faster | 1.2 x | 1.44 | +20.0% | +6.7% | **no** | right |" in page
+    assert "1 of 3 are within limits; of 2 ratios 1 have the right sign." in page

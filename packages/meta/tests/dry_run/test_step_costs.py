@@ -136,8 +136,9 @@ def test_each_size_has_its_own_share_cores_and_fetched_bytes():
     assert (large["first_share"], large["norm_vector_cores"]) == (0.57, 8)
     assert large["split"] == 4096 * (90 - 3) == large["by_method"]["split"]["other"]
     one, many = found["decodes"]
-    assert one == {"tokens": 1, "by_method": {"one": 964, "other": 2000}, "prefetch_bytes": 36 << 20}
-    assert many == {"tokens": 64, "by_method": {"one": 1000, "other": 2000}, "prefetch_bytes": 0}
+    assert one["by_method"] == {"one": 964, "other": 2000}
+    assert many["by_method"] == {"one": 1000, "other": 2000}
+    assert (one["prefetch_bytes"], many["prefetch_bytes"]) == (36 << 20, 0)
     assert found["options"] == {
         "dbo.enabled": True, "dbo.split": "token", "weight_prefetch_config.enabled": True
     }  # fmt: skip

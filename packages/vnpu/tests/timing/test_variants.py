@@ -9,6 +9,7 @@ import pytest
 
 from vllm_davinci.vnpu import VirtualDeviceConfig, VirtualDeviceError
 from vllm_davinci.vnpu.timing import load_machine, variants_of
+from vllm_davinci.vnpu.timing.variants import MECHANISMS, without_mechanisms
 from vllm_davinci_testing.processes.forked import run_to_exit
 
 # Fills on two side streams and on 61, more than torch's pool has; each waits for the one before.
@@ -95,10 +96,12 @@ def test_variants_differ_in_what_their_names_say() -> None:
 
 
 def test_variants_need_a_chip_and_no_pace() -> None:
-    with pytest.raises(VirtualDeviceError, match="needs a chip whose figures vary, and no pace"):
+    with pytest.raises(VirtualDeviceError, match="need a chip whose figures vary, and no pace"):
         VirtualDeviceConfig(variants=True)
-    with pytest.raises(VirtualDeviceError, match="needs a chip whose figures vary, and no pace"):
+    with pytest.raises(VirtualDeviceError, match="need a chip whose figures vary, and no pace"):
         VirtualDeviceConfig(variants=True, chip=CHIP, paced=1.0)
+    with pytest.raises(VirtualDeviceError, match="need a chip whose figures vary, and no pace"):
+        VirtualDeviceConfig(mechanisms=True)
 
 
 def test_a_variant_of_an_unknown_figure_is_refused_by_the_device() -> None:
@@ -109,3 +112,24 @@ def test_a_variant_of_an_unknown_figure_is_refused_by_the_device() -> None:
     assert "unknown figure: cube_core" in done.stderr
     done = run_to_exit(program, config, VNPU_TIMING_VARIANTS="cube_cores=1")
     assert "where NAME:FIGURE=INTEGER;... is expected" in done.stderr
+
+
+def test_each_mechanism_is_turned_off_by_figures_of_the_machine() -> None:
+    machine = load_machine(CHIP, "two-meshes-of-8")
+    without = without_mechanisms(machine)
+    assert set(without) == {f"without {name}" for name in MECHANISMS}
+    assert without["without steps of collectives"] == {"tier0_latency": 0, "tier1_latency": 0}
+    for name, figures in without.items():
+        assert figures and set(figures) <= set(machine.figures), name
+        assert all(machine.figures[figure] != value for figure, value in figures.items()), name
+
+
+def test_without_hardware_queues_more_streams_cost_nothing() -> None:
+    done = run_to_exit(PROGRAM, VirtualDeviceConfig(chip=CHIP, mechanisms=True))
+    assert done.status == 0, done.stderr
+    two, _, again = json.loads(done.stdout)
+    name = "without hardware queues"
+    assert again[""] > 1.5 * two[""]
+    assert again[name] == pytest.approx(two[name], rel=0.02)
+    fixed = "without fixed times of tasks"
+    assert again[fixed] < again[""]

@@ -16,7 +16,7 @@ PREFETCH_BYTES = "prefetch_bytes"
 
 @dataclass(frozen=True)
 class SizedChoices:
-    """A choice at some numbers of tokens in rising order; None stands for the option's own value."""
+    """A choice at some numbers of tokens in rising order; None: the option's own value."""
 
     tokens: Sequence[int]
     choices: Sequence[int | None]

@@ -14,6 +14,12 @@ from vllm_davinci.meta.deployments.table import Deployment
 from vllm_davinci.meta.step_costs.provider import file_name, is_current
 
 LIMIT_S = 1800.0
+_ONE_RANK = "one rank has nothing to decide"
+# Options of `vllm serve` without which an engine has one rank.
+_RANKS = {
+    *("--tensor-parallel-size", "-tp", "--data-parallel-size", "-dp"),
+    *("--pipeline-parallel-size", "-pp"),
+}
 
 
 def write_costs(
@@ -34,9 +40,12 @@ def write_costs(
         if known is not None:
             yield row.name, known, ""
             continue
+        if not any(option.partition("=")[0] in _RANKS for option in row.arguments()):
+            yield row.name, None, _ONE_RANK
+            continue
         content, reason = _modelled(row.name, context)
         if content is None or content["world_size"] == 1:
-            yield row.name, None, reason or "one rank has nothing to decide"
+            yield row.name, None, reason or _ONE_RANK
             continue
         file = directory / file_name(content["engine"])
         if file not in made:

@@ -1,4 +1,4 @@
-"""Steps in which requests decode, of one size after the other: requests leave, and the rest goes on."""
+"""Steps in which requests decode, of one size after the other: some leave, and the rest goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from vllm_davinci.meta.dry_run.step import Step
-    from vllm_davinci.meta.dry_run.workload import Steps
+    from vllm_davinci.meta.dry_run.workload import RunningSteps
 
 _CONTEXT = 128
 # Steps of each size; the figure is their median.
@@ -57,7 +57,9 @@ class DecodeChain:
             context //= 2
         return context
 
-    def durations(self, engine: LLMEngine, steps: Steps, sizes: Sequence[int]) -> dict[int, int]:
+    def durations(
+        self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]
+    ) -> dict[int, int]:
         """Modelled times of steps in which so many requests decode, by their tokens."""
         context, ordered = self.context(sizes), sorted(sizes, reverse=True)
         if context < 1:

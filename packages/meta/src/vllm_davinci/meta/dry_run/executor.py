@@ -22,7 +22,6 @@ from vllm_davinci.meta.dry_run.priced_dispatch import price_dispatch
 from vllm_davinci.meta.dry_run.stack import stack_of
 from vllm_davinci.vnpu.timing import set_routed_share
 
-
 # Layers with which an engine warms up and captures its graphs; None stands for all.
 _WARMED_LAYERS: ContextVar[int | None] = ContextVar("warmed_layers", default=None)
 

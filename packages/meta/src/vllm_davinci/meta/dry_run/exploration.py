@@ -21,7 +21,7 @@ from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 from vllm_davinci.meta.dry_run.decode_chain import DecodeChain
 from vllm_davinci.meta.dry_run.engine import executor_of
 from vllm_davinci.meta.dry_run.stack import stack_of
-from vllm_davinci.meta.dry_run.workload import Steps, Workload, serve
+from vllm_davinci.meta.dry_run.workload import RunningSteps, Workload, serve
 from vllm_davinci.meta.errors import DryRunError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Exploration:
 
         def measured() -> dict[int, int]:
             self.decodes_by(method, sizes)
-            steps = Steps(self._engine, self._executor, self._arguments.hides_host)
+            steps = RunningSteps(self._engine, self._executor, self._arguments.hides_host)
             return self._chain.durations(self._engine, steps, sizes)
 
         return self._of_all_layers(measured, self._has_graphs)

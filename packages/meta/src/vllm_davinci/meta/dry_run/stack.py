@@ -1,7 +1,7 @@
 """A model's first layers in the place of all of them: what a further one adds to a step, each does.
 
-A step of few layers is modelled in a fraction of the time. Layers of one kind take equally long once
-the first ones have filled the queues and the cache.
+A step of few layers is modelled in a fraction of the time. Layers of one kind take equally long
+once the first ones have filled the queues and the cache.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # A pattern of kinds of layers has so many at most.
 _LONGEST_PERIOD = 8
-# First layers, and further ones, of a step that the host launches one by one: some layers pass before
-# it is seen whether host or device is the slower one. With 6 and 6, steps of 10 and 16 of 94 layers of
-# Qwen3-235B told those of all within 0.6 %, with none and 3 within 8.2 %; all modelled.
+# First layers, and further ones, of a step that the host launches one by one: some layers pass
+# before it is seen whether host or device is the slower one. With 6 and 6, steps of 10 and 16 of 94
+# layers of Qwen3-235B told those of all within 0.6 %, with none and 3 within 8.2 %; all modelled.
 _EAGER = (6, 6)
 # Of a replayed graph, which the host launches at once: within 0.6 % likewise.
 _REPLAYED = (0, 3)
@@ -75,7 +75,7 @@ def repetition(
 class LayerStack:
     """The layers of a loaded model, of which the first ones can run alone.
 
-    owner:      the module whose forward runs its `layers` from start_layer to end_layer, as vLLM's do
+    owner:      the module whose forward runs its `layers` from start_layer to end_layer, as in vLLM
     prefetches: of weights, by each layer for the next one; None without
     """
 

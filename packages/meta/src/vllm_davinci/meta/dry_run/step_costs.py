@@ -54,12 +54,11 @@ def start(options: argparse.Namespace, engine_arguments: list[str], most_tokens:
     from vllm_davinci.meta.dry_run.workload import Workload
 
     room = Workload(max(DECODES), max(DECODES), (1,), (1,))
-    arguments = with_schedules(options.model, with_room(options.model, engine_arguments, most_tokens))
+    arguments = with_room(options.model, engine_arguments, most_tokens)
+    arguments = with_schedules(options.model, arguments)
     # Graphs are captured when they are compared.
     with few_layers_warm_up():
-        engine, engine_args = start_engine(
-            options.model, room, options.routing, arguments, machine
-        )
+        engine, engine_args = start_engine(options.model, room, options.routing, arguments, machine)
     return Exploration(engine, engine_args, machine)
 
 

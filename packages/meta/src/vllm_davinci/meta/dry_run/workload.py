@@ -95,7 +95,7 @@ class Served:
         return figures
 
 
-class Steps:
+class RunningSteps:
     """Runs an engine's steps one by one, on a timeline that begins here.
 
     hides_host: vLLM's own Python runs while the device does, as far as the host waits for it
@@ -140,7 +140,7 @@ def serve(
     waiting = [(str(n), *length) for n, length in enumerate(workload.lengths())]
     waiting.reverse()
     times: dict[str, RequestTimes] = {}
-    running = Steps(engine, executor, hides_host)
+    running = RunningSteps(engine, executor, hides_host)
 
     def add(now: int) -> None:
         name, prompt_tokens, output_tokens = waiting.pop()

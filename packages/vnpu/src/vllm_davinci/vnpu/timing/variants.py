@@ -43,9 +43,9 @@ MECHANISMS: Mapping[str, Mapping[str, int]] = {
         "graph_node": 0,
     },
 }
-"""The model's mechanisms that figures can turn off, and the figures that do; "latency" is each tier's.
-What tasks share of memory and cores, and what the cache holds for later ones, are no figures: they
-cannot be turned off."""
+"""The model's mechanisms that figures can turn off, and the figures that do; "latency" is that of
+each tier. What tasks share of memory and cores, and what the cache holds for later ones, are no
+figures: they cannot be turned off."""
 
 _MOST = 2**48 - 1
 
@@ -71,7 +71,7 @@ def variants_of(machine: Machine) -> dict[str, dict[str, int]]:
 
 
 def without_mechanisms(machine: Machine) -> dict[str, dict[str, int]]:
-    """"without MECHANISM" -> the figures that turn it off on this machine."""
+    """ "without MECHANISM" -> the figures that turn it off on this machine."""
 
     def of(name: str) -> list[str]:
         return [figure for figure in machine.figures if figure == name or _tier(figure) == name]
