@@ -53,7 +53,7 @@ def resolve(
     """Resolves an engine's options and leaves them where `get_config` finds them. Idempotent.
 
     may_make: whether durations of its steps may be modelled where `overlap` = 'auto' wants them and
-              there are none, which takes a minute
+              there are none, which takes half a minute
     Raises ConfigurationError for what is unknown, ill-typed, contradictory, not in this release,
     or asked for by itself and impossible on this engine.
     """
