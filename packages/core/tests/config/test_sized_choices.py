@@ -1,4 +1,4 @@
-"""What files of durations choose by a step's tokens."""
+"""Files of durations choose by a step's tokens."""
 
 from __future__ import annotations
 

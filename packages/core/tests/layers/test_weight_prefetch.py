@@ -1,4 +1,4 @@
-"""What a layer fetches for the next one: as many bytes as its step may, and where it ends."""
+"""A layer fetches for the next one as many bytes as its step may, and the last one waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file of durations chooses by the number of a step's tokens, beside ways and cuts."""
+"""Choices of a file of durations by the number of a step's tokens, beside ways and cuts."""
 
 import json
 from bisect import bisect_right
@@ -22,7 +22,7 @@ class SizedChoices:
     choices: Sequence[int | None]
 
     def at(self, num_tokens: int) -> int | None:
-        """That of the nearest size below, or of the smallest."""
+        """The choice of the nearest size below, or of the smallest."""
         return self.choices[max(0, bisect_right(self.tokens, num_tokens) - 1)]
 
     @staticmethod

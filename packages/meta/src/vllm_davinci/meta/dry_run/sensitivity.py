@@ -101,7 +101,7 @@ def print_sensitivity(
 
 
 def _print_mechanisms(chosen: Mapping[str, Step], console: Console) -> None:
-    """What steps take without each mechanism of the model."""
+    """Prints steps' times without each mechanism of the model."""
     table = Table(title="steps without a mechanism of the model, modelled ms")
     for column in ("step", "total", "without", "", "change"):
         table.add_column(column, justify="left" if column in ("step", "without") else "right")

@@ -43,7 +43,7 @@ class Repetition:
     total: int
 
     def of_all(self, fewer_ps: int, more_ps: int) -> int:
-        """What a step of all layers takes by those of fewer and of more."""
+        """The time of a step of all layers by those of fewer and of more."""
         added = (more_ps - fewer_ps) * (self.total - self.more)
         return more_ps + round(added / (self.more - self.fewer))
 
@@ -91,7 +91,7 @@ class LayerStack:
         return repetition(kinds, num_bytes, cache_bytes, is_replayed)
 
     def of_all(self, sample: Repetition | None, measured: Callable[[], Durations]) -> Durations:
-        """What is measured of steps of all layers, by those of the sample where there is one."""
+        """Measures steps of all layers, by those of the sample where there is one."""
         if sample is None:
             return measured()
         with self.only(sample.fewer):
