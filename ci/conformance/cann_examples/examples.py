@@ -37,7 +37,7 @@ class Example:
     name:      "ops-nn/activation/elu/examples/test_aclnn_elu": project and path of the program
     operators: that it calls
     left_out:  why it is not for a virtual NPU of this kind; None where it is
-    prints:    lines that its page says it prints, with its partners; see pages.py
+    prints:    samples of lines that its page says it prints, with its partners; see pages.py
     partners:  programs that run beside it, in the same directory
     folders:   that the directory has
     """
@@ -45,7 +45,7 @@ class Example:
     name: str
     operators: frozenset[str]
     left_out: str | None
-    prints: tuple[str, ...] = ()
+    prints: tuple[tuple[str, ...], ...] = ()
     partners: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 

@@ -6,7 +6,7 @@ Pages of the runtime's examples have a section "Sample Output"; pages of operato
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _SECTION = re.compile(r"^## Sample Output\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,31 +18,40 @@ _DIFFERS = re.compile(
 )
 
 
-def sample_output(page: str, script: str = "") -> tuple[str, ...]:
-    """The lines that a page's first sample of output has and that the program prints itself.
+def sample_output(page: str, script: str = "") -> tuple[tuple[str, ...], ...]:
+    """The lines that a page says the program prints, once for each of its samples.
+
+    A page has several where they depend on the runtime's release.
 
     script: what starts the program; lines that this one prints are left out
     """
     section = _SECTION.search(page)
-    block = _BLOCK.search(section.group(1)) if section else None
-    if block is None:
-        return ()
-    lines = (" ".join(line.split()) for line in block.group(1).splitlines())
+    blocks = _BLOCK.findall(section.group(1)) if section else []
     flat = " ".join(script.split())
-    return tuple(
-        line for line in lines if _DIFFERS.sub("", line).strip() and not _pattern(line).search(flat)
-    )
+    samples = []
+    for block in blocks:
+        lines = (" ".join(line.split()) for line in block.splitlines())
+        samples.append(
+            tuple(
+                line
+                for line in lines
+                if _DIFFERS.sub("", line).strip() and not _pattern(line).search(flat)
+            )
+        )
+    return tuple(samples)
 
 
-def not_printed(expected: Iterable[str], printed: Iterable[str]) -> list[str]:
-    """The expected lines that no printed one contains, in this order or another."""
+def not_printed(samples: Sequence[Sequence[str]], printed: Iterable[str]) -> list[str]:
+    """The lines of the sample that comes closest which no printed one contains, in any order."""
     text = "\n".join(" ".join(line.split()) for line in printed)
-    return [line for line in expected if not _pattern(line).search(text)]
+    missing = [[line for line in each if not _pattern(line).search(text)] for each in samples]
+    return min(missing, key=len, default=[])
 
 
-def is_expected(line: str, expected: Iterable[str]) -> bool:
+def is_expected(line: str, samples: Iterable[Iterable[str]]) -> bool:
     """Whether a printed line is one that the page has."""
-    return any(_pattern(each).search(" ".join(line.split())) for each in expected)
+    flat = " ".join(line.split())
+    return any(_pattern(each).search(flat) for sample in samples for each in sample)
 
 
 def _pattern(line: str) -> re.Pattern[str]:
