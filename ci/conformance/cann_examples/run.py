@@ -44,8 +44,8 @@ WHAT = (
 )
 SOURCE = "a checkout of CANN's ops-math, ops-nn, ops-transformer or runtime"
 RULE = (
-    "A program passes when its exit status is 0, it prints no failure, and it prints each line that "
-    "its page gives as sample output, on an Ascend910B or else on a 910C. Pages of the runtime's "
+    "A program passes when its exit status is 0, it prints no failure, and it prints each line of "
+    "a sample of output on its page, on an Ascend910B or else on a 910C. Pages of the runtime's "
     "examples have such lines; pages of operators give no results. Where CANN's build makes a "
     "header, or its toolkit has it, programs were built with a stand-in."
 )
