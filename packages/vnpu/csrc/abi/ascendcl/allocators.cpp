@@ -6,8 +6,8 @@
 #include <set>
 
 #include "abi/ascendcl/declarations.h"
-#include "device/system.h"
 #include "acl/acl_rt_allocator.h"
+#include "device/system.h"
 
 using namespace vnpu;
 using abi::guarded;

@@ -152,7 +152,8 @@ VNPU_ACL(aclrtDeviceDisablePeerAccess, (int32_t peer)) {
 VNPU_ACL(aclrtGetRunMode, (aclrtRunMode * mode)) {
   return guarded("aclrtGetRunMode", [&] {
     if (mode == nullptr) {
-      throw Failure(FailureKind::kInvalidArgument, "vnpu: aclrtGetRunMode has nowhere to write to.");
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: aclrtGetRunMode has nowhere to write to.");
     }
     *mode = ACL_HOST;  // programs run beside the device
   });
@@ -251,10 +252,12 @@ VNPU_ACL(aclsysGetVersionStr, (char*, char* version)) {
   std::strcpy(version, Configuration::of_environment().cann_version());
   return 0;
 }
-// "8.5.0" is 80500000. Source: hicann/runtime src/acl/aclrt_impl/acl.cpp, kWeightMajor and the rest.
+// "8.5.0" is 80500000. Source: hicann/runtime src/acl/aclrt_impl/acl.cpp, kWeightMajor and the
+// rest.
 VNPU_ACL(aclsysGetVersionNum, (char*, int32_t* version)) {
   const char* const number = Configuration::of_environment().cann_version();
-  *version = (number[0] - '0') * 10'000'000 + (number[2] - '0') * 100'000 + (number[4] - '0') * 1000;
+  *version =
+      (number[0] - '0') * 10'000'000 + (number[2] - '0') * 100'000 + (number[4] - '0') * 1000;
   return 0;
 }
 VNPU_ACL(aclGetCannAttributeList, (const aclCannAttr** list, size_t* count)) {

@@ -23,7 +23,8 @@ Tensor renormed(const Tensor& self, const Scalar& p, int64_t dim, const Scalar& 
 }
 
 Allowed allowed_renorm() {
-  static constexpr char kSource[] = "CheckDtypeValid, CheckRenormShape in aclnn_renorm.cpp of ops-nn";
+  static constexpr char kSource[] =
+      "CheckDtypeValid, CheckRenormShape in aclnn_renorm.cpp of ops-nn";
   return {.rows = {
               {"self", dtype(kFloats), kSource},
               {"self", dims(2, 8), kSource},
