@@ -1,4 +1,4 @@
-"""What programs in C ask the runtime: versions, capabilities, default streams, sums, allocators."""
+"""Questions of programs in C to the runtime: versions, features, default streams, sums, allocators."""
 
 from __future__ import annotations
 
