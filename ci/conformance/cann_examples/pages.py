@@ -1,4 +1,4 @@
-"""Samples of output on the pages of CANN's examples, held against what the programs print."""
+"""Samples of output on the pages of CANN's examples, held against what the programs print.
 
 Pages of the runtime's examples have a section "Sample Output"; pages of operators give no results.
 """
