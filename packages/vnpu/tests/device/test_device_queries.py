@@ -1,4 +1,4 @@
-"""Questions of programs in C to the runtime: versions, features, default streams, sums, allocators."""
+"""Questions of programs in C to the runtime: versions, features, streams, sums, allocators."""
 
 from __future__ import annotations
 
