@@ -111,8 +111,8 @@ class DualBatchConfig(_Options):
     equal."""
     norm_vector_cores: int | None = Field(default=None, ge=1)
     """Vector cores that norms of split steps may take: on few, they leave memory bandwidth to the
-    collective of another ubatch. Where it is not set, durations of this engine's steps choose for each
-    size (`step_costs`), or norms take all."""
+    collective of another ubatch. Where it is not set, durations of this engine's steps choose for
+    each size (`step_costs`), or norms take all."""
 
 
 class SequenceParallelConfig(_Options):
@@ -158,8 +158,8 @@ class WeightPrefetchConfig(_Options):
     prefetch_ratio: PrefetchRatio = PrefetchRatio()
     """Fraction of each weight to prefetch, from its start."""
     max_bytes: int = Field(default=18 << 20, gt=0)
-    """Upper limit per weight, in bytes. Where it is not set, durations of this engine's steps choose
-    for each size (`step_costs`), if there are any."""
+    """Upper limit per weight, in bytes. Where it is not set, durations of this engine's steps
+    choose for each size (`step_costs`), if there are any."""
     min_bytes: int = Field(default=2 << 20, ge=0)
     """Layers whose weights are fewer bytes in all are not prefetched: handing over to another
     stream would take longer than it saves."""

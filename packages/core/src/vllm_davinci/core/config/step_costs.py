@@ -76,8 +76,8 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
     logger.info(
-        "overlap = 'auto': this engine's steps are modelled once, which takes half a minute or more; "
-        "step_costs = null starts without."
+        "overlap = 'auto': this engine's steps are modelled once, which takes half a minute or "
+        "more; step_costs = null starts without."
     )
     options = list(_engine_options(vllm_config, config))
     return CostsChoice(*provider.make(engine, model.model, options))

@@ -49,7 +49,8 @@ class SplitForward:
     def limit_norms(self, vector_cores: int | None) -> None:
         """Gives norms so many vector cores from now on; None stands for all."""
         check_vector_cores("dbo.norm_vector_cores", vector_cores)
-        self._norm_vector_cores, self._norm_cores_by_size = vector_cores, None
+        self._norm_vector_cores = vector_cores
+        self._norm_cores_by_size: SizedChoices | None = None
 
     def limit_norms_by(self, by_size: SizedChoices | None) -> None:
         """Gives norms of each step the cores of these choices from now on; None: as before."""

@@ -79,7 +79,9 @@ class Exploration:
         self._stack = stack_of(self._model, self._prefetches)
         cache_bytes = machine.figures["l2_bytes"]
         self._samples = {
-            is_replayed: self._stack and self._stack.repetition(cache_bytes, is_replayed)
+            is_replayed: None
+            if self._stack is None
+            else self._stack.repetition(cache_bytes, is_replayed)
             for is_replayed in (False, True)
         }
         self._own_norm_cores: SizedChoices | None = None
