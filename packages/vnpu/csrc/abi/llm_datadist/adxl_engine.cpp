@@ -48,6 +48,11 @@ Status guarded(const char* where, Body&& body) {
   }
 }
 
+std::string absent(const std::string& name) {
+  return "no engine of this user and host is named " + name +
+         ": virtual devices transfer within a host.";
+}
+
 // Both sides of a call: where the bytes are there, and here.
 struct Sides {
   std::vector<Piece> there, here;
@@ -92,14 +97,26 @@ class AdxlEngine::AdxlEngineImpl {
   std::optional<transfer::Server> server;
   std::mutex mutex;  // one transfer after the other
   std::map<std::string, Socket> connected;
+  bool connects_itself = false;  // a transfer with who is not connected connects
+
+  // Needs the mutex. The connection; not open where there is no such engine.
+  const Socket& connection(const std::string& name);
 };
+
+const Socket& AdxlEngine::AdxlEngineImpl::connection(const std::string& name) {
+  Socket& socket = connected[name];
+  if (!socket.is_open()) socket = Socket::connect(name);
+  return socket;
+}
 
 AdxlEngine::AdxlEngine() : impl_(std::make_unique<AdxlEngineImpl>()) {}
 AdxlEngine::~AdxlEngine() = default;
 
 Status AdxlEngine::Initialize(const AscendString& engine,
-                              const std::map<AscendString, AscendString>&) {
+                              const std::map<AscendString, AscendString>& options) {
   return guarded("Initialize", [&]() -> Status {
+    const auto connects = options.find("AutoConnect");
+    impl_->connects_itself = connects != options.end() && connects->second.text() == "1";
     if (!impl_->server) impl_->server.emplace(engine.text(), impl_->regions);
     return SUCCESS;
   });
@@ -132,13 +149,9 @@ Status AdxlEngine::Connect(const AscendString& remote, int32_t) {
     if (impl_->connected.contains(name)) {
       return tell(ALREADY_CONNECTED, "Connect to " + name + ", which is connected.");
     }
-    Socket socket = Socket::connect(name);
-    if (!socket.is_open()) {
-      return tell(FAILED, "no engine of this user and host is named " + name +
-                              ": virtual devices transfer within a host.");
-    }
-    impl_->connected.emplace(name, std::move(socket));
-    return SUCCESS;
+    if (impl_->connection(name).is_open()) return SUCCESS;
+    impl_->connected.erase(name);
+    return tell(FAILED, absent(name));
   });
 }
 
@@ -155,8 +168,7 @@ Status AdxlEngine::TransferSync(const AscendString& remote, TransferOp operation
   return guarded("TransferSync", [&]() -> Status {
     const std::string name = remote.text();
     const std::lock_guard lock(impl_->mutex);
-    const auto found = impl_->connected.find(name);
-    if (found == impl_->connected.end()) {
+    if (!impl_->connects_itself && !impl_->connected.contains(name)) {
       return tell(NOT_CONNECTED, "a transfer with " + name + ", which is not connected.");
     }
     const Sides sides = sides_of(pieces);
@@ -166,10 +178,15 @@ Status AdxlEngine::TransferSync(const AscendString& remote, TransferOp operation
                                      " pieces in " + std::to_string(timeout_ms) +
                                      " ms: give pieces of registered memory, and a limit.");
     }
+    const Socket& socket = impl_->connection(name);
+    if (!socket.is_open()) {
+      impl_->connected.erase(name);
+      return tell(FAILED, absent(name));
+    }
     Answer answer = Answer::kDone;
-    const End end = ask(found->second, operation, sides, transfer::after_ms(timeout_ms), answer);
+    const End end = ask(socket, operation, sides, transfer::after_ms(timeout_ms), answer);
     if (end == End::kDone && answer == Answer::kDone) return SUCCESS;
-    impl_->connected.erase(found);  // what comes now would be of this transfer
+    impl_->connected.erase(name);  // what comes now would be of this transfer
     if (end == End::kLate) {
       return tell(TIMEOUT, "a transfer with " + name + " took over " +
                                std::to_string(timeout_ms) + " ms.");
