@@ -52,7 +52,7 @@ batch(device, host, [8, 8], [attribute(DEVICE, HOST)] * 2, [0, 2])
 batch(device, host, [8, 8], [attribute(DEVICE, HOST)] * 2, [0, 0])
 batch(device, host, [8, 8], [attribute(DEVICE, HOST)], [0], rooms=[8, 4])
 """
-    ).splitlines()
+    )
     assert lines[0] == "None done"
     assert lines[1] == "[[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 0, 0, 0, 0]]"
     assert lines[2:4] == ["None done", lines[1]]
@@ -74,5 +74,5 @@ def test_a_device_s_own_number_is_that_of_the_visible_devices():
             print(status == 0, number.value)
         """,
         ASCEND_RT_VISIBLE_DEVICES="3,1",
-    ).splitlines()
+    )
     assert lines == ["True 3", "True 1", "False 1"]
