@@ -137,12 +137,13 @@ def ask_once(
 
 def child(options: dict[str, Any]) -> AskedChild:
     port = options["port"]
+    asked_at = port if options["role"] == "kv_producer" else free_port()
     environment = {
         **os.environ,
         "UCX_TLS": "tcp",  # as between hosts
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port if options["role"] == "kv_producer" else free_port()),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(asked_at),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port),
     }
     return AskedChild([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment)

@@ -134,8 +134,8 @@ class Engine:
 
     def _tokens_that_came(self) -> int:
         """Of all requests so far."""
-        values = (getattr(each, "value", 0) for each in self._llm.get_metrics() if each.name == CAME)
-        return int(sum(values))
+        found = [each for each in self._llm.get_metrics() if each.name == CAME]
+        return int(sum(getattr(each, "value", 0) for each in found))
 
     def _compute(self, seed: int) -> float:
         """Seconds to the first token of a prompt that is computed here."""

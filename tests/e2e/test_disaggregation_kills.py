@@ -39,7 +39,9 @@ def all_prompts() -> list[list[int]]:
 class Load:
     """Clients that ask one request after the other, and count how each ended."""
 
-    def __init__(self, pair: ProxiedPair, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    def __init__(
+        self, pair: ProxiedPair, prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
         self._pair, self._prompts, self._expected = pair, prompts, expected
         self.ended: Counter[str] = Counter()
         self._lock = threading.Lock()

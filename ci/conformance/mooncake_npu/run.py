@@ -1,7 +1,7 @@
 """Mooncake's real build for NPUs over the virtual NPU: `run.py`.
 
-It is installed into a folder beside the wheel cache, and tests/e2e/test_mooncake_on_npu.py runs with
-it in place of the build for the host.
+It is installed into a folder beside the wheel cache; tests/e2e/test_mooncake_on_npu.py runs with it
+in place of the build for the host.
 """
 
 from __future__ import annotations

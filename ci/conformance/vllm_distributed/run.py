@@ -1,4 +1,4 @@
-"""vLLM's own tests of connectors, offload, balancing and ranks on device `npu`: `run.py --checkout DIR`.
+"""vLLM's own tests of connectors, offload, balancing and ranks on `npu`: `run.py --checkout DIR`.
 
 DIR is vLLM's unpacked source distribution; as in the suite `vllm`, models of a hub are stand-ins.
 """
@@ -52,7 +52,6 @@ SUITE = Suite(
     together=9,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(|Process\(|mp\.spawn",
     arguments=("--continue-on-collection-errors",),
-    test_limit=150,
     file_limit=1800.0,
 )
 

@@ -42,7 +42,8 @@ int main() {
   aclrtMalloc(&device, kBytes, ACL_MEM_MALLOC_HUGE_FIRST);
   std::vector<char> host(kBytes, 'h'), seen(8, ' ');
   const std::string at = std::to_string(getpid());
-  const std::string first = "127.0.0.1:1" + at, second = "127.0.0.1:2" + at, third = "127.0.0.1:3" + at;
+  const std::string first = "127.0.0.1:1" + at, second = "127.0.0.1:2" + at,
+                    third = "127.0.0.1:3" + at;
 
   AdxlEngine one, other, same;
   MemHandle mine = nullptr, theirs = nullptr, wrong = nullptr;
@@ -53,8 +54,8 @@ int main() {
   std::printf("not a device's %u\n",
               one.RegisterMem(described(host.data(), kBytes), MEM_DEVICE, wrong));
 
-  const std::vector<TransferOpDesc> pieces = {piece(host.data(), device, 5),
-                                              piece(host.data() + 9, static_cast<char*>(device) + 6, 2)};
+  const std::vector<TransferOpDesc> pieces = {
+      piece(host.data(), device, 5), piece(host.data() + 9, static_cast<char*>(device) + 6, 2)};
   std::printf("not connected %u\n", one.TransferSync(second.c_str(), WRITE, pieces, 5000));
   std::printf("absent %u\n", one.Connect("127.0.0.1:absent", 1000));
   std::printf("%u\n", one.Connect(second.c_str(), 1000));
@@ -65,11 +66,13 @@ int main() {
 
   const char text[] = "device";
   aclrtMemcpy(device, 6, text, 6, ACL_MEMCPY_HOST_TO_DEVICE);
-  std::printf("%u\n", one.TransferSync(second.c_str(), READ, {piece(host.data() + 20, device, 6)}, 5000));
+  std::printf("%u\n",
+              one.TransferSync(second.c_str(), READ, {piece(host.data() + 20, device, 6)}, 5000));
   std::printf("%.8s\n", host.data() + 19);
 
   const char* const last = static_cast<char*>(device) + kBytes / 2 - 4;
-  std::printf("beyond %u\n", one.TransferSync(second.c_str(), READ, {piece(host.data(), last, 8)}, 5000));
+  std::printf("beyond %u\n",
+              one.TransferSync(second.c_str(), READ, {piece(host.data(), last, 8)}, 5000));
   one.Connect(second.c_str(), 1000);  // a refusal ends it
   std::printf("from elsewhere %u\n",
               one.TransferSync(second.c_str(), READ, {piece(seen.data(), device, 8)}, 5000));

@@ -142,9 +142,8 @@ uint64_t& identity_in(void* shareable, aclrtMemSharedHandleType type, const char
 
 }  // namespace
 
-VNPU_ACL(aclrtMemExportToShareableHandleV2,
-         (aclrtDrvMemHandle handle, uint64_t flags, aclrtMemSharedHandleType type,
-          void* shareable)) {
+VNPU_ACL(aclrtMemExportToShareableHandleV2, (aclrtDrvMemHandle handle, uint64_t flags,
+                                             aclrtMemSharedHandleType type, void* shareable)) {
   constexpr const char* kName = "aclrtMemExportToShareableHandleV2";
   return guarded(kName, [&] {
     if (flags != ACL_RT_VMM_EXPORT_FLAG_DISABLE_PID_VALIDATION) {

@@ -22,8 +22,9 @@ constexpr char kName[] = "aclrtMemcpyBatch";
 void check_indexes(const size_t* indexes, size_t attributes, size_t copies) {
   if (copies == 0 || attributes == 0 || attributes > copies || indexes[0] != 0 ||
       indexes[attributes - 1] >= copies) {
-    refuse("has " + std::to_string(attributes) + " attributes for " + std::to_string(copies) +
-           " copies: give one or more copies, no more attributes than copies, the first from 0 on.");
+    refuse(
+        "has " + std::to_string(attributes) + " attributes for " + std::to_string(copies) +
+        " copies: give one or more copies, no more attributes than copies, the first from 0 on.");
   }
   for (size_t i = 1; i < attributes; ++i) {
     if (indexes[i] <= indexes[i - 1]) {
@@ -48,18 +49,18 @@ void check_place(const void* to, const void* from, const aclrtMemcpyBatchAttr& a
            memory.describe(to) + ".");
   }
   if (at_to == at_from || to_device.value_or(at_to) != at_to) {
-    refuse("takes copies from host to device, or copies from device to host, and only one of both "
-           "in a call.");
+    refuse(
+        "takes copies from host to device, or copies from device to host, and only one of both "
+        "in a call.");
   }
   to_device = at_to;
 }
 
 }  // namespace
 
-VNPU_ACL(aclrtMemcpyBatch,
-         (void** to, size_t* rooms, void** from, size_t* sizes, size_t count,
-          aclrtMemcpyBatchAttr* attributes, size_t* indexes, size_t attribute_count,
-          size_t* failed)) {
+VNPU_ACL(aclrtMemcpyBatch, (void** to, size_t* rooms, void** from, size_t* sizes, size_t count,
+                            aclrtMemcpyBatchAttr* attributes, size_t* indexes,
+                            size_t attribute_count, size_t* failed)) {
   if (failed != nullptr) *failed = ~size_t{0};
   size_t at = 0;
   const int refused = guarded(kName, [&] {

@@ -67,8 +67,8 @@ Sides sides_of(const std::vector<TransferOpDesc>& pieces) {
   return sides;
 }
 
-End ask(const Socket& socket, TransferOp operation, const Sides& sides,
-        transfer::Deadline deadline, Answer& answer) {
+End ask(const Socket& socket, TransferOp operation, const Sides& sides, transfer::Deadline deadline,
+        Answer& answer) {
   const Header header = {operation == READ ? Header::kRead : Header::kWrite,
                          static_cast<uint32_t>(sides.there.size())};
   std::vector<char> bytes(transfer::bytes_of(sides.here));
@@ -174,8 +174,8 @@ Status AdxlEngine::TransferSync(const AscendString& remote, TransferOp operation
     const Sides sides = sides_of(pieces);
     if (pieces.empty() || timeout_ms <= 0 || pieces.size() > Header::kMostPieces ||
         !impl_->regions.hold(sides.here)) {
-      return tell(PARAM_INVALID, "a transfer of " + std::to_string(pieces.size()) +
-                                     " pieces in " + std::to_string(timeout_ms) +
+      return tell(PARAM_INVALID, "a transfer of " + std::to_string(pieces.size()) + " pieces in " +
+                                     std::to_string(timeout_ms) +
                                      " ms: give pieces of registered memory, and a limit.");
     }
     const Socket& socket = impl_->connection(name);
@@ -188,8 +188,8 @@ Status AdxlEngine::TransferSync(const AscendString& remote, TransferOp operation
     if (end == End::kDone && answer == Answer::kDone) return SUCCESS;
     impl_->connected.erase(name);  // what comes now would be of this transfer
     if (end == End::kLate) {
-      return tell(TIMEOUT, "a transfer with " + name + " took over " +
-                               std::to_string(timeout_ms) + " ms.");
+      return tell(TIMEOUT,
+                  "a transfer with " + name + " took over " + std::to_string(timeout_ms) + " ms.");
     }
     if (end == End::kGone) return tell(FAILED, "the engine " + name + " has ended.");
     return tell(PARAM_INVALID, "the engine " + name + " has not registered all of that memory.");

@@ -45,7 +45,8 @@ class __attribute__((visibility("default"))) AdxlEngine {
   AdxlEngine();
   ~AdxlEngine();
   // engine: "address:port", under which others connect
-  Status Initialize(const AscendString& engine, const std::map<AscendString, AscendString>& options);
+  Status Initialize(const AscendString& engine,
+                    const std::map<AscendString, AscendString>& options);
   void Finalize();
   // Others may read and write it from now on.
   Status RegisterMem(const MemDesc& memory, MemType type, MemHandle& handle);

@@ -26,8 +26,8 @@ socklen_t address_of(const std::string& name, sockaddr_un& address) {
   address = {};
   address.sun_family = AF_UNIX;
   if (text.size() + 1 > sizeof(address.sun_path)) {
-    throw Failure(FailureKind::kInvalidArgument, "vnpu: the name of an engine, " + name +
-                                                     ", is too long: give \"address:port\".");
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: the name of an engine, " + name + ", is too long: give \"address:port\".");
   }
   std::memcpy(address.sun_path + 1, text.data(), text.size());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
@@ -44,8 +44,7 @@ Socket Socket::listen(const std::string& name) {
   sockaddr_un address;
   const socklen_t length = address_of(name, address);
   Socket made(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!made.is_open() ||
-      ::bind(made.number_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+  if (!made.is_open() || ::bind(made.number_, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       ::listen(made.number_, kMostWaiting) != 0) {
     throw Failure(FailureKind::kInvalidArgument, "vnpu: an engine named " + name +
                                                      " cannot listen: " + std::strerror(errno) +

@@ -5,8 +5,8 @@
 
 namespace ge {
 
-// Text that libraries of CANN pass to each other. Programs compile its copies themselves, so its one
-// member is CANN's. Source: gitcode.com/cann/metadef inc/external/graph/ascend_string.h.
+// Text that libraries of CANN pass to each other. Programs compile its copies themselves, so its
+// one member is CANN's. Source: gitcode.com/cann/metadef inc/external/graph/ascend_string.h.
 class __attribute__((visibility("default"))) AscendString {
  public:
   AscendString() = default;
