@@ -133,7 +133,7 @@ class Engine:
         return {"come_s": come, "over_s": seconds, "tokens": tokens, "num_bytes": num_bytes}
 
     def _tokens_that_came(self) -> int:
-        """Of all requests so far."""
+        """Counts those of all requests so far."""
         found = [each for each in self._llm.get_metrics() if each.name == CAME]
         return int(sum(getattr(each, "value", 0) for each in found))
 

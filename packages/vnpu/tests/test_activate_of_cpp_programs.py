@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def run_program(directory: Path, name: str, *options: str) -> str:
-    """What a program prints that is compiled here, and linked with libraries of these options."""
+    """Compiles a program with these options and runs it. Returns what it prints."""
     spec = find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     headers = Path(spec.origin).parent / "include" / "third_party" / "acl" / "inc"
