@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-_MESSAGE_LENGTH = 400
+_MESSAGE_LENGTH = 800
 _ERROR_OF_A_PROCESS = re.compile(r"^\w+Error: .*", re.MULTILINE)
 # In which a test may notice by itself that a process of its own has ended.
 _GRACE_S = 15.0

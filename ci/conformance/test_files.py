@@ -81,6 +81,7 @@ class TestRun:
                     self.python, "-m", "pytest", "-c", os.devnull, f"--rootdir={self.directory}",
                     "-p", "outcome_plugin", "-p", "no:cacheprovider", "-p", "no:randomly",
                     "--tb=short", "-v", f"--timeout={self.test_limit_s}",
+                    "--continue-on-collection-errors",
                     *self.arguments, *(f"--deselect={test}" for test in left_out), *(only or files),
                 ],
                 cwd=self.directory, stdin=subprocess.DEVNULL,

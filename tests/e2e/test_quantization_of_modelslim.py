@@ -100,6 +100,32 @@ def test_tokens_of_mixed_layers_are_those_of_dynamic_ones(
     assert close <= 12  # of 128
 
 
+@pytest.mark.thorough
+def test_mixed_layers_of_an_engine_that_only_decodes_are_static_ones(
+    tiny_llama: Path,
+    tmp_path: Path,
+    quantize: Quantize,
+    start_engine: Callable[..., EngineProcess],
+    prompts: list[list[int]],
+):
+    directory = write(quantize, tiny_llama, "W8A8_MIX")
+    static = tmp_path / "static"
+    shutil.copytree(directory, static)
+    description = json.loads((directory / DESCRIPTION).read_text())
+    kinds = {name: "W8A8" if kind == "W8A8_MIX" else kind for name, kind in description.items()}
+    assert kinds != description
+    (static / DESCRIPTION).write_text(json.dumps(kinds))
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}
+    given = prompts[6:14]
+    with start_engine(directory, dtype="bfloat16", kv_transfer_config=transfer) as engine:
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in given], GREEDY)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    close, wrong = IntegerReference(static).differing_tokens(given, tokens)
+    assert wrong == 0, close
+    close_to_dynamic, wrong_of_dynamic = IntegerReference(directory).differing_tokens(given, tokens)
+    assert close_to_dynamic + wrong_of_dynamic > close
+
+
 def in_eight_bits(directory: Path, target: Path) -> Path:
     """The same integers as an export of W8A8_DYNAMIC."""
     shutil.copytree(directory, target)

@@ -5,8 +5,9 @@ Programs are run, not built: `--programs` names a directory that has each at its
 its project's name, `DIR/ops-nn/activation/elu/examples/test_aclnn_elu`; or, where it could not be
 built, what the compiler said in a file of the same name that ends in `.txt`.
 
-A program passes when its exit status is 0 and it prints no failure. Exit status 1 where one does
-not pass, or could not be built, for which `reasons.toml` has no reason.
+A program passes when its exit status is 0, it prints no failure, and it prints each line that its
+page says it prints (pages.py). Exit status 1 where one does not pass, or could not be built, for
+which `reasons.toml` has no reason.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ sys.path += [str(HERE.parents[1]), str(HERE.parent)]
 import checkout  # noqa: E402 - in the folder above
 import results  # noqa: E402
 from cann_examples.examples import PATTERNS, Example, examples_of, project_of  # noqa: E402
+from cann_examples.pages import is_expected, not_printed  # noqa: E402
 from test_files import Outcome  # noqa: E402
 
 from progress import Steps, wait_for_all  # noqa: E402
@@ -41,10 +43,10 @@ WHAT = (
     "code"
 )
 SOURCE = "a checkout of CANN's ops-math, ops-nn, ops-transformer or runtime"
-# Their own checks are what is checked: what their pages say of results is not compared.
 RULE = (
-    "A program passes when its exit status is 0 and it prints no failure, on an Ascend910B or else "
-    "on a 910C; what its page says of its results is not compared. Where CANN's build makes a "
+    "A program passes when its exit status is 0, it prints no failure, and it prints each line of "
+    "a sample of output on its page, on an Ascend910B or else on a 910C. Pages of the runtime's "
+    "examples have such lines; pages of operators give no results. Where CANN's build makes a "
     "header, or its toolkit has it, programs were built with a stand-in."
 )
 LACKS_OPERATOR = "calls an operator that is not exported"
@@ -89,7 +91,7 @@ class Suite:
         def one(example: Example) -> Outcome:
             if example.name in done:
                 return done[example.name]
-            outcome = self._outcome(example.name)
+            outcome = self._outcome(example)
             steps.start(example.name)
             if not results.is_good(outcome):
                 steps.note(f"{outcome.outcome}: {outcome.message}")
@@ -105,33 +107,44 @@ class Suite:
             return LACKS_OPERATOR
         return example.left_out
 
-    def _outcome(self, name: str) -> Outcome:
-        program = self.programs / name
-        if not program.is_file():
-            said = program.with_name(f"{program.name}.txt")
-            why = said.read_text(encoding="utf-8") if said.exists() else "no such program"
-            return Outcome(name, NOT_BUILT, _one_line(why.splitlines()[:1]))
-        outcome = self._run(name, self.commands[0])
+    def _outcome(self, example: Example) -> Outcome:
+        for name in (example.name, *example.partners):
+            program = self.programs / name
+            if not program.is_file():
+                said = program.with_name(f"{program.name}.txt")
+                why = said.read_text(encoding="utf-8") if said.exists() else "no such program"
+                return Outcome(example.name, NOT_BUILT, _one_line(why.splitlines()[:1]))
+        outcome = self._run(example, self.commands[0])
         for command in self.commands[1:]:
             if results.is_good(outcome):
                 break
-            elsewhere = self._run(name, command)
+            elsewhere = self._run(example, command)
             outcome = elsewhere if results.is_good(elsewhere) else outcome
         return outcome
 
-    def _run(self, name: str, command: tuple[str, ...]) -> Outcome:
-        program = (self.programs / name).resolve()
-        log = self.logs / f"{name.replace('/', '.')}.log"
+    def _run(self, example: Example, command: tuple[str, ...]) -> Outcome:
+        name = example.name
+        names = (name, *example.partners)
         inherited = {key: said for key, said in os.environ.items() if key not in _NOT_INHERITED}
-        with tempfile.TemporaryDirectory() as scratch, log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, str(program)],
-                cwd=scratch, env=inherited | _ENVIRONMENT, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            status = wait_for_all(process, LIMIT_S)
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        failures = [line for line in lines if _FAILURE.search(line)]
+        with tempfile.TemporaryDirectory() as scratch:
+            for folder in example.folders:
+                (Path(scratch) / folder).mkdir()
+            processes = []
+            for each in names:
+                with self._log(each).open("wb") as output:
+                    process = subprocess.Popen(
+                        [*command, str((self.programs / each).resolve())],
+                        cwd=scratch, env=inherited | _ENVIRONMENT, start_new_session=True,
+                        stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    )  # fmt: skip
+                processes.append(process)
+            status, *_ = [wait_for_all(process, LIMIT_S) for process in processes]
+        lines = self._printed(name)
+        failures = [
+            line
+            for line in lines
+            if _FAILURE.search(line) and not is_expected(line, example.prints)
+        ]
         if status is None:
             return Outcome(name, "crashed", f"ran past {LIMIT_S:.0f} s")
         if status < 0:
@@ -139,7 +152,18 @@ class Suite:
         if status or failures:
             said_why = _one_line(failures[:2] or lines[-2:])
             return Outcome(name, "failed", f"status {status}: {said_why}")
+        missing = not_printed(
+            example.prints, [line for each in names for line in self._printed(each)]
+        )
+        if missing:
+            return Outcome(name, "failed", f"prints no: {_one_line(missing[:2])}")
         return Outcome(name, results.PASSED)
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name.replace('/', '.')}.log"
+
+    def _printed(self, name: str) -> list[str]:
+        return self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _one_line(lines: list[str]) -> str:

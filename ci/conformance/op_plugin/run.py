@@ -1,7 +1,6 @@
 """op-plugin's tests of operators over the virtual NPU: `run.py --checkout DIR [NAMES]`.
 
-`files.txt` has those of `test_base_ops` up to the letter h, but `test_group_norm.py`, which takes
-10 GiB of the host's memory, and the fused operators of inference in `test_custom_ops`.
+`files.txt` has all of them; `excluded.toml` says which are not run, and why.
 Exit status 1 where a test does not pass for which `reasons.toml` has no reason.
 """
 
@@ -17,11 +16,11 @@ from file_suite import Suite  # noqa: E402 - in the folder above
 
 SUITE = Suite(
     directory=HERE,
-    what="op-plugin's tests of operators: torch's, and fused ones of inference",
+    what="op-plugin's tests of operators: torch's, and its own fused ones",
     source="a checkout of gitcode.com/Ascend/op-plugin",
     tests="test",
     folders=("test/test_base_ops", "test/test_custom_ops"),
-    packages=("expecttest", "scipy", "parameterized"),
+    packages=("expecttest", "scipy", "parameterized", "ml_dtypes", "en_dtypes"),
     import_from=("test",),
     environment={"MASTER_ADDR": "127.0.0.1"},
     arguments=("-o", "python_functions=none"),  # their tests are methods

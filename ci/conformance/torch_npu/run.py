@@ -20,7 +20,7 @@ SUITE = Suite(
     source="a checkout of gitcode.com/Ascend/pytorch",
     tests="test",
     folders=("test/npu", "test/distributed"),
-    packages=("expecttest", "scipy", "parameterized"),
+    packages=("expecttest", "scipy", "parameterized", "tabulate"),
     import_from=("test",),
     # Some tests read torch_npu's warnings, which `vnpu run` turns off.
     environment={"MASTER_ADDR": "127.0.0.1", "TORCH_NPU_WARNING_DISABLE": "0"},

@@ -19,7 +19,7 @@ from vllm_davinci.core.log import (
 )
 
 WARNINGS = [(name, text) for name, texts in WITHOUT_MEANING_HERE.items() for text in texts]
-OF_THE_END = [(name, text) for name, texts in NOT_AT_THE_END.items() for text in texts]
+OF_THE_END = [(name, text) for name, (text, _) in NOT_AT_THE_END.items()]
 
 
 @pytest.fixture
@@ -54,18 +54,19 @@ def test_a_warning_about_a_user_s_scheduler_stays(vllm_logs: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize(("name", "text"), OF_THE_END)
-@pytest.mark.parametrize(
-    ("seconds_since_the_end_began", "is_told"), [(None, True), (1.0, False), (END_S + 1, True)]
-)
+@pytest.mark.parametrize("seconds_since_the_end_began", [None, 1.0, END_S + 1])
 def test_the_end_of_an_engine_is_no_news_while_its_program_ends(
     seconds_since_the_end_began: float | None,
-    is_told: bool,
     name: str,
     text: str,
     vllm_logs: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
     leave_out_what_means_nothing()
+    # Before vLLM kills a process, it waits; that another thread saw an engine end, it tells late.
+    is_told = seconds_since_the_end_began is None or (
+        seconds_since_the_end_began > END_S and "killing" in text
+    )
     if seconds_since_the_end_began is not None:
         monkeypatch.setattr(log, "_end_began_at", time.time() - seconds_since_the_end_began)
     logging.getLogger(name).warning("%s", "another one")

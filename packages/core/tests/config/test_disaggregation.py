@@ -12,6 +12,8 @@ from vllm_davinci.core.config import disaggregation
 from vllm_davinci.core.config.disaggregation import MOONCAKE, NIXL, settle_disaggregation
 from vllm_davinci.core.config.kv_transfer import settle_kv_transfer
 from vllm_davinci.core.errors import ConfigurationError
+from vllm_davinci.core.quantization.config import AscendQuantizationConfig
+from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 
 
 def config(asked: KVTransferConfig, **changes: Any) -> Any:
@@ -23,6 +25,7 @@ def config(asked: KVTransferConfig, **changes: Any) -> Any:
         kv_transfer_config=asked,
         cache_config=SimpleNamespace(kv_offloading_size=None, kv_offloading_backend="native"),
         lora_config=changes.get("lora_config"),
+        quant_config=changes.get("quant_config"),
         parallel_config=SimpleNamespace(**{name: changes.get(name, 1) for name in parallel}),
         model_config=SimpleNamespace(**{name: changes.get(name, False) for name in model}),
     )
@@ -47,6 +50,24 @@ def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
     assert (asked.kv_connector, asked.kv_buffer_device) == (NIXL.connector, "cpu")
     assert f"in place of '{connector}'" in told[0]
     assert settle_kv_transfer(config(asked)) == []
+
+
+@pytest.mark.usefixtures("nixl")
+@pytest.mark.parametrize(
+    ("role", "kind"), [("kv_consumer", "W8A8"), ("kv_producer", "W8A8_MIX"), ("kv_both", "W8A8_MIX")]
+)
+def test_mixed_layers_are_static_in_an_engine_that_only_decodes(role: Any, kind: str):
+    asked = asked_for()
+    asked.kv_role = role
+    expert = "model.layers.0.mlp.experts.0.up_proj.weight"
+    types = {"p.weight": "W8A8_MIX", expert: "W8A8_MIX", "q.weight": "W8A8_DYNAMIC"}
+    quantization = AscendQuantizationConfig(QuantDescription.parse(types))
+    for is_first in (True, False):
+        told = settle_kv_transfer(config(asked, quant_config=quantization))
+        assert any("W8A8_MIX" in setting.key for setting in told) == (is_first and kind == "W8A8")
+    assert quantization.description.types == {**types, "p.weight": kind}
+    scheme = quantization.description.of_layer("p")
+    assert scheme is not None and (scheme.name == "W8A8") == (kind == "W8A8")
 
 
 def test_mooncakes_pages_go_by_tcp_which_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -20,14 +20,18 @@ WITHOUT_MEANING_HERE: dict[str, tuple[str, ...]] = {
     "vllm.config.scheduler": ("Using custom scheduler class %s",),
 }
 
-# Logger -> beginnings of warnings of a program that ends with its engine. Two threads of vLLM wait
-# for the engine's process, and one of them may miss its end, which the other takes.
-NOT_AT_THE_END: dict[str, tuple[str, ...]] = {
-    "vllm.v1.engine.core_client": ("[shutdown] MPClient: engine core exited unexpectedly",),
-    "vllm.v1.utils": ("[shutdown] Process manager: force killing remaining process",),
-}
-# Before vLLM kills, it waits longer than this.
+# Logger -> beginning of a warning of a program that ends with its engine, and for how many seconds
+# after the program's end has begun it means nothing. Two threads of vLLM wait for the engine's
+# process, and one of them may miss its end, which the other takes. Before vLLM kills, it waits
+# longer than END_S.
 END_S = 4.0
+NOT_AT_THE_END: dict[str, tuple[str, float]] = {
+    "vllm.v1.engine.core_client": (
+        "[shutdown] MPClient: engine core exited unexpectedly",
+        float("inf"),
+    ),
+    "vllm.v1.utils": ("[shutdown] Process manager: force killing remaining process", END_S),
+}
 _end_began_at: float | None = None
 
 
@@ -64,6 +68,7 @@ def _begin_end() -> None:
 
 
 def _is_of_running_program(record: logging.LogRecord) -> bool:
-    if not str(record.msg).startswith(NOT_AT_THE_END[record.name]):
+    beginning, seconds = NOT_AT_THE_END[record.name]
+    if not str(record.msg).startswith(beginning):
         return True
-    return _end_began_at is None or record.created > _end_began_at + END_S
+    return _end_began_at is None or record.created > _end_began_at + seconds

@@ -150,7 +150,13 @@ VNPU_ACL(aclrtDeviceDisablePeerAccess, (int32_t peer)) {
   return guarded("aclrtDeviceDisablePeerAccess", [&] { System::instance().physical(peer); });
 }
 VNPU_ACL(aclrtGetRunMode, (aclrtRunMode * mode)) {
-  return guarded("aclrtGetRunMode", [&] { *mode = ACL_HOST; });  // programs run beside the device
+  return guarded("aclrtGetRunMode", [&] {
+    if (mode == nullptr) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: aclrtGetRunMode has nowhere to write to.");
+    }
+    *mode = ACL_HOST;  // programs run beside the device
+  });
 }
 VNPU_ACL(aclrtGetLogicDevIdByUserDevId, (const int32_t user, int32_t* const logic)) {
   return guarded("aclrtGetLogicDevIdByUserDevId",
@@ -197,6 +203,35 @@ VNPU_ACL(aclGetDeviceCapability, (uint32_t device, aclDeviceInfo info, int64_t* 
                   "vnpu: device capability " + std::to_string(info) + " is not known.");
   });
 }
+// Source: hicann/runtime src/runtime/api/api_c_device.cc, rtsDeviceGetCapability; its example
+// 0_runtime_compatibility says what an Ascend910B answers.
+VNPU_ACL(aclrtGetDeviceCapability,
+         (int32_t device, aclrtDevFeatureType feature, int32_t* is_supported)) {
+  return guarded("aclrtGetDeviceCapability", [&] {
+    System::instance().physical(device);
+    switch (feature) {
+      case ACL_FEATURE_TSCPU_TASK_UPDATE_SUPPORT_AIC_AIV:
+        *is_supported = ACL_DEV_FEATURE_SUPPORT;
+        return;
+      case ACL_FEATURE_SYSTEM_MEMQ_EVENT_CROSS_DEV:  // there are no queues of tensors
+        *is_supported = ACL_DEV_FEATURE_NOT_SUPPORT;
+        return;
+    }
+    throw Failure(FailureKind::kInvalidArgument,
+                  "vnpu: device feature " + std::to_string(feature) + " is not known.");
+  });
+}
+// Compatible are chips of one architecture of cores: Ascend910B and 910C.
+VNPU_ACL(aclrtCheckArchCompatibility, (const char* soc, int32_t* is_compatible)) {
+  return guarded("aclrtCheckArchCompatibility", [&] {
+    const std::string name = soc != nullptr ? soc : "";
+    if (!name.starts_with("Ascend")) {
+      throw Failure(FailureKind::kInvalidArgument,
+                    "vnpu: \"" + name + "\" is no chip; one is called \"Ascend910B3\".");
+    }
+    *is_compatible = name.starts_with("Ascend910B") || name.starts_with("Ascend910_93") ? 1 : 0;
+  });
+}
 VNPU_ACL(aclrtGetDeviceUtilizationRate, (int32_t device, aclrtUtilizationInfo* info)) {
   return guarded("aclrtGetDeviceUtilizationRate", [&] {
     System::instance().physical(device);
@@ -221,6 +256,14 @@ VNPU_ACL(aclsysGetCANNVersion, (aclCANNPackageName, aclCANNPackageVersion* versi
 #pragma GCC diagnostic pop
 VNPU_ACL(aclsysGetVersionStr, (char*, char* version)) {
   std::strcpy(version, Configuration::of_environment().cann_version());
+  return 0;
+}
+// "8.5.0" is 80500000. Source: hicann/runtime src/acl/aclrt_impl/acl.cpp, kWeightMajor and the
+// rest.
+VNPU_ACL(aclsysGetVersionNum, (char*, int32_t* version)) {
+  const char* const number = Configuration::of_environment().cann_version();
+  *version =
+      (number[0] - '0') * 10'000'000 + (number[2] - '0') * 100'000 + (number[4] - '0') * 1000;
   return 0;
 }
 VNPU_ACL(aclGetCannAttributeList, (const aclCannAttr** list, size_t* count)) {

@@ -188,6 +188,18 @@ VNPU_ACL(aclrtStreamGetFlags, (aclrtStream stream, uint32_t* flags)) {
 VNPU_ACL(aclrtCreateStream, (aclrtStream * stream)) {
   return aclrtCreateStreamWithConfig(stream, 0, 0);
 }
+// A default stream gets one handle, at the first question.
+VNPU_ACL(aclrtCtxGetCurrentDefaultStream, (aclrtStream * stream)) {
+  return guarded("aclrtCtxGetCurrentDefaultStream", [&] {
+    static std::mutex mutex;
+    static std::map<int, void*> handles;
+    const int device = System::instance().require_current_device();
+    std::lock_guard lock(mutex);
+    void*& handle = handles[device];
+    if (handle == nullptr) handle = abi::make_handle(System::instance().default_stream(device));
+    *stream = handle;
+  });
+}
 VNPU_ACL(aclrtDestroyStream, (aclrtStream stream)) {
   return guarded("aclrtDestroyStream", [&] {
     if (stream == nullptr) return;

@@ -234,6 +234,9 @@ VNPU_OPERATOR(SwiGluQuantV2,
   if (smooth_scales) values = values * per_row(*smooth_scales, groups, columns / 2);
   if (!dynamic && offsets) values = values + per_row(*offsets, groups, columns / 2);
   store_quantized(values, dynamic, y.tensor, scale.tensor);
+  // What the values were multiplied with, unlike scales of other operators.
+  // Source: ops-nn quant/swi_glu_quant/docs/aclnnSwiGluQuantV2.md, and ComputeQuant in its kernel.
+  if (dynamic) scale.tensor.view({-1}).narrow(0, 0, rows).reciprocal_();
 }
 VNPU_OPERATOR(
     DequantSwigluQuant,

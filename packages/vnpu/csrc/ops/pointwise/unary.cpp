@@ -91,7 +91,7 @@ VNPU_UNARY(Ceil, at::ceil_out, {.tier = kT1, .cost = elements<1>})
 VNPU_UNARY(Round, at::round_out,
            {.tier = kT1, .cost = elements<1>, .allowed = allowed_round})  // half to even
 VNPU_UNARY(Trunc, at::trunc_out, {.tier = kT1, .cost = elements<1>})
-VNPU_UNARY(Sign, at::sign_out, {.tier = kT1, .cost = elements<1>})
+VNPU_UNARY(Sign, at::sgn_out, {.tier = kT1, .cost = elements<1>})  // complex numbers too
 VNPU_OPERATOR(Signbit, (const Tensor& self, Out out), {.cost = elements<1>}) {
   store(out, at::signbit(self));
 }

@@ -8,6 +8,7 @@
 namespace vnpu::ops {
 
 Allowed allowed_add_rms_norm();
+Allowed allowed_add_rms_norm_dynamic_quant();
 Allowed allowed_amax();
 Allowed allowed_log_sum_exp();
 Allowed allowed_any();

@@ -73,6 +73,32 @@ Allowed allowed_add_rms_norm() {
           }};
 }
 
+Allowed allowed_add_rms_norm_dynamic_quant() {
+  static constexpr char kDocument[] =
+      "ops-nn norm/add_rms_norm_dynamic_quant/docs/aclnnAddRmsNormDynamicQuantV2.md, parameters";
+  return {.rows =
+              {
+                  {"x1", dtype(kHalves), kDocument},
+                  {"x1", dims(2, 8), kDocument},
+                  {"x2", same_dtype("x1"), kDocument},
+                  {"x2", same_sizes("x1"), kDocument},
+                  {"gamma", same_dtype("x1"), kDocument},
+                  {"gamma", dims(1, 1), kDocument},
+                  {"gamma", trailing_dimensions_of("x1"), kDocument},
+                  {"smooth_scale1", same_dtype("gamma"), kDocument},
+                  {"smooth_scale1", same_sizes("gamma"), kDocument},
+                  {"smooth_scale2", same_dtype("gamma"), kDocument},
+                  {"smooth_scale2", same_sizes("gamma"), kDocument},
+                  {"beta", same_dtype("gamma"), kDocument},
+                  {"beta", same_sizes("gamma"), kDocument},
+                  {"x", same_dtype("x1"), kDocument},
+                  {"x", same_sizes("x1"), kDocument},
+                  {"scale1", dtype({at::kFloat}), kDocument},
+                  {"scale2", dtype({at::kFloat}), kDocument},
+              },
+          .chips = kBigChips};
+}
+
 Allowed allowed_layer_norm() {
   return {{},
           {

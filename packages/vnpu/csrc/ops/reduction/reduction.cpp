@@ -64,6 +64,11 @@ bool argmax_of_rows(const Tensor& self, int64_t dim, const Tensor& out) {
   return false;
 }
 
+// 16-bit floats are multiplied in float32 and rounded once.
+ScalarType accumulator_of(ScalarType type) {
+  return at::isReducedFloatingType(type) ? at::kFloat : type;
+}
+
 }  // namespace
 
 // --- sums, means, products ----------------------------------------------------------------------
@@ -80,11 +85,11 @@ VNPU_OPERATOR(Mean,
 }
 VNPU_OPERATOR(Prod, (const Tensor& self, DType dtype, Out out),
               {.tier = kT1, .cost = elements<2>}) {
-  store(out, at::prod(self, dtype.type));
+  store(out, at::prod(widen(self), accumulator_of(dtype.type)));
 }
 VNPU_OPERATOR(ProdDim, (const Tensor& self, int64_t dim, bool keep_dim, DType dtype, Out out),
               {.tier = kT1, .cost = elements<2>}) {
-  at::prod_out(out.tensor, self, dim, keep_dim, dtype.type);
+  store(out, at::prod(widen(self), dim, keep_dim, accumulator_of(dtype.type)));
 }
 VNPU_OPERATOR(LogSumExp, (const Tensor& self, const IntArray& dims, bool keep_dim, Out out),
               {.tier = kT1, .cost = elements<8>, .allowed = allowed_log_sum_exp}) {

@@ -158,6 +158,15 @@ void quantize(const Tensor& y, const OptionalTensor& scales, const OptionalTenso
   store(out, to_int8(scaled));
 }
 
+// y, times `smooth` where it is given, as rows of int8 with a scale each.
+void quantize_dynamically(const Tensor& y, const OptionalTensor& smooth, const Tensor& out,
+                          const Tensor& scale) {
+  require(out.scalar_type() == at::kChar, "only int8 outputs are implemented");
+  const auto [rows, scales] = quantize_rows(smooth ? y * smooth->to(at::kFloat) : y);
+  store(out, rows);
+  store(scale, scales.reshape(scale.sizes()));
+}
+
 // The sum goes to `x`, its norm in float32 is returned.
 Tensor add_rms_norm(const Tensor& x1, const Tensor& x2, const Tensor& gamma,
                     const OptionalTensor& beta, double epsilon, const Tensor& x) {
@@ -216,6 +225,22 @@ VNPU_OPERATOR(AddRmsNormQuantV2,
   quantize(y, scales1, zero_points1, divide, y1.tensor);
   quantize(y, scales2, zero_points2, divide, y2.tensor);
   store(rms_norm_out, y);
+}
+// Rows of int8 and their scales, once or twice; see aclnnAddRmsNormDynamicQuantV2.md of ops-nn.
+VNPU_OPERATOR(AddRmsNormDynamicQuantV2,
+              (const Tensor& x1, const Tensor& x2, const Tensor& gamma,
+               const OptionalTensor& smooth_scale1, const OptionalTensor& smooth_scale2,
+               const OptionalTensor& beta, double epsilon, const BoolArray& output_mask, Out y1,
+               Out y2, Out x, Out scale1, Out scale2),
+              {.tier = kT2, .cost = elements<12>, .allowed = allowed_add_rms_norm_dynamic_quant}) {
+  const Tensor y = add_rms_norm(x1, x2, gamma, beta, epsilon, x.tensor);
+  const bool has_mask = !output_mask.empty();
+  if (has_mask ? output_mask[0] : true) {
+    quantize_dynamically(y, smooth_scale1, y1.tensor, scale1.tensor);
+  }
+  if (has_mask ? output_mask[1] : smooth_scale1 && smooth_scale2) {
+    quantize_dynamically(y, smooth_scale2, y2.tensor, scale2.tensor);
+  }
 }
 VNPU_OPERATOR(RmsNormQuant,
               (const Tensor& x, const Tensor& gamma, const OptionalTensor& beta,

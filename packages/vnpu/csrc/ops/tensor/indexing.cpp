@@ -181,22 +181,6 @@ VNPU_OPERATOR(InplaceFillDiagonal, (InOut self, const Scalar& value, bool wrap),
               {.cost = elements<1>}) {
   self.tensor.fill_diagonal_(value, wrap);
 }
-VNPU_OPERATOR(Renorm,
-              (const Tensor& self, const Scalar& p, int64_t dim, const Scalar& max_norm, Out out),
-              {.cost = elements<1>}) {
-  store(out, at::renorm(widen(self), p, dim, max_norm));
-}
-VNPU_OPERATOR(InplaceRenorm, (InOut self, const Scalar& p, int64_t dim, const Scalar& max_norm),
-              {.cost = elements<1>}) {
-  store(self, at::renorm(widen(self.tensor), p, dim, max_norm));
-}
-VNPU_OPERATOR(EmbeddingRenorm,
-              (InOut self, const Tensor& indices, double max_norm, double norm_type),
-              {.cost = elements<1>}) {
-  Tensor rows = widen(self.tensor).clone();
-  at::embedding_renorm_(rows, as_long(indices).reshape({-1}), max_norm, norm_type);
-  store(self, rows);
-}
 VNPU_OPERATOR(InplacePut, (InOut self, const Tensor& index, const Tensor& source, bool accumulate),
               {.tier = kT1, .cost = cost_of_inplace_index_copy}) {
   self.tensor.put_(as_long(index), source, accumulate);

@@ -151,3 +151,9 @@ def test_log_sigmoid_without_buffer_equals_torch(x: Pair) -> None:
     out = torch.empty_like(npu)
     call("LogSigmoid", npu, out)
     compare(out, F.logsigmoid(x.cpu), rtol=LAST_BIT[x.base.dtype], atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_sign_of_a_complex_number_is_its_direction(dtype: torch.dtype) -> None:
+    x = torch.tensor([3 + 4j, 0, -2j, -5], dtype=dtype)
+    compare(torch.sgn(x.npu()), torch.sgn(x), rtol=1e-6)

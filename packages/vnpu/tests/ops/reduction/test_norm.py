@@ -220,3 +220,34 @@ def test_layer_norm_is_the_same_under_the_compatible_implementation() -> None:
     finally:
         torch_npu.npu.use_compatible_impl(False)
     torch.testing.assert_close(actual.cpu(), torch.nn.functional.layer_norm(x, (48,), weight, bias))
+
+
+@pytest.mark.parametrize("second", ["smooth", "mask", None])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_add_rms_norm_dynamic_quant_scales_each_row(second: str | None, dtype: torch.dtype) -> None:
+    x1, x2 = values((3, 5, 64), dtype, 1), values((3, 5, 64), dtype, 2)
+    gamma, beta = values((64,), dtype, 3), values((64,), dtype, 4)
+    smooth1, smooth2 = (values((64,), dtype, seed, low=0.5, high=2) for seed in (5, 6))
+    y1, y2, x, scale1, scale2 = torch_npu.npu_add_rms_norm_dynamic_quant(
+        x1.npu(),
+        x2.npu(),
+        gamma.npu(),
+        smooth_scale1=None if second == "mask" else smooth1.npu(),
+        smooth_scale2=smooth2.npu() if second else None,
+        beta=beta.npu(),
+        output_mask=[False, True] if second == "mask" else None,
+    )
+    total = (x1.float() + x2.float()).to(dtype)
+    compare(x, total)
+    wide = total.float()
+    norm = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gamma.float()
+    for y, scale, smooth, is_asked in (
+        (y1, scale1, smooth1, second != "mask"),
+        (y2, scale2, smooth2, second is not None),
+    ):
+        if not is_asked:
+            continue
+        scaled = (norm + beta.float()) * smooth.float()
+        largest = scaled.abs().amax(-1, keepdim=True)
+        compare(scale, (largest / 127).squeeze(-1), rtol=1e-5)
+        compare(y, to_int8(scaled * 127 / largest), atol=1)

@@ -49,6 +49,16 @@ def test_sixteen_bit_floats_accumulate_in_fp32(x: Pair) -> None:
     torch.testing.assert_close(x.npu.sum(-1).cpu().double(), exact, rtol=4e-3, atol=0)
 
 
+@given(x=tensors((torch.float16, torch.bfloat16), shapes=((15, 64),), low=1, high=2))
+def test_products_of_sixteen_bit_floats_are_rounded_once(x: Pair) -> None:
+    dtype = x.cpu.dtype
+    exact = x.cpu.double().prod(0)
+    rounding = {"rtol": 0.51 * torch.finfo(dtype).eps, "atol": 0}
+    torch.testing.assert_close(x.npu.prod(0).cpu().double(), exact, **rounding)
+    row = x.npu[:, 0].prod().cpu().double()
+    torch.testing.assert_close(row, exact[0], **rounding)
+
+
 @given(x=tensors(FLOATS, shapes=RANKED, special=True), keepdim=st.booleans())
 def test_logsumexp_equals_torch(x: Pair, keepdim: bool) -> None:
     for dim in range(-1, x.cpu.dim()):

@@ -268,18 +268,3 @@ def test_forms_that_leave_the_input_alone_equal_torch(x: Pair) -> None:
 def test_diagonal_is_filled_as_by_torch(x: Pair, wrap: bool) -> None:
     npu, cpu = x.npu.clone(), x.cpu.clone()
     compare(npu.fill_diagonal_(7, wrap), cpu.fill_diagonal_(7, wrap))
-
-
-@given(x=tensors((torch.float32,), ((6, 4),)), p=st.sampled_from((1.0, 2.0)))
-def test_rows_that_are_too_long_are_shortened_as_by_torch(x: Pair, p: float) -> None:
-    compare(torch.renorm(x.npu, p, 0, 1.5), torch.renorm(x.cpu, p, 0, 1.5), rtol=1e-5, atol=1e-6)
-    npu, cpu = x.npu.clone(), x.cpu.clone()
-    compare(npu.renorm_(p, 1, 1.5), cpu.renorm_(p, 1, 1.5), rtol=1e-5, atol=1e-6)
-    tables = x.npu.contiguous(), x.cpu.contiguous()
-    rows = [
-        torch.nn.functional.embedding(
-            torch.tensor([1, 4], device=table.device), table, max_norm=1.0, norm_type=p
-        )
-        for table in tables
-    ]
-    compare(*rows, rtol=1e-5, atol=1e-6)

@@ -1,8 +1,11 @@
 """Convolutions equal torch's on the CPU."""
 
+import ctypes
+
 import pytest
 import torch
 
+from vllm_davinci_testing.operators import aclnn
 from vllm_davinci_testing.operators.comparison import compare
 from vllm_davinci_testing.operators.strategies import FLOATS, values
 
@@ -44,6 +47,27 @@ def test_transposed_convolution_equals_torch(dims: int, options: dict[str, int])
         convolution(x, weight, **options),
         **TOLERANCE[torch.float32],
     )
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [(0, 2), (1, 1), (1, 0, 2, 3), (1, 1, 2, 2)],
+    ids=lambda sides: "-".join(map(str, sides)),
+)
+def test_each_side_of_an_image_may_have_its_own_padding(padding: tuple[int, ...]) -> None:
+    """No function of torch_npu's but `_nnpack_spatial_convolution` has them."""
+    dims = len(padding) // 2
+    image = values((2, 4, *SPATIAL[dims]), torch.float32, 1)
+    weight = values((6, 4, *[2] * dims), torch.float32, 2, low=-1, high=1)
+    sides = [side for at in reversed(range(dims)) for side in padding[2 * at : 2 * at + 2]]
+    expected = getattr(functional, f"conv{dims}d")(functional.pad(image, sides), weight)
+    out = torch.empty(expected.shape, device="npu")
+    ones, zeros = (1,) * dims, (0,) * dims
+    aclnn.call(
+        "Convolution", image.npu(), weight.npu(), None, ones, padding, ones, False, zeros, 1, out,
+        ctypes.c_int8(0),
+    )  # fmt: skip
+    compare(out, expected, **TOLERANCE[torch.float32])
 
 
 def test_patches_of_an_image_become_vectors_as_on_the_cpu() -> None:

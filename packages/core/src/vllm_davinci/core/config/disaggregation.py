@@ -72,21 +72,30 @@ def settle_disaggregation(vllm_config: "VllmConfig", asked: Any) -> list[Setting
     Raises ConfigurationError for settings that are not served, and without the carrier's package.
     """
     carrier = CARRIERS[asked.kv_connector]
+    settings = _settle_types(vllm_config.quant_config, asked.kv_role)
     if asked.kv_connector_module_path == carrier.module:
-        return []
+        return settings
     _refuse(asked, vllm_config, carrier)
     _require_package(carrier)
-    settings = [
+    settings.append(
         Setting(
             "kv_connector",
             carrier.connector,
             Source.RELEASE,
             f"in place of '{asked.kv_connector}': keys and values of a layer lie apart here",
         )
-    ]
+    )
     asked.kv_connector, asked.kv_connector_module_path = carrier.connector, carrier.module
     settings += _send_from_host(asked) if carrier is NIXL else _carry_by_tcp(asked)
     return settings
+
+
+def _settle_types(quantization: Any, role: str | None) -> list[Setting]:
+    settle = getattr(quantization, "settle_for_decodes", None)  # ours
+    if role != "kv_consumer" or settle is None or not settle():
+        return []
+    why = "this engine only decodes (kv_role 'kv_consumer')"
+    return [Setting("type of W8A8_MIX layers", "W8A8", Source.RELEASE, why)]
 
 
 def _send_from_host(asked: Any) -> list[Setting]:

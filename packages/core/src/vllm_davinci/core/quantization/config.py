@@ -141,6 +141,16 @@ class AscendQuantizationConfig(QuantizationConfig):
             )
         return self.format
 
+    def settle_for_decodes(self) -> bool:
+        """Takes the types of an engine that gets its prompts from another one. Whether any differ.
+
+        Before layers are made.
+        """
+        given = self.format
+        if given is not None:
+            self.format = given.of_decodes()
+        return self.format is not given
+
     @property
     def has_norm_biases(self) -> bool:
         """Whether norms may have a bias in the checkpoint: NPURMSNorm makes room for it."""

@@ -18,7 +18,7 @@ from vllm_davinci.core.quantization.registry import Registry
 from vllm_davinci.core.quantization.scheme import SCHEMES, Layout, Scheme, computing_scheme
 from vllm_davinci.core.weight_files.files import StoredTensor, read_header, tensor_files
 from vllm_davinci.core.weight_files.issues import CheckReport
-from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS, shortened
+from vllm_davinci.core.weight_files.layer_names import EXPERT, FUSED_LAYERS, shortened
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -119,6 +119,15 @@ class Format(ABC):
     def renamed(self, rename: Callable[[dict[str, str]], dict[str, str]]) -> Format:
         """With the names of the model's modules in place of the checkpoint's."""
         return replace(self, types=rename(dict(self.types)))
+
+    def of_decodes(self) -> Format:
+        """With the types that layers have in an engine that takes its prompts from another one."""
+        types = {
+            name: SCHEMES[kind].in_decodes
+            for name, kind in self.types.items()
+            if kind in SCHEMES and SCHEMES[kind].in_decodes and not EXPERT.match(name)
+        }
+        return replace(self, types={**self.types, **types}) if types else self
 
     @property
     def has_norm_biases(self) -> bool:

@@ -72,6 +72,10 @@ class Scheme:
     computed_as: ClassVar[str] = ""
     """The scheme whose methods compute these layers; empty: this one."""
 
+    in_decodes: ClassVar[str] = ""
+    """The scheme of linear layers in an engine that takes its prompts from another one; empty:
+    this one."""
+
     keeps_experts: ClassVar[bool] = False
     """Whether routed experts are computed by this one whatever `computed_as` says."""
 

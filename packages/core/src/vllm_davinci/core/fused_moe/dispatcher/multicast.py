@@ -1,37 +1,20 @@
 """Each rank broadcasts its tokens in turn; sums are reduced everywhere; own ones are kept."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from vllm.distributed.parallel_state import GroupCoordinator
 
-from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.gathered import GatheredTokens
 
 
-@dataclass(frozen=True)
-class MulticastDispatcher(LocalDispatcher):
-    """Two broadcasts per rank and an all-reduce.
-
-    group: ranks that between them hold every token once
-    sizes: tokens of each of them
-    """
-
-    gathers: ClassVar[bool] = True
-
-    group: GroupCoordinator
-    sizes: list[int]
+class MulticastDispatcher(GatheredTokens):
+    """Two broadcasts per rank and an all-reduce."""
 
     def prepare(
         self, x: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See TokenDispatcher.prepare."""
         return self._multicast(x), self._multicast(router_logits)
-
-    def own_rows(self, num_tokens: int) -> slice:
-        """See TokenDispatcher.own_rows."""
-        begin = sum(self.sizes[: self.group.rank_in_group])
-        return slice(begin, begin + num_tokens)
 
     def finalize(self, sums: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """See TokenDispatcher.finalize."""

@@ -77,8 +77,7 @@ class W4A8DynamicFusedMoEMethod(W8A8DynamicFusedMoEMethod):
         packed = loaded(layer, f"{group}_weight")
         of_eights = torch.zeros_like(scale)
         if self.settings.is_loaded:  # else the weights mean nothing
-            sums = [unpacked_rows(one.cpu()).sum(-1, dtype=torch.int32) for one in packed]
-            of_eights = _EIGHT * torch.stack(sums).to(scale.device) * scale
+            of_eights = _EIGHT * sums_of_rows(packed) * scale
         return HalvedProjection(
             # A byte has the integers of two rows: of two columns of the transposed weight.
             weight=transposed_in_memory(layer.get_parameter(f"{group}_weight")).view(torch.int32),
@@ -144,6 +143,23 @@ class HalvedExperts(Experts):
         gate_up = self.gate_up(rows, scales, tokens_per_expert, self.dtype)
         activated, scales = torch_npu.npu_dynamic_quant(torch_npu.npu_swiglu(gate_up))
         return self.down(activated, scales, tokens_per_expert, self.dtype)
+
+
+def sums_of_rows(packed: torch.Tensor) -> torch.Tensor:
+    """Sums of 4-bit integers over the inputs, found where the weights are.
+
+    packed: [num_local, out / 2, in] int8, see `unpacked_rows`
+    Returns [num_local, out] int32.
+    """
+    sums = torch.empty((*packed.shape[:2], 2), dtype=torch.int32, device=packed.device)
+    for weight, of_expert in zip(packed, sums, strict=True):  # one at a time: copies are as large
+        # A byte is 16 times its upper half plus its lower one without the sign.
+        unsigned, signs, whole = (
+            bits.sum(-1, dtype=torch.int32) for bits in (weight & 15, weight & 8, weight)
+        )
+        of_expert[:, 0] = unsigned - 2 * signs
+        of_expert[:, 1] = (whole - unsigned) // 16
+    return sums.flatten(1)
 
 
 @functools.cache

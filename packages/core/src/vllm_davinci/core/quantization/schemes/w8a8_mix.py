@@ -1,6 +1,7 @@
-"""W8A8_MIX: the tensors of W8A8 and of W8A8_DYNAMIC, computed as the latter.
+"""W8A8_MIX: the tensors of W8A8 and of W8A8_DYNAMIC.
 
-The scales of tokens are for prefills, the checkpoint's for decodes of another engine.
+Scales of tokens are for prefills, the checkpoint's for decodes of another engine, whose steps they
+save a launch per product. An engine that does both, and routed experts, take the former.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from vllm_davinci.core.quantization.scheme import SCHEMES, Layout
-from vllm_davinci.core.quantization.schemes.w8a8 import STATIC_TENSORS
+from vllm_davinci.core.quantization.schemes.w8a8 import STATIC_TENSORS, W8A8
 from vllm_davinci.core.quantization.schemes.w8a8_dynamic import W8A8Dynamic
 from vllm_davinci.core.quantization.tensors import PER_CHANNEL, TensorSpec
 
@@ -17,6 +18,7 @@ from vllm_davinci.core.quantization.tensors import PER_CHANNEL, TensorSpec
 class W8A8Mix(W8A8Dynamic):
     name = "W8A8_MIX"
     computed_as = W8A8Dynamic.name
+    in_decodes = W8A8.name
     is_written = False
 
     def stored(self, layout: Layout) -> tuple[TensorSpec, ...]:

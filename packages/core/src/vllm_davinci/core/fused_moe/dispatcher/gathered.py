@@ -1,0 +1,27 @@
+"""Every rank gets the tokens of all."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from vllm_davinci.core.fused_moe.dispatcher.local import LocalDispatcher
+
+
+@dataclass(frozen=True)
+class GatheredTokens(LocalDispatcher):
+    """Base of dispatchers after whose `prepare` each rank holds the tokens of all ranks in order.
+
+    group: ranks that between them hold every token once
+    sizes: tokens of each of them
+    """
+
+    gathers: ClassVar[bool] = True
+
+    group: GroupCoordinator
+    sizes: list[int]
+
+    def own_rows(self, num_tokens: int) -> slice:
+        """See TokenDispatcher.own_rows."""
+        begin = sum(self.sizes[: self.group.rank_in_group])
+        return slice(begin, begin + num_tokens)
