@@ -1,4 +1,4 @@
-"""Disaggregated engines that are killed at random: no wrong token, no request without an end."""
+"""Engines and their proxy are killed at random: no wrong token, no request without an end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 from vllm import SamplingParams
 
-from vllm_davinci_testing.engines.disaggregated import Pair
+from vllm_davinci_testing.engines.disaggregation_proxy import ProxiedPair
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.server_process import SMALL, START_LIMIT_S
 from vllm_davinci_testing.processes.waiting import becomes_true
@@ -21,6 +21,7 @@ pytest.importorskip("nixl", reason="disaggregation needs nixl: pip install 'vllm
 
 NUM_TOKENS = 8
 CLIENTS = 4
+DISTURBANCES = ("kill prefills", "kill decodes", "kill the proxy", "stand still")
 OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
 
 
@@ -38,7 +39,9 @@ def all_prompts() -> list[list[int]]:
 class Load:
     """Clients that ask one request after the other, and count how each ended."""
 
-    def __init__(self, pair: Pair, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    def __init__(
+        self, pair: ProxiedPair, prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
         self._pair, self._prompts, self._expected = pair, prompts, expected
         self.ended: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -51,7 +54,7 @@ class Load:
             with self._lock:
                 self.ended[outcome] += 1
             if outcome == "told":
-                # As behind a proxy, which sends nothing to engines that do not answer.
+                # As clients do that try again later.
                 becomes_true(self._pair.is_ready, START_LIMIT_S)
 
     def _ask(self, number: int) -> str:
@@ -62,18 +65,22 @@ class Load:
         return "right" if answer.tokens == self._expected[number] else "wrong"
 
 
-def disturb(pair: Pair, ended: threading.Event) -> list[str]:
-    """Kills one of the engines now and then and starts it again, or lets one stand still."""
+def disturb(pair: ProxiedPair, ended: threading.Event) -> list[str]:
+    """Kills an engine or the proxy now and then and starts it again, or lets one stand still."""
     chosen = random.Random(5)
     done: list[str] = []
     while not ended.wait(chosen.uniform(2, 8)):
-        done.append(chosen.choice(("kill prefills", "kill decodes", "stand still")))
+        done.append(chosen.choice(DISTURBANCES))
         if done[-1] == "kill prefills":
             pair.prefills.kill()
             pair.restart_prefills()
         elif done[-1] == "kill decodes":
             pair.decodes.kill()
             pair.restart_decodes()
+        elif done[-1] == "kill the proxy":
+            pair.kill_proxy()
+            ended.wait(chosen.uniform(0, 2))
+            pair.start_proxy()
         else:
             pair.stop_prefills()
             ended.wait(chosen.uniform(1, 6))
@@ -100,7 +107,7 @@ def test_no_request_gets_wrong_tokens(
     with start_engine(tiny_llama, max_model_len=768, max_num_batched_tokens=200) as engine:
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
     expected = [list(output.outputs[0].token_ids) for output in outputs]
-    pair = Pair(
+    pair = ProxiedPair(
         tiny_llama,
         tmp_path,
         *OPTIONS,

@@ -14,20 +14,22 @@ import pytest
 from vllm_davinci.vnpu import library_directory
 
 PROGRAMS = Path(__file__).parent / "programs"
+CSRC = Path(__file__).parents[1] / "csrc"
 LIMIT_S = 120
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> None:
-    """Its libraries find each other and libtorch: nothing says where those are."""
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def run_program(directory: Path, name: str, *options: str) -> str:
+    """Compiles a program with these options and runs it. Returns what it prints."""
     spec = find_spec("torch_npu")
     assert spec is not None and spec.origin is not None
     headers = Path(spec.origin).parent / "include" / "third_party" / "acl" / "inc"
-    program = tmp_path / "add_tensors"
+    program = directory / name
     compiler = [
-        "g++", "-std=c++17", f"-I{headers}", str(PROGRAMS / "add_tensors.cpp"), "-o", str(program),
-        f"-L{library_directory()}", "-lascendcl", "-lopapi", "-lnnopbase",
-        "-Wl,--allow-shlib-undefined",
+        "g++", f"-I{headers}", str(PROGRAMS / f"{name}.cpp"), "-o", str(program),
+        f"-L{library_directory()}", *options, "-Wl,--allow-shlib-undefined",
     ]  # fmt: skip
     subprocess.run(compiler, check=True, timeout=LIMIT_S)
     command = [str(Path(sys.executable).with_name("vnpu")), "run", "--", str(program)]
@@ -36,4 +38,48 @@ def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> 
         command, env=plain, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "21 42 63 \n1 2 0.5\n1\n"
+    return done.stdout
+
+
+def test_a_program_without_python_and_torch_runs_an_operator(tmp_path: Path) -> None:
+    """Its libraries find each other and libtorch: nothing says where those are."""
+    printed = run_program(
+        tmp_path, "add_tensors", "-std=c++17", "-lascendcl", "-lopapi", "-lnnopbase"
+    )
+    assert printed == "21 42 63 \n1 2 0.5\n1\n"
+
+
+def test_engines_read_and_write_registered_memory_within_a_limit(tmp_path: Path) -> None:
+    printed = run_program(
+        tmp_path,
+        "exchange_memory",
+        "-std=c++20",
+        f"-I{CSRC}",
+        str(CSRC / "abi" / "llm_datadist" / "socket.cpp"),
+        "-lascendcl",
+        "-lllm_datadist",
+        "-lmetadef",
+        "-lvnpu",
+    )
+    invalid, late, not_connected, failed = 103900, 103901, 103902, 503900
+    assert printed.splitlines() == [
+        "0 0",
+        f"taken {invalid}",
+        "0 0",
+        f"not a device's {invalid}",
+        f"not connected {not_connected}",
+        f"absent {failed}",
+        "0",
+        "again 103903",
+        "0",
+        "hhhhh hh 0",
+        "0",
+        "hdeviceh",
+        f"beyond {invalid}",
+        f"from elsewhere {invalid}",
+        "0",
+        f"{invalid}",
+        f"given up {invalid}",
+        f"late {late}",
+        f"ended {failed}",
+    ]

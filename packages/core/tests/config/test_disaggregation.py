@@ -54,7 +54,8 @@ def test_our_connector_takes_the_place_of_vllms_and_is_told(connector: str):
 
 @pytest.mark.usefixtures("nixl")
 @pytest.mark.parametrize(
-    ("role", "kind"), [("kv_consumer", "W8A8"), ("kv_producer", "W8A8_MIX"), ("kv_both", "W8A8_MIX")]
+    ("role", "kind"),
+    [("kv_consumer", "W8A8"), ("kv_producer", "W8A8_MIX"), ("kv_both", "W8A8_MIX")],
 )
 def test_mixed_layers_are_static_in_an_engine_that_only_decodes(role: Any, kind: str):
     asked = asked_for()

@@ -162,6 +162,12 @@ VNPU_ACL(aclrtGetLogicDevIdByUserDevId, (const int32_t user, int32_t* const logi
   return guarded("aclrtGetLogicDevIdByUserDevId",
                  [&] { *logic = System::instance().physical(user); });
 }
+// What it calls a logical number is a program's. Source: hicann/runtime docs/zh/api_ref/04, this
+// function.
+VNPU_ACL(aclrtGetPhyDevIdByLogicDevId, (const int32_t logic, int32_t* const physical)) {
+  return guarded("aclrtGetPhyDevIdByLogicDevId",
+                 [&] { *physical = System::instance().physical(logic); });
+}
 VNPU_ACL(aclrtDeviceGetBareTgid, (int32_t* pid)) {
   *pid = ::getpid();
   return 0;

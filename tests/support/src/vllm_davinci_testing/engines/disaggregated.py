@@ -106,8 +106,7 @@ class Pair:
 
     def decode(self, prompt: list[int], told: dict[str, Any], max_tokens: int) -> Answer:
         """The greedy continuation of a prompt whose blocks are there."""
-        choice = self._ask(self.decodes, prompt, max_tokens, told)["choices"][0]
-        return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+        return answer_of(self._ask(self.decodes, prompt, max_tokens, told))
 
     def complete(self, prompt: list[int], max_tokens: int) -> Answer:
         return self.decode(prompt, self.prefill(prompt), max_tokens)
@@ -115,23 +114,7 @@ class Pair:
     def _ask(
         self, server: ForkedServer, prompt: list[int], max_tokens: int, told: dict[str, Any]
     ) -> dict[str, Any]:
-        answer = httpx.post(
-            f"{server.url}/v1/completions",
-            json={
-                "model": str(self._model),
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-                "logprobs": 1,
-                "kv_transfer_params": told,
-            },
-            timeout=REQUEST_LIMIT_S,
-        )
-        answer.raise_for_status()
-        value: dict[str, Any] = answer.json()
-        return value
+        return ask(server.url, str(self._model), prompt, max_tokens, told)
 
     # --- what a test sees ------------------------------------------------------------------------
 
@@ -180,6 +163,34 @@ class MooncakePair(Pair):
         """Computes a prompt for a transfer. Its blocks wait for the engine of decodes."""
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         self._ask(self.prefills, prompt, 1, {**asked, "transfer_id": told["transfer_id"]})
+
+
+def ask(
+    url: str, model: str, prompt: list[int], max_tokens: int, told: dict[str, Any]
+) -> dict[str, Any]:
+    """A server's answer to a greedy request. told: kv_transfer_params"""
+    answer = httpx.post(
+        f"{url}/v1/completions",
+        json={
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "logprobs": 1,
+            "kv_transfer_params": told,
+        },
+        timeout=REQUEST_LIMIT_S,
+    )
+    answer.raise_for_status()
+    value: dict[str, Any] = answer.json()
+    return value
+
+
+def answer_of(answer: dict[str, Any]) -> Answer:
+    choice = answer["choices"][0]
+    return Answer(choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
 
 def _answers(server: ForkedServer) -> bool:

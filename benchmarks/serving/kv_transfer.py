@@ -1,0 +1,156 @@
+"""Rate at which a prompt's blocks go from one engine to another, beside one copy of as many bytes.
+
+Two processes have an engine each: one computes prompts, the other takes their blocks and goes on.
+Its steps wait until the blocks are there, checked; then one step computes. Between the same two
+processes go as many bytes through one socket (TCP, loopback).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from child import AskedChild
+from result import Kind, Result, Row
+
+PROCESS_LIMIT_S = 300
+CHILD = Path(__file__).with_name("kv_transfer_process.py")
+CARRIERS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--carriers", nargs="+", choices=sorted(CARRIERS), default=sorted(CARRIERS))
+    parser.add_argument("--prompt-tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=7)
+
+
+def run(args: argparse.Namespace) -> Result:
+    rows = []
+    for carrier in args.carriers:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = measure(Path(scratch), carrier, args.prompt_tokens, args.rounds)
+        rows += rows_of(carrier, found)
+    return Result(
+        benchmark="serving/kv_transfer",
+        ours="blocks that come from another engine: read, checked, and copied to the device",
+        baseline="as many bytes through one socket between the same processes; for the time to "
+        "the first token: the prompt computed again",
+        rows=rows,
+        settings={
+            "carriers": args.carriers,
+            "prompt_tokens": args.prompt_tokens,
+            "rounds": args.rounds,
+        },
+        seed=0,
+        device="vnpu, policy " + os.environ.get("VNPU_SCHEDULE", "eager"),
+        bounded_by="copies from process to process, from host to device, and sums over the bytes",
+    )
+
+
+def rows_of(carrier: str, found: dict[str, Any]) -> list[Row]:
+    rates = [found["num_bytes"] / seconds / 1e6 for seconds in found["come_s"]]
+    lower, middle, upper = statistics.quantiles(rates, n=4)
+    return [
+        Row(
+            f"{carrier}: rate of {found['num_bytes'] / 1e6:.0f} MB of blocks",
+            "MB/s",
+            middle,
+            Kind.MEASURED,
+            baseline=found["num_bytes"] / statistics.median(found["socket_s"]) / 1e6,
+            bound=found["num_bytes"] / statistics.median(found["copy_s"]) / 1e6,
+            quartiles=(lower, upper),
+            note="bound: one copy in memory",
+        ),
+        Row(
+            f"{carrier}: time to the first token",
+            "ms",
+            statistics.median(found["over_s"]) * 1e3,
+            Kind.MEASURED,
+            baseline=statistics.median(found["computed_s"]) * 1e3,
+        ),
+        Row(
+            f"{carrier}: tokens of a prompt that come over",
+            "tokens",
+            found["tokens"],
+            Kind.COUNTED,
+            baseline=found["asked_tokens"],
+        ),
+    ]
+
+
+def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dict[str, Any]:
+    """Both engines, asked in turn; no other work goes on in either."""
+    options = {
+        "connector": CARRIERS[carrier],
+        "model": str(scratch / "model"),
+        "prompt_tokens": prompt_tokens,
+        "port": free_port(),
+    }
+    children = []
+    found: dict[str, Any] = {key: [] for key in TIMES}
+    try:
+        for role in ("kv_producer", "kv_consumer"):
+            # The first writes the model.
+            children.append(child({**options, "role": role}))
+            children[-1].answer()
+        for number in range(1 + rounds):
+            once = ask_once(*children, options, number)
+            if number:  # the first connects the engines
+                for key in TIMES:
+                    found[key].append(once[key])
+        return {**found, **{key: once[key] for key in ("num_bytes", "tokens", "asked_tokens")}}
+    finally:
+        for each in children:
+            each.__exit__(None, None, None)
+
+
+TIMES = ("come_s", "over_s", "computed_s", "socket_s", "copy_s")
+
+
+def ask_once(
+    prefills: AskedChild, decodes: AskedChild, options: dict[str, Any], number: int
+) -> dict[str, Any]:
+    """One prompt, computed in one engine, continued in the other; one copy by a socket."""
+    told = prefills.ask({"do": "prefill", "seed": number})
+    over = decodes.ask({"do": "decode", "seed": number, "told": told})
+    computed_s = decodes.ask({"do": "compute", "seed": 1000 + number})
+    port = decodes.ask({"do": "listen"})
+    sent = prefills.ask({"do": "send", "port": port, "num_bytes": over["num_bytes"]})
+    received = decodes.ask({"do": "received_bytes"})
+    assert received == sent
+    copy_s = decodes.ask({"do": "copy", "num_bytes": over["num_bytes"]})
+    return {
+        **over,
+        "computed_s": computed_s,
+        "socket_s": decodes.ask({"do": "seconds"}),
+        "copy_s": copy_s,
+        "asked_tokens": options["prompt_tokens"],
+    }
+
+
+def child(options: dict[str, Any]) -> AskedChild:
+    port = options["port"]
+    asked_at = port if options["role"] == "kv_producer" else free_port()
+    environment = {
+        **os.environ,
+        "UCX_TLS": "tcp",  # as between hosts
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(asked_at),
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port),
+    }
+    return AskedChild([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as opened:
+        opened.bind(("127.0.0.1", 0))
+        number: int = opened.getsockname()[1]
+        return number
