@@ -14,9 +14,13 @@ SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
 class Engine:
-    """Prefills 64 tokens in a step before anyone decodes; a step takes 10 ps for each request."""
+    """Prefills 64 tokens in a step before anyone decodes; a step takes 10 ps for each request.
 
-    def __init__(self, drafts: int = 0) -> None:
+    most: requests of one step in which they decode
+    """
+
+    def __init__(self, drafts: int = 0, most: int | None = None) -> None:
+        self.most_together = most
         self.context: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.query_len = 1 + drafts
@@ -36,7 +40,7 @@ class Engine:
                 tokens.append(left)
                 self.context[name] = 0
         if not tokens:
-            tokens = [self.query_len] * len(self.context)
+            tokens = ([self.query_len] * len(self.context))[: self.most_together]
             self.most = {name: self.most[name] - self.query_len for name in self.context}
             self.context = {name: 0 for name in self.context if self.most[name] > 0}
         return SimpleNamespace(
@@ -67,3 +71,10 @@ def test_requests_that_end_too_early_say_what_to_change():
     engine: Any = Engine()
     with pytest.raises(DryRunError, match="--max-model-len"):
         DecodeChain(4, 10**6, 8192, 1).durations(engine, engine, [1])
+
+
+def test_requests_that_do_not_decode_together_say_what_to_change():
+    engine: Any = Engine(most=3)
+    chain = DecodeChain(longest=400, cache_tokens=10**6, batched_tokens=64, query_len=1)
+    with pytest.raises(DryRunError, match="4 requests never decoded together.*--max-num-seqs"):
+        chain.durations(engine, engine, [2, 4])

@@ -1,5 +1,6 @@
 """Dispatchers without other ranks: slices, launches, and the order of a layer's forward."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from vllm.distributed.parallel_state import GroupCoordinator
 
 from vllm_davinci.core.device.soc import soc_of
+from vllm_davinci.core.fused_moe.dispatcher.all_gather import AllGatherDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.base import SelectedTokens, TokenDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedDispatcher, FusedGroup
@@ -39,6 +41,11 @@ def test_slices_of_a_dp_rank_hold_each_token_once(num_tokens: int, count: int):
         assert torch.equal(own[:, :2], logits)
         parts.append(dispatcher.finalize(own, num_tokens))
     assert torch.equal(sum(parts), x)
+
+
+def test_own_rows_among_those_of_all_ranks_follow_those_of_lower_ranks():
+    group = cast(GroupCoordinator, SimpleNamespace(rank_in_group=1))
+    assert AllGatherDispatcher(group, [3, 5, 2]).own_rows(5) == slice(3, 8)
 
 
 @pytest.mark.parametrize(
