@@ -25,8 +25,12 @@ PATHS_MODEL = "deepseek_v3_dense"
 
 ON_ONE_DEVICE_AND_TWO = pytest.mark.parametrize(
     "options",
-    [{}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}],
-    ids=["one_device", "tensor2"],
+    [
+        pytest.param({}, id="one_device", marks=pytest.mark.thorough),
+        pytest.param(
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, id="tensor2"
+        ),
+    ],
 )
 
 
@@ -254,6 +258,7 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
             {},
             r"qk_nope_head_dim 24 \(must be a multiple of 16\)",
             id="head_size",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             model_zoo.BY_NAME[PATHS_MODEL],
@@ -266,6 +271,7 @@ def test_text_in_16_bits_stays_near_that_of_transformers(
             {"kv_cache_dtype": "bfloat16"},
             r"a KV cache of bfloat16 with a model of float32 .*dtype auto is\)",
             id="cache_dtype",
+            marks=pytest.mark.thorough,
         ),
     ],
 )

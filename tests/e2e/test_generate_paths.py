@@ -111,7 +111,7 @@ def test_tokens_are_the_same_after_preemption(
     assert_greedy(reference(PATHS_MODEL), chosen, outputs, MAX_TOKENS)
 
 
-@pytest.mark.parametrize("seed", range(2))  # test_exactness takes 20
+@pytest.mark.parametrize("seed", range(1))  # test_exactness takes 20
 def test_tokens_are_the_same_under_fuzz_seed(
     seed: int,
     zoo: Callable[[str], Path],

@@ -38,7 +38,7 @@ FOUR_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 4}
     ("model", "options"),
     [
         pytest.param(NEXT, IN_PARTS, id="next_in_parts"),
-        pytest.param(LARGE, IN_PARTS, id="large_in_parts"),
+        pytest.param(LARGE, IN_PARTS, id="large_in_parts", marks=pytest.mark.thorough),
         pytest.param(DENSE, TWO_RANKS, id="dense_tensor2"),
         pytest.param(NEMOTRON, IN_PARTS, id="nemotron_in_parts"),
         pytest.param(

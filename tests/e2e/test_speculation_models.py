@@ -87,7 +87,7 @@ def test_mtp_changes_no_token(
         pytest.param("eagle3", 3, GRAPHS, id="eagle3_3_graphs"),
         pytest.param("eagle3", 4, SYNCHRONOUS, id="eagle3_4_sync", marks=THOROUGH),
         pytest.param("eagle3", 2, TP2, id="eagle3_2_tp2", marks=THOROUGH),
-        pytest.param("eagle", 2, GRAPHS, id="eagle_2_graphs"),
+        pytest.param("eagle", 2, GRAPHS, id="eagle_2_graphs", marks=THOROUGH),
         pytest.param(
             "eagle3",
             2,
@@ -150,7 +150,9 @@ def test_all_drafts_of_the_model_itself_are_accepted(
         # Measured: 0.60 and 0.26 of the drafts; by place 0.73, 0.59, 0.47 and 0.47, 0.20, 0.10.
         pytest.param("tiny_deepseek", "mtp", None, 0.5, (0.65, 0.5, 0.4), id="mtp"),
         pytest.param(
-            "tiny_llama", "eagle3", "tiny_llama_eagle3", 0.2, (0.4, 0.15, 0.06), id="eagle3"
+            *("tiny_llama", "eagle3", "tiny_llama_eagle3", 0.2, (0.4, 0.15, 0.06)),
+            id="eagle3",
+            marks=THOROUGH,
         ),
     ],
 )
