@@ -99,7 +99,13 @@ def test_tokens_of_several_ranks_are_those_of_transformers(
     [
         pytest.param(TOP2, "fuzz:1", {}, id="fuzz1", marks=THOROUGH),
         # Prompts in pieces of any length, decodes beside them.
-        pytest.param(V3, "fuzz:2", {"max_num_batched_tokens": 48, "max_num_seqs": 16}, id="fuzz2", marks=THOROUGH),
+        pytest.param(
+            V3,
+            "fuzz:2",
+            {"max_num_batched_tokens": 48, "max_num_seqs": 16},
+            id="fuzz2",
+            marks=THOROUGH,
+        ),
         pytest.param(
             TOP3,
             "fuzz:3",

@@ -76,5 +76,5 @@ def test_requests_that_end_too_early_say_what_to_change():
 def test_requests_that_do_not_decode_together_say_what_to_change():
     engine: Any = Engine(most=3)
     chain = DecodeChain(longest=400, cache_tokens=10**6, batched_tokens=64, query_len=1)
-    with pytest.raises(DryRunError, match="4 requests never decoded together.*--max-num-seqs"):
+    with pytest.raises(DryRunError, match=r"4 requests never decoded together.*--max-num-seqs"):
         chain.durations(engine, engine, [2, 4])
