@@ -29,6 +29,7 @@ V3 = "deepseek_v3_moe"
 EXAONE = "exaone_moe_window32_sigmoid_top2_of_8"
 MINIMAX = "minimax_m2_sigmoid_top2_of_8"
 HUNYUAN = "hunyuan_moe_top2_of_8"
+EXPERT2 = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 OTHERS = [pytest.param(model, marks=THOROUGH) for model in (TOP2, V2, EXAONE, HUNYUAN)]
 
 
@@ -62,9 +63,7 @@ def test_tokens_are_those_of_transformers(
     ("model", "ranks"),
     [
         pytest.param(TOP2, {"tensor_parallel_size": 2}, id="tensor2", marks=THOROUGH),
-        pytest.param(
-            TOP3, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, id="expert2"
-        ),
+        pytest.param(TOP3, EXPERT2, id="expert2"),
         pytest.param(
             TOP2,
             {
@@ -74,12 +73,7 @@ def test_tokens_are_those_of_transformers(
             id="tensor4_expert_tensor2",
             marks=THOROUGH,
         ),
-        pytest.param(
-            EXAONE,
-            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
-            id="exaone_expert2",
-            marks=THOROUGH,
-        ),
+        pytest.param(EXAONE, EXPERT2, id="exaone_expert2", marks=THOROUGH),
     ],
 )
 def test_tokens_of_several_ranks_are_those_of_transformers(
