@@ -3,7 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from vllm_davinci.meta.deployments import costs
 from vllm_davinci.meta.deployments.costs import write_costs
 from vllm_davinci.meta.deployments.table import all_deployments
 from vllm_davinci.vnpu.timing import load_machine
@@ -30,3 +34,27 @@ def test_a_row_that_cannot_be_modelled_says_why(tmp_path: Path):
 
 def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
     assert not [*write_costs([replace(ROW, refused="too large")], tmp_path)]
+
+
+def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[str, ...]] = []
+
+    def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
+        asked.append(options)
+        if len(asked) == 1:
+            return "Free memory on device npu:0 (55.36/64.0 GiB) on startup is less than desired"
+        file = Path(options[1].removeprefix("--step-costs="))
+        file.write_text(json.dumps({"engine": {"architecture": "A"}, "world_size": 2}))
+        return None
+
+    monkeypatch.setattr(costs, "run_apart", run_apart)
+    row = next(
+        each
+        for each in all_deployments().values()
+        if "tensor-parallel-size" in str(each.arguments())
+    )
+    [(_, file, reason)] = write_costs([row], tmp_path)
+    assert file is not None and file.is_file() and not reason
+    assert asked[1] == (*asked[0], "--gpu-memory-utilization=0.8")
