@@ -36,6 +36,19 @@ def test_rows_that_do_not_start_are_left_out(tmp_path: Path):
     assert not [*write_costs([replace(ROW, refused="too large")], tmp_path)]
 
 
+def modelled(options: tuple[str, ...], chip: str, topology: str) -> None:
+    """Writes what a dry-run of a row would: every row is one of the same engine."""
+    figures = load_machine(chip, topology).hash
+    content = {
+        "engine": {"architecture": "A"}, "world_size": 2,
+        "chip": chip, "topology": topology, "figures": figures,
+    }  # fmt: skip
+    Path(options[1].removeprefix("--step-costs=")).write_text(json.dumps(content))
+
+
+PARALLEL = [row for row in all_deployments().values() if "-tp=" in str(row.arguments())][:2]
+
+
 def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -45,16 +58,27 @@ def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
         asked.append(options)
         if len(asked) == 1:
             return "Free memory on device npu:0 (55.36/64.0 GiB) on startup is less than desired"
-        file = Path(options[1].removeprefix("--step-costs="))
-        file.write_text(json.dumps({"engine": {"architecture": "A"}, "world_size": 2}))
+        modelled(options, ROW.chip, ROW.topology)
         return None
 
     monkeypatch.setattr(costs, "run_apart", run_apart)
-    row = next(
-        each
-        for each in all_deployments().values()
-        if "tensor-parallel-size" in str(each.arguments())
-    )
-    [(_, file, reason)] = write_costs([row], tmp_path)
+    [(_, file, reason)] = write_costs(PARALLEL[:1], tmp_path)
     assert file is not None and file.is_file() and not reason
     assert asked[1] == (*asked[0], "--gpu-memory-utilization=0.8")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rows_of_one_engine_have_the_file_of_the_first_of_them(
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
+        modelled(options, ROW.chip, ROW.topology)
+        return None
+
+    monkeypatch.setattr(costs, "run_apart", run_apart)
+    if not at_once:
+        list(write_costs(PARALLEL[:1], tmp_path))
+    rows = [*write_costs(PARALLEL, tmp_path, resume=True)]
+    [file] = tmp_path.iterdir()
+    assert [each for _, each, _ in rows] == [file, file]
+    assert json.loads(file.read_text())["deployment"] == PARALLEL[0].name

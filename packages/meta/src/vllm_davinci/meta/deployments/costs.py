@@ -42,6 +42,7 @@ def write_costs(
             continue
         known = _file_of(row.name, directory) if resume else None
         if known is not None:
+            made.add(known)  # also that of later rows of the same engine
             yield row.name, known, ""
             continue
         if not any(option.partition("=")[0] in _RANKS for option in row.arguments()):
