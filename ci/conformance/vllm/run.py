@@ -15,9 +15,9 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1]), str(HERE.parent), str(HERE.parents[2] / "benchmarks")]
 
 import hub  # noqa: E402 - beside this file
-from file_suite import Backend, Suite  # noqa: E402 - in the folder above
+from file_suite import Backend  # noqa: E402 - in the folder above
+from vllm_suite import vllm_suite  # noqa: E402 - beside this file
 
-import versions  # noqa: E402
 from serving import cpu_backend  # noqa: E402
 
 
@@ -30,31 +30,13 @@ def vllms_cpu_backend() -> Backend:
     )
 
 
-SUITE = Suite(
-    directory=HERE,
-    what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: sampling, batches, runners, "
-    "drafts, caches, schedulers, engines, metrics, structured output, logits processors; models "
-    "of a hub are stand-ins with random weights",
-    source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
-    tests="tests",
+SUITE = vllm_suite(
+    HERE,
+    "sampling, batches, runners, drafts, caches, schedulers, engines, metrics, structured output, "
+    "logits processors; models of a hub are stand-ins with random weights",
     folders=("tests/v1", "tests/entrypoints/llm"),
-    packages=(
-        "tblib",
-        "pytest-asyncio",
-        "pytest-forked",
-        "pytest-rerunfailures",
-        "pytest-mock",
-    ),
-    environment={
-        "HF_HOME": str(hub.DIRECTORY),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VNPU_MEMORY": "8GiB",
-    },
     plugins=("as_in_a_worker",),
     together=9,
-    # Some tests start two engines.
-    file_limit=1800.0,
     backend=vllms_cpu_backend,
 )
 

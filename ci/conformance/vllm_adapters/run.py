@@ -15,11 +15,9 @@ sys.path += [str(VLLM), str(HERE.parents[1]), str(HERE.parent), str(HERE.parents
 
 import hub  # noqa: E402 - of the suite beside this one
 import hub_adapters  # noqa: E402 - beside this file
-from file_suite import Suite  # noqa: E402 - in the folder above
+from vllm_suite import WITH_RAY, vllm_suite  # noqa: E402
 
-import versions  # noqa: E402
-
-WITH_RAY = (
+BY_RAY = (
     "test_weight_transfer.py::test_ipc_weight_transfer_between_processes",
     "test_weight_transfer.py::test_nccl_weight_transfer_between_processes",
     "test_weight_transfer_m2n.py::test_m2n_weight_transfer_between_processes",
@@ -27,13 +25,10 @@ WITH_RAY = (
     "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_between_processes_uid",
     "test_weight_transfer_nccl_uid.py::test_nccl_weight_transfer_torch_free_trainer",
 )
-SUITE = Suite(
-    directory=HERE,
-    what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: adapters, sleep, reloading and "
-    "transfer of weights, but by Ray; models and adapters of a hub are stand-ins with random "
-    "weights",
-    source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
-    tests="tests",
+SUITE = vllm_suite(
+    HERE,
+    "adapters, sleep, reloading and transfer of weights, but by Ray; models and adapters of a hub "
+    "are stand-ins with random weights",
     folders=(
         "tests/lora",
         "tests/entrypoints/serve/lora",
@@ -42,22 +37,8 @@ SUITE = Suite(
         "tests/entrypoints/rl",
     ),
     import_from=(str(VLLM),),
-    packages=(
-        "tblib",
-        "pytest-asyncio",
-        "pytest-forked",
-        "pytest-rerunfailures",
-        "pytest-mock",
-        "msgpack",  # of ray
-        "ray",  # each test's end asks whether it is running
-    ),
+    packages=WITH_RAY,
     packages_folder="conformance-packages-adapters",
-    environment={
-        "HF_HOME": str(hub.DIRECTORY),
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VNPU_MEMORY": "8GiB",
-    },
     plugins=("as_in_a_worker", "as_in_a_manager"),
     together=5,
     alone=r"set_default_device|RemoteOpenAIServer|import ray|LLM\(",
@@ -65,10 +46,8 @@ SUITE = Suite(
     arguments=(
         "--continue-on-collection-errors",
         # These wait for a GPU of Ray's, of which there is none, up to each limit.
-        *(f"--deselect=tests/distributed/{test}" for test in WITH_RAY),
+        *(f"--deselect=tests/distributed/{test}" for test in BY_RAY),
     ),
-    # Some start servers; test_layers multiplies with heads of 258048 rows.
-    file_limit=1800.0,
 )
 
 if __name__ == "__main__":

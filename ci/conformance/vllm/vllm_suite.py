@@ -1,0 +1,49 @@
+"""What the suites of vLLM's own tests share: where they come from, and what they need to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import hub  # beside this file
+from file_suite import Suite  # in the folder above
+
+import versions
+
+WITH_RAY = ("msgpack", "ray")
+"""Packages of tests that import Ray, or ask at their end whether it is running."""
+
+
+def vllm_suite(
+    directory: Path, what: str, *, packages: tuple[str, ...] = (), **settings: Any
+) -> Suite:
+    """A suite of tests of the vLLM release that is served, whose models of a hub are stand-ins.
+
+    directory: has files.txt and reasons.toml
+    what:      the tests' subjects
+    packages:  that the tests need beside those of all suites
+    settings:  others of Suite
+    """
+    return Suite(
+        directory=directory,
+        what=f"tests of vLLM {versions.VLLM_VERSION} on device npu: {what}",
+        source=f"vLLM {versions.VLLM_VERSION}'s unpacked source distribution",
+        tests="tests",
+        packages=(
+            "tblib",
+            "pytest-asyncio",
+            "pytest-forked",
+            "pytest-rerunfailures",
+            "pytest-mock",
+            *packages,
+        ),
+        environment={
+            "HF_HOME": str(hub.DIRECTORY),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VNPU_MEMORY": "8GiB",
+        },
+        # Some tests start servers, or two engines.
+        file_limit=1800.0,
+        **settings,
+    )
