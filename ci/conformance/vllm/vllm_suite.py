@@ -1,4 +1,4 @@
-"""Settings that the suites of vLLM's own tests share: where they come from, what they need to run."""
+"""Settings that suites of vLLM's own tests share: where they come from, and what they need."""
 
 from __future__ import annotations
 
