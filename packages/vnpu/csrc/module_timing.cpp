@@ -47,6 +47,7 @@ int current_device() { return std::max(System::current_device(), 0); }
 py::dict fields_of(const timing::Model::Report& report) {
   py::dict result;
   result["host_ps"] = report.host;
+  result["waited_ps"] = report.waited;
   result["any_ps"] = report.usage.any;
   result["compute_ps"] = report.usage.compute;
   result["communication_ps"] = report.usage.communication;

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from vllm.config import DeviceConfig, ModelConfig, VllmConfig
+from vllm.config import CUDAGraphMode, DeviceConfig, ModelConfig, VllmConfig
 
 from vllm_davinci.core import components
-from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.config.parsing import get_config, parse_config
 from vllm_davinci.core.config.resolution import resolve
 from vllm_davinci.core.config.step_costs import (
     costs_file,
@@ -26,23 +26,50 @@ def asked(vllm_config: VllmConfig) -> VllmConfig:
     )
 
 
+def described(asked: VllmConfig) -> dict[str, object]:
+    return dict(engine_of_costs(asked, get_config(asked)))
+
+
 def test_a_file_for_this_engine_is_taken(asked: VllmConfig, tmp_path: Path):
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"engine": engine_of_costs(asked), "steps": []}))
-    refuse_costs_of_others(str(file), asked)
+    file.write_text(json.dumps({"engine": described(asked), "steps": []}))
+    refuse_costs_of_others(str(file), asked, get_config(asked))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("chip", "Ascend310P3"), ("tensor_parallel_size", 16), ("architecture", "LlamaForever")],
+    [
+        ("chip", "Ascend310P3"),
+        ("tensor_parallel_size", 16),
+        ("architecture", "LlamaForever"),
+        ("expert_tensor_parallel_size", 8),
+        ("order", "published"),
+    ],
 )
 def test_a_file_for_another_is_refused_by_what_differs(
     asked: VllmConfig, tmp_path: Path, name: str, value: object
 ):
     file = tmp_path / "costs.json"
-    file.write_text(json.dumps({"engine": engine_of_costs(asked) | {name: value}}))
+    file.write_text(json.dumps({"engine": described(asked) | {name: value}}))
     with pytest.raises(ConfigurationError, match=f"another engine: {name} {value!r}, here"):
-        refuse_costs_of_others(str(file), asked)
+        refuse_costs_of_others(str(file), asked, get_config(asked))
+
+
+def test_engines_that_share_experts_in_another_way_or_replay_graphs_have_other_files(
+    asked: VllmConfig,
+):
+    asked.parallel_config.tensor_parallel_size = 4
+    asked.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    of_options = [{}, {"expert_tensor_parallel_size": 1}, {"overlap": "published"}]
+    files = [engine_of_costs(asked, parse_config(options)) for options in of_options]
+    assert [file["expert_tensor_parallel_size"] for file in files] == [4, 1, 4]
+    assert [file["order"] for file in files] == ["lean", "lean", "published"]
+    asked.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    with_graphs = engine_of_costs(asked, parse_config({}))
+    assert {**files[0], "replays_decodes": True} == with_graphs != files[0]
+    asked.parallel_config.enable_expert_parallel = True
+    whole = engine_of_costs(asked, parse_config({}))
+    assert whole["expert_tensor_parallel_size"] == 1
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"steps": []}', '{"engine": 3}'])
@@ -52,12 +79,12 @@ def test_a_file_that_does_not_say_whom_it_is_for_is_refused(
     file = tmp_path / "costs.json"
     file.write_text(content)
     with pytest.raises(ConfigurationError, match="does not say what engine it was made for"):
-        refuse_costs_of_others(str(file), asked)
+        refuse_costs_of_others(str(file), asked, get_config(asked))
 
 
 def test_a_missing_file_is_told(asked: VllmConfig, tmp_path: Path):
     with pytest.raises(ConfigurationError, match="is no file"):
-        refuse_costs_of_others(str(tmp_path / "none.json"), asked)
+        refuse_costs_of_others(str(tmp_path / "none.json"), asked, get_config(asked))
 
 
 FASTEST = {"dbo.enabled": True, "dbo.split": "token", "dbo.first_share": 0.53}
@@ -82,7 +109,7 @@ class Files:
 def costs(asked: VllmConfig, tmp_path: Path) -> Path:
     asked.parallel_config.tensor_parallel_size = 2
     file = tmp_path / "costs.json"
-    content = {"engine": engine_of_costs(asked), "steps": [], "decodes": [], "options": FASTEST}
+    content = {"engine": described(asked), "steps": [], "decodes": [], "options": FASTEST}
     file.write_text(json.dumps(content))
     return file
 
@@ -101,8 +128,28 @@ def test_the_file_of_this_engine_is_found(
     asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto") == costs
-    assert resolved(asked, Files(costs), monkeypatch) is None  # `overlap` is not 'auto'
+    assert resolved(asked, Files(costs), monkeypatch) == costs
     assert resolved(asked, Files(None), monkeypatch, step_costs=str(costs)) == costs
+
+
+def test_a_file_that_is_found_refines_what_is_on_and_turns_nothing_on(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert resolved(asked, Files(costs), monkeypatch) == costs
+    dbo = get_config(asked).dbo
+    assert (dbo.enabled, dbo.split, dbo.first_share) == (False, "token", 0.53)
+    given = {"enabled": True, "split": "request"}
+    assert resolved(asked, Files(costs), monkeypatch, dbo=given) == costs
+    dbo = get_config(asked).dbo
+    assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "request", 0.53)
+
+
+@pytest.mark.parametrize("overlap", [None, "auto", "published"])
+def test_thresholds_that_are_given_are_not_replaced(
+    asked: VllmConfig, costs: Path, monkeypatch: pytest.MonkeyPatch, overlap: str | None
+):
+    dbo = {"min_total_tokens_to_split": 1 << 30}
+    assert resolved(asked, Files(costs), monkeypatch, overlap=overlap, dbo=dbo) is None
 
 
 def test_null_asks_for_the_fixed_rules(

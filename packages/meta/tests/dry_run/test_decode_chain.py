@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_davinci.meta.dry_run.decode_chain import DecodeChain
+from vllm_davinci.meta.dry_run.stack import StepTime
+from vllm_davinci.meta.dry_run.step import Step
 from vllm_davinci.meta.errors import DryRunError
+from vllm_davinci.vnpu.timing import Report
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
+def report_of(host_ps: int, waited_ps: int) -> Report:
+    return Report(host_ps, waited_ps, 0, 0, 0, 0, 0, 0, {})
+
+
 class Engine:
-    """Prefills 64 tokens in a step before anyone decodes; a step takes 10 ps for each request.
+    """Prefills 64 tokens in a step before anyone decodes; a step takes 10 ps for each request,
+    of which the host waits 4.
 
     most: requests of one step in which they decode
     """
@@ -43,9 +50,7 @@ class Engine:
             tokens = ([self.query_len] * len(self.context))[: self.most_together]
             self.most = {name: self.most[name] - self.query_len for name in self.context}
             self.context = {name: 0 for name in self.context if self.most[name] > 0}
-        return SimpleNamespace(
-            tokens=tuple(tokens), modelled=SimpleNamespace(host_ps=10 * len(tokens))
-        ), []
+        return Step(tuple(tokens), report_of(10 * len(tokens), 4 * len(tokens)), 0.0), []
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
@@ -53,7 +58,7 @@ def test_each_size_has_its_time_by_its_tokens(drafts: int):
     chain = DecodeChain(longest=400, cache_tokens=10**6, batched_tokens=64, query_len=1 + drafts)
     engine: Any = Engine(drafts)
     assert chain.durations(engine, engine, [1, 4, 16]) == {
-        size * (1 + drafts): 10 * size for size in (1, 4, 16)
+        size * (1 + drafts): StepTime(size, 10 * size, 6 * size) for size in (1, 4, 16)
     }
     assert not engine.context  # nobody is left for the next chain
 

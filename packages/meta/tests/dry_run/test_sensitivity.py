@@ -12,7 +12,7 @@ from vllm_davinci.vnpu.timing import Report, load_machine
 
 
 def report(host_ps: int) -> Report:
-    return Report(host_ps, 0, 0, 0, 0, 0, 0, {})
+    return Report(host_ps, 0, 0, 0, 0, 0, 0, 0, {})
 
 
 STEP = Step(

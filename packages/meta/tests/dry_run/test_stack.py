@@ -5,15 +5,35 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_davinci.meta.dry_run.stack import LayerStack, Repetition, repetition, stack_of
+from vllm_davinci.meta.dry_run.stack import (
+    LayerStack,
+    Repetition,
+    StepTime,
+    repetition,
+    stack_of,
+)
 
 CACHE = 100
 
 
+def step_of(layers: int) -> StepTime:
+    return StepTime(requests=8, total_ps=1000 + 37 * layers, busy_ps=200 + 3 * layers)
+
+
 def test_what_further_layers_add_all_of_them_add():
     sample = Repetition(fewer=4, more=7, total=94)
-    head, of_layer = 1000, 37
-    assert sample.of_all(head + 4 * of_layer, head + 7 * of_layer) == head + 94 * of_layer
+    assert sample.of_all(step_of(4), step_of(7)) == step_of(94)
+
+
+def test_python_hides_behind_all_layers_though_not_behind_few():
+    """Few layers of a large step of decodes end before vLLM's own Python does."""
+    python_ps = 4000
+    few = [step_of(4), step_of(7)]
+    assert [step.with_python(python_ps, hides_host=True) for step in few] == [4212, 4221]
+    found = Repetition(4, 7, 94).of_all(*few)
+    assert found.with_python(python_ps, hides_host=True) == max(1000 + 37 * 94, 200 + 282 + 4000)
+    assert found.with_python(1000, hides_host=True) == 1000 + 37 * 94
+    assert found.with_python(1000, hides_host=False) == 2000 + 37 * 94
 
 
 def test_first_layers_fill_the_cache():
@@ -60,8 +80,8 @@ class Layered(torch.nn.Module):
             layer.experts = torch.nn.Parameter(torch.zeros(4, 5, 5))
         self.start_layer, self.end_layer = 0, layers
 
-    def duration(self) -> int:
-        return 1000 + 37 * (self.end_layer - self.start_layer)
+    def duration(self) -> StepTime:
+        return step_of(self.end_layer - self.start_layer)
 
 
 def test_a_stack_measures_few_layers_and_then_runs_all_again():
@@ -72,7 +92,7 @@ def test_a_stack_measures_few_layers_and_then_runs_all_again():
     assert stack.repetition(4 * 200, is_replayed=True) == Repetition(4, 7, 94)
     ran: list[int] = []
 
-    def measured() -> dict[int, int]:
+    def measured() -> dict[int, StepTime]:
         ran.append(model.end_layer)
         return {8: model.duration()}
 

@@ -178,7 +178,9 @@ void Model::on_wait_over() {
 }
 
 void Model::wait_until(Time time) {
-  waited_ += std::max<Time>(0, time - host_);
+  const Time waited = std::max<Time>(0, time - host_);
+  waited_ += waited;
+  all_waited_ += waited;
   host_ = std::max(host_, time) + machine_.host().synchronize;
   waited_until = has_waited_ ? 0 : host_;  // nothing was launched since the wait before
   has_waited_ = true;
@@ -203,8 +205,10 @@ std::optional<Time> Model::time_of(const Event& event) const {
 
 Model::Report Model::report(int device) {
   simulation_.advance(host_);
-  host_ = std::max(host_, simulation_.finish_device(device));
-  return {host_, simulation_.usage(device)};
+  const Time end = simulation_.finish_device(device);
+  all_waited_ += std::max<Time>(0, end - host_);
+  host_ = std::max(host_, end);
+  return {host_, all_waited_, simulation_.usage(device)};
 }
 
 void Model::pass_host_step(int64_t requests, bool beside_device) {

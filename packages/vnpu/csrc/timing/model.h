@@ -46,7 +46,8 @@ class Model final : public Observer {
   std::optional<Time> time_of(const Event& event) const;
 
   struct Report {
-    Time host = 0;  // the host's clock
+    Time host = 0;    // the host's clock
+    Time waited = 0;  // of it, what the host has waited for the device
     Usage usage;    // of the device
   };
   // Waits, in modelled time, for all that the device has to do.
@@ -114,7 +115,8 @@ class Model final : public Observer {
   const PlanPtr record_plan_;
   const PlanPtr wait_plan_;
   Time host_ = 0;
-  Time waited_ = 0;  // by the host for the device, since the last step
+  Time waited_ = 0;      // by the host for the device, since the last step
+  Time all_waited_ = 0;  // likewise, since the process began
   std::unordered_map<uint64_t, uint64_t> records_;  // event -> its newest record
   std::unordered_map<uint64_t, uint64_t> events_;   // the reverse, until it is reached
   std::unordered_map<uint64_t, Time> times_;        // event -> when that was reached, if it was

@@ -226,8 +226,9 @@ class DavinciConfig(_Options):
     step_costs: str | None = "auto"
     """Durations of this engine's steps, by which each step is decided, ways to the experts included
     (`moe_communication` = 'auto'): a file of `vllm-davinci dry-run --step-costs`, null for fixed
-    rules, or `auto`: with `overlap` = 'auto' the file that an earlier start made for this model,
-    chip and layout, or a new one; else fixed rules."""
+    rules, or `auto`: the file that has come with the package or that an earlier start made for this
+    model, chip and layout, with `overlap` = 'auto' else a new one. Without a file, and where `dbo`
+    states from how many tokens on steps are split, fixed rules decide."""
     expert_piece_tokens: int | None = Field(default=None, ge=1)
     """Most tokens whose rows the routed experts take at once. Larger steps run in pieces, with the
     same bits. Not set: a third of the memory beside the weights has room for the rows."""

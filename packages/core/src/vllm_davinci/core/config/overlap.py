@@ -13,12 +13,14 @@ from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig
 from vllm_davinci.core.config.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, has_shared_experts
-from vllm_davinci.core.config.step_costs import chosen_by_costs
+from vllm_davinci.core.config.step_costs import chosen_by_costs, replays_decodes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 DUAL_BATCH = "dbo.enabled"
+# Features that only `auto` turns on by itself.
+_SWITCHES = (DUAL_BATCH, "weight_prefetch_config.enabled")
 
 
 def chosen_by_preset(
@@ -29,24 +31,30 @@ def chosen_by_preset(
 ) -> list[Setting]:
     """The single options that `config.overlap` sets: those that the model has a use for.
 
-    `auto` sets those that are not given.
+    `auto` sets those that are not given. Without it durations of steps say how what is on by other
+    options runs: how steps are cut, and from which size on they are sequence parallel.
     against_sequence_parallel: the reason why the engine cannot run it, or None
     costs:                     file of durations of this engine's steps, or None
     """
-    if config.overlap is None:
-        return []
+    fastest = [] if costs is None else chosen_by_costs(costs)
     if config.overlap == "auto":
-        chosen = list(_automatic(vllm_config, against_sequence_parallel))
-        if costs is not None:
-            fastest = chosen_by_costs(costs)
-            named = {each.key for each in fastest}
-            chosen = [*(each for each in chosen if each.key not in named), *fastest]
+        named = {each.key for each in fastest}
+        rules = _automatic(vllm_config, against_sequence_parallel)
+        chosen = [*(each for each in rules if each.key not in named), *fastest]
         return [choice for choice in chosen if not _is_given(config, choice)]
-    preset = f"overlap = {config.overlap!r}"
-    return [
-        Setting(key, value, Source.ADDITIONAL_CONFIG, preset)
-        for key, value in OVERLAP_PRESETS[config.overlap].items()
+    presets = {} if config.overlap is None else OVERLAP_PRESETS[config.overlap]
+    asked = [
+        Setting(key, value, Source.ADDITIONAL_CONFIG, f"overlap = {config.overlap!r}")
+        for key, value in presets.items()
         if not value or _applies(key, vllm_config, against_sequence_parallel)
+    ]
+    return [
+        *asked,
+        *(
+            choice
+            for choice in fastest
+            if choice.key not in {*_SWITCHES, *presets} and not _is_given(config, choice)
+        ),
     ]
 
 
@@ -76,13 +84,6 @@ def _applies(key: str, vllm_config: "VllmConfig", against_sequence_parallel: str
     return has_shared_experts(model) if key == EXPERTS else True
 
 
-def _replays_decodes(vllm_config: "VllmConfig") -> bool:
-    from vllm.config import CUDAGraphMode  # vLLM imports this module first
-
-    mode = vllm_config.compilation_config.cudagraph_mode
-    return mode is not None and mode != CUDAGraphMode.NONE
-
-
 def _automatic(
     vllm_config: "VllmConfig", against_sequence_parallel: str | None
 ) -> Iterator[Setting]:
@@ -99,7 +100,7 @@ def _automatic(
             DUAL_BATCH, True, "ranks communicate in each layer; small steps and decodes stay whole"
         )
     if _applies(ATTENTION, vllm_config, against_sequence_parallel):
-        if _replays_decodes(vllm_config):
+        if replays_decodes(vllm_config):
             yield _auto(
                 ATTENTION, True, "decodes replay graphs, where side streams cost the host nothing"
             )

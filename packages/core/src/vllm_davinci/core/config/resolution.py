@@ -93,8 +93,8 @@ def resolve(
     of_vllm = {key: value for key, value in given.options.items() if key in KEYS_OF_VLLM}
     asked = requested.model_dump(mode="json", exclude_unset=True)
     vllm_config.additional_config = ResolvedOptions({**of_vllm, **asked}, config, settings)
-    is_auto = requested.overlap == "auto"
-    return Resolution(requested, config, warnings, choices if is_auto else [])
+    decided = [choice for choice in choices if choice.source is Source.MODEL]
+    return Resolution(requested, config, warnings, decided)
 
 
 def _spelled(spelling: Mapping[str, str], key: str) -> str:

@@ -24,6 +24,8 @@ _AGAIN = (
 )
 KEY = "step_costs"
 AUTO = "auto"
+# Options of `dbo` that decide about steps where no durations do.
+_THRESHOLDS = ("min_total_tokens_to_split", "min_prefill_tokens_to_split")
 
 logger = init_logger(__name__)
 
@@ -59,20 +61,23 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
     if config.step_costs is None:
         return CostsChoice(None, "fixed rules were asked for")
     if config.step_costs != AUTO:
-        refuse_costs_of_others(config.step_costs, vllm_config)
+        refuse_costs_of_others(config.step_costs, vllm_config, config)
         return CostsChoice(Path(config.step_costs), "it was asked for")
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if model is None or parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
         return CostsChoice(None, "one rank has nothing to decide")
-    if config.overlap != AUTO:
-        return CostsChoice(None, "`overlap` is not 'auto'")
+    given = [name for name in _THRESHOLDS if name in config.dbo.model_fields_set]
+    if given:
+        return CostsChoice(None, f"dbo.{given[0]} was given, which durations would replace")
     provider = components.step_costs_provider()
     if provider is None:
         return CostsChoice(None, f"{components.COSTS.package} is not installed")
-    engine = engine_of_costs(vllm_config)
+    engine = engine_of_costs(vllm_config, config)
     found = provider.find(engine)
     if found is not None:
         return CostsChoice(found, "it is for this model, chip and layout")
+    if config.overlap != AUTO:
+        return CostsChoice(None, "there is none for this engine, and `overlap` is not 'auto'")
     if not may_make:
         return CostsChoice(None, "there is none for this engine before its first start")
     logger.info(
@@ -84,7 +89,7 @@ def choose_costs(vllm_config: "VllmConfig", config: DavinciConfig, may_make: boo
 
 
 def chosen_by_costs(file: Path) -> list[Setting]:
-    """The options that were the fastest when the file was made, for `overlap` = 'auto'."""
+    """The options that were the fastest when the file was made."""
     try:
         options = dict(json.loads(file.read_text(encoding="utf-8"))["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -92,7 +97,7 @@ def chosen_by_costs(file: Path) -> list[Setting]:
             f"{KEY} = {str(file)!r} has no options ({type(error).__name__}: {error}). {_AGAIN}"
         ) from error
     return [
-        Setting(key, value, Source.MODEL, f"overlap = 'auto': the fastest, by {KEY}")
+        Setting(key, value, Source.MODEL, f"the fastest, by {KEY}")
         for key, value in options.items()
     ]
 
@@ -117,7 +122,9 @@ def _engine_options(vllm_config: "VllmConfig", config: DavinciConfig) -> Iterato
     yield f"--additional-config={json.dumps({**asked, KEY: None})}"
 
 
-def engine_of_costs(vllm_config: "VllmConfig") -> dict[str, str | int | bool]:
+def engine_of_costs(
+    vllm_config: "VllmConfig", config: DavinciConfig
+) -> dict[str, str | int | bool]:
     """Lists what durations of steps depend on, by name, as such a file states it."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     return {
@@ -131,11 +138,23 @@ def engine_of_costs(vllm_config: "VllmConfig") -> dict[str, str | int | bool]:
         "data_parallel_size": parallel.data_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "decode_context_parallel_size": parallel.decode_context_parallel_size,
-        "enable_expert_parallel": parallel.enable_expert_parallel,
+        "expert_tensor_parallel_size": 1
+        if parallel.enable_expert_parallel
+        else config.expert_tensor_parallel_size or parallel.tensor_parallel_size,
+        "replays_decodes": replays_decodes(vllm_config),
+        "order": "published" if config.overlap == "published" else "lean",
     }
 
 
-def refuse_costs_of_others(path: str, vllm_config: "VllmConfig") -> None:
+def replays_decodes(vllm_config: "VllmConfig") -> bool:
+    """Whether graphs hold the engine's decodes."""
+    from vllm.config import CUDAGraphMode  # vLLM imports this module first
+
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return mode is not None and mode != CUDAGraphMode.NONE
+
+
+def refuse_costs_of_others(path: str, vllm_config: "VllmConfig", config: DavinciConfig) -> None:
     """Raises ConfigurationError for a file that is missing, or made for another engine."""
     file = Path(path)
     if not file.is_file():
@@ -153,7 +172,7 @@ def refuse_costs_of_others(path: str, vllm_config: "VllmConfig") -> None:
         ) from error
     differences = [
         f"{name} {made_for.get(name)!r}, here {value!r}"
-        for name, value in engine_of_costs(vllm_config).items()
+        for name, value in engine_of_costs(vllm_config, config).items()
         if made_for.get(name) != value
     ]
     if differences:

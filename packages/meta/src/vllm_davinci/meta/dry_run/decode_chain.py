@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm_davinci.meta.dry_run.step import median_step
 from vllm_davinci.meta.errors import DryRunError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from vllm_davinci.meta.dry_run.stack import Durations
     from vllm_davinci.meta.dry_run.step import Step
     from vllm_davinci.meta.dry_run.workload import RunningSteps
 
@@ -57,10 +58,8 @@ class DecodeChain:
             context //= 2
         return context
 
-    def durations(
-        self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]
-    ) -> dict[int, int]:
-        """Modelled times of steps in which so many requests decode, by their tokens."""
+    def durations(self, engine: LLMEngine, steps: RunningSteps, sizes: Sequence[int]) -> Durations:
+        """Times of steps in which so many requests decode, by their tokens."""
         context, ordered = self.context(sizes), sorted(sizes, reverse=True)
         if context < 1:
             raise DryRunError(
@@ -74,7 +73,7 @@ class DecodeChain:
             step, _ = steps.run()
             if self._all_decode(step, ordered[0]):
                 break
-        found = {}
+        found: Durations = {}
         for size in ordered:
             engine.abort_request(waiting[size:])
             del waiting[size:]
@@ -85,8 +84,7 @@ class DecodeChain:
                     "longer requests with --max-model-len and more tokens with "
                     "--max-num-batched-tokens."
                 )
-            durations = [step.modelled.host_ps for step in newest]
-            found[sum(newest[0].tokens)] = round(statistics.median(durations))
+            found[sum(newest[0].tokens)] = median_step(newest).time
         engine.abort_request(waiting)
         return dict(sorted(found.items()))
 

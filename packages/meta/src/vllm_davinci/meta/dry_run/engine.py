@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.step_costs import engine_of_costs
 from vllm_davinci.core.errors import CoreError
 from vllm_davinci.meta.dry_run.engine_arguments import PhantomEngineArgs, parse
@@ -51,7 +52,7 @@ def run_workload(
     begin = time.monotonic()
     engine, arguments = start_engine(model, workload, routing, engine_arguments, machine)
     start_seconds = time.monotonic() - begin
-    executor = executor_of(engine)
+    executor, config = executor_of(engine), engine.vllm_config
     try:
         steps, served = serve(engine, executor, workload, arguments.hides_host)
     except torch.OutOfMemoryError as error:
@@ -66,8 +67,8 @@ def run_workload(
         model=model,
         world_size=arguments.world_size,
         layout=arguments.layout,
-        engine=arguments.layout.of_whole(engine_of_costs(engine.vllm_config)),
-        memory=_memory_plan(executor, engine.vllm_config, machine),
+        engine=arguments.layout.of_whole(engine_of_costs(config, get_config(config))),
+        memory=_memory_plan(executor, config, machine),
         steps=steps,
         served=served.to_json(),
         start_seconds=start_seconds,

@@ -15,7 +15,9 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_davinci.core.config.described import described_only
-from vllm_davinci.meta.dry_run.layout import Layout, busiest_rank
+from vllm_davinci.core.config.parsing import parse_config
+from vllm_davinci.core.fused_moe.expert_layout import expert_layout
+from vllm_davinci.meta.dry_run.layout import BALANCED, Layout, busiest_rank
 from vllm_davinci.meta.errors import DryRunError
 from vllm_davinci.vnpu.timing import Machine
 
@@ -81,14 +83,21 @@ class PhantomEngineArgs(AsyncEngineArgs):
         arguments: PhantomEngineArgs = cls.from_cli_args(parsed)
         arguments._refuse_what_needs_ranks()
         arguments.hides_host = getattr(parsed, HIDES_HOST)
-        expert_ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
-        machine.require_ranks(expert_ranks * arguments.pipeline_parallel_size)
+        ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
+        machine.require_ranks(ranks * arguments.pipeline_parallel_size)
         arguments.layout = Layout(
             data_parallel_size=arguments.data_parallel_size,
             pipeline_parallel_size=arguments.pipeline_parallel_size,
-            busiest=busiest_rank(routing, expert_ranks),
+            busiest=1.0
+            if routing == BALANCED
+            else busiest_rank(routing, arguments._expert_ranks()),
         )
         return arguments
+
+    def _expert_ranks(self) -> int:
+        """Ranks among which whole experts are dealt out."""
+        layout: Any = self  # has the sizes that are asked for
+        return expert_layout(layout, parse_config(self.additional_config)).ep_size
 
     def _refuse_what_needs_ranks(self) -> None:
         if self.kv_transfer_config is not None:

@@ -15,6 +15,8 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import ModelRunnerOutput
 
+from vllm_davinci.core.config.parsing import get_config
+from vllm_davinci.core.fused_moe.expert_layout import expert_layout
 from vllm_davinci.core.worker import NPUWorker
 from vllm_davinci.meta.dry_run import phantom_group
 from vllm_davinci.meta.dry_run.layout import Layout
@@ -102,10 +104,9 @@ class PhantomWorker(NPUWorker):
         phantom_group.start(self.parallel_config.world_size_across_dp)
         with set_current_vllm_config(self.vllm_config):
             super().init_device()
-        parallel = self.parallel_config
-        if self.model_config.is_moe and parallel.enable_expert_parallel:
-            ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-            set_routed_share(*self._layout.routed_share(ranks))
+        if self.model_config.is_moe:
+            layout = expert_layout(self.parallel_config, get_config(self.vllm_config))
+            set_routed_share(*self._layout.routed_share(layout.ep_size))
 
     def compile_or_warm_up_model(self) -> Any:
         runner: Any = self.model_runner

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import CUDAGraphMode
 
 from vllm_davinci.core.components import stream_scheduler
+from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.config.sized_choices import (
     NORM_VECTOR_CORES,
     PREFETCH_BYTES,
@@ -20,7 +21,7 @@ from vllm_davinci.core.fused_moe.communication import CommunicationMethod
 from vllm_davinci.core.fused_moe.method_costs import MethodCosts, Steps
 from vllm_davinci.meta.dry_run.decode_chain import DecodeChain
 from vllm_davinci.meta.dry_run.engine import executor_of
-from vllm_davinci.meta.dry_run.stack import stack_of
+from vllm_davinci.meta.dry_run.stack import Durations, StepTime, stack_of
 from vllm_davinci.meta.dry_run.workload import RunningSteps, Workload, serve
 from vllm_davinci.meta.errors import DryRunError
 
@@ -88,7 +89,7 @@ class Exploration:
 
     def described(self, model: str) -> dict[str, Any]:
         """Says where this engine's durations come from, for their file."""
-        machine = self._machine
+        machine, config = self._machine, self._engine.vllm_config
         return {
             "modelled": True,
             "machine": machine.title,
@@ -97,7 +98,7 @@ class Exploration:
             "topology": machine.topology,
             "model": model,
             "world_size": self._arguments.world_size,
-            "engine": self._arguments.layout.of_whole(engine_of_costs(self._engine.vllm_config)),
+            "engine": self._arguments.layout.of_whole(engine_of_costs(config, get_config(config))),
         }
 
     @property
@@ -159,8 +160,9 @@ class Exploration:
             num_tokens // requests + (number < num_tokens % requests) for number in range(requests)
         )
 
-        def measured() -> dict[int, int]:
-            steps = self.serve(Workload(requests, requests, lengths, (1,)))
+        def measured() -> Durations:
+            work = Workload(requests, requests, lengths, (1,))
+            steps, _ = serve(self._engine, self._executor, work, hides_host=None)
             found = [step for step in steps if sum(step.tokens) == num_tokens]
             if not found:
                 raise DryRunError(
@@ -168,7 +170,7 @@ class Exploration:
                     f"{[sum(step.tokens) for step in steps]}: allow more with "
                     "--max-num-batched-tokens."
                 )
-            return {num_tokens: found[0].modelled.host_ps}
+            return {num_tokens: found[0].time}
 
         return self._of_all_layers(measured, is_replayed=False)[num_tokens]
 
@@ -177,19 +179,25 @@ class Exploration:
     ) -> dict[int, int]:
         """Modelled times of steps in which so many requests decode, by their tokens."""
 
-        def measured() -> dict[int, int]:
+        def measured() -> Durations:
             self.decodes_by(method, sizes)
-            steps = RunningSteps(self._engine, self._executor, self._arguments.hides_host)
+            steps = RunningSteps(self._engine, self._executor, hides_host=None)
             return self._chain.durations(self._engine, steps, sizes)
 
         return self._of_all_layers(measured, self._has_graphs)
 
     def _of_all_layers(
-        self, measured: Callable[[], dict[int, int]], is_replayed: bool
+        self, measured: Callable[[], Durations], is_replayed: bool
     ) -> dict[int, int]:
         """The times of steps of all layers, by a few of them where they repeat."""
-        stack = self._stack
-        return measured() if stack is None else stack.of_all(self._samples[is_replayed], measured)
+        sample = self._samples[is_replayed]
+        found = measured() if self._stack is None else self._stack.of_all(sample, measured)
+        return {tokens: self._with_python(step) for tokens, step in found.items()}
+
+    def _with_python(self, step: StepTime) -> int:
+        figures = self._machine.figures
+        python_ps = figures["host_step"] + step.requests * figures["host_step_request"]
+        return step.with_python(python_ps, self._arguments.hides_host)
 
     def decodes_by(self, method: CommunicationMethod | None, sizes: Sequence[int]) -> None:
         """Steps of decodes go to their experts this way from now on, from new graphs of `sizes`."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Devices that torch_npu can have in one process. Phantom ranks need none.
 MOST_DEVICES = 32
+BALANCED = "balanced"
+"""Routing that gives each rank of experts the same rows."""
 _MILLION = 10**6
 
 
@@ -80,7 +82,7 @@ def busiest_rank(routing: str, expert_ranks: int) -> float:
              of layers, each a list with the number of rows of each expert. Experts lie on the ranks
              in order. Each layer waits for its busiest rank, so layers count by their sum.
     """
-    if routing == "balanced":
+    if routing == BALANCED:
         return 1.0
     try:
         number = float(routing)

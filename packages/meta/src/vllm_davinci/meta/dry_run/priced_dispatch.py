@@ -59,7 +59,7 @@ class PricedSelector(DispatcherSelector):
         return dispatcher
 
     def _share(self, dispatcher: Any) -> tuple[int, int]:
-        ranks = self.rule.layout.ep_size * self.rule.layout.etp_size
+        ranks = self.rule.layout.ep_size
         if isinstance(dispatcher, FixedAllToAllDispatcher):
             # Parts have room for as many rows of a token as a rank has experts that it can choose.
             rows, room = self.top_k, ranks * min(self.top_k, self.num_local)

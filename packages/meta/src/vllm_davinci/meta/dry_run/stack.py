@@ -26,8 +26,35 @@ _EAGER = (6, 6)
 _REPLAYED = (0, 3)
 _LEAST_FIRST = 2
 
-Durations = dict[int, int]
-"""Modelled picoseconds by the steps' tokens."""
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step in modelled picoseconds, without vLLM's own Python.
+
+    Both grow with every layer; what vLLM's Python hides behind does not, so that the time of a step
+    with it is no straight line.
+
+    requests: in the step
+    total_ps: from its begin to its end
+    busy_ps:  of it, in which the host did not wait for the device
+    """
+
+    requests: int
+    total_ps: int
+    busy_ps: int
+
+    def with_python(self, python_ps: int, hides_host: bool) -> int:
+        """The step's time with so much of vLLM's own Python.
+
+        hides_host: it runs while the host would wait for the device
+        """
+        if hides_host:
+            return max(self.total_ps, self.busy_ps + python_ps)
+        return self.total_ps + python_ps
+
+
+Durations = dict[int, StepTime]
+"""Times of steps by their tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +69,15 @@ class Repetition:
     more: int
     total: int
 
-    def of_all(self, fewer_ps: int, more_ps: int) -> int:
+    def of_all(self, fewer: StepTime, more: StepTime) -> StepTime:
         """The time of a step of all layers by those of fewer and of more."""
+        return StepTime(
+            more.requests,
+            self._extended(fewer.total_ps, more.total_ps),
+            self._extended(fewer.busy_ps, more.busy_ps),
+        )
+
+    def _extended(self, fewer_ps: int, more_ps: int) -> int:
         added = (more_ps - fewer_ps) * (self.total - self.more)
         return more_ps + round(added / (self.more - self.fewer))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vllm_davinci.meta.dry_run.stack import StepTime
 from vllm_davinci.vnpu.timing import Report
 
 
@@ -22,6 +23,12 @@ class Step:
     modelled: Report
     wall_seconds: float
     variants: Mapping[str, Report] = dataclasses.field(default_factory=dict)
+
+    @property
+    def time(self) -> StepTime:
+        """What it took, of a step that ran without vLLM's own Python."""
+        total_ps = self.modelled.host_ps
+        return StepTime(len(self.tokens), total_ps, total_ps - self.modelled.waited_ps)
 
     @property
     def kind(self) -> str:

@@ -98,10 +98,13 @@ class Served:
 class RunningSteps:
     """Runs an engine's steps one by one, on a timeline that begins here.
 
-    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it
+    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it; None
+                leaves it out
     """
 
-    def __init__(self, engine: LLMEngine, executor: PhantomExecutor, hides_host: bool) -> None:
+    def __init__(
+        self, engine: LLMEngine, executor: PhantomExecutor, hides_host: bool | None
+    ) -> None:
         self._engine, self._executor, self._hides_host = engine, executor, hides_host
         restart_timeline()
         self.begin = self.newest = read_report()
@@ -121,7 +124,8 @@ class RunningSteps:
         self._executor.scheduled = {}
         outputs = list(self._engine.step())
         wall_seconds = time.monotonic() - host
-        pass_host_step(len(self._executor.scheduled), self._hides_host)
+        if self._hides_host is not None:
+            pass_host_step(len(self._executor.scheduled), self._hides_host)
         after, others_after = read_report(), read_variants()
         on_others = {name: report - self._on_others[name] for name, report in others_after.items()}
         tokens = tuple(self._executor.scheduled.values())
@@ -131,11 +135,11 @@ class RunningSteps:
 
 
 def serve(
-    engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool = True
+    engine: LLMEngine, executor: PhantomExecutor, workload: Workload, hides_host: bool | None = True
 ) -> tuple[list[Step], Served]:
     """Runs the workload step by step. One engine step is one of the list.
 
-    hides_host: vLLM's own Python runs while the device does, as far as the host waits for it
+    hides_host: as of RunningSteps
     """
     waiting = [(str(n), *length) for n, length in enumerate(workload.lengths())]
     waiting.reverse()

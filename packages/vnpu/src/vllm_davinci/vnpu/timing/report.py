@@ -30,6 +30,7 @@ class Report:
     """Modelled picoseconds: since the process began, or between two reports (`after - before`).
 
     host_ps:                what passed on the host's clock
+    waited_ps:              of it, what the host waited for the device
     any_ps:                 time in which the device had something to do
     compute_ps:             ... something that computes; communication_ps: a collective
     overlapped_ps:          ... both
@@ -39,6 +40,7 @@ class Report:
     """
 
     host_ps: int
+    waited_ps: int
     any_ps: int
     compute_ps: int
     communication_ps: int
