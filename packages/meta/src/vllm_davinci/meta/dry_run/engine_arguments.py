@@ -85,6 +85,7 @@ class PhantomEngineArgs(AsyncEngineArgs):
         arguments.hides_host = getattr(parsed, HIDES_HOST)
         ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
         machine.require_ranks(ranks * arguments.pipeline_parallel_size)
+        balanced = routing == BALANCED
         arguments.layout = Layout(
             data_parallel_size=arguments.data_parallel_size,
             pipeline_parallel_size=arguments.pipeline_parallel_size,
