@@ -85,13 +85,11 @@ class PhantomEngineArgs(AsyncEngineArgs):
         arguments.hides_host = getattr(parsed, HIDES_HOST)
         ranks = arguments.tensor_parallel_size * arguments.data_parallel_size
         machine.require_ranks(ranks * arguments.pipeline_parallel_size)
-        balanced = routing == BALANCED
+        is_balanced = routing == BALANCED
         arguments.layout = Layout(
             data_parallel_size=arguments.data_parallel_size,
             pipeline_parallel_size=arguments.pipeline_parallel_size,
-            busiest=1.0
-            if routing == BALANCED
-            else busiest_rank(routing, arguments._expert_ranks()),
+            busiest=1.0 if is_balanced else busiest_rank(routing, arguments._expert_ranks()),
         )
         return arguments
 
