@@ -28,7 +28,10 @@ class Model:
     def __init__(self, is_deepseek: bool, architecture: str) -> None:
         self.use_mla = self.is_moe = is_deepseek
         self.architecture = "DeepseekV3ForCausalLM" if is_deepseek else architecture
+        self.is_hybrid = self.has_inner_state = architecture == "JambaForCausalLM"
         self.hf_text_config = SimpleNamespace(n_shared_experts=1 if is_deepseek else None)
+        if architecture == "DeepseekV32ForCausalLM":
+            self.hf_text_config.index_topk = 2048
 
 
 def applied(
@@ -36,6 +39,7 @@ def applied(
     is_deepseek: bool = True,
     tp: int = 2,
     dp: int = 1,
+    dcp: int = 1,
     architecture: str = "LlamaForCausalLM",
     **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
@@ -44,6 +48,7 @@ def applied(
     vllm_config.model_config = Model(is_deepseek, architecture)
     vllm_config.parallel_config.tensor_parallel_size = tp
     vllm_config.parallel_config.data_parallel_size = dp
+    vllm_config.parallel_config.decode_context_parallel_size = dcp
     first = resolve(vllm_config, {})
     again = resolve(vllm_config, {})
     assert (again.config, again.warnings, again.choices) == (first.config, [], [])
@@ -127,6 +132,22 @@ def test_without_it_the_single_options_say(vllm_config: VllmConfig):
             {"tp": 2},
             {"dbo.enabled": True},
             "enable_multistream_mla = false: without graph mode",
+        ),
+        ({"tp": 2, "dcp": 2}, {}, "dbo.enabled = false: ranks divide a context"),
+        (
+            {"tp": 2, "is_deepseek": False, "architecture": "JambaForCausalLM"},
+            WHOLE,
+            "dbo.enabled = false: layers keep states",
+        ),
+        (
+            {"tp": 2, "architecture": "DeepseekV32ForCausalLM"},
+            {},
+            "dbo.enabled = false: attention is sparse",
+        ),
+        (
+            {"tp": 2, "architecture": "DeepseekV32ForCausalLM"},
+            {},
+            "enable_multistream_mla = false: attention is sparse",
         ),
         (
             {"tp": 1, "dp": 2},

@@ -49,6 +49,12 @@ def modelled(options: tuple[str, ...], chip: str, topology: str) -> None:
 PARALLEL = [row for row in all_deployments().values() if "-tp=" in str(row.arguments())][:2]
 
 
+NO_ROOM = (
+    "Free memory on device npu:0 (55.36/64.0 GiB) on startup is less than desired",
+    "torch.OutOfMemoryError: NPU out of memory. Tried to allocate 3.56 GiB",
+)
+
+
 def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -56,15 +62,16 @@ def test_a_row_without_memory_for_windows_of_ubatches_is_modelled_with_less(
 
     def run_apart(_: Any, options: tuple[str, ...], log: Path, limit_s: float) -> str | None:
         asked.append(options)
-        if len(asked) == 1:
-            return "Free memory on device npu:0 (55.36/64.0 GiB) on startup is less than desired"
+        if len(asked) <= len(NO_ROOM):
+            return NO_ROOM[len(asked) - 1]
         modelled(options, ROW.chip, ROW.topology)
         return None
 
     monkeypatch.setattr(costs, "run_apart", run_apart)
     [(_, file, reason)] = write_costs(PARALLEL[:1], tmp_path)
     assert file is not None and file.is_file() and not reason
-    assert asked[1] == (*asked[0], "--gpu-memory-utilization=0.8")
+    shares = ("--gpu-memory-utilization=0.87", "--gpu-memory-utilization=0.8")
+    assert asked[1:] == [(*asked[0], share) for share in shares]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_davinci.core import components
+from vllm_davinci.core.config.hybrids import keeps_states
 from vllm_davinci.core.config.options import OVERLAP_PRESETS, DavinciConfig
 from vllm_davinci.core.config.sequence_parallel import ENABLED as SEQUENCE_PARALLEL
 from vllm_davinci.core.config.setting import Setting, Source
 from vllm_davinci.core.config.side_streams import ATTENTION, EXPERTS, has_shared_experts
+from vllm_davinci.core.config.sparse_attention import is_sparse
 from vllm_davinci.core.config.step_costs import chosen_by_costs, replays_decodes
 
 if TYPE_CHECKING:
@@ -92,15 +94,16 @@ def _automatic(
         yield _auto(DUAL_BATCH, False, f"{package} is not installed")
         return
     parallel = vllm_config.parallel_config
-    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
-    if ranks == 1:
-        yield _auto(DUAL_BATCH, False, "one rank computes each layer alone")
-    else:
-        yield _auto(
-            DUAL_BATCH, True, "ranks communicate in each layer; small steps and decodes stay whole"
-        )
+    against = _reason_against_ubatches(vllm_config)
+    yield _auto(
+        DUAL_BATCH,
+        against is None,
+        against or "ranks communicate in each layer; small steps and decodes stay whole",
+    )
     if _applies(ATTENTION, vllm_config, against_sequence_parallel):
-        if replays_decodes(vllm_config):
+        if is_sparse(vllm_config.model_config):
+            yield _auto(ATTENTION, False, "attention is sparse")
+        elif replays_decodes(vllm_config):
             yield _auto(
                 ATTENTION, True, "decodes replay graphs, where side streams cost the host nothing"
             )
@@ -118,6 +121,20 @@ def _automatic(
         against_sequence_parallel is None,
         against_sequence_parallel or "each rank norms its shard of the tokens",
     )
+
+
+def _reason_against_ubatches(vllm_config: "VllmConfig") -> str | None:
+    """Why steps of this engine are not split, or None."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.tensor_parallel_size * parallel.data_parallel_size == 1:
+        return "one rank computes each layer alone"
+    if is_sparse(model):
+        return "attention is sparse"
+    if keeps_states(model):
+        return "layers keep states"
+    if parallel.decode_context_parallel_size > 1:
+        return "ranks divide a context"
+    return None
 
 
 def _auto(key: str, value: bool, reason: str) -> Setting:

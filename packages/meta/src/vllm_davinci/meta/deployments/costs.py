@@ -14,10 +14,10 @@ from vllm_davinci.meta.deployments.table import Deployment
 from vllm_davinci.meta.step_costs.provider import file_name, is_current
 
 LIMIT_S = 1800.0
-# An engine that may split any step has windows of fused launches for both ubatches. Where the row
-# leaves no memory for those, its engine plans with less.
-_LESS_MEMORY = "--gpu-memory-utilization=0.8"
-_NO_ROOM = "Free memory on device"  # vLLM's words
+# An engine that may split any step has windows of fused launches and activations for both ubatches.
+# Where the row leaves no memory for those, its engine plans with less, and then with still less.
+_LESS_MEMORY = (0.87, 0.8)
+_NO_ROOM = ("Free memory on device", "torch.OutOfMemoryError")  # vLLM's words, and torch's
 _ONE_RANK = "one rank has nothing to decide"
 # Options of `vllm serve` without which an engine has one rank.
 _RANKS = {
@@ -75,8 +75,11 @@ def _modelled(name: str, context: ForkServerContext) -> tuple[dict[str, Any] | N
         file, log = (Path(directory) / each for each in ("costs.json", "log"))
         options = (f"--deployment={name}", f"--step-costs={file}")
         reason = run_apart(context, options, log, LIMIT_S)
-        if reason is not None and reason.startswith(_NO_ROOM):
-            reason = run_apart(context, (*options, _LESS_MEMORY), log, LIMIT_S)
+        for share in _LESS_MEMORY:
+            if reason is None or not reason.startswith(_NO_ROOM):
+                break
+            less = f"--gpu-memory-utilization={share}"
+            reason = run_apart(context, (*options, less), log, LIMIT_S)
         if reason is not None:
             return None, reason
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

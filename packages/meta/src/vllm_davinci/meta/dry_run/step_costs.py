@@ -250,8 +250,10 @@ def with_schedules(model: str, engine_arguments: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(prog="vllm-davinci dry-run", allow_abbrev=False)
     parser.add_argument("--additional-config", type=json.loads, default={})
     known, others = parser.parse_known_args(engine_arguments)
-    config = {**known.additional_config, "step_costs": None}
-    config["dbo"] = {"enabled": True, **config.get("dbo", {}), "split": "token"}
+    # Where nothing is said of overlap, steps are split if the engine can.
+    config = {"overlap": "auto", **known.additional_config, "step_costs": None}
+    may_split = {} if config["overlap"] == "auto" else {"enabled": True}
+    config["dbo"] = {**may_split, **config.get("dbo", {}), "split": "token"}
     if _has_latent_attention(model):
         config["weight_prefetch_config"] = {
             "enabled": True, **config.get("weight_prefetch_config", {})
